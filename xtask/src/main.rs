@@ -1,0 +1,2 @@
+//! What developers type.
+fn main() {}
