@@ -1,0 +1,97 @@
+//! Numbers narrower than a byte, and those that are no whole number of bytes wide.
+
+use core::fmt;
+
+/// A number of `N` bits, for the fields of a message that aren't whole bytes.
+///
+/// It can't hold a number too large for its field, so what is sent is always what was meant.
+///
+/// ```
+/// use adverb_wire::cm::Bits;
+///
+/// let retries = Bits::<3>::new(6).expect("below 8");
+/// assert_eq!(u8::from(retries), 6);
+/// assert_eq!(Bits::<3>::new(8), None);
+/// assert_eq!(Bits::<3>::MAX.get(), 7);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bits<const N: usize>(u32);
+
+impl<const N: usize> Bits<N> {
+    /// Zero.
+    pub const ZERO: Bits<N> = Bits(0);
+    /// All ones: the largest number of `N` bits.
+    pub const MAX: Bits<N> = Bits(if N >= 32 { u32::MAX } else { (1 << N) - 1 });
+
+    /// The number `value`, or `None` if it has more than `N` bits.
+    pub const fn new(value: u32) -> Option<Bits<N>> {
+        if value <= Self::MAX.0 { Some(Bits(value)) } else { None }
+    }
+
+    /// The low `N` bits of `value`.
+    pub const fn truncate(value: u32) -> Bits<N> {
+        Bits(value & Self::MAX.0)
+    }
+
+    /// The number itself, below 2ᴺ.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl<const N: usize> From<Bits<N>> for u32 {
+    fn from(bits: Bits<N>) -> u32 {
+        bits.0
+    }
+}
+
+/// For the widths that fit into a byte.
+macro_rules! into_byte {
+    ($($n:literal)*) => {
+        $(
+            impl From<Bits<$n>> for u8 {
+                fn from(bits: Bits<$n>) -> u8 {
+                    let [.., low] = bits.0.to_be_bytes();
+                    low
+                }
+            }
+        )*
+    };
+}
+
+into_byte!(1 2 3 4 5 6 7 8);
+
+impl<const N: usize> fmt::Display for Bits<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl<const N: usize> fmt::Debug for Bits<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl<const N: usize> fmt::LowerHex for Bits<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_never_exceeds_its_width() {
+        assert_eq!(Bits::<1>::MAX.get(), 1);
+        assert_eq!(Bits::<24>::MAX.get(), 0x00ff_ffff);
+        assert_eq!(Bits::<32>::MAX.get(), u32::MAX);
+        for value in 0..256 {
+            assert_eq!(Bits::<5>::new(value).is_some(), value < 32);
+            assert_eq!(Bits::<5>::truncate(value).get(), value % 32);
+        }
+        assert_eq!(u8::from(Bits::<6>::truncate(0xffff)), 63);
+    }
+}

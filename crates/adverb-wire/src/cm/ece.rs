@@ -1,0 +1,50 @@
+//! Enhanced connection establishment: what two NICs of one vendor agree on beyond the specification.
+
+use core::fmt;
+
+use super::Bits;
+use super::layout::{At, Block};
+
+/// Enhanced connection establishment (ECE): a vendor's own options, offered in a REQ and answered in a REP or
+/// SIDR_REP.
+///
+/// ConnectX NICs use it; all zeros are "no options", and what to send when in doubt. The vendor ID stands in
+/// bytes that were reserved before, the options in the MAD header's attribute modifier (see `ibv_ece` in
+/// verbs).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ece {
+    /// Whose options they are: the vendor's 24-bit OUI.
+    pub vendor_id: Bits<24>,
+    /// The options; only the vendor knows their meaning.
+    pub options: u32,
+}
+
+impl Ece {
+    /// No options.
+    pub const NONE: Ece = Ece { vendor_id: Bits::ZERO, options: 0 };
+}
+
+/// Prints vendor and options, as in `0x0002c9/0x1`.
+impl fmt::Display for Ece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}/{:#x}", self.vendor_id, self.options)
+    }
+}
+
+/// The places of the three bytes of a vendor ID. The options aren't in the message: see
+/// [`Message::ece`](super::Message::ece).
+pub(super) struct EceAt<const HIGH: usize, const MIDDLE: usize, const LOW: usize>;
+
+impl<const HIGH: usize, const MIDDLE: usize, const LOW: usize> EceAt<HIGH, MIDDLE, LOW> {
+    pub(super) fn get<const LEN: usize>(block: &Block<LEN>) -> Ece {
+        let bytes = [0, At::<HIGH>::get(block), At::<MIDDLE>::get(block), At::<LOW>::get(block)];
+        Ece { vendor_id: Bits::truncate(u32::from_be_bytes(bytes)), options: 0 }
+    }
+
+    pub(super) fn put<const LEN: usize>(block: &mut Block<LEN>, ece: &Ece) {
+        let [_, high, middle, low] = ece.vendor_id.get().to_be_bytes();
+        At::<HIGH>::put(block, &high);
+        At::<MIDDLE>::put(block, &middle);
+        At::<LOW>::put(block, &low);
+    }
+}

@@ -1,0 +1,293 @@
+//! IP addresses in private data: how a listener learns who connects (Annex A11).
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::layout::Block;
+use super::{DataTooLong, PrivateData};
+
+/// The IP header with which `rdma_cm` begins the private data of a REQ or SIDR_REQ: who connects to whom, in
+/// IP addresses (Annex A11; `struct cma_hdr` in Linux's drivers/infiniband/core/cma.c).
+///
+/// The port that is connected to isn't here: it is in the [`ServiceId`](super::ServiceId).
+///
+/// ```
+/// use adverb_wire::cm::{IpHeader, PrivateData};
+/// use core::net::Ipv4Addr;
+///
+/// let header = IpHeader {
+///     source_port: 40_000,
+///     addresses: (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)).into(),
+/// };
+/// let private: PrivateData<92> = header.before(b"hello").expect("at most 56 bytes");
+/// let (parsed, rest) = IpHeader::split(private.as_bytes()).expect("a header");
+/// assert_eq!(parsed, header);
+/// assert_eq!(rest.len(), 56);
+/// assert_eq!(rest[..5], *b"hello");
+/// assert_eq!(parsed.to_string(), "10.0.0.1:40000 > 10.0.0.2");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IpHeader {
+    /// The port from which the sender connects.
+    pub source_port: u16,
+    /// The addresses of both.
+    pub addresses: IpPair,
+}
+
+/// A source and a destination of one family.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum IpPair {
+    /// IPv4 addresses.
+    V4 {
+        /// Who connects.
+        source: Ipv4Addr,
+        /// To whom.
+        destination: Ipv4Addr,
+    },
+    /// IPv6 addresses.
+    V6 {
+        /// Who connects.
+        source: Ipv6Addr,
+        /// To whom.
+        destination: Ipv6Addr,
+    },
+}
+
+impl IpHeader {
+    /// How many bytes the header takes.
+    pub const LEN: usize = 36;
+
+    /// A header for these two, or `None` if one is IPv4 and the other IPv6. The destination's port goes into
+    /// the [`ServiceId`](super::ServiceId).
+    pub fn new(source: SocketAddr, destination: IpAddr) -> Option<IpHeader> {
+        let addresses = match (source.ip(), destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => IpPair::V4 { source, destination },
+            (IpAddr::V6(source), IpAddr::V6(destination)) => IpPair::V6 { source, destination },
+            _ => return None,
+        };
+        Some(IpHeader { source_port: source.port(), addresses })
+    }
+
+    /// Splits private data into the header at its beginning and the rest, which is the consumer's.
+    pub fn split(private: &[u8]) -> Result<(IpHeader, &[u8]), IpHeaderError> {
+        let too_short = IpHeaderError::TooShort { length: private.len() };
+        let (bytes, rest) = private.split_first_chunk().ok_or(too_short)?;
+        Ok((IpHeader::from_bytes(bytes)?, rest))
+    }
+
+    /// Reads the header.
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<IpHeader, IpHeaderError> {
+        let block = Block(*bytes);
+        let [version, ip_version] = block.array(0);
+        if version != VERSION {
+            return Err(IpHeaderError::Version(version));
+        }
+        let addresses = [block.array(SOURCE), block.array(DESTINATION)].map(u128::from_be_bytes);
+        let addresses = match ip_version >> 4 {
+            4 => {
+                let [source, destination] = addresses.map(|address| {
+                    // Like the kernel, this doesn't look at the twelve bytes before an IPv4 address.
+                    let [.., a, b, c, d] = address.to_be_bytes();
+                    Ipv4Addr::new(a, b, c, d)
+                });
+                IpPair::V4 { source, destination }
+            }
+            6 => {
+                let [source, destination] = addresses.map(Ipv6Addr::from_bits);
+                IpPair::V6 { source, destination }
+            }
+            other => return Err(IpHeaderError::IpVersion(other)),
+        };
+        Ok(IpHeader { source_port: u16::from_be_bytes(block.array(PORT)), addresses })
+    }
+
+    /// The header as it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let (ip_version, source, destination): (u8, u128, u128) = match self.addresses {
+            IpPair::V4 { source, destination } => (4, source.to_bits().into(), destination.to_bits().into()),
+            IpPair::V6 { source, destination } => (6, source.to_bits(), destination.to_bits()),
+        };
+        let mut block = Block([0; Self::LEN]);
+        block.put_array(0, &[VERSION, ip_version << 4]);
+        block.put_array(PORT, &self.source_port.to_be_bytes());
+        block.put_array(SOURCE, &source.to_be_bytes());
+        block.put_array(DESTINATION, &destination.to_be_bytes());
+        block.0
+    }
+
+    /// Private data of this header and, behind it, the consumer's `data`.
+    ///
+    /// Fails if there is more than `N` − 36 bytes of it: 56 in a REQ, 180 in a SIDR_REQ.
+    pub fn before<const N: usize>(&self, data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
+        let too_long = DataTooLong { length: data.len(), room: N.saturating_sub(Self::LEN) };
+        let mut bytes = [0; N];
+        let (header, rest) = bytes.split_first_chunk_mut().ok_or(too_long)?;
+        *header = self.to_bytes();
+        rest.get_mut(..data.len()).ok_or(too_long)?.copy_from_slice(data);
+        Ok(PrivateData::from(bytes))
+    }
+
+    /// Who connects, with the port.
+    pub fn source(&self) -> SocketAddr {
+        SocketAddr::new(self.addresses.source(), self.source_port)
+    }
+
+    /// To whom; the port is in the [`ServiceId`](super::ServiceId).
+    pub fn destination(&self) -> IpAddr {
+        self.addresses.destination()
+    }
+}
+
+/// Prints source and destination, as in `10.0.0.1:40000 > 10.0.0.2`.
+impl fmt::Display for IpHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {}", self.source(), self.destination())
+    }
+}
+
+impl IpPair {
+    /// Who connects.
+    pub const fn source(&self) -> IpAddr {
+        match self {
+            IpPair::V4 { source, .. } => IpAddr::V4(*source),
+            IpPair::V6 { source, .. } => IpAddr::V6(*source),
+        }
+    }
+
+    /// To whom.
+    pub const fn destination(&self) -> IpAddr {
+        match self {
+            IpPair::V4 { destination, .. } => IpAddr::V4(*destination),
+            IpPair::V6 { destination, .. } => IpAddr::V6(*destination),
+        }
+    }
+}
+
+/// Source and destination.
+impl From<(Ipv4Addr, Ipv4Addr)> for IpPair {
+    fn from((source, destination): (Ipv4Addr, Ipv4Addr)) -> IpPair {
+        IpPair::V4 { source, destination }
+    }
+}
+
+/// Source and destination.
+impl From<(Ipv6Addr, Ipv6Addr)> for IpPair {
+    fn from((source, destination): (Ipv6Addr, Ipv6Addr)) -> IpPair {
+        IpPair::V6 { source, destination }
+    }
+}
+
+/// Private data doesn't begin with an IP header. To a REQ that needs one, the answer is
+/// [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum IpHeaderError {
+    /// There are fewer bytes than a header takes.
+    TooShort {
+        /// How many there are.
+        length: usize,
+    },
+    /// The header's version is another than 0.0: major version in the high four bits, minor in the low.
+    Version(u8),
+    /// The IP version is neither 4 nor 6.
+    IpVersion(u8),
+}
+
+impl fmt::Display for IpHeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            IpHeaderError::TooShort { length } => {
+                write!(
+                    f,
+                    "{length} bytes of private data are too few for the {} of an IP header",
+                    IpHeader::LEN
+                )
+            }
+            IpHeaderError::Version(version) => {
+                write!(f, "the version of the IP header is {}.{}, not 0.0", version >> 4, version & 0xf)
+            }
+            IpHeaderError::IpVersion(version) => {
+                write!(f, "the IP header is for IP version {version}, which is neither 4 nor 6")
+            }
+        }
+    }
+}
+
+impl core::error::Error for IpHeaderError {}
+
+/// Major and minor version, four bits each: the only one there is.
+const VERSION: u8 = 0x00;
+
+// Where the fields are; the version and the IP version (in its byte's high four bits) come first.
+const PORT: usize = 2;
+const SOURCE: usize = 4;
+const DESTINATION: usize = 20;
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing, reason = "a test may panic")]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn an_ipv4_address_is_in_the_last_four_bytes() {
+        let source = SocketAddr::from(([192, 0, 2, 1], 0x1234));
+        let header = IpHeader::new(source, [192, 0, 2, 9].into()).unwrap();
+        let mut expected = [0; 36];
+        expected[1] = 0x40;
+        expected[2..4].copy_from_slice(&[0x12, 0x34]);
+        expected[16..20].copy_from_slice(&[192, 0, 2, 1]);
+        expected[32..36].copy_from_slice(&[192, 0, 2, 9]);
+        assert_eq!(header.to_bytes(), expected);
+        assert_eq!(IpHeader::from_bytes(&expected), Ok(header));
+    }
+
+    #[test]
+    fn an_ipv6_address_takes_all_sixteen_bytes() {
+        let (source, destination) = (Ipv6Addr::from([0xaa; 16]), Ipv6Addr::from([0xbb; 16]));
+        let header = IpHeader { source_port: 1, addresses: (source, destination).into() };
+        let bytes = header.to_bytes();
+        assert_eq!(bytes[..4], [0, 0x60, 0, 1]);
+        assert_eq!(bytes[4..20], [0xaa; 16]);
+        assert_eq!(bytes[20..], [0xbb; 16]);
+        assert_eq!(IpHeader::from_bytes(&bytes), Ok(header));
+        assert_eq!((header.source().ip(), header.destination()), (source.into(), destination.into()));
+    }
+
+    #[test]
+    fn families_do_not_mix() {
+        let source = SocketAddr::from(([192, 0, 2, 1], 1));
+        assert_eq!(IpHeader::new(source, Ipv6Addr::LOCALHOST.into()), None);
+    }
+
+    #[test]
+    fn what_is_no_header_is_an_error() {
+        let good =
+            IpHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap().to_bytes();
+        for length in 0..36 {
+            assert_eq!(IpHeader::split(&good[..length]), Err(IpHeaderError::TooShort { length }));
+        }
+        assert_eq!(IpHeader::split(&good).map(|(_, rest)| rest.len()), Ok(0));
+        for version in 1..=255 {
+            let mut bytes = good;
+            bytes[0] = version;
+            assert_eq!(IpHeader::from_bytes(&bytes), Err(IpHeaderError::Version(version)));
+        }
+        for ip_version in (0..16).filter(|version| ![4, 6].contains(version)) {
+            let mut bytes = good;
+            bytes[1] = ip_version << 4 | 4;
+            let error = IpHeader::from_bytes(&bytes).unwrap_err();
+            assert_eq!(error, IpHeaderError::IpVersion(ip_version));
+            assert!(error.to_string().contains("neither 4 nor 6"));
+        }
+    }
+
+    #[test]
+    fn what_the_consumer_sends_must_fit_behind_the_header() {
+        let header = IpHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap();
+        assert!(header.before::<92>(&[1; 56]).is_ok());
+        assert_eq!(header.before::<92>(&[1; 57]), Err(DataTooLong { length: 57, room: 56 }));
+        assert_eq!(header.before::<35>(&[]), Err(DataTooLong { length: 0, room: 0 }));
+    }
+}

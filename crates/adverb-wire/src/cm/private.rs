@@ -1,0 +1,180 @@
+//! What a message carries for its users: bytes that the connection manager hands on unread.
+
+use core::fmt;
+
+/// The private data of a message: `N` bytes for the two consumers, which the connection manager doesn't read.
+///
+/// Messages don't say how much of it is used, so all `N` bytes always travel, zeros behind what was put in:
+/// a consumer that needs the length sends it along.
+///
+/// ```
+/// use adverb_wire::cm::PrivateData;
+///
+/// let data = PrivateData::<196>::new(b"hello").expect("it fits");
+/// assert_eq!(data.as_bytes()[..6], *b"hello\0");
+/// assert!(PrivateData::<4>::new(b"hello").is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PrivateData<const N: usize>([u8; N]);
+
+impl<const N: usize> PrivateData<N> {
+    /// All zeros: none.
+    pub const EMPTY: PrivateData<N> = PrivateData([0; N]);
+
+    /// These bytes, and zeros behind them.
+    ///
+    /// Fails if there are more than `N`.
+    pub fn new(data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
+        let mut bytes = [0; N];
+        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { length: data.len(), room: N })?;
+        room.copy_from_slice(data);
+        Ok(PrivateData(bytes))
+    }
+
+    /// All bytes, with the zeros behind what was put in.
+    pub const fn as_bytes(&self) -> &[u8; N] {
+        &self.0
+    }
+}
+
+impl<const N: usize> Default for PrivateData<N> {
+    fn default() -> PrivateData<N> {
+        PrivateData::EMPTY
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for PrivateData<N> {
+    fn from(bytes: [u8; N]) -> PrivateData<N> {
+        PrivateData(bytes)
+    }
+}
+
+/// Prints the bytes in hexadecimal, without the zeros at the end.
+impl<const N: usize> fmt::Debug for PrivateData<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = N - self.0.iter().rev().take_while(|byte| **byte == 0).count();
+        write!(f, "PrivateData<{N}>({})", Hex(self.0.get(..used).unwrap_or_default()))
+    }
+}
+
+/// Up to 72 bytes that explain a rejection: which value would have been accepted, say (vol. 1, 12.6.7 for a
+/// REJ, 12.11.2 for a SIDR_REP).
+///
+/// A longer length on the wire is a peer's mistake and is taken as 72.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AdditionalInfo {
+    /// At most [`ROOM`](AdditionalInfo::ROOM).
+    length: u8,
+    /// Zeros from `length` on.
+    bytes: PrivateData<72>,
+}
+
+impl AdditionalInfo {
+    /// How many bytes there is room for.
+    pub const ROOM: usize = 72;
+    /// None.
+    pub const EMPTY: AdditionalInfo = AdditionalInfo { length: 0, bytes: PrivateData::EMPTY };
+
+    /// These bytes.
+    ///
+    /// Fails if there are more than 72.
+    pub fn new(info: &[u8]) -> Result<AdditionalInfo, DataTooLong> {
+        let bytes = PrivateData::new(info)?;
+        let length = u8::try_from(info.len()).unwrap_or(u8::MAX);
+        Ok(AdditionalInfo { length, bytes })
+    }
+
+    /// The bytes, as many as there are.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.as_bytes().get(..usize::from(self.length)).unwrap_or_default()
+    }
+
+    /// How many bytes there are, as the messages have it in a field of its own.
+    pub(super) fn length(&self) -> u32 {
+        self.length.into()
+    }
+
+    /// All bytes with the zeros behind them.
+    pub(super) fn padded(&self) -> &PrivateData<72> {
+        &self.bytes
+    }
+
+    /// As received: no more than there is room for, and what stands behind `length` means nothing.
+    pub(super) fn received(length: u32, bytes: PrivateData<72>) -> AdditionalInfo {
+        let (length, bytes) = (usize::try_from(length).unwrap_or(usize::MAX), bytes.as_bytes());
+        AdditionalInfo::new(bytes.get(..length).unwrap_or(bytes)).unwrap_or_default()
+    }
+}
+
+impl Default for AdditionalInfo {
+    fn default() -> AdditionalInfo {
+        AdditionalInfo::EMPTY
+    }
+}
+
+/// Prints the bytes in hexadecimal.
+impl fmt::Debug for AdditionalInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AdditionalInfo({})", Hex(self.as_bytes()))
+    }
+}
+
+/// There is more data than the message has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DataTooLong {
+    /// How many bytes there are.
+    pub length: usize,
+    /// How many bytes the message has room for.
+    pub room: usize,
+}
+
+impl fmt::Display for DataTooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of data where the message has room for {}", self.length, self.room)
+    }
+}
+
+impl core::error::Error for DataTooLong {}
+
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+
+    use super::*;
+
+    #[test]
+    fn data_is_padded_with_zeros_and_never_cut() {
+        assert_eq!(*PrivateData::<4>::new(&[1, 2]).unwrap().as_bytes(), [1, 2, 0, 0]);
+        assert_eq!(*PrivateData::<4>::new(&[1, 2, 3, 4]).unwrap().as_bytes(), [1, 2, 3, 4]);
+        assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { length: 5, room: 4 }));
+        assert_eq!(PrivateData::<4>::new(&[]), Ok(PrivateData::default()));
+    }
+
+    #[test]
+    fn debug_trims_the_zeros_at_the_end_only() {
+        let data = PrivateData::<8>::new(&[0, 0xab, 0, 1]).unwrap();
+        assert_eq!(format!("{data:?}"), "PrivateData<8>(00ab0001)");
+        assert_eq!(format!("{:?}", PrivateData::<8>::EMPTY), "PrivateData<8>()");
+        let info = AdditionalInfo::new(&[1, 0]).unwrap();
+        assert_eq!(format!("{info:?}"), "AdditionalInfo(0100)");
+    }
+
+    #[test]
+    fn a_received_length_beyond_the_room_is_taken_as_the_room() {
+        for length in [72, 73, 127, u32::MAX] {
+            assert_eq!(AdditionalInfo::received(length, [7; 72].into()).as_bytes(), [7; 72]);
+        }
+        let info = AdditionalInfo::received(3, [7; 72].into());
+        assert_eq!(info, AdditionalInfo::new(&[7; 3]).unwrap());
+        assert_eq!(info.padded().as_bytes().iter().filter(|byte| **byte != 0).count(), 3);
+        assert!(AdditionalInfo::new(&[0; 73]).is_err());
+    }
+}

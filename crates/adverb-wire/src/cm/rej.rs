@@ -1,0 +1,50 @@
+//! REJ: no.
+
+use core::fmt;
+
+use super::layout::{At, Block, layout};
+use super::{AdditionalInfo, Bits, DATA_LEN, PrivateData, RejectReason, Subject};
+
+layout! {
+    /// A rejection: the sender won't connect, or gives up connecting (vol. 1, 12.6.7, table 108).
+    pub struct Rej in DATA_LEN {
+        /// The sender's name for the connection; 0 if it never gave it one.
+        pub local_comm_id: u32 = At<0>,
+        /// The receiver's name for the connection; 0 if the sender gives up before it knows.
+        pub remote_comm_id: u32 = At<4>,
+        /// Which message is rejected.
+        pub rejected: Subject = At<8>,
+        /// Why.
+        pub reason: RejectReason = At<10>,
+        /// More about the reason: depending on it, what would have been accepted.
+        pub additional_info: AdditionalInfo = InfoAt<9, 7, 12>,
+        /// For the consumer; after a [consumer reject](RejectReason::ConsumerReject) it may say why.
+        pub private_data: PrivateData<148> = At<84>,
+    }
+}
+
+/// One line with what matters most.
+impl fmt::Display for Rej {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CM REJ local {:#x} remote {:#x} of {} reason: {}",
+            self.local_comm_id, self.remote_comm_id, self.rejected, self.reason
+        )
+    }
+}
+
+/// The places of additional information: its length, `WIDTH` bits of byte `LENGTH`, and its 72 bytes.
+pub(super) struct InfoAt<const LENGTH: usize, const WIDTH: usize, const BYTES: usize>;
+
+impl<const LENGTH: usize, const WIDTH: usize, const BYTES: usize> InfoAt<LENGTH, WIDTH, BYTES> {
+    pub(super) fn get<const LEN: usize>(block: &Block<LEN>) -> AdditionalInfo {
+        let length: Bits<WIDTH> = At::<LENGTH>::get(block);
+        AdditionalInfo::received(length.get(), At::<BYTES>::get(block))
+    }
+
+    pub(super) fn put<const LEN: usize>(block: &mut Block<LEN>, info: &AdditionalInfo) {
+        At::<LENGTH>::put(block, &Bits::<WIDTH>::truncate(info.length()));
+        At::<BYTES>::put(block, info.padded());
+    }
+}

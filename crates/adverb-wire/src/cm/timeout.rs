@@ -1,0 +1,88 @@
+//! Times in five bits.
+
+use core::fmt;
+use core::time::Duration;
+
+/// A time as InfiniBand writes it: a 5-bit code `n` that means 4.096 µs × 2ⁿ.
+///
+/// Response timeouts, service timeouts and ACK delays are all of this form (vol. 1, 12.7). A *local ACK
+/// timeout* of code 0 is special: it means that there is none.
+///
+/// ```
+/// use adverb_wire::cm::Timeout;
+/// use core::time::Duration;
+///
+/// let timeout = Timeout::new(14).expect("below 32");
+/// assert_eq!(timeout.duration(), Duration::from_nanos(67_108_864));
+/// assert_eq!(Timeout::covering(Duration::from_millis(60)), timeout);
+/// assert_eq!(Timeout::new(32), None);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timeout(u8);
+
+impl Timeout {
+    /// The shortest time, 4.096 µs, or no timeout at all where code 0 means that.
+    pub const ZERO: Timeout = Timeout(0);
+    /// The longest time: 2 hours, 26 minutes and 36 seconds.
+    pub const MAX: Timeout = Timeout(31);
+
+    /// The time with this code, or `None` if it has more than 5 bits.
+    pub const fn new(code: u8) -> Option<Timeout> {
+        if code <= Self::MAX.0 { Some(Timeout(code)) } else { None }
+    }
+
+    /// The shortest time that is at least `duration`; [`MAX`](Timeout::MAX) if none is.
+    pub fn covering(duration: Duration) -> Timeout {
+        (0..Self::MAX.0).map(Timeout).find(|timeout| timeout.duration() >= duration).unwrap_or(Self::MAX)
+    }
+
+    /// The code on the wire, below 32.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The time that the code means: 4.096 µs × 2ⁿ.
+    pub const fn duration(self) -> Duration {
+        Duration::from_nanos(4096 << self.0)
+    }
+}
+
+/// Prints the duration, as in `67.108864ms`.
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.duration(), f)
+    }
+}
+
+impl fmt::Debug for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timeout({}: {:?})", self.0, self.duration())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_code_doubles_the_time() {
+        assert_eq!(Timeout::ZERO.duration(), Duration::from_nanos(4096));
+        for code in 1..32 {
+            let (shorter, longer) = (Timeout::new(code - 1).unwrap(), Timeout::new(code).unwrap());
+            assert_eq!(longer.duration(), shorter.duration() * 2);
+        }
+        assert_eq!(Timeout::MAX.duration().as_secs(), 2 * 3600 + 26 * 60 + 36);
+    }
+
+    #[test]
+    fn covering_is_the_shortest_that_is_long_enough() {
+        let nanosecond = Duration::from_nanos(1);
+        assert_eq!(Timeout::covering(Duration::ZERO), Timeout::ZERO);
+        assert_eq!(Timeout::covering(Duration::MAX), Timeout::MAX);
+        for code in 0..31 {
+            let timeout = Timeout::new(code).unwrap();
+            assert_eq!(Timeout::covering(timeout.duration()), timeout);
+            assert_eq!(Timeout::covering(timeout.duration() + nanosecond).code(), code + 1);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! CRC-32 as algebra: what `crc32fast` doesn't offer and the ICRC needs.
+//!
+//! A state is a polynomial over GF(2) modulo P = x³² + x²⁶ + … + 1, bit-reversed as CRC-32 has it: bit 31 is
+//! the coefficient of 1, bit 0 that of x³¹. Taking in a zero byte multiplies by x⁸, and everything is linear,
+//! so the effect of one field can be computed apart from the rest, and undone.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "256 entries indexed by a byte, and tables made at compile time"
+)]
+
+/// P without its x³² term.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// `TABLES[n]` is for a byte with `n` bytes behind it.
+static TABLES: [Effect; 8] = [
+    Effect::with_behind(0),
+    Effect::with_behind(1),
+    Effect::with_behind(2),
+    Effect::with_behind(3),
+    Effect::with_behind(4),
+    Effect::with_behind(5),
+    Effect::with_behind(6),
+    Effect::with_behind(7),
+];
+
+/// `INVERSE_WORDS[k]` = x^(−32k): undoes `k` words of four bytes.
+static INVERSE_WORDS: [u32; INVERSE_WORDS_LEN] = {
+    let mut powers = [ONE; INVERSE_WORDS_LEN];
+    let mut k = 1;
+    while k < INVERSE_WORDS_LEN {
+        let mut power = powers[k - 1];
+        let mut bit = 0;
+        while bit < 32 {
+            power = divide_by_x(power);
+            bit += 1;
+        }
+        powers[k] = power;
+        k += 1;
+    }
+    powers
+};
+
+/// Enough for a 9,000-byte MTU, which is more than RoCE ever sends; longer spans take several steps.
+const INVERSE_WORDS_LEN: usize = 2304;
+
+/// The polynomial 1.
+const ONE: u32 = 1 << 31;
+
+/// What a byte at some place adds to the state: a table over the byte's values.
+pub(crate) struct Effect([u32; 256]);
+
+impl Effect {
+    /// The effect of a byte that has `behind` bytes behind it.
+    pub(crate) const fn with_behind(behind: usize) -> Effect {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            #[expect(clippy::cast_possible_truncation, reason = "below 256")]
+            let mut state = byte as u32;
+            let mut bit = 0;
+            while bit < 8 * (behind + 1) {
+                state = multiply_by_x(state);
+                bit += 1;
+            }
+            table[byte] = state;
+            byte += 1;
+        }
+        Effect(table)
+    }
+
+    #[inline]
+    pub(crate) fn of(&self, byte: u8) -> u32 {
+        self.0[usize::from(byte)]
+    }
+}
+
+/// Takes eight bytes into `state`.
+#[inline]
+pub(crate) fn eight_bytes(state: u32, bytes: [u8; 8]) -> u32 {
+    let [a, b, c, d, e, f, g, h] = (u64::from(state) ^ u64::from_le_bytes(bytes)).to_le_bytes();
+    TABLES[7].of(a)
+        ^ TABLES[6].of(b)
+        ^ TABLES[5].of(c)
+        ^ TABLES[4].of(d)
+        ^ TABLES[3].of(e)
+        ^ TABLES[2].of(f)
+        ^ TABLES[1].of(g)
+        ^ TABLES[0].of(h)
+}
+
+/// Takes four bytes into `state`.
+#[inline]
+pub(crate) fn four_bytes(state: u32, bytes: [u8; 4]) -> u32 {
+    let [a, b, c, d] = (state ^ u32::from_le_bytes(bytes)).to_le_bytes();
+    TABLES[3].of(a) ^ TABLES[2].of(b) ^ TABLES[1].of(c) ^ TABLES[0].of(d)
+}
+
+/// `state` as it was `words` × 4 zero bytes earlier.
+#[inline]
+pub(crate) fn undo_words(mut state: u32, mut words: usize) -> u32 {
+    loop {
+        if let Some(inverse) = INVERSE_WORDS.get(words) {
+            return multiply(state, *inverse);
+        }
+        state = multiply(state, INVERSE_WORDS[INVERSE_WORDS_LEN - 1]);
+        words -= INVERSE_WORDS_LEN - 1;
+    }
+}
+
+/// a · b modulo P.
+fn multiply(a: u32, b: u32) -> u32 {
+    // The product has 63 coefficients, the first in bit 62; shifted, the upper half holds those of 1 to x³¹.
+    let product = carryless_product(a, b) << 1;
+    let [l0, l1, l2, l3, h0, h1, h2, h3] = product.to_le_bytes();
+    // The lower half is to be multiplied by x³²: what taking in four bytes does.
+    u32::from_le_bytes([h0, h1, h2, h3]) ^ four_bytes(0, [l0, l1, l2, l3])
+}
+
+/// The product of two polynomials over GF(2), by ordinary multiplications.
+///
+/// Each factor is split into four parts with only every fourth bit; then at most eight ones meet in a column
+/// of a product, their sum fits the four bits up to the next column, and its lowest bit is their parity.
+fn carryless_product(a: u32, b: u32) -> u64 {
+    const EVERY_FOURTH: u64 = 0x1111_1111_1111_1111;
+    let part = |value: u32, k: u32| u64::from(value) & EVERY_FOURTH << k;
+    let (a0, a1, a2, a3) = (part(a, 0), part(a, 1), part(a, 2), part(a, 3));
+    let (b0, b1, b2, b3) = (part(b, 0), part(b, 1), part(b, 2), part(b, 3));
+    let column = |sum: u64, k: u32| sum & EVERY_FOURTH << k;
+    let mul = u64::wrapping_mul;
+    column(mul(a0, b0) ^ mul(a1, b3) ^ mul(a2, b2) ^ mul(a3, b1), 0)
+        | column(mul(a0, b1) ^ mul(a1, b0) ^ mul(a2, b3) ^ mul(a3, b2), 1)
+        | column(mul(a0, b2) ^ mul(a1, b1) ^ mul(a2, b0) ^ mul(a3, b3), 2)
+        | column(mul(a0, b3) ^ mul(a1, b2) ^ mul(a2, b1) ^ mul(a3, b0), 3)
+}
+
+const fn multiply_by_x(state: u32) -> u32 {
+    if state & 1 == 1 { state >> 1 ^ POLYNOMIAL } else { state >> 1 }
+}
+
+const fn divide_by_x(state: u32) -> u32 {
+    // P has the term 1, so P + 1 can be divided by x: where there is a remainder, add P first.
+    if state & ONE != 0 { (state ^ POLYNOMIAL) << 1 | 1 } else { state << 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dividing_undoes_multiplying() {
+        let mut state = 0x9e37_79b9;
+        for _ in 0..10_000 {
+            let next = multiply_by_x(state);
+            assert_eq!(divide_by_x(next), state);
+            state = next.wrapping_mul(0x2545_f491).wrapping_add(1);
+        }
+    }
+
+    #[test]
+    fn multiplication_is_that_of_the_school_book() {
+        let school_book = |a: u32, b: u32| {
+            let (mut power, mut product) = (a, 0);
+            for bit in 0..32 {
+                if b << bit & ONE != 0 {
+                    product ^= power;
+                }
+                power = multiply_by_x(power);
+            }
+            product
+        };
+        let mut seed = 1u32;
+        let mut random = || {
+            seed = seed.wrapping_mul(0x2545_f491).rotate_left(7).wrapping_add(0x9e37_79b9);
+            seed
+        };
+        for _ in 0..100_000 {
+            let (a, b) = (random(), random());
+            assert_eq!(multiply(a, b), school_book(a, b), "{a:#x} · {b:#x}");
+        }
+        assert_eq!(multiply(u32::MAX, u32::MAX), school_book(u32::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn undoing_words_takes_back_zero_bytes_at_every_length() {
+        let mut state = 0x1234_5678;
+        for words in 0..16_384 {
+            assert_eq!(undo_words(state, words), 0x1234_5678, "{words} words");
+            for _ in 0..32 {
+                state = multiply_by_x(state);
+            }
+        }
+    }
+
+    #[test]
+    fn eight_bytes_agree_with_crc32fast() {
+        let bytes = [1, 2, 0xff, 4, 0x80, 6, 7, 0x5a];
+        assert_eq!(!eight_bytes(!0, bytes), crc32fast::hash(&bytes));
+    }
+}

@@ -1,0 +1,328 @@
+//! The invariant CRC: four bytes at a packet's end over all that no router may change.
+//!
+//! It is CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet, with the fields that may
+//! change on the way replaced by ones (Annex A17.3.3; `rxe_icrc.c`). A [`Flow`] holds the part that two
+//! addresses and two ports decide; the rest of the headers costs a few table look-ups a packet.
+
+use core::fmt;
+use core::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use crate::crc;
+use crate::header::{Header, MAX_HEADER_LEN, pad_len};
+use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
+
+/// The ICRC of the packets that go from one address and port to another.
+///
+/// ```
+/// use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Rc, Send, MAX_HEADER_LEN};
+///
+/// let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+/// let header = Header::new(Qpn::truncate(0x12), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
+///
+/// // Sending: headers, payload in any number of pieces, trailer.
+/// let payload: [&[u8]; 2] = [b"hello, ", b"world"];
+/// let mut head = [0; MAX_HEADER_LEN];
+/// let emitted = flow.emit(&header, 0, &payload, &mut head).unwrap();
+/// let packet = [&head[..emitted.header_len], payload[0], payload[1], &emitted.trailer[..]].concat();
+///
+/// // Receiving.
+/// let packet = Packet::parse(&packet).unwrap();
+/// assert_eq!(packet.header(), &header);
+/// assert_eq!(packet.payload(), b"hello, world");
+/// flow.verify(&packet, 0).unwrap();
+/// ```
+///
+/// # The IPv4 identification
+///
+/// The ICRC covers the identification of the IPv4 header, which a UDP socket neither sets nor shows. As a
+/// sender, an unconnected UDP socket with path MTU discovery on always uses 0, and that is what to pass. As a
+/// receiver, [`solve`](Flow::solve) finds the identification that makes the ICRC right; it accepts any of
+/// 65,536 values, so that one damaged packet in 65,536 gets through where [`verify`](Flow::verify) lets one
+/// in four thousand million pass. IPv6 has no such field, and both are equally strong there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flow {
+    /// The CRC state behind the UDP header, with lengths and identification 0.
+    state: u32,
+    family: Family,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Flow {
+    /// The flow between two IPv4 addresses, with the "don't fragment" flag that RoCE senders set.
+    pub fn v4(source: SocketAddrV4, destination: SocketAddrV4) -> Flow {
+        Flow::v4_with_flags(source, destination, DONT_FRAGMENT)
+    }
+
+    /// The flow between two IPv4 addresses whose headers carry this flags and fragment offset word.
+    pub(crate) fn v4_with_flags(source: SocketAddrV4, destination: SocketAddrV4, flags: u16) -> Flow {
+        let [f0, f1] = flags.to_be_bytes();
+        let [a, b, c, d] = source.ip().octets();
+        let [e, f, g, h] = destination.ip().octets();
+        let [s0, s1] = source.port().to_be_bytes();
+        let [d0, d1] = destination.port().to_be_bytes();
+        let state = crc::eight_bytes(!0, [0xff; 8]);
+        let state = crc::eight_bytes(state, [0x45, 0xff, 0, 0, 0, 0, f0, f1]);
+        let state = crc::eight_bytes(state, [0xff, 17, 0xff, 0xff, a, b, c, d]);
+        let state = crc::eight_bytes(state, [e, f, g, h, s0, s1, d0, d1]);
+        Flow { state: crc::four_bytes(state, [0, 0, 0xff, 0xff]), family: Family::V4 }
+    }
+
+    /// The flow between two IPv6 addresses.
+    pub fn v6(source: SocketAddrV6, destination: SocketAddrV6) -> Flow {
+        let [s0, s1] = source.port().to_be_bytes();
+        let [d0, d1] = destination.port().to_be_bytes();
+        let mut state = crc::eight_bytes(!0, [0xff; 8]);
+        state = crc::eight_bytes(state, [0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff]);
+        for address in [source.ip(), destination.ip()] {
+            let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address.octets();
+            state = crc::eight_bytes(state, [a, b, c, d, e, f, g, h]);
+            state = crc::eight_bytes(state, [i, j, k, l, m, n, o, p]);
+        }
+        Flow { state: crc::eight_bytes(state, [s0, s1, d0, d1, 0, 0, 0xff, 0xff]), family: Family::V6 }
+    }
+
+    /// The flow between two addresses, or `None` if one is IPv4 and the other IPv6.
+    pub fn new(source: SocketAddr, destination: SocketAddr) -> Option<Flow> {
+        match (source, destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => Some(Flow::v4(source, destination)),
+            (SocketAddr::V6(source), SocketAddr::V6(destination)) => Some(Flow::v6(source, destination)),
+            _ => None,
+        }
+    }
+
+    /// Writes a packet's headers into `head` and computes its trailer, for a payload in pieces.
+    ///
+    /// The payload is read once and copied nowhere: what goes to the socket is the first
+    /// [`header_len`](Emitted::header_len) bytes of `head`, the pieces, and the [`trailer`](Emitted::trailer).
+    /// `identification` is that of the IPv4 header, and 0 on an ordinary UDP socket; IPv6 ignores it.
+    ///
+    /// # Errors
+    ///
+    /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
+    pub fn emit(
+        &self,
+        header: &Header,
+        identification: u16,
+        payload: &[&[u8]],
+        head: &mut [u8; MAX_HEADER_LEN],
+    ) -> Result<Emitted, EmitError> {
+        let payload_len = payload.iter().map(|piece| piece.len()).sum();
+        let mut icrc = self.begin(header, identification, payload_len, head)?;
+        for piece in payload {
+            icrc.update(piece);
+        }
+        Ok(icrc.finish())
+    }
+
+    /// Writes a packet's headers into `head` and begins its ICRC, for a payload of `payload_len` bytes that
+    /// is to come through [`Icrc::update`].
+    ///
+    /// For a sender that doesn't have the payload as slices, or copies it as it goes; otherwise
+    /// [`emit`](Flow::emit) is simpler.
+    ///
+    /// # Errors
+    ///
+    /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
+    pub fn begin(
+        &self,
+        header: &Header,
+        identification: u16,
+        payload_len: usize,
+        head: &mut [u8; MAX_HEADER_LEN],
+    ) -> Result<Icrc, EmitError> {
+        let opcode = header.opcode();
+        if !opcode.payload().allows(payload_len) {
+            return Err(EmitError::Payload { opcode, payload_len });
+        }
+        let header_len = header.emit(payload_len, head);
+        let pad_len = pad_len(payload_len);
+        let packet_len = payload_len.saturating_add(header_len + usize::from(pad_len) + ICRC_LEN);
+        let packet_len = match u16::try_from(packet_len) {
+            Ok(len) if packet_len <= MAX_PACKET_LEN => len,
+            _ => return Err(EmitError::TooLong { payload_len }),
+        };
+        let (first, rest) = split_first_eight(head);
+        let mut hasher = self.headers_and_first_eight(identification, packet_len, *first);
+        hasher.update(rest.get(..header_len - 8).unwrap_or_default());
+        Ok(Icrc { hasher, header_len, pad_len })
+    }
+
+    /// Checks the ICRC of a packet that came in this flow with a known IPv4 identification; IPv6 ignores it.
+    ///
+    /// # Errors
+    ///
+    /// If the packet was damaged, or belongs to another flow.
+    pub fn verify(&self, packet: &Packet<'_>, identification: u16) -> Result<(), IcrcMismatch> {
+        let computed = self.icrc(packet, identification);
+        if computed == packet.icrc() { Ok(()) } else { Err(IcrcMismatch { computed, found: packet.icrc() }) }
+    }
+
+    /// Checks the ICRC of a packet whose IPv4 identification isn't known, and says what it must have been.
+    ///
+    /// CRC is linear: the difference between the ICRC found and the one computed for identification 0 is
+    /// that of a packet of zeros with only the identification in it. Undoing the bytes behind that field
+    /// gives the field back, and whatever doesn't fit its 16 bits was damage. In IPv6 there is nothing to
+    /// solve for: the answer is 0 if the ICRC is right.
+    ///
+    /// # Errors
+    ///
+    /// If no identification makes the ICRC right.
+    pub fn solve(&self, packet: &Packet<'_>) -> Result<u16, IcrcMismatch> {
+        let computed = self.icrc(packet, 0);
+        let difference = computed ^ packet.icrc();
+        if difference == 0 {
+            return Ok(0);
+        }
+        let mismatch = IcrcMismatch { computed, found: packet.icrc() };
+        match self.family {
+            Family::V4 => {
+                // Behind the word of identification and flags come 12 bytes of IPv4 header, 8 of UDP, and the
+                // packet up to its ICRC; the word itself counts as much as that ICRC would.
+                let words = (12 + 8 + usize::from(packet.len())) / 4;
+                match crc::undo_words(difference, words).to_le_bytes() {
+                    [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
+                    _ => Err(mismatch),
+                }
+            }
+            Family::V6 => Err(mismatch),
+        }
+    }
+
+    /// The ICRC that `packet` should have.
+    #[inline]
+    fn icrc(&self, packet: &Packet<'_>, identification: u16) -> u32 {
+        let (first, rest) = packet.covered();
+        let mut hasher = self.headers_and_first_eight(identification, packet.len(), *first);
+        hasher.update(rest);
+        hasher.finalize()
+    }
+
+    /// The CRC of the IP and UDP headers and the first eight bytes of the packet.
+    #[inline]
+    fn headers_and_first_eight(
+        &self,
+        identification: u16,
+        packet_len: u16,
+        mut first: [u8; 8],
+    ) -> crc32fast::Hasher {
+        // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
+        let udp_len = packet_len.wrapping_add(8);
+        let fields = match self.family {
+            Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IDENTIFICATION.of(identification),
+            Family::V6 => V6_PAYLOAD_LEN.of(udp_len),
+        } ^ UDP_LEN.of(udp_len);
+        // Byte 4 of the base transport header (FECN, BECN and six reserved bits) may change on the way.
+        first[4] = 0xff;
+        crc32fast::Hasher::new_with_initial(!crc::eight_bytes(self.state ^ fields, first))
+    }
+}
+
+/// The ICRC of a packet under way: see [`Flow::begin`].
+#[derive(Clone, Debug)]
+pub struct Icrc {
+    hasher: crc32fast::Hasher,
+    header_len: usize,
+    pad_len: u8,
+}
+
+impl Icrc {
+    /// Takes in the next bytes of the payload.
+    #[inline]
+    pub fn update(&mut self, payload: &[u8]) {
+        self.hasher.update(payload);
+    }
+
+    /// Takes in the padding, and gives what is to be sent around the payload.
+    pub fn finish(mut self) -> Emitted {
+        let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
+        self.hasher.update(trailer.bytes.get(..usize::from(self.pad_len)).unwrap_or_default());
+        let [_, _, _, _, icrc @ ..] = &mut trailer.bytes;
+        *icrc = self.hasher.finalize().to_le_bytes();
+        Emitted { header_len: self.header_len, trailer }
+    }
+}
+
+/// What [`Flow::emit`] made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Emitted {
+    /// How many bytes of headers there are.
+    pub header_len: usize,
+    /// What goes behind the payload.
+    pub trailer: Trailer,
+}
+
+/// The end of a packet: up to three bytes of padding, and the ICRC. Dereferences to its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trailer {
+    /// Four zero bytes, of which the last `pad_len` are sent, then the ICRC.
+    bytes: [u8; 8],
+    pad_len: u8,
+}
+
+impl core::ops::Deref for Trailer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(ICRC_LEN - usize::from(self.pad_len)..).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for Trailer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// A packet's ICRC isn't that of its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IcrcMismatch {
+    /// What the bytes give, for identification 0 where it isn't known.
+    pub computed: u32,
+    /// What the packet says.
+    pub found: u32,
+}
+
+impl fmt::Display for IcrcMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [found, computed] = [self.found, self.computed].map(u32::swap_bytes);
+        write!(f, "ICRC {found:#010x} doesn't fit the packet, whose bytes give {computed:#010x}")?;
+        f.write_str(": damaged on the way, or sent between other addresses (a NAT changes them)")
+    }
+}
+
+impl core::error::Error for IcrcMismatch {}
+
+fn split_first_eight(head: &[u8; MAX_HEADER_LEN]) -> (&[u8; 8], &[u8]) {
+    match head.split_first_chunk() {
+        Some(parts) => parts,
+        None => unreachable!("40 is more than 8"),
+    }
+}
+
+/// The flags word of an IPv4 header with only "don't fragment" set.
+const DONT_FRAGMENT: u16 = 0x4000;
+
+/// What a 16-bit field of the headers adds to the state behind the UDP header.
+struct FieldEffect(crc::Effect, crc::Effect);
+
+impl FieldEffect {
+    const fn with_behind(behind: usize) -> FieldEffect {
+        FieldEffect(crc::Effect::with_behind(behind + 1), crc::Effect::with_behind(behind))
+    }
+
+    #[inline]
+    fn of(&self, field: u16) -> u32 {
+        let [high, low] = field.to_be_bytes();
+        self.0.of(high) ^ self.1.of(low)
+    }
+}
+
+static V4_TOTAL_LEN: FieldEffect = FieldEffect::with_behind(16 + 8);
+static V4_IDENTIFICATION: FieldEffect = FieldEffect::with_behind(14 + 8);
+static V6_PAYLOAD_LEN: FieldEffect = FieldEffect::with_behind(34 + 8);
+static UDP_LEN: FieldEffect = FieldEffect::with_behind(2);

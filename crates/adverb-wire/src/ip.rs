@@ -1,0 +1,251 @@
+//! IP headers as far as RoCEv2 needs them, and the form in which a UD receive shows them.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The length of an IPv4 header without options.
+pub(crate) const IPV4_LEN: usize = 20;
+/// The length of an IPv6 header.
+pub(crate) const IPV6_LEN: usize = 40;
+
+/// How many bytes precede the payload in a UD receive buffer: the room of a global route header.
+pub const GRH_LEN: usize = 40;
+
+/// The header of the IP datagram that a packet travels in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IpHeader {
+    /// IPv4.
+    V4(Ipv4Header),
+    /// IPv6.
+    V6(Ipv6Header),
+}
+
+/// An IPv4 header without options; length and checksum are computed when it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv4Header {
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
+    /// The identification, which the ICRC covers.
+    pub identification: u16,
+    /// Flags and fragment offset, which the ICRC covers too; 0x4000 is "don't fragment".
+    pub flags: u16,
+    /// Time to live.
+    pub ttl: u8,
+    /// Where it comes from.
+    pub source: Ipv4Addr,
+    /// Where it goes to.
+    pub destination: Ipv4Addr,
+}
+
+/// An IPv6 header; the payload length is computed when it is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv6Header {
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// The flow label: the low 20 bits are sent.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Where it comes from.
+    pub source: Ipv6Addr,
+    /// Where it goes to.
+    pub destination: Ipv6Addr,
+}
+
+impl IpHeader {
+    /// A header with usual values (64 hops, no marks, don't fragment, identification 0), or `None` if one
+    /// address is IPv4 and the other IPv6.
+    pub const fn between(source: IpAddr, destination: IpAddr) -> Option<IpHeader> {
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => Some(IpHeader::V4(Ipv4Header {
+                tos: 0,
+                identification: 0,
+                flags: 0x4000,
+                ttl: 64,
+                source,
+                destination,
+            })),
+            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(IpHeader::V6(Ipv6Header {
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                source,
+                destination,
+            })),
+            _ => None,
+        }
+    }
+
+    /// Where the datagram comes from.
+    pub const fn source(&self) -> IpAddr {
+        match self {
+            IpHeader::V4(ip) => IpAddr::V4(ip.source),
+            IpHeader::V6(ip) => IpAddr::V6(ip.source),
+        }
+    }
+
+    /// Where the datagram goes to.
+    pub const fn destination(&self) -> IpAddr {
+        match self {
+            IpHeader::V4(ip) => IpAddr::V4(ip.destination),
+            IpHeader::V6(ip) => IpAddr::V6(ip.destination),
+        }
+    }
+
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub const fn traffic_class(&self) -> u8 {
+        match self {
+            IpHeader::V4(ip) => ip.tos,
+            IpHeader::V6(ip) => ip.traffic_class,
+        }
+    }
+
+    /// Reads the 40 bytes before the payload of a UD receive (Annex A17.4.5.1).
+    ///
+    /// For IPv6 they are its header. For IPv4 the header is in the last 20, and the first 20 mean nothing, so
+    /// that they may look like IPv6: a version, a header length and a *right checksum* at byte 20 decide, as
+    /// in `ibv_get_grh_header_version`. `None` if they are neither.
+    ///
+    /// ```
+    /// use adverb_wire::IpHeader;
+    ///
+    /// let ip = IpHeader::between("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
+    /// assert_eq!(IpHeader::from_grh(&ip.to_grh(1024)), Some(ip));
+    /// ```
+    pub fn from_grh(grh: &[u8; GRH_LEN]) -> Option<IpHeader> {
+        let v4 = grh.last_chunk::<IPV4_LEN>()?;
+        if v4[0] == 0x45 && v4[9] == UDP && ones_complement_sum(v4) == 0xffff {
+            return Some(IpHeader::V4(Ipv4Header::from_bytes(v4)));
+        }
+        (grh[0] >> 4 == 6).then(|| IpHeader::V6(Ipv6Header::from_bytes(grh)))
+    }
+
+    /// The 40 bytes that precede the payload of a UD receive, for a datagram of `udp_len` bytes.
+    pub fn to_grh(&self, udp_len: u16) -> [u8; GRH_LEN] {
+        let mut grh = [0; GRH_LEN];
+        match self {
+            IpHeader::V4(ip) => {
+                if let Some(v4) = grh.last_chunk_mut() {
+                    *v4 = ip.to_bytes(udp_len);
+                }
+            }
+            IpHeader::V6(ip) => grh = ip.to_bytes(udp_len),
+        }
+        grh
+    }
+
+    /// Parses an IP header with UDP behind it; also gives the UDP datagram. `None` if it is something else.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(IpHeader, &[u8])> {
+        match bytes.first()? >> 4 {
+            4 => {
+                let (head, rest) = bytes.split_first_chunk::<IPV4_LEN>()?;
+                let ip = Ipv4Header::from_bytes(head);
+                // A fragment isn't a whole datagram: more fragments to come, or an offset.
+                let fragment = ip.flags & 0x3fff != 0;
+                if head[0] != 0x45 || head[9] != UDP || fragment || ones_complement_sum(head) != 0xffff {
+                    return None;
+                }
+                let len = usize::from(u16::from_be_bytes([head[2], head[3]])).checked_sub(IPV4_LEN)?;
+                Some((IpHeader::V4(ip), rest.get(..len)?))
+            }
+            6 => {
+                let (head, rest) = bytes.split_first_chunk::<IPV6_LEN>()?;
+                let len = usize::from(u16::from_be_bytes([head[4], head[5]]));
+                (head[6] == UDP).then_some(())?;
+                Some((IpHeader::V6(Ipv6Header::from_bytes(head)), rest.get(..len)?))
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes the header of a datagram with `udp_len` bytes of UDP, and says how many bytes it took.
+    pub(crate) fn emit(&self, udp_len: u16, out: &mut [u8]) -> usize {
+        match self {
+            IpHeader::V4(ip) => {
+                if let Some(head) = out.first_chunk_mut() {
+                    *head = ip.to_bytes(udp_len);
+                }
+                IPV4_LEN
+            }
+            IpHeader::V6(ip) => {
+                if let Some(head) = out.first_chunk_mut() {
+                    *head = ip.to_bytes(udp_len);
+                }
+                IPV6_LEN
+            }
+        }
+    }
+}
+
+impl Ipv4Header {
+    fn from_bytes(bytes: &[u8; IPV4_LEN]) -> Ipv4Header {
+        let &[_, tos, _, _, i0, i1, f0, f1, ttl, _, _, _, a, b, c, d, e, f, g, h] = bytes;
+        Ipv4Header {
+            tos,
+            identification: u16::from_be_bytes([i0, i1]),
+            flags: u16::from_be_bytes([f0, f1]),
+            ttl,
+            source: Ipv4Addr::new(a, b, c, d),
+            destination: Ipv4Addr::new(e, f, g, h),
+        }
+    }
+
+    fn to_bytes(self, udp_len: u16) -> [u8; IPV4_LEN] {
+        let [l0, l1] = udp_len.saturating_add(20).to_be_bytes();
+        let [i0, i1] = self.identification.to_be_bytes();
+        let [f0, f1] = self.flags.to_be_bytes();
+        let [a, b, c, d] = self.source.octets();
+        let [e, f, g, h] = self.destination.octets();
+        let mut bytes = [0x45, self.tos, l0, l1, i0, i1, f0, f1, self.ttl, UDP, 0, 0, a, b, c, d, e, f, g, h];
+        let [c0, c1] = (!ones_complement_sum(&bytes)).to_be_bytes();
+        bytes[10] = c0;
+        bytes[11] = c1;
+        bytes
+    }
+}
+
+impl Ipv6Header {
+    fn from_bytes(bytes: &[u8; IPV6_LEN]) -> Ipv6Header {
+        let &[v0, v1, v2, v3, _, _, _, hop_limit, ref addresses @ ..] = bytes;
+        let first_word = u32::from_be_bytes([v0, v1, v2, v3]);
+        let address = |bytes: Option<&[u8; 16]>| bytes.map_or(Ipv6Addr::UNSPECIFIED, |b| Ipv6Addr::from(*b));
+        Ipv6Header {
+            traffic_class: v0 << 4 | v1 >> 4,
+            flow_label: first_word & FLOW_LABEL_MASK,
+            hop_limit,
+            source: address(addresses.first_chunk()),
+            destination: address(addresses.last_chunk()),
+        }
+    }
+
+    fn to_bytes(self, udp_len: u16) -> [u8; IPV6_LEN] {
+        let first_word = 6 << 28 | u32::from(self.traffic_class) << 20 | (self.flow_label & FLOW_LABEL_MASK);
+        let mut bytes = [0; IPV6_LEN];
+        let [v0, v1, v2, v3, l0, l1, next, hops, addresses @ ..] = &mut bytes;
+        [*v0, *v1, *v2, *v3] = first_word.to_be_bytes();
+        [*l0, *l1] = udp_len.to_be_bytes();
+        *next = UDP;
+        *hops = self.hop_limit;
+        let (source, destination) = addresses.split_at_mut(16);
+        source.copy_from_slice(&self.source.octets());
+        destination.copy_from_slice(&self.destination.octets());
+        bytes
+    }
+}
+
+/// The protocol number of UDP.
+const UDP: u8 = 17;
+
+const FLOW_LABEL_MASK: u32 = 0x000f_ffff;
+
+/// The sum that IPv4 headers are checked by (RFC 1071): 0xffff over a header with a right checksum.
+fn ones_complement_sum(header: &[u8; IPV4_LEN]) -> u16 {
+    let words = header.chunks_exact(2).map(|pair| match pair {
+        [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
+        _ => 0,
+    });
+    let sum: u32 = words.sum();
+    // Ten words give at most four bits of carry, and adding those at most one more.
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
+    u16::from_be_bytes([high, low])
+}

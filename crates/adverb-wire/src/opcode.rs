@@ -1,0 +1,236 @@
+//! Opcodes: the first byte of a packet, which decides what headers follow it.
+
+use core::fmt;
+
+/// Declares the opcodes once; the enum, its list, its parser and its names come from this table.
+macro_rules! opcodes {
+    ($($(#[$doc:meta])* $variant:ident = $byte:literal, $name:literal;)*) => {
+        /// The kind of a packet: its transport, its operation and its place in the message.
+        ///
+        /// Values are those of the InfiniBand Architecture Specification vol. 1, table 38, with FLUSH and
+        /// ATOMIC WRITE from Annex A19 and the congestion notification of Annex A17.
+        ///
+        /// ```
+        /// use adverb_wire::Opcode;
+        ///
+        /// assert_eq!(Opcode::from_byte(0x0a), Some(Opcode::RcWriteOnly));
+        /// assert_eq!(Opcode::RcWriteOnly.to_string(), "RC WRITE only");
+        /// assert_eq!(Opcode::from_byte(0xff), None);
+        /// ```
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        #[non_exhaustive]
+        pub enum Opcode {
+            $($(#[$doc])* $variant = $byte,)*
+        }
+
+        impl Opcode {
+            /// Every opcode that Adverb knows, in the order of their values.
+            pub const ALL: &[Opcode] = &[$(Opcode::$variant),*];
+
+            /// The opcode with this value, or `None` if there is none.
+            pub const fn from_byte(byte: u8) -> Option<Opcode> {
+                match byte {
+                    $($byte => Some(Opcode::$variant),)*
+                    _ => None,
+                }
+            }
+
+            /// The name as people say it: `RC WRITE only`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Opcode::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+opcodes! {
+    /// First packet of a SEND.
+    RcSendFirst = 0x00, "RC SEND first";
+    /// Middle packet of a SEND.
+    RcSendMiddle = 0x01, "RC SEND middle";
+    /// Last packet of a SEND.
+    RcSendLast = 0x02, "RC SEND last";
+    /// Last packet of a SEND with immediate data.
+    RcSendLastImmediate = 0x03, "RC SEND last+imm";
+    /// A SEND in one packet.
+    RcSendOnly = 0x04, "RC SEND only";
+    /// A SEND with immediate data in one packet.
+    RcSendOnlyImmediate = 0x05, "RC SEND only+imm";
+    /// First packet of an RDMA WRITE.
+    RcWriteFirst = 0x06, "RC WRITE first";
+    /// Middle packet of an RDMA WRITE.
+    RcWriteMiddle = 0x07, "RC WRITE middle";
+    /// Last packet of an RDMA WRITE.
+    RcWriteLast = 0x08, "RC WRITE last";
+    /// Last packet of an RDMA WRITE with immediate data.
+    RcWriteLastImmediate = 0x09, "RC WRITE last+imm";
+    /// An RDMA WRITE in one packet.
+    RcWriteOnly = 0x0a, "RC WRITE only";
+    /// An RDMA WRITE with immediate data in one packet.
+    RcWriteOnlyImmediate = 0x0b, "RC WRITE only+imm";
+    /// An RDMA READ request.
+    RcReadRequest = 0x0c, "RC READ request";
+    /// First packet of the answer to an RDMA READ.
+    RcReadResponseFirst = 0x0d, "RC READ response first";
+    /// Middle packet of the answer to an RDMA READ.
+    RcReadResponseMiddle = 0x0e, "RC READ response middle";
+    /// Last packet of the answer to an RDMA READ.
+    RcReadResponseLast = 0x0f, "RC READ response last";
+    /// The answer to an RDMA READ in one packet; also the empty answer to FLUSH and ATOMIC WRITE.
+    RcReadResponseOnly = 0x10, "RC READ response only";
+    /// An acknowledgement, positive or (by its syndrome) negative.
+    RcAcknowledge = 0x11, "RC ACK";
+    /// The answer to an atomic operation, with the value from before it.
+    RcAtomicAcknowledge = 0x12, "RC ATOMIC ACK";
+    /// An atomic compare-and-swap.
+    RcCompareSwap = 0x13, "RC CAS";
+    /// An atomic fetch-and-add.
+    RcFetchAdd = 0x14, "RC FAA";
+    /// Last packet of a SEND that invalidates a remote key.
+    RcSendLastInvalidate = 0x16, "RC SEND last+inv";
+    /// A SEND that invalidates a remote key, in one packet.
+    RcSendOnlyInvalidate = 0x17, "RC SEND only+inv";
+    /// A request to make earlier writes visible or persistent.
+    RcFlush = 0x1c, "RC FLUSH";
+    /// An eight-byte write that is never seen in part.
+    RcAtomicWrite = 0x1d, "RC ATOMIC WRITE";
+    /// First packet of a SEND over an unreliable connection.
+    UcSendFirst = 0x20, "UC SEND first";
+    /// Middle packet of a SEND over an unreliable connection.
+    UcSendMiddle = 0x21, "UC SEND middle";
+    /// Last packet of a SEND over an unreliable connection.
+    UcSendLast = 0x22, "UC SEND last";
+    /// Last packet of a SEND with immediate data over an unreliable connection.
+    UcSendLastImmediate = 0x23, "UC SEND last+imm";
+    /// A SEND in one packet over an unreliable connection.
+    UcSendOnly = 0x24, "UC SEND only";
+    /// A SEND with immediate data in one packet over an unreliable connection.
+    UcSendOnlyImmediate = 0x25, "UC SEND only+imm";
+    /// First packet of an RDMA WRITE over an unreliable connection.
+    UcWriteFirst = 0x26, "UC WRITE first";
+    /// Middle packet of an RDMA WRITE over an unreliable connection.
+    UcWriteMiddle = 0x27, "UC WRITE middle";
+    /// Last packet of an RDMA WRITE over an unreliable connection.
+    UcWriteLast = 0x28, "UC WRITE last";
+    /// Last packet of an RDMA WRITE with immediate data over an unreliable connection.
+    UcWriteLastImmediate = 0x29, "UC WRITE last+imm";
+    /// An RDMA WRITE in one packet over an unreliable connection.
+    UcWriteOnly = 0x2a, "UC WRITE only";
+    /// An RDMA WRITE with immediate data in one packet over an unreliable connection.
+    UcWriteOnlyImmediate = 0x2b, "UC WRITE only+imm";
+    /// A datagram.
+    UdSendOnly = 0x64, "UD SEND only";
+    /// A datagram with immediate data.
+    UdSendOnlyImmediate = 0x65, "UD SEND only+imm";
+    /// A congestion notification (Annex A17.9.3).
+    Cnp = 0x81, "CNP";
+}
+
+impl Opcode {
+    /// The value on the wire.
+    pub const fn byte(self) -> u8 {
+        self as u8
+    }
+
+    /// How many bytes of headers this opcode brings, the base transport header included.
+    ///
+    /// ```
+    /// use adverb_wire::Opcode;
+    ///
+    /// assert_eq!(Opcode::RcSendOnly.header_len(), 12);
+    /// assert_eq!(Opcode::RcWriteOnlyImmediate.header_len(), 12 + 16 + 4);
+    /// ```
+    pub const fn header_len(self) -> usize {
+        use crate::header::{
+            AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, CNP_RESERVED_LEN, DETH_LEN, FETH_LEN,
+            IETH_LEN, IMMEDIATE_LEN, RETH_LEN,
+        };
+        BTH_LEN
+            + match self {
+                Opcode::RcSendFirst
+                | Opcode::RcSendMiddle
+                | Opcode::RcSendLast
+                | Opcode::RcSendOnly
+                | Opcode::RcWriteMiddle
+                | Opcode::RcWriteLast
+                | Opcode::RcReadResponseMiddle
+                | Opcode::UcSendFirst
+                | Opcode::UcSendMiddle
+                | Opcode::UcSendLast
+                | Opcode::UcSendOnly
+                | Opcode::UcWriteMiddle
+                | Opcode::UcWriteLast => 0,
+                Opcode::RcSendLastImmediate
+                | Opcode::RcSendOnlyImmediate
+                | Opcode::RcWriteLastImmediate
+                | Opcode::UcSendLastImmediate
+                | Opcode::UcSendOnlyImmediate
+                | Opcode::UcWriteLastImmediate => IMMEDIATE_LEN,
+                Opcode::RcSendLastInvalidate | Opcode::RcSendOnlyInvalidate => IETH_LEN,
+                Opcode::RcWriteFirst
+                | Opcode::RcWriteOnly
+                | Opcode::RcReadRequest
+                | Opcode::RcAtomicWrite
+                | Opcode::UcWriteFirst
+                | Opcode::UcWriteOnly => RETH_LEN,
+                Opcode::RcWriteOnlyImmediate | Opcode::UcWriteOnlyImmediate => RETH_LEN + IMMEDIATE_LEN,
+                Opcode::RcReadResponseFirst
+                | Opcode::RcReadResponseLast
+                | Opcode::RcReadResponseOnly
+                | Opcode::RcAcknowledge => AETH_LEN,
+                Opcode::RcAtomicAcknowledge => AETH_LEN + ATOMIC_ACK_ETH_LEN,
+                Opcode::RcCompareSwap | Opcode::RcFetchAdd => ATOMIC_ETH_LEN,
+                Opcode::RcFlush => FETH_LEN + RETH_LEN,
+                Opcode::UdSendOnly => DETH_LEN,
+                Opcode::UdSendOnlyImmediate => DETH_LEN + IMMEDIATE_LEN,
+                Opcode::Cnp => CNP_RESERVED_LEN,
+            }
+    }
+
+    /// What payload a packet of this kind may carry.
+    pub const fn payload(self) -> PayloadRule {
+        match self {
+            Opcode::RcReadRequest
+            | Opcode::RcAcknowledge
+            | Opcode::RcAtomicAcknowledge
+            | Opcode::RcCompareSwap
+            | Opcode::RcFetchAdd
+            | Opcode::RcFlush
+            | Opcode::Cnp => PayloadRule::Empty,
+            Opcode::RcAtomicWrite => PayloadRule::EightBytes,
+            _ => PayloadRule::Any,
+        }
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What payload an opcode allows. How long a FIRST, MIDDLE or LAST must be depends on the path's MTU, and so
+/// is the transport's to check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PayloadRule {
+    /// Headers only.
+    Empty,
+    /// Exactly eight bytes: ATOMIC WRITE.
+    EightBytes,
+    /// Any length.
+    Any,
+}
+
+impl PayloadRule {
+    /// Whether a payload of `len` bytes keeps this rule.
+    pub const fn allows(self, len: usize) -> bool {
+        match self {
+            PayloadRule::Empty => len == 0,
+            PayloadRule::EightBytes => len == 8,
+            PayloadRule::Any => true,
+        }
+    }
+}

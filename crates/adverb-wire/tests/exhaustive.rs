@@ -1,0 +1,182 @@
+//! What can be tried in full, is: every opcode and length, every identification, and damage by the million.
+//!
+//! Slow without optimisation: run with `cargo xtask exhaustive`.
+
+use adverb_wire::{
+    Flow, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Operation, Packet, ParseError, Psn, Qpn, Rc, Send,
+    Syndrome,
+};
+
+mod random;
+use random::Random;
+
+/// The longest chain of headers, and a little more.
+const LONGEST: usize = MAX_HEADER_LEN + 8;
+
+#[test]
+fn every_opcode_pad_count_and_length_is_a_packet_within_bounds_or_an_error() {
+    let mut random = Random::new(1);
+    let (mut parsed, mut refused) = (0u32, 0u32);
+    for opcode in 0..=255 {
+        for pad in 0..4 {
+            for len in 0..=LONGEST + ICRC_LEN + 4 {
+                // Random bodies, and those where every field is at its limits.
+                for body in 0..18 {
+                    let mut bytes = vec![0; len];
+                    match body {
+                        0 => {}
+                        1 => bytes.fill(0xff),
+                        _ => random.fill(&mut bytes),
+                    }
+                    if let [first, flags, ..] = &mut bytes[..] {
+                        *first = opcode;
+                        *flags = *flags & 0xc0 | pad << 4;
+                    }
+                    match check(&bytes) {
+                        Ok(()) => parsed += 1,
+                        Err(_) => refused += 1,
+                    }
+                }
+            }
+        }
+    }
+    println!("{parsed} packets parsed, {refused} refused, none out of bounds");
+    assert!(parsed > 10_000, "too few packets parsed for this to mean anything: {parsed}");
+}
+
+#[test]
+fn every_header_version_but_0_is_refused() {
+    for opcode in Opcode::ALL {
+        for version in 1..16 {
+            let mut bytes = [0; 64];
+            bytes[0] = opcode.byte();
+            bytes[1] = version;
+            assert_eq!(Packet::parse(&bytes).unwrap_err(), ParseError::UnknownVersion(version));
+        }
+    }
+}
+
+/// Parses `bytes`, uses all that a packet offers, and checks that it lies within them.
+fn check(bytes: &[u8]) -> Result<(), ParseError> {
+    let packet = Packet::parse(bytes)?;
+    let header_len = packet.header().len();
+    let payload = packet.payload();
+    assert_eq!(header_len + payload.len() + packet.pad_len() + ICRC_LEN, bytes.len());
+    assert!(packet.pad_len() < 4);
+    assert_eq!(&bytes[header_len..header_len + payload.len()], payload);
+    assert!(packet.opcode().payload().allows(payload.len()));
+    assert!(!packet.to_string().is_empty());
+    let flow = Flow::v4("10.0.0.1:4791".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+    let _ = (flow.verify(&packet, 0), flow.solve(&packet));
+    Ok(())
+}
+
+#[test]
+fn the_solver_finds_every_identification_at_every_length() {
+    let lengths: Vec<usize> = (44..=9000).step_by(4).collect();
+    let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+    let halves = lengths.chunks(lengths.len().div_ceil(2));
+    let found: usize = std::thread::scope(|scope| {
+        let workers: Vec<_> = halves
+            .map(|half| {
+                scope.spawn(move || {
+                    half.iter().map(|len| solve_all_identifications(&flow, *len)).sum::<usize>()
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("no panic")).sum()
+    });
+    println!("{found} identifications found at {} lengths from 44 to 9000", lengths.len());
+    assert_eq!(found, lengths.len() * 65_536);
+}
+
+/// Tries each identification with a datagram of `total_len` bytes, IPv4 header included.
+fn solve_all_identifications(flow: &Flow, total_len: usize) -> usize {
+    let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
+    let mut payload = vec![0; total_len - 44];
+    Random::new(total_len as u64).fill(&mut payload);
+    let mut head = [0; MAX_HEADER_LEN];
+    let mut bytes = Vec::new();
+    (0..=u16::MAX)
+        .filter(|identification| {
+            let emitted = flow.emit(&header, *identification, &[&payload], &mut head).expect("it fits");
+            if bytes.is_empty() {
+                bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
+            }
+            let icrc_at = bytes.len() - ICRC_LEN;
+            bytes[icrc_at..].copy_from_slice(&emitted.trailer);
+            let packet = Packet::parse(&bytes).expect("a packet");
+            flow.solve(&packet) == Ok(*identification)
+        })
+        .count()
+}
+
+#[test]
+fn a_damaged_packet_gets_past_the_solver_once_in_65536_and_past_the_strict_check_never() {
+    const TRIES: u32 = 1 << 24;
+    let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+    let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
+    let mut head = [0; MAX_HEADER_LEN];
+    let mut random = Random::new(2);
+    let (mut solved, mut verified) = (0u32, 0u32);
+    for _ in 0..TRIES / 64 {
+        let mut payload = [0; 64];
+        random.fill(&mut payload);
+        let emitted = flow.emit(&header, 0, &[&payload], &mut head).expect("it fits");
+        for at in 0..64 {
+            // Eight bytes of noise somewhere: more than the 32 bits within which a CRC finds every error.
+            let mut damaged = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
+            let noise = (random.next() | 1).to_le_bytes();
+            let at = 12 + at % 57;
+            damaged[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
+            let packet = Packet::parse(&damaged).expect("only the payload is damaged");
+            solved += u32::from(flow.solve(&packet).is_ok());
+            verified += u32::from(flow.verify(&packet, 0).is_ok());
+        }
+    }
+    let expected = TRIES / 65_536;
+    println!(
+        "{TRIES} damaged packets: the solver let {solved} pass (1 in {}; 1 in 65536 expected), \
+         the strict check {verified}",
+        TRIES.checked_div(solved).unwrap_or(0)
+    );
+    // Five standard deviations of a Poisson distribution around 256: 80.
+    assert!(solved.abs_diff(expected) < 80, "{solved} passed, {expected} expected");
+    assert_eq!(verified, 0);
+}
+
+#[test]
+fn one_flipped_bit_is_always_found() {
+    let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+    let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
+    let payload = [0x5a; 4096];
+    let mut head = [0; MAX_HEADER_LEN];
+    let emitted = flow.emit(&header, 0x1234, &[&payload], &mut head).expect("it fits");
+    let mut bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
+    assert_eq!(flow.solve(&Packet::parse(&bytes).expect("a packet")), Ok(0x1234));
+    for at in emitted.header_len * 8..bytes.len() * 8 {
+        bytes[at / 8] ^= 1 << (at % 8);
+        let packet = Packet::parse(&bytes).expect("the headers are whole");
+        assert!(flow.solve(&packet).is_err(), "bit {at}");
+        bytes[at / 8] ^= 1 << (at % 8);
+    }
+}
+
+#[test]
+fn psn_distances_are_right_all_the_way_round() {
+    for start in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff] {
+        let start = Psn::wrapping(start);
+        for distance in -0x80_0000i32..0x80_0000 {
+            let psn =
+                if distance < 0 { start - distance.unsigned_abs() } else { start + distance.unsigned_abs() };
+            assert_eq!(psn.since(start), distance);
+        }
+    }
+}
+
+#[test]
+fn every_syndrome_prints() {
+    for byte in 0..=255 {
+        assert!(!Syndrome::from_byte(byte).to_string().is_empty());
+    }
+}
