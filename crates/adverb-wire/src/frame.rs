@@ -60,7 +60,8 @@ impl<'a> Frame<'a> {
     }
 
     /// Writes the IP and UDP headers that go before a packet of `packet_len` bytes, and says how many bytes
-    /// they took. The UDP checksum is left 0, which means none: the ICRC is stronger.
+    /// they took. The UDP checksum is left 0, which means none: the ICRC is stronger. A packet is never longer
+    /// than the length fields can say.
     ///
     /// ```
     /// use adverb_wire::{Frame, IpHeader, MAX_OUTER_LEN};
@@ -72,10 +73,10 @@ impl<'a> Frame<'a> {
     pub fn emit_outer(
         ip: &IpHeader,
         source_port: u16,
-        packet_len: u16,
+        packet_len: usize,
         out: &mut [u8; MAX_OUTER_LEN],
     ) -> usize {
-        let udp_len = packet_len.saturating_add(8);
+        let udp_len = u16::try_from(packet_len + UDP_LEN).unwrap_or(u16::MAX);
         let ip_len = ip.emit(udp_len, out);
         let [s0, s1] = source_port.to_be_bytes();
         let [d0, d1] = ROCE_PORT.to_be_bytes();

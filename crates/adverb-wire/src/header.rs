@@ -123,17 +123,21 @@ impl Header {
         opcode.header_len()
     }
 
-    /// Parses the headers at the start of `bytes`; also gives the pad count and what is left.
+    /// Parses the headers at the start of `bytes`; also gives the opcode, the pad count and what is left.
     #[inline]
-    pub(crate) fn parse(bytes: &[u8]) -> Result<(Header, u8, &[u8]), ParseError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<(Header, Opcode, u8, &[u8]), ParseError> {
         let truncated = |needed| ParseError::Truncated { needed, found: bytes.len() };
-        let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>().ok_or(truncated(BTH_LEN))?;
+        let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
+            return Err(truncated(BTH_LEN));
+        };
         let &[opcode, flags, k0, k1, congestion, q0, q1, q2, ack, p0, p1, p2] = bth;
         let opcode = Opcode::from_byte(opcode).ok_or(ParseError::UnknownOpcode(opcode))?;
         if flags & VERSION_MASK != 0 {
             return Err(ParseError::UnknownVersion(flags & VERSION_MASK));
         }
-        let (operation, rest) = Operation::parse(opcode, rest).ok_or(truncated(opcode.header_len()))?;
+        let Some((operation, rest)) = Operation::parse(opcode, rest) else {
+            return Err(truncated(opcode.header_len()));
+        };
         let header = Header {
             dest_qp: Qpn::from_be_bytes([q0, q1, q2]),
             psn: Psn::from_be_bytes([p0, p1, p2]),
@@ -145,7 +149,7 @@ impl Header {
             ack_request: ack & ACK_REQUEST != 0,
             operation,
         };
-        Ok((header, flags >> PAD_SHIFT & PAD_MASK, rest))
+        Ok((header, opcode, flags >> PAD_SHIFT & PAD_MASK, rest))
     }
 }
 

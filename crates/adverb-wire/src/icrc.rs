@@ -8,7 +8,7 @@ use core::fmt;
 use core::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::crc;
-use crate::header::{Header, MAX_HEADER_LEN, pad_len};
+use crate::header::{BTH_LEN, Header, MAX_HEADER_LEN, pad_len};
 use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 
 /// The ICRC of the packets that go from one address and port to another.
@@ -41,7 +41,8 @@ use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 /// in four thousand million pass. IPv6 has no such field, and both are equally strong there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// The CRC state behind the UDP header, with lengths and identification 0.
+    /// The CRC state behind the base transport header, as if lengths, identification and that header were 0.
+    /// What they add is added a packet, which takes no more than looking it up: CRC is linear.
     state: u32,
     family: Family,
 }
@@ -65,25 +66,30 @@ impl Flow {
         let [e, f, g, h] = destination.ip().octets();
         let [s0, s1] = source.port().to_be_bytes();
         let [d0, d1] = destination.port().to_be_bytes();
-        let state = crc::eight_bytes(!0, [0xff; 8]);
-        let state = crc::eight_bytes(state, [0x45, 0xff, 0, 0, 0, 0, f0, f1]);
-        let state = crc::eight_bytes(state, [0xff, 17, 0xff, 0xff, a, b, c, d]);
-        let state = crc::eight_bytes(state, [e, f, g, h, s0, s1, d0, d1]);
-        Flow { state: crc::four_bytes(state, [0, 0, 0xff, 0xff]), family: Family::V4 }
+        let header = [
+            [0x45, 0xff, 0, 0],
+            [0, 0, f0, f1],
+            [0xff, 17, 0xff, 0xff],
+            [a, b, c, d],
+            [e, f, g, h],
+            [s0, s1, d0, d1],
+            [0, 0, 0xff, 0xff],
+        ];
+        Flow { state: state_behind(&header), family: Family::V4 }
     }
 
     /// The flow between two IPv6 addresses.
     pub fn v6(source: SocketAddrV6, destination: SocketAddrV6) -> Flow {
         let [s0, s1] = source.port().to_be_bytes();
         let [d0, d1] = destination.port().to_be_bytes();
-        let mut state = crc::eight_bytes(!0, [0xff; 8]);
-        state = crc::eight_bytes(state, [0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff]);
-        for address in [source.ip(), destination.ip()] {
-            let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = address.octets();
-            state = crc::eight_bytes(state, [a, b, c, d, e, f, g, h]);
-            state = crc::eight_bytes(state, [i, j, k, l, m, n, o, p]);
-        }
-        Flow { state: crc::eight_bytes(state, [s0, s1, d0, d1, 0, 0, 0xff, 0xff]), family: Family::V6 }
+        let mut header = [[0xff; 4]; 12];
+        header[0][0] = 0x6f;
+        header[1] = [0, 0, 17, 0xff];
+        let octets = source.ip().octets().into_iter().chain(destination.ip().octets());
+        header[2..10].as_flattened_mut().iter_mut().zip(octets).for_each(|(byte, octet)| *byte = octet);
+        header[10] = [s0, s1, d0, d1];
+        header[11] = [0, 0, 0xff, 0xff];
+        Flow { state: state_behind(&header), family: Family::V6 }
     }
 
     /// The flow between two addresses, or `None` if one is IPv4 and the other IPv6.
@@ -146,9 +152,10 @@ impl Flow {
             Ok(len) if packet_len <= MAX_PACKET_LEN => len,
             _ => return Err(EmitError::TooLong { payload_len }),
         };
-        let (first, rest) = split_first_eight(head);
-        let mut hasher = self.headers_and_first_eight(identification, packet_len, *first);
-        hasher.update(rest.get(..header_len - 8).unwrap_or_default());
+        let mut hasher = self.hasher(identification, packet_len, head);
+        if let Some(extension @ [_, ..]) = head.get(BTH_LEN..header_len) {
+            hasher.update(extension);
+        }
         Ok(Icrc { hasher, header_len, pad_len })
     }
 
@@ -183,7 +190,7 @@ impl Flow {
             Family::V4 => {
                 // Behind the word of identification and flags come 12 bytes of IPv4 header, 8 of UDP, and the
                 // packet up to its ICRC; the word itself counts as much as that ICRC would.
-                let words = (12 + 8 + usize::from(packet.len())) / 4;
+                let words = (12 + 8 + packet.as_bytes().len()) / 4;
                 match crc::undo_words(difference, words).to_le_bytes() {
                     [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
                     _ => Err(mismatch),
@@ -196,29 +203,27 @@ impl Flow {
     /// The ICRC that `packet` should have.
     #[inline]
     fn icrc(&self, packet: &Packet<'_>, identification: u16) -> u32 {
-        let (first, rest) = packet.covered();
-        let mut hasher = self.headers_and_first_eight(identification, packet.len(), *first);
-        hasher.update(rest);
+        let bytes = packet.as_bytes();
+        let covered = bytes.get(..bytes.len() - ICRC_LEN).unwrap_or_default();
+        let mut hasher = self.hasher(identification, packet_len(bytes), covered);
+        hasher.update(covered.get(BTH_LEN..).unwrap_or_default());
         hasher.finalize()
     }
 
-    /// The CRC of the IP and UDP headers and the first eight bytes of the packet.
+    /// The CRC of the IP and UDP headers and the base transport header, with which `packet` begins.
+    ///
+    /// What follows is a multiple of 16 bytes more often than not, which `crc32fast` takes fastest.
     #[inline]
-    fn headers_and_first_eight(
-        &self,
-        identification: u16,
-        packet_len: u16,
-        mut first: [u8; 8],
-    ) -> crc32fast::Hasher {
+    fn hasher(&self, identification: u16, packet_len: u16, packet: &[u8]) -> crc32fast::Hasher {
         // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
         let udp_len = packet_len.wrapping_add(8);
         let fields = match self.family {
             Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IDENTIFICATION.of(identification),
             Family::V6 => V6_PAYLOAD_LEN.of(udp_len),
         } ^ UDP_LEN.of(udp_len);
-        // Byte 4 of the base transport header (FECN, BECN and six reserved bits) may change on the way.
-        first[4] = 0xff;
-        crc32fast::Hasher::new_with_initial(!crc::eight_bytes(self.state ^ fields, first))
+        let mut bth = packet.first_chunk().copied().unwrap_or([0; BTH_LEN]);
+        bth[CONGESTION_BYTE] = 0;
+        crc32fast::Hasher::new_with_initial(!(self.state ^ fields ^ crc::twelve_bytes(bth)))
     }
 }
 
@@ -240,7 +245,9 @@ impl Icrc {
     /// Takes in the padding, and gives what is to be sent around the payload.
     pub fn finish(mut self) -> Emitted {
         let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
-        self.hasher.update(trailer.bytes.get(..usize::from(self.pad_len)).unwrap_or_default());
+        if let Some(padding @ [_, ..]) = trailer.bytes.get(..usize::from(self.pad_len)) {
+            self.hasher.update(padding);
+        }
         let [_, _, _, _, icrc @ ..] = &mut trailer.bytes;
         *icrc = self.hasher.finalize().to_le_bytes();
         Emitted { header_len: self.header_len, trailer }
@@ -297,17 +304,26 @@ impl fmt::Display for IcrcMismatch {
 
 impl core::error::Error for IcrcMismatch {}
 
-fn split_first_eight(head: &[u8; MAX_HEADER_LEN]) -> (&[u8; 8], &[u8]) {
-    match head.split_first_chunk() {
-        Some(parts) => parts,
-        None => unreachable!("40 is more than 8"),
-    }
+/// The length of a packet that was parsed, and so is at most [`MAX_PACKET_LEN`].
+#[expect(clippy::cast_possible_truncation, reason = "checked when the packet was parsed")]
+const fn packet_len(bytes: &[u8]) -> u16 {
+    bytes.len() as u16
 }
 
 /// The flags word of an IPv4 header with only "don't fragment" set.
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// What a 16-bit field of the headers adds to the state behind the UDP header.
+/// The byte of the base transport header (FECN, BECN and six reserved bits) that may change on the way.
+const CONGESTION_BYTE: usize = 4;
+
+/// The state behind these IP and UDP headers and a base transport header of zeros, but for the masked byte.
+fn state_behind(header: &[[u8; 4]]) -> u32 {
+    const MASKED_BTH: [[u8; 4]; 3] = [[0; 4], [0xff, 0, 0, 0], [0; 4]];
+    let words = [[0xff; 4]; 2].iter().chain(header).chain(&MASKED_BTH);
+    words.fold(!0, |state, word| crc::four_bytes(state, *word))
+}
+
+/// What a 16-bit field of the headers adds to the state behind the base transport header.
 struct FieldEffect(crc::Effect, crc::Effect);
 
 impl FieldEffect {
@@ -322,7 +338,8 @@ impl FieldEffect {
     }
 }
 
-static V4_TOTAL_LEN: FieldEffect = FieldEffect::with_behind(16 + 8);
-static V4_IDENTIFICATION: FieldEffect = FieldEffect::with_behind(14 + 8);
-static V6_PAYLOAD_LEN: FieldEffect = FieldEffect::with_behind(34 + 8);
-static UDP_LEN: FieldEffect = FieldEffect::with_behind(2);
+const UDP_AND_BTH: usize = 8 + BTH_LEN;
+static V4_TOTAL_LEN: FieldEffect = FieldEffect::with_behind(16 + UDP_AND_BTH);
+static V4_IDENTIFICATION: FieldEffect = FieldEffect::with_behind(14 + UDP_AND_BTH);
+static V6_PAYLOAD_LEN: FieldEffect = FieldEffect::with_behind(34 + UDP_AND_BTH);
+static UDP_LEN: FieldEffect = FieldEffect::with_behind(2 + BTH_LEN);

@@ -36,15 +36,8 @@ pub const ROCE_PORT: u16 = 4791;
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     header: Header,
-    /// The first eight bytes, whose fifth the ICRC doesn't cover.
-    first: &'a [u8; 8],
-    /// From there to the ICRC.
-    rest: &'a [u8],
     payload: &'a [u8],
-    icrc: u32,
     bytes: &'a [u8],
-    /// The length of `bytes`.
-    len: u16,
 }
 
 impl<'a> Packet<'a> {
@@ -58,24 +51,19 @@ impl<'a> Packet<'a> {
     /// an opcode or header version that isn't known; or has a payload that its opcode doesn't allow.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
-        let (header, pad_len, body) = Header::parse(bytes)?;
-        let len = match u16::try_from(bytes.len()) {
-            Ok(len) if bytes.len().is_multiple_of(4) && bytes.len() <= MAX_PACKET_LEN => len,
-            _ => return Err(ParseError::BadLength(bytes.len())),
-        };
-        let opcode = header.opcode();
-        let pad_len = usize::from(pad_len);
-        let needed = opcode.header_len() + pad_len + ICRC_LEN;
-        let truncated = ParseError::Truncated { needed, found: bytes.len() };
-        let (body, icrc) = body.split_last_chunk::<ICRC_LEN>().ok_or(truncated)?;
-        let payload_len = body.len().checked_sub(pad_len).ok_or(truncated)?;
-        let payload = body.get(..payload_len).ok_or(truncated)?;
-        if !opcode.payload().allows(payload_len) {
-            return Err(ParseError::Payload { opcode, payload_len });
+        let (header, opcode, pad_len, body) = Header::parse(bytes)?;
+        if !bytes.len().is_multiple_of(4) || bytes.len() > MAX_PACKET_LEN {
+            return Err(ParseError::BadLength(bytes.len()));
         }
-        let covered = bytes.get(..bytes.len() - ICRC_LEN).ok_or(truncated)?;
-        let (first, rest) = covered.split_first_chunk().ok_or(truncated)?;
-        Ok(Packet { header, first, rest, payload, icrc: u32::from_le_bytes(*icrc), bytes, len })
+        let trailer_len = usize::from(pad_len) + ICRC_LEN;
+        let Some(payload) = body.len().checked_sub(trailer_len).and_then(|len| body.get(..len)) else {
+            let needed = opcode.header_len() + trailer_len;
+            return Err(ParseError::Truncated { needed, found: bytes.len() });
+        };
+        if !opcode.payload().allows(payload.len()) {
+            return Err(ParseError::Payload { opcode, payload_len: payload.len() });
+        }
+        Ok(Packet { header, payload, bytes })
     }
 
     /// The headers.
@@ -104,24 +92,13 @@ impl<'a> Packet<'a> {
     }
 
     /// The ICRC at the packet's end, as a CRC-32 value: its bytes are in little-endian order.
-    pub const fn icrc(&self) -> u32 {
-        self.icrc
+    pub fn icrc(&self) -> u32 {
+        self.bytes.last_chunk().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }
 
     /// The whole packet.
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.bytes
-    }
-
-    /// How many bytes the whole packet has.
-    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
-    pub const fn len(&self) -> u16 {
-        self.len
-    }
-
-    /// What the ICRC covers: the first eight bytes, and the rest.
-    pub(crate) const fn covered(&self) -> (&'a [u8; 8], &'a [u8]) {
-        (self.first, self.rest)
     }
 }
 

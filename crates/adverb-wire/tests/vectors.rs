@@ -87,7 +87,7 @@ fn emit(frame: &Frame<'_>) -> Vec<u8> {
     // The CNP of the vector has the migration bit 0, as parsed.
     let emitted = flow.emit(packet.header(), identification, &payload, &mut head).expect("it fits");
     let mut outer = [0; MAX_OUTER_LEN];
-    let outer_len = Frame::emit_outer(frame.ip(), frame.source().port(), packet.len(), &mut outer);
+    let outer_len = Frame::emit_outer(frame.ip(), frame.source().port(), packet.as_bytes().len(), &mut outer);
     [&outer[..outer_len], &head[..emitted.header_len], payload[0], &emitted.trailer].concat()
 }
 

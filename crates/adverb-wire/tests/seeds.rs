@@ -1,0 +1,46 @@
+//! Packets that broke other implementations, kept as inputs for the fuzzer and as tests here.
+//!
+//! Each is a bug that kernel soft-RoCE once had. Two more of that list (a work request's segments indexed before
+//! they were counted, and a timer that outlived its queue pair) aren't in packets: they are the engine's to test.
+
+use adverb_wire::{Opcode, Operation, Packet, ParseError, Rc, Write};
+
+macro_rules! seed {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../fuzz/seeds/packet/", $name))
+    };
+}
+
+#[test]
+fn a_forged_pad_count_cannot_make_the_payload_negative() {
+    let error = Packet::parse(seed!("forged-pad-makes-payload-negative")).unwrap_err();
+    assert_eq!(error, ParseError::Truncated { needed: 19, found: 16 });
+}
+
+#[test]
+fn a_packet_shorter_than_its_headers_is_refused() {
+    let error = Packet::parse(seed!("shorter-than-its-headers")).unwrap_err();
+    assert_eq!(error, ParseError::Truncated { needed: 28, found: 24 });
+}
+
+#[test]
+fn an_unknown_opcode_to_the_multicast_queue_pair_is_refused() {
+    let error = Packet::parse(seed!("opcode-ff-to-the-multicast-qp")).unwrap_err();
+    assert_eq!(error, ParseError::UnknownOpcode(0xff));
+}
+
+#[test]
+fn an_atomic_write_has_eight_bytes() {
+    let error = |payload_len| ParseError::Payload { opcode: Opcode::RcAtomicWrite, payload_len };
+    assert_eq!(Packet::parse(seed!("atomic-write-of-four-bytes")).unwrap_err(), error(4));
+    assert_eq!(Packet::parse(seed!("atomic-write-of-sixteen-bytes")).unwrap_err(), error(16));
+}
+
+#[test]
+fn an_address_range_that_wraps_has_no_end() {
+    let packet = Packet::parse(seed!("address-range-that-wraps")).expect("well formed, if not allowed");
+    let Operation::Rc(Rc::Write(Write::Only(reth, None))) = packet.operation() else {
+        panic!("a WRITE only, not {packet}")
+    };
+    assert_eq!(reth.end(), None);
+}
