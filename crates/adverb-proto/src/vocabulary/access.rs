@@ -1,0 +1,64 @@
+//! What may be done to memory.
+
+bitflags::bitflags! {
+    /// What may be done to a memory region or window, and by whom. Local reading is always allowed.
+    ///
+    /// The values are those of `ibv_access_flags`.
+    ///
+    /// ```
+    /// use adverb_proto::vocabulary::Access;
+    ///
+    /// let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    /// assert!(access.is_remote());
+    /// assert!(!(Access::REMOTE_WRITE).is_consistent()); // a peer can't write what the device itself may not
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Access: u32 {
+        /// The local device may write: needed for receive buffers and the targets of READ and atomics.
+        const LOCAL_WRITE = 1 << 0;
+        /// A peer may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// A peer may read.
+        const REMOTE_READ = 1 << 2;
+        /// A peer may do atomic operations.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const WINDOW_BIND = 1 << 4;
+        /// Addresses count from the region's start, not from its virtual address.
+        const ZERO_BASED = 1 << 5;
+        /// Pages are brought in when they are needed, and not pinned.
+        const ON_DEMAND = 1 << 6;
+        /// The memory is in huge pages.
+        const HUGE_PAGES = 1 << 7;
+        /// A peer may flush to where others see it.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// A peer may flush to where it outlasts a loss of power.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// The device may reorder its accesses for speed; ignored where it can't.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl Access {
+    /// Everything that a peer may be allowed to do.
+    pub const REMOTE: Access = Access::REMOTE_WRITE
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::FLUSH_GLOBAL)
+        .union(Access::FLUSH_PERSISTENT);
+
+    /// Whether a peer may do anything.
+    pub const fn is_remote(self) -> bool {
+        self.intersects(Access::REMOTE)
+    }
+
+    /// Whether a peer may change the memory.
+    pub const fn is_remotely_writable(self) -> bool {
+        self.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC))
+    }
+
+    /// Whether these rights can go together: remote writing and atomics need local writing (vol. 1, 10.6.3.1).
+    pub const fn is_consistent(self) -> bool {
+        !self.is_remotely_writable() || self.contains(Access::LOCAL_WRITE)
+    }
+}

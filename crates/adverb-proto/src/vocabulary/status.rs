@@ -1,0 +1,144 @@
+//! How a request ended.
+
+use core::fmt;
+
+/// Declares the statuses once: value, words, hint.
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $words:literal, $hint:expr;)*) => {
+        /// How a request ended (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
+        ///
+        /// ```
+        /// use adverb_proto::vocabulary::Status;
+        ///
+        /// let status = Status::from_code(12);
+        /// assert_eq!(status, Status::RetryExceeded);
+        /// assert_eq!(status.to_string(), "no acknowledgement came (transport retries exceeded)");
+        /// assert!(status.hint().unwrap().contains("peer"));
+        /// ```
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum Status {
+            $($(#[$doc])* $variant,)*
+            /// A code that isn't known here.
+            Other(u32),
+        }
+
+        impl Status {
+            /// The status with this code.
+            pub const fn from_code(code: u32) -> Status {
+                match code {
+                    $($code => Status::$variant,)*
+                    other => Status::Other(other),
+                }
+            }
+
+            /// The code.
+            pub const fn code(self) -> u32 {
+                match self {
+                    $(Status::$variant => $code,)*
+                    Status::Other(code) => code,
+                }
+            }
+
+            /// What happened, in words.
+            const fn words(self) -> &'static str {
+                match self {
+                    $(Status::$variant => $words,)*
+                    Status::Other(_) => "unknown status",
+                }
+            }
+
+            /// What to look at, for a status that somebody can do something about.
+            pub const fn hint(self) -> Option<&'static str> {
+                match self {
+                    $(Status::$variant => $hint,)*
+                    Status::Other(_) => None,
+                }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// Done.
+    Success = 0, "success", None;
+    /// A message was longer than the buffer for it, or than what the transport allows.
+    LocalLength = 1, "the message doesn't fit the buffer (local length error)",
+        Some("post receive buffers as long as the longest message that the peer sends; a datagram needs 40 bytes more");
+    /// The queue pair couldn't execute the request.
+    LocalQpOperation = 2, "the queue pair couldn't execute the request (local QP operation error)",
+        Some("look at the request's segments and keys, and at the queue pair's limits");
+    /// Only for reliable datagrams, which RoCE doesn't have.
+    LocalEecOperation = 3, "local EEC operation error", None;
+    /// A segment of the request isn't in a region of its key.
+    LocalProtection = 4, "a segment lies outside its memory region, or its key is wrong (local protection error)",
+        Some("the region may have been deregistered, belong to another protection domain, or lack LOCAL_WRITE");
+    /// The queue pair went into error before the request was executed.
+    Flushed = 5, "flushed: the queue pair went into error before the request was executed",
+        Some("the first completion of this queue pair that failed otherwise says why");
+    /// A memory window couldn't be bound.
+    WindowBind = 6, "the memory window couldn't be bound",
+        Some("the region must allow WINDOW_BIND and all rights of the window, and hold its whole range");
+    /// The peer's answer made no sense.
+    BadResponse = 7, "the peer's answer made no sense (bad response)", None;
+    /// A receive buffer couldn't be written by the device.
+    LocalAccess = 8, "the device may not access the buffer (local access error)",
+        Some("receive buffers and the targets of READ need LOCAL_WRITE");
+    /// The peer found the request invalid.
+    RemoteInvalidRequest = 9, "the peer found the request invalid (remote invalid request)",
+        Some("the message may be longer than the peer's receive buffer, or the peer's queue pair not allow the operation");
+    /// The peer's memory doesn't allow the request.
+    RemoteAccess = 10, "the peer's memory doesn't allow this (remote access error)",
+        Some("look at the remote key, the address range, the region's rights, and whether it is still registered");
+    /// The peer couldn't complete the request.
+    RemoteOperation = 11, "the peer couldn't complete the request (remote operation error)",
+        Some("the peer's queue pair has failed: its own completions say why");
+    /// No acknowledgement came, however often the request was sent.
+    RetryExceeded = 12, "no acknowledgement came (transport retries exceeded)",
+        Some("the peer may be gone, its queue pair not ready or in error, or the path, GID or MTU wrong");
+    /// The peer had no receive buffer, however often the request was sent.
+    RnrRetryExceeded = 13, "the peer had no receive buffer (receiver-not-ready retries exceeded)",
+        Some("the peer must post receives before messages come; raise rnr_retry, or give the sender credits");
+    /// Only for reliable datagrams, which RoCE doesn't have.
+    LocalRddViolation = 14, "local RDD violation", None;
+    /// Only for reliable datagrams, which RoCE doesn't have.
+    RemoteInvalidRdRequest = 15, "remote invalid RD request", None;
+    /// The peer gave the request up.
+    RemoteAborted = 16, "the peer gave the request up (remote aborted)", None;
+    /// Only for reliable datagrams, which RoCE doesn't have.
+    InvalidEecNumber = 17, "invalid EEC number", None;
+    /// Only for reliable datagrams, which RoCE doesn't have.
+    InvalidEecState = 18, "invalid EEC state", None;
+    /// The device has failed.
+    Fatal = 19, "the device has failed (fatal error)",
+        Some("the kernel's log may say more; the device must be closed and opened again");
+    /// No answer came in time.
+    ResponseTimeout = 20, "no answer came in time (response timeout)", None;
+    /// Something else.
+    General = 21, "general error", None;
+    /// A tag-matching error.
+    TagMatching = 22, "tag matching error", None;
+    /// A tag-matching rendezvous that the software has to finish.
+    TagMatchingRendezvousIncomplete = 23, "tag matching rendezvous incomplete", None;
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Status::Other(code) => write!(f, "unknown status {code}"),
+            _ => f.write_str(self.words()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_keeps_its_value() {
+        for code in 0..100 {
+            assert_eq!(Status::from_code(code).code(), code);
+        }
+    }
+}
