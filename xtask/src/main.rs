@@ -1,2 +1,98 @@
-//! What developers type.
-fn main() {}
+//! What Adverb's developers type: `cargo xtask …`.
+//!
+//! Every check that a change must pass is a command here, so that what runs in CI and what a person runs at
+//! their desk are the same thing. `cargo xtask ci` is those commands in a row (see `ci::STEPS`).
+
+mod ci;
+mod clippy;
+mod deny;
+mod doc;
+mod fmt;
+mod fuzz;
+mod packages;
+mod paths;
+mod process;
+mod setup;
+mod test;
+mod tools;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", about = "What Adverb's developers type.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be typed after `cargo xtask`.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run every check that a change must pass, in order, and print the time of each.
+    Ci,
+    /// Install the Debian packages and cargo tools that the other commands need, where they are missing.
+    Setup,
+    /// Check the formatting of both workspaces, or repair it.
+    Fmt(fmt::Args),
+    /// Lint all code; a warning is an error.
+    Clippy,
+    /// Build the documentation; a warning is an error.
+    Doc,
+    /// Run the tests and doctests, all but the long ones (see `exhaustive`).
+    Test,
+    /// Run the exhaustive and property tests of adverb-wire, optimised.
+    Exhaustive,
+    /// Check the dependencies' licences, sources and versions.
+    Deny,
+    /// Fuzz for a while, the time shared among the targets.
+    Fuzz(fuzz::Args),
+    /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
+    Vm(vm::Args),
+}
+
+impl Command {
+    /// Does it. An error and a failing exit code both mean failure; only commands that pass on somebody else's
+    /// exit status (`vm`) choose a code.
+    fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Ci => return ci::run(),
+            Self::Vm(args) => return vm::run(args),
+            Self::Setup => setup::run()?,
+            Self::Fmt(args) => fmt::run(&args)?,
+            Self::Clippy => clippy::run()?,
+            Self::Doc => doc::run()?,
+            Self::Test => test::run()?,
+            Self::Exhaustive => test::run_exhaustive()?,
+            Self::Deny => deny::run()?,
+            Self::Fuzz(args) => fuzz::run(&args)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command.run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,95 @@
+//! `cargo xtask ci`: the other commands in a row.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::Cli;
+
+/// The steps, as a person would type them after `cargo xtask`: cheap ones first, so that a slip is reported soon.
+const STEPS: &[&str] =
+    &["setup", "fmt", "clippy", "doc", "test", "exhaustive", "deny", "fuzz --seconds 60", "vm smoke"];
+
+/// Runs the steps up to the first that fails, then prints what each took.
+pub(crate) fn run() -> Result<ExitCode> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    let mut passed = true;
+    for step in STEPS {
+        if !passed {
+            rows.push(Row { step, took: None, result: "not run" });
+            continue;
+        }
+        println!("==> {step}");
+        let start = Instant::now();
+        passed = run_step(step);
+        let took = start.elapsed();
+        let result = if passed { "ok" } else { "FAILED" };
+        println!("==> {step}: {result} in {:.1} s\n", took.as_secs_f64());
+        rows.push(Row { step, took: Some(took), result });
+    }
+    print!("{}", table(&rows));
+    let verdict = if passed { "passed" } else { "FAILED" };
+    println!("ci {verdict} in {:.1} s", start.elapsed().as_secs_f64());
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs one step through the command line's own parser, so that a step can't be something a person can't type.
+fn run_step(step: &str) -> bool {
+    match parse(step).map_err(anyhow::Error::from).and_then(|cli| cli.command.run()) {
+        Ok(code) => code == ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            false
+        }
+    }
+}
+
+fn parse(step: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(["xtask"].into_iter().chain(step.split_whitespace()))
+}
+
+/// One line of the closing table.
+struct Row {
+    step: &'static str,
+    took: Option<Duration>,
+    result: &'static str,
+}
+
+fn table(rows: &[Row]) -> String {
+    let width = rows.iter().map(|row| row.step.len()).max().unwrap_or(0).max("step".len());
+    let mut text = format!("{:width$}  {:>8}  result\n", "step", "seconds");
+    for Row { step, took, result } in rows {
+        let took = took.map_or("-".to_owned(), |took| format!("{:.1}", took.as_secs_f64()));
+        text += &format!("{step:width$}  {took:>8}  {result}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_is_a_command_that_can_be_typed() {
+        for step in STEPS {
+            parse(step).unwrap_or_else(|error| panic!("{step}: {error}"));
+        }
+    }
+
+    #[test]
+    fn table_lines_up() {
+        let rows = [
+            Row { step: "fmt", took: Some(Duration::from_millis(1234)), result: "ok" },
+            Row { step: "vm smoke", took: None, result: "not run" },
+        ];
+        assert_eq!(
+            table(&rows),
+            "step       seconds  result\n\
+             fmt            1.2  ok\n\
+             vm smoke         -  not run\n"
+        );
+    }
+}

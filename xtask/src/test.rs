@@ -1,0 +1,24 @@
+//! `cargo xtask test` and `cargo xtask exhaustive`.
+
+use anyhow::Result;
+
+use crate::{process, tools};
+
+/// Runs all tests but the long ones, and the doctests, which nextest doesn't run.
+pub(crate) fn run() -> Result<()> {
+    tools::require("cargo-nextest")?;
+    let mut nextest = process::cargo("nextest run --workspace --all-features -E");
+    nextest.arg("not (package(adverb-wire) and (binary(exhaustive) or binary(properties)))");
+    process::run(&mut nextest)?;
+    process::run(&mut process::cargo("test --workspace --doc --all-features"))
+}
+
+/// Runs the long tests: optimised, because they try millions of packets, and showing what they print, because
+/// they print how many.
+pub(crate) fn run_exhaustive() -> Result<()> {
+    tools::require("cargo-nextest")?;
+    process::run(&mut process::cargo(
+        "nextest run -p adverb-wire --all-features --release --test exhaustive --test properties \
+         --success-output immediate",
+    ))
+}

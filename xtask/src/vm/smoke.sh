@@ -1,0 +1,50 @@
+# The checks of `cargo xtask vm smoke`, run in the guest by bash.
+
+pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
+
+# Starts a server in the background and waits until it listens.
+start_server() {
+  timeout 100 "$@" &
+  server=$!
+  until [[ $(ss -Hltn "sport = :$pingpong_port") ]]; do
+    kill -0 "$server" 2>/dev/null || { echo "the server ended before it listened"; return 1; }
+    sleep 0.05
+  done
+}
+
+# Waits for the server, which has to be content too.
+end_server() {
+  local status=0
+  wait "$server" || status=$?
+  ((status == 0)) || echo "the server ended with status $status"
+  return "$status"
+}
+
+# Runs a command in the namespace `peer` as nobody, without capabilities and without a way to get any.
+as_nobody_in_peer() {
+  ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
+    --no-new-privs -- "$@"
+}
+
+rc_pingpong() {
+  start_server ibv_rc_pingpong -d rxe0 -g 1 || return
+  timeout 100 ibv_rc_pingpong -d rxe0 -g 1 10.77.0.1 || { kill "$server" 2>/dev/null; return 1; }
+  end_server
+}
+
+# ud_pingpong PROGRAM GID LOCAL REMOTE: rxe0 serves, the program is the client.
+ud_pingpong() {
+  local program=/run/ud_pingpong said expected
+  # A copy, because nobody may not look into the directory that the program was built in.
+  install -m 755 "$1" "$program" || return
+  [[ $(as_nobody_in_peer sh -c 'id -u; grep ^CapEff /proc/self/status') == $'65534\nCapEff:\t0000000000000000' ]] ||
+    { echo "the client would have privileges"; return 1; }
+  start_server ibv_ud_pingpong -d rxe0 -g "$2" -n 1000 -s 1024 || return
+  said=$(as_nobody_in_peer timeout 100 "$program" --local "$3" --remote "$4" --server 10.77.0.1 --count 1000 --size 1024) ||
+    { echo "$said"; echo "the client failed"; kill "$server" 2>/dev/null; return 1; }
+  end_server || { echo "$said"; return 1; }
+  echo "$said"
+  expected='^1000 sent, 1000 received, 0 lost, ICRC right in ([0-9]+) of \1$'
+  # The figures come last, for the one line that is shown of a check that passed.
+  grep -E "$expected" <<<"$said" || { echo "the client did not say what was expected: $expected"; return 1; }
+}
