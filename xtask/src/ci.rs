@@ -9,8 +9,18 @@ use clap::Parser;
 use crate::Cli;
 
 /// The steps, as a person would type them after `cargo xtask`: cheap ones first, so that a slip is reported soon.
-const STEPS: &[&str] =
-    &["setup", "fmt", "clippy", "doc", "test", "exhaustive", "deny", "fuzz --seconds 60", "vm smoke"];
+const STEPS: &[&str] = &[
+    "setup",
+    "fmt",
+    "clippy",
+    "doc",
+    "test",
+    "exhaustive",
+    "wire-check",
+    "deny",
+    "fuzz --seconds 60",
+    "vm smoke",
+];
 
 /// Runs the steps up to the first that fails, then prints what each took.
 pub(crate) fn run() -> Result<ExitCode> {

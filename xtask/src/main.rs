@@ -16,6 +16,7 @@ mod setup;
 mod test;
 mod tools;
 mod vm;
+mod wire_check;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,8 @@ enum Command {
     Deny,
     /// Fuzz for a while, the time shared among the targets.
     Fuzz(fuzz::Args),
+    /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
+    WireCheck,
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
     Vm(vm::Args),
 }
@@ -70,6 +73,7 @@ impl Command {
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
+            Self::WireCheck => wire_check::run()?,
         }
         Ok(ExitCode::SUCCESS)
     }

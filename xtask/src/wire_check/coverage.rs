@@ -1,0 +1,63 @@
+//! Which bits of a frame tshark's fields stand for: what is left is what it doesn't dissect.
+
+use super::pdml::Shown;
+
+/// The bits of a frame that compared fields stand for.
+pub(super) struct Coverage(Vec<u8>);
+
+impl Coverage {
+    /// None yet, of a frame of so many bytes.
+    pub(super) fn of_frame(len: usize) -> Coverage {
+        Coverage(vec![0; len])
+    }
+
+    /// Those of a field.
+    pub(super) fn add(&mut self, shown: &Shown) {
+        let mask = mask(&shown.label, shown.len);
+        for (covered, mask) in self.0.iter_mut().skip(shown.offset).zip(mask) {
+            *covered |= mask;
+        }
+    }
+
+    /// The bytes, some bits of which no field stands for.
+    pub(super) fn gaps(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().filter(|(_, covered)| **covered != 0xff).map(|(at, _)| at)
+    }
+}
+
+/// The bits of a field's bytes that are the field's own. tshark draws those of a field that isn't whole bytes
+/// before its name: `..01 .... = Pad Count: 1`.
+fn mask(label: &str, len: usize) -> Vec<u8> {
+    let drawing = label.split_once(" = ").map(|(drawing, _)| drawing);
+    let Some(drawing) = drawing.filter(|drawing| drawing.chars().all(|c| ". 01".contains(c))) else {
+        return vec![0xff; len];
+    };
+    let bits: Vec<bool> = drawing.chars().filter(|c| *c != ' ').map(|c| c != '.').collect();
+    let bytes = bits.chunks(8).map(|byte| byte.iter().fold(0, |byte, bit| byte << 1 | u8::from(*bit)));
+    bytes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_says_which_bits_are_the_fields() {
+        assert_eq!(mask("..01 .... = Pad Count: 1", 1), [0x30]);
+        assert_eq!(mask(".... 0001 0010 0011 0100 0101 = Flow Label: 0x12345", 3), [0x0f, 0xff, 0xff]);
+        assert_eq!(mask("Partition Key: 65535", 2), [0xff, 0xff]);
+        assert_eq!(mask("Text that has = a sign", 1), [0xff]);
+    }
+
+    #[test]
+    fn what_no_field_covers_is_a_gap() {
+        let mut coverage = Coverage::of_frame(3);
+        let mut cover = |label: &str, offset, len| {
+            coverage.add(&Shown { label: label.to_owned(), offset, len, ..Shown::default() });
+        };
+        cover("0000 .... = High: 0", 0, 1);
+        cover(".... 0000 = Low: 0", 0, 1);
+        cover(".000 0000 = Seven: 0", 1, 1);
+        assert_eq!(coverage.gaps().collect::<Vec<_>>(), [1, 2]);
+    }
+}

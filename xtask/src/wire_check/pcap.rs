@@ -1,0 +1,42 @@
+//! A capture file: pcap's classic format, which is a header and a record for each packet.
+
+/// Frames in this file begin with their IP header, of version 4 or 6 (LINKTYPE_RAW).
+const LINKTYPE_RAW: u32 = 101;
+
+/// Longer than any packet: nothing is cut off.
+const SNAP_LEN: u32 = 0x4_0000;
+
+/// The file that holds these IP datagrams. Their time is always 0, so that equal datagrams make equal files.
+pub(super) fn file<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut file = Vec::new();
+    let (major, minor) = (2u16, 4u16);
+    // The first number tells readers the order of bytes, and that times are in microseconds.
+    file.extend(0xa1b2_c3d4u32.to_le_bytes());
+    file.extend(major.to_le_bytes());
+    file.extend(minor.to_le_bytes());
+    file.extend([0; 8]); // time zone and accuracy, which nobody uses
+    file.extend(SNAP_LEN.to_le_bytes());
+    file.extend(LINKTYPE_RAW.to_le_bytes());
+    for frame in frames {
+        let len = u32::try_from(frame.len()).unwrap_or(u32::MAX).to_le_bytes();
+        file.extend([0; 8]); // seconds and microseconds
+        file.extend(len); // in this file
+        file.extend(len); // on the wire
+        file.extend(frame);
+    }
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_is_a_header_and_a_record_for_each_frame() {
+        let file = file([&b"ab"[..], b"xyz"]);
+        let header = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 101, 0, 0, 0];
+        assert_eq!(file[..24], header);
+        assert_eq!(file[24..42], *b"\0\0\0\0\0\0\0\0\x02\0\0\0\x02\0\0\0ab");
+        assert_eq!(file[42..], *b"\0\0\0\0\0\0\0\0\x03\0\0\0\x03\0\0\0xyz");
+    }
+}

@@ -1,0 +1,124 @@
+//! What to put into fields: a different number for each, or all ones, or all zeros.
+
+use std::net::Ipv6Addr;
+
+use adverb_wire::cm::{Bits, Timeout};
+use adverb_wire::{Psn, Qpn};
+
+/// A source of numbers, the same in every run.
+#[derive(Clone, Copy)]
+pub(super) enum Values {
+    /// All bits set.
+    Ones,
+    /// No bit set.
+    Zeros,
+    /// Pseudo-random numbers, in which no two fields are alike; the number is where they begin.
+    Mixed(u64),
+}
+
+impl Values {
+    /// What a report calls this source at its beginning.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Values::Ones => "ones".to_owned(),
+            Values::Zeros => "zeros".to_owned(),
+            Values::Mixed(seed) => format!("mixed {seed}"),
+        }
+    }
+
+    /// The same kind of source for another packet, so that mixed values differ from packet to packet.
+    pub(super) fn fork(&self, packet: u64) -> Values {
+        match self {
+            Values::Mixed(seed) => Values::Mixed(seed.wrapping_mul(0x1_0000_0001) ^ packet << 20),
+            other => *other,
+        }
+    }
+
+    /// 64 bits.
+    pub(super) fn u64(&mut self) -> u64 {
+        match self {
+            Values::Ones => u64::MAX,
+            Values::Zeros => 0,
+            Values::Mixed(state) => {
+                // Steele, Lea and Flood's SplitMix64.
+                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                mixed ^ mixed >> 31
+            }
+        }
+    }
+
+    /// 32 bits.
+    pub(super) fn u32(&mut self) -> u32 {
+        let [a, b, c, d, ..] = self.u64().to_be_bytes();
+        u32::from_be_bytes([a, b, c, d])
+    }
+
+    /// 16 bits.
+    pub(super) fn u16(&mut self) -> u16 {
+        let [a, b, ..] = self.u64().to_be_bytes();
+        u16::from_be_bytes([a, b])
+    }
+
+    /// Eight bits.
+    pub(super) fn u8(&mut self) -> u8 {
+        let [a, ..] = self.u64().to_be_bytes();
+        a
+    }
+
+    /// One bit.
+    pub(super) fn bool(&mut self) -> bool {
+        self.u8() >= 0x80
+    }
+
+    /// `N` bits.
+    pub(super) fn bits<const N: usize>(&mut self) -> Bits<N> {
+        Bits::truncate(self.u32())
+    }
+
+    /// A five-bit time.
+    pub(super) fn timeout(&mut self) -> Timeout {
+        Timeout::new(self.u8() & 31).unwrap_or(Timeout::MAX)
+    }
+
+    /// A queue pair number. Never 0 or 1: tshark takes whatever goes there for a management datagram.
+    pub(super) fn qpn(&mut self) -> Qpn {
+        Qpn::truncate((self.u32() >> 8).max(2))
+    }
+
+    /// A sequence number.
+    pub(super) fn psn(&mut self) -> Psn {
+        Psn::wrapping(self.u32())
+    }
+
+    /// An array of bytes.
+    pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.u8())
+    }
+
+    /// An address within 2001:db8::/32, of which there is nothing special to be shown.
+    pub(super) fn ipv6(&mut self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = std::array::from_fn(|_| self.u16());
+        Ipv6Addr::new(0x2001, 0x0db8, a, b, c, d, e, f)
+    }
+
+    /// So many bytes.
+    pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.u8()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pair_numbers_are_never_those_of_management() {
+        for seed in 0..1000 {
+            assert!(Values::Mixed(seed).qpn().get() > 1);
+        }
+        assert!(Values::Zeros.qpn().get() > 1);
+        assert_eq!(Values::Ones.qpn(), Qpn::MULTICAST);
+    }
+}
