@@ -2,8 +2,9 @@
 
 use adverb_wire::Qpn;
 
-/// A piece of registered memory: the plain form of a scatter or gather element.
+/// A piece of registered memory: the plain form of a scatter or gather element, in the layout of `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
 pub struct Segment {
     /// The address, in the region's own terms.
     pub addr: u64,

@@ -1,0 +1,139 @@
+//! Addresses of peers.
+
+use libc::c_uint;
+
+use crate::{__be16, __be32, ibv_context, ibv_gid, ibv_pd};
+
+shapes! {
+    /// A route that leaves the subnet, which with RoCE every route does.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ibv_global_route {
+        /// The peer's GID.
+        pub dgid: ibv_gid,
+        /// The flow label, twenty bits; with RoCEv2 it chooses the UDP source port.
+        pub flow_label: u32,
+        /// The index of this side's GID.
+        pub sgid_index: u8,
+        /// Hops until the packet is dropped.
+        pub hop_limit: u8,
+        /// The traffic class: DSCP and ECN.
+        pub traffic_class: u8,
+    }
+
+    /// A global route header, as a datagram's receiver finds it in the first forty bytes of its buffer.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ibv_grh {
+        /// Six in the upper four bits, then the traffic class and the flow label.
+        pub version_tclass_flow: __be32,
+        /// Bytes that follow.
+        pub paylen: __be16,
+        /// What follows.
+        pub next_hdr: u8,
+        /// Hops that are left.
+        pub hop_limit: u8,
+        /// The sender's GID.
+        pub sgid: ibv_gid,
+        /// The receiver's GID.
+        pub dgid: ibv_gid,
+    }
+
+    /// A static rate.
+    pub enum ibv_rate: c_uint {
+        /// As fast as the port is.
+        IBV_RATE_MAX = 0,
+        /// 2.5 Gbit/s.
+        IBV_RATE_2_5_GBPS = 2,
+        /// 5 Gbit/s.
+        IBV_RATE_5_GBPS = 5,
+        /// 10 Gbit/s.
+        IBV_RATE_10_GBPS = 3,
+        /// 20 Gbit/s.
+        IBV_RATE_20_GBPS = 6,
+        /// 30 Gbit/s.
+        IBV_RATE_30_GBPS = 4,
+        /// 40 Gbit/s.
+        IBV_RATE_40_GBPS = 7,
+        /// 60 Gbit/s.
+        IBV_RATE_60_GBPS = 8,
+        /// 80 Gbit/s.
+        IBV_RATE_80_GBPS = 9,
+        /// 120 Gbit/s.
+        IBV_RATE_120_GBPS = 10,
+        /// 14 Gbit/s.
+        IBV_RATE_14_GBPS = 11,
+        /// 56 Gbit/s.
+        IBV_RATE_56_GBPS = 12,
+        /// 112 Gbit/s.
+        IBV_RATE_112_GBPS = 13,
+        /// 168 Gbit/s.
+        IBV_RATE_168_GBPS = 14,
+        /// 25 Gbit/s.
+        IBV_RATE_25_GBPS = 15,
+        /// 100 Gbit/s.
+        IBV_RATE_100_GBPS = 16,
+        /// 200 Gbit/s.
+        IBV_RATE_200_GBPS = 17,
+        /// 300 Gbit/s.
+        IBV_RATE_300_GBPS = 18,
+        /// 28 Gbit/s.
+        IBV_RATE_28_GBPS = 19,
+        /// 50 Gbit/s.
+        IBV_RATE_50_GBPS = 20,
+        /// 400 Gbit/s.
+        IBV_RATE_400_GBPS = 21,
+        /// 600 Gbit/s.
+        IBV_RATE_600_GBPS = 22,
+        /// 800 Gbit/s.
+        IBV_RATE_800_GBPS = 23,
+        /// 1200 Gbit/s.
+        IBV_RATE_1200_GBPS = 24,
+    }
+
+    /// The path to a peer.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ibv_ah_attr {
+        /// The global route, if `is_global` says that there is one.
+        pub grh: ibv_global_route,
+        /// The peer's local identifier.
+        pub dlid: u16,
+        /// The service level.
+        pub sl: u8,
+        /// The low bits of this side's local identifier.
+        pub src_path_bits: u8,
+        /// An [`ibv_rate`].
+        pub static_rate: u8,
+        /// Whether there is a global route.
+        pub is_global: u8,
+        /// The port.
+        pub port_num: u8,
+    }
+
+    /// An address handle: a path that datagrams can name.
+    pub struct ibv_ah {
+        /// The device.
+        pub context: *mut ibv_context,
+        /// The protection domain.
+        pub pd: *mut ibv_pd,
+        /// The kernel's number.
+        pub handle: u32,
+    }
+
+    pub const u16 {
+        /// The lowest UDP source port that is made from a flow label.
+        IB_ROCE_UDP_ENCAP_VALID_PORT_MIN = 0xC000,
+        /// The highest.
+        IB_ROCE_UDP_ENCAP_VALID_PORT_MAX = 0xFFFF,
+    }
+
+    pub const u32 {
+        /// The bits of a flow label.
+        IB_GRH_FLOWLABEL_MASK = 0x000F_FFFF,
+    }
+}
+
+/// The UDP source port that a flow label stands for.
+#[must_use]
+pub const fn ibv_flow_label_to_udp_sport(flow_label: u32) -> u16 {
+    let folded = (flow_label & 0x3FFF) ^ ((flow_label & 0xFC000) >> 14);
+    folded as u16 | IB_ROCE_UDP_ENCAP_VALID_PORT_MIN
+}

@@ -1,0 +1,335 @@
+//! librdmacm: what it exports, and what it is given and gives.
+
+use libc::{c_char, c_int, c_void, size_t, sockaddr};
+
+use crate::errno::set_errno;
+use crate::{__be16, ibv_ece, ibv_event_type, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex};
+
+pub(crate) mod event;
+pub(crate) mod id;
+pub(crate) mod route;
+
+pub use event::*;
+pub use id::*;
+pub use route::*;
+
+symbols! {
+    /// librdmacm, loaded.
+    ///
+    /// As with [`Ibverbs`](crate::Ibverbs), a field is a symbol, and the method of the same name calls it.
+    /// Unless something else is said, a function returns 0, or -1 with errno set.
+    pub struct RdmaCm from "librdmacm.so.1";
+
+    called {
+        /// Makes an event channel. NULL with errno set if that fails, as where the kernel has no connection
+        /// manager.
+        ///
+        /// # Safety
+        ///
+        /// None beyond the library's own.
+        fn rdma_create_event_channel() -> *mut rdma_event_channel;
+
+        /// Destroys an event channel.
+        ///
+        /// # Safety
+        ///
+        /// `channel` is alive, no identifier uses it, its events are acknowledged, and it isn't used
+        /// afterwards.
+        fn rdma_destroy_event_channel(channel: *mut rdma_event_channel);
+
+        /// Makes an identifier, which is to the connection manager what a socket is to TCP. Without a
+        /// channel, calls on it wait until they are done.
+        ///
+        /// # Safety
+        ///
+        /// `channel` is NULL or alive, and `id` is valid for writes.
+        fn rdma_create_id(
+            channel: *mut rdma_event_channel,
+            id: *mut *mut rdma_cm_id,
+            context: *mut c_void,
+            ps: rdma_port_space,
+        ) -> c_int;
+
+        /// Destroys an identifier, after waiting until its events are acknowledged.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, a queue pair that was made on it is gone, and it isn't used afterwards.
+        fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
+
+        /// Gives an identifier a local address.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `addr` is a socket address, as long as its family's.
+        fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
+
+        /// Finds the device and port that lead to an address.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, `src_addr` is NULL or a socket address, and `dst_addr` is one.
+        fn rdma_resolve_addr(
+            id: *mut rdma_cm_id,
+            src_addr: *mut sockaddr,
+            dst_addr: *mut sockaddr,
+            timeout_ms: c_int,
+        ) -> c_int;
+
+        /// Finds the path to the address that was resolved.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int;
+
+        /// Makes a queue pair on an identifier, whose state the library then takes care of.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive and has a device, `pd` is NULL or alive and of that device, and `qp_init_attr` is
+        /// valid for reads and writes, with what it names alive.
+        fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> c_int;
+
+        /// The same with extended attributes.
+        ///
+        /// # Safety
+        ///
+        /// As for [`rdma_create_qp`](Self::rdma_create_qp).
+        fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int;
+
+        /// Destroys the queue pair that was made on an identifier.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive and has one, which isn't used afterwards.
+        fn rdma_destroy_qp(id: *mut rdma_cm_id);
+
+        /// Asks for a connection, or for a datagram peer's queue pair and key.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `conn_param` is NULL or valid for reads, as is the private data.
+        fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
+
+        /// Listens for requests.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int;
+
+        /// Accepts a request.
+        ///
+        /// # Safety
+        ///
+        /// `id` came with the request and is alive, and `conn_param` is NULL or valid for reads, as is the
+        /// private data.
+        fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
+
+        /// Rejects a request.
+        ///
+        /// # Safety
+        ///
+        /// `id` came with the request and is alive, and `private_data` is valid for reads of
+        /// `private_data_len` bytes.
+        fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int;
+
+        /// Tells the connection manager of a queue pair's event, such as that communication is established.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int;
+
+        /// Ends a connection, and puts the queue pair that was made on the identifier in the error state.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int;
+
+        /// Joins a multicast group.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `addr` is a socket address.
+        fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int;
+
+        /// Leaves a multicast group.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `addr` is a socket address.
+        fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
+
+        /// Reads the next event, and waits for it unless the channel's descriptor is non-blocking.
+        ///
+        /// # Safety
+        ///
+        /// `channel` is alive, `event` is valid for writes, and each event that was read is acknowledged
+        /// once.
+        fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
+
+        /// Acknowledges and frees an event.
+        ///
+        /// # Safety
+        ///
+        /// `event` was read, and neither it nor the private data that it points to is used afterwards.
+        fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
+
+        /// The local port, or zero.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16;
+
+        /// The peer's port, or zero.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive.
+        fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16;
+
+        /// An event in words.
+        ///
+        /// # Safety
+        ///
+        /// None beyond the library's own: every value is answered, with a constant string.
+        fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char;
+
+        /// Sets an option.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `optval` is valid for reads of `optlen` bytes, of the option's type.
+        fn rdma_set_option(
+            id: *mut rdma_cm_id,
+            level: c_int,
+            optname: c_int,
+            optval: *mut c_void,
+            optlen: size_t,
+        ) -> c_int;
+
+        /// Moves an identifier to another channel, after waiting until its events are acknowledged.
+        ///
+        /// # Safety
+        ///
+        /// `id` is alive, and `channel` is NULL or alive.
+        fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int;
+    }
+
+    redirected {}
+
+    optional {
+        rdma_establish: unsafe extern "C" fn(*mut rdma_cm_id) -> c_int;
+        rdma_init_qp_attr: unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
+        rdma_join_multicast_ex:
+            unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_cm_join_mc_attr_ex, *mut c_void) -> c_int;
+        rdma_reject_ece: unsafe extern "C" fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;
+        rdma_set_local_ece: unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_ece) -> c_int;
+        rdma_get_remote_ece: unsafe extern "C" fn(*mut rdma_cm_id, *mut ibv_ece) -> c_int;
+    }
+}
+
+impl RdmaCm {
+    /// Completes a connection whose queue pair the caller takes care of, once that is ready to receive.
+    ///
+    /// # Safety
+    ///
+    /// `id` is alive.
+    pub unsafe fn rdma_establish(&self, id: *mut rdma_cm_id) -> c_int {
+        match self.rdma_establish {
+            // SAFETY: the caller vouches for the identifier.
+            Some(rdma_establish) => unsafe { rdma_establish(id) },
+            None => unsupported(),
+        }
+    }
+
+    /// Asks for the attributes with which a queue pair goes to the state in `qp_attr`.
+    ///
+    /// # Safety
+    ///
+    /// `id` is alive, `qp_attr` is valid for reads and writes, and `qp_attr_mask` for writes.
+    pub unsafe fn rdma_init_qp_attr(
+        &self,
+        id: *mut rdma_cm_id,
+        qp_attr: *mut ibv_qp_attr,
+        qp_attr_mask: *mut c_int,
+    ) -> c_int {
+        match self.rdma_init_qp_attr {
+            // SAFETY: the caller upholds what is asked for above.
+            Some(rdma_init_qp_attr) => unsafe { rdma_init_qp_attr(id, qp_attr, qp_attr_mask) },
+            None => unsupported(),
+        }
+    }
+
+    /// Joins a multicast group, perhaps only to send.
+    ///
+    /// # Safety
+    ///
+    /// `id` is alive, and `mc_join_attr` is valid for reads, with a socket address in it.
+    pub unsafe fn rdma_join_multicast_ex(
+        &self,
+        id: *mut rdma_cm_id,
+        mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
+        context: *mut c_void,
+    ) -> c_int {
+        match self.rdma_join_multicast_ex {
+            // SAFETY: the caller upholds what is asked for above.
+            Some(rdma_join_multicast_ex) => unsafe { rdma_join_multicast_ex(id, mc_join_attr, context) },
+            None => unsupported(),
+        }
+    }
+
+    /// Rejects a request because of a vendor's extensions.
+    ///
+    /// # Safety
+    ///
+    /// As for [`rdma_reject`](Self::rdma_reject).
+    pub unsafe fn rdma_reject_ece(
+        &self,
+        id: *mut rdma_cm_id,
+        private_data: *const c_void,
+        private_data_len: u8,
+    ) -> c_int {
+        match self.rdma_reject_ece {
+            // SAFETY: the caller upholds what is asked for above.
+            Some(rdma_reject_ece) => unsafe { rdma_reject_ece(id, private_data, private_data_len) },
+            None => unsupported(),
+        }
+    }
+
+    /// Chooses the vendor's extensions that a connection is asked for or accepted with.
+    ///
+    /// # Safety
+    ///
+    /// `id` is alive, and `ece` valid for reads.
+    pub unsafe fn rdma_set_local_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+        match self.rdma_set_local_ece {
+            // SAFETY: the caller upholds what is asked for above.
+            Some(rdma_set_local_ece) => unsafe { rdma_set_local_ece(id, ece) },
+            None => unsupported(),
+        }
+    }
+
+    /// Asks for the vendor's extensions that the peer chose.
+    ///
+    /// # Safety
+    ///
+    /// `id` is alive, and `ece` valid for writes.
+    pub unsafe fn rdma_get_remote_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+        match self.rdma_get_remote_ece {
+            // SAFETY: the caller upholds what is asked for above.
+            Some(rdma_get_remote_ece) => unsafe { rdma_get_remote_ece(id, ece) },
+            None => unsupported(),
+        }
+    }
+}
+
+/// What librdmacm's functions return where something isn't supported.
+fn unsupported() -> c_int {
+    set_errno(libc::EOPNOTSUPP);
+    -1
+}

@@ -1,0 +1,116 @@
+//! Where an identifier leads.
+
+use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+
+use crate::{__be16, __be32, ibv_gid};
+
+shapes! {
+    /// Addresses and paths.
+    #[derive(Clone, Copy)]
+    pub struct rdma_route {
+        /// The addresses.
+        pub addr: rdma_addr,
+        /// The paths, or NULL.
+        pub path_rec: *mut ibv_sa_path_rec,
+        /// How many there are.
+        pub num_paths: c_int,
+    }
+
+    /// The addresses of both sides.
+    #[derive(Clone, Copy)]
+    pub struct rdma_addr {
+        /// The local address.
+        pub src: rdma_addr_src,
+        /// The peer's address.
+        pub dst: rdma_addr_dst,
+        /// The device's addresses.
+        pub addr: rdma_addr_addr,
+    }
+
+    /// The local address; the family says which member counts.
+    #[derive(Clone, Copy)]
+    pub union rdma_addr_src unnamed_in rdma_addr {
+        /// Of any family.
+        pub src_addr: sockaddr,
+        /// IPv4.
+        pub src_sin: sockaddr_in,
+        /// IPv6.
+        pub src_sin6: sockaddr_in6,
+        /// As long as any.
+        pub src_storage: sockaddr_storage,
+    }
+
+    /// The peer's address; the family says which member counts.
+    #[derive(Clone, Copy)]
+    pub union rdma_addr_dst unnamed_in rdma_addr {
+        /// Of any family.
+        pub dst_addr: sockaddr,
+        /// IPv4.
+        pub dst_sin: sockaddr_in,
+        /// IPv6.
+        pub dst_sin6: sockaddr_in6,
+        /// As long as any.
+        pub dst_storage: sockaddr_storage,
+    }
+
+    /// The device's addresses.
+    #[derive(Clone, Copy)]
+    pub union rdma_addr_addr inside rdma_addr.addr {
+        /// The only kind there is.
+        pub ibaddr: rdma_ib_addr,
+    }
+
+    /// The device's addresses.
+    #[derive(Debug, Clone, Copy)]
+    pub struct rdma_ib_addr {
+        /// The local GID.
+        pub sgid: ibv_gid,
+        /// The peer's GID.
+        pub dgid: ibv_gid,
+        /// The P_Key.
+        pub pkey: __be16,
+    }
+
+    /// A path, as the subnet administrator tells it.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ibv_sa_path_rec {
+        /// The peer's GID.
+        pub dgid: ibv_gid,
+        /// The local GID.
+        pub sgid: ibv_gid,
+        /// The peer's local identifier.
+        pub dlid: __be16,
+        /// The local identifier.
+        pub slid: __be16,
+        /// Whether it is for raw packets.
+        pub raw_traffic: c_int,
+        /// The flow label.
+        pub flow_label: __be32,
+        /// Hops until a packet is dropped.
+        pub hop_limit: u8,
+        /// The traffic class.
+        pub traffic_class: u8,
+        /// Whether it works in both directions.
+        pub reversible: c_int,
+        /// How many paths were asked for.
+        pub numb_path: u8,
+        /// The P_Key.
+        pub pkey: __be16,
+        /// The service level.
+        pub sl: u8,
+        /// Whether the MTU is at least, at most or exactly this.
+        pub mtu_selector: u8,
+        /// The MTU, an [`ibv_mtu`](crate::ibv_mtu).
+        pub mtu: u8,
+        /// Whether the rate is at least, at most or exactly this.
+        pub rate_selector: u8,
+        /// The rate, an [`ibv_rate`](crate::ibv_rate).
+        pub rate: u8,
+        /// Whether the lifetime is at least, at most or exactly this.
+        pub packet_life_time_selector: u8,
+        /// How long a packet lives: 4.096 µs times this power of two.
+        pub packet_life_time: u8,
+        /// Its rank among the paths.
+        pub preference: u8,
+    }
+}

@@ -1,0 +1,9 @@
+//! The error number that C functions leave behind.
+
+use libc::c_int;
+
+/// Sets this thread's `errno`, as the header's inline functions do before they return NULL.
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: the C library gives the address of the calling thread's own errno, which is always valid.
+    unsafe { *libc::__errno_location() = value }
+}

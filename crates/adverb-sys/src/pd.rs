@@ -1,0 +1,154 @@
+//! Protection domains, and the thread and parent domains that refine them.
+
+use libc::{c_int, c_void, size_t};
+
+use crate::errno::set_errno;
+use crate::{Ibverbs, ibv_context};
+
+shapes! {
+    /// A protection domain: what belongs to it can be used together.
+    pub struct ibv_pd {
+        /// The device.
+        pub context: *mut ibv_context,
+        /// The kernel's number.
+        pub handle: u32,
+    }
+
+    /// A promise that what belongs to it is used by one thread at a time.
+    pub struct ibv_td {
+        /// The device.
+        pub context: *mut ibv_context,
+    }
+
+    /// How to make a thread domain.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ibv_td_init_attr {
+        /// Zero.
+        pub comp_mask: u32,
+    }
+
+    /// How to make a parent domain.
+    #[derive(Clone, Copy)]
+    pub struct ibv_parent_domain_init_attr {
+        /// The protection domain that it stands for.
+        pub pd: *mut ibv_pd,
+        /// The thread domain, or NULL.
+        pub td: *mut ibv_td,
+        /// Which of the following are given.
+        pub comp_mask: u32,
+        /// Makes memory for the provider; may answer with the address -1 for “do it yourself”.
+        pub alloc: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                pd_context: *mut c_void,
+                size: size_t,
+                alignment: size_t,
+                resource_type: u64,
+            ) -> *mut c_void,
+        >,
+        /// Frees it.
+        pub free: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                pd_context: *mut c_void,
+                ptr: *mut c_void,
+                resource_type: u64,
+            ),
+        >,
+        /// Passed to both.
+        pub pd_context: *mut c_void,
+    }
+
+    // ibv_parent_domain_init_attr.comp_mask
+    pub const u32 {
+        /// `alloc` and `free` are given.
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
+        /// `pd_context` is given.
+        IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
+    }
+}
+
+/// Makes a thread domain. NULL with errno set if that fails.
+///
+/// # Safety
+///
+/// `context` is open, and `init_attr` valid for reads.
+pub unsafe fn ibv_alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    // SAFETY: the caller upholds what is asked for above.
+    unsafe {
+        match verbs_op!(context, alloc_td) {
+            Some(alloc_td) => alloc_td(context, init_attr),
+            None => {
+                set_errno(libc::EOPNOTSUPP);
+                core::ptr::null_mut()
+            }
+        }
+    }
+}
+
+/// Frees a thread domain. 0 or an error number.
+///
+/// # Safety
+///
+/// `td` is alive, and isn't used after success.
+pub unsafe fn ibv_dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: the caller upholds what is asked for above.
+    unsafe {
+        match verbs_op!((*td).context, dealloc_td) {
+            Some(dealloc_td) => dealloc_td(td),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// Makes a parent domain, which is used in place of its protection domain. NULL with errno set if that fails.
+///
+/// # Safety
+///
+/// `context` is open, and `attr` valid for reads, with what it names alive.
+pub unsafe fn ibv_alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: the caller upholds what is asked for above.
+    unsafe {
+        match verbs_op!(context, alloc_parent_domain) {
+            Some(alloc_parent_domain) => alloc_parent_domain(context, attr),
+            None => {
+                set_errno(libc::EOPNOTSUPP);
+                core::ptr::null_mut()
+            }
+        }
+    }
+}
+
+impl Ibverbs {
+    /// Takes up a protection domain that another process made on an imported device. NULL with errno set if
+    /// that fails.
+    ///
+    /// # Safety
+    ///
+    /// `context` is open.
+    pub unsafe fn ibv_import_pd(&self, context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+        match self.ibv_import_pd {
+            // SAFETY: the caller vouches for the context.
+            Some(ibv_import_pd) => unsafe { ibv_import_pd(context, pd_handle) },
+            None => {
+                set_errno(libc::EOPNOTSUPP);
+                core::ptr::null_mut()
+            }
+        }
+    }
+
+    /// Lets go of an imported protection domain.
+    ///
+    /// # Safety
+    ///
+    /// `pd` was imported, and isn't used afterwards.
+    pub unsafe fn ibv_unimport_pd(&self, pd: *mut ibv_pd) {
+        if let Some(ibv_unimport_pd) = self.ibv_unimport_pd {
+            // SAFETY: the caller vouches for the domain.
+            unsafe { ibv_unimport_pd(pd) }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Loading the libraries, where they are installed.
+
+#![cfg(target_os = "linux")]
+
+use std::ffi::CStr;
+
+use adverb_sys::{IBV_EVENT_PORT_ACTIVE, IBV_NODE_CA, IBV_WC_RETRY_EXC_ERR, Ibverbs, RdmaCm};
+
+/// The library, or nothing, with the reason printed, where it isn't installed.
+fn ibverbs() -> Option<&'static Ibverbs> {
+    match Ibverbs::load() {
+        Ok(ibverbs) => Some(ibverbs),
+        Err(error) => {
+            println!("skipped: {error}");
+            assert!(error.is_not_installed(), "{error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn loading_twice_gives_the_same_library() {
+    let Some(first) = ibverbs() else {
+        return;
+    };
+    assert!(std::ptr::eq(first, Ibverbs::load().unwrap()));
+}
+
+#[test]
+fn devices_are_listed_even_if_there_are_none() {
+    let Some(ibverbs) = ibverbs() else {
+        return;
+    };
+    let mut count = -1;
+    // SAFETY: `count` is valid for writes.
+    let list = unsafe { ibverbs.ibv_get_device_list(&mut count) };
+    if list.is_null() {
+        // A kernel without RDMA at all is answered so.
+        println!("no list: {}", std::io::Error::last_os_error());
+        return;
+    }
+    println!("{count} devices");
+    assert!(count >= 0);
+    for index in 0..count as usize {
+        // SAFETY: the list has this many devices, and isn't freed yet.
+        unsafe {
+            let device = *list.add(index);
+            let name = CStr::from_ptr(ibverbs.ibv_get_device_name(device));
+            assert_eq!(name, CStr::from_ptr((&raw const (*device).name).cast()));
+            println!("{name:?}, index {}", ibverbs.ibv_get_device_index(device));
+        }
+    }
+    // SAFETY: the list ends with NULL, and is freed once.
+    unsafe {
+        assert!((*list.add(count as usize)).is_null());
+        ibverbs.ibv_free_device_list(list);
+    }
+}
+
+#[test]
+fn the_library_says_things_in_words() {
+    let Some(ibverbs) = ibverbs() else {
+        return;
+    };
+    // SAFETY: the results are constant strings.
+    unsafe {
+        assert_eq!(
+            CStr::from_ptr(ibverbs.ibv_wc_status_str(IBV_WC_RETRY_EXC_ERR)),
+            c"transport retry counter exceeded"
+        );
+        assert_eq!(CStr::from_ptr(ibverbs.ibv_event_type_str(IBV_EVENT_PORT_ACTIVE)), c"port active");
+        assert_eq!(CStr::from_ptr(ibverbs.ibv_node_type_str(IBV_NODE_CA)), c"InfiniBand channel adapter");
+        // A value that no header has is answered too.
+        assert!(!ibverbs.ibv_wc_status_str(4711).is_null());
+    }
+}
+
+#[test]
+fn the_connection_manager_is_there_or_says_why_not() {
+    let cm = match RdmaCm::load() {
+        Ok(cm) => cm,
+        Err(error) => {
+            println!("skipped: {error}");
+            assert!(error.is_not_installed(), "{error}");
+            return;
+        }
+    };
+    // SAFETY: the result is a constant string.
+    let text = unsafe { CStr::from_ptr(cm.rdma_event_str(adverb_sys::RDMA_CM_EVENT_ESTABLISHED)) };
+    assert_eq!(text, c"RDMA_CM_EVENT_ESTABLISHED");
+    // SAFETY: nothing is asked for; without a device or module, NULL is the answer.
+    let channel = unsafe { cm.rdma_create_event_channel() };
+    if channel.is_null() {
+        println!("no channel: {}", std::io::Error::last_os_error());
+    } else {
+        // SAFETY: the channel was made above, and is destroyed once.
+        unsafe {
+            assert!((*channel).fd >= 0);
+            cm.rdma_destroy_event_channel(channel);
+        }
+    }
+}
