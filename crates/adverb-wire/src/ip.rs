@@ -102,8 +102,9 @@ impl IpHeader {
     /// Reads the 40 bytes before the payload of a UD receive (Annex A17.4.5.1).
     ///
     /// For IPv6 they are its header. For IPv4 the header is in the last 20, and the first 20 mean nothing, so
-    /// that they may look like IPv6: a version, a header length and a *right checksum* at byte 20 decide, as
-    /// in `ibv_get_grh_header_version`. `None` if they are neither.
+    /// that they may look like IPv6: then a *right checksum* at byte 20 decides, as in rdma-core's
+    /// `get_grh_header_version`. Only then, because packets that a device sends to itself may have none (those
+    /// of rxe don't). `None` if they are neither.
     ///
     /// ```
     /// use adverb_wire::IpHeader;
@@ -113,10 +114,11 @@ impl IpHeader {
     /// ```
     pub fn from_grh(grh: &[u8; GRH_LEN]) -> Option<IpHeader> {
         let v4 = grh.last_chunk::<IPV4_LEN>()?;
-        if v4[0] == 0x45 && v4[9] == UDP && ones_complement_sum(v4) == 0xffff {
+        let could_be_v6 = grh[0] >> 4 == 6;
+        if v4[0] == 0x45 && v4[9] == UDP && (!could_be_v6 || ones_complement_sum(v4) == 0xffff) {
             return Some(IpHeader::V4(Ipv4Header::from_bytes(v4)));
         }
-        (grh[0] >> 4 == 6).then(|| IpHeader::V6(Ipv6Header::from_bytes(grh)))
+        could_be_v6.then(|| IpHeader::V6(Ipv6Header::from_bytes(grh)))
     }
 
     /// The 40 bytes that precede the payload of a UD receive, for a datagram of `udp_len` bytes.
@@ -248,4 +250,22 @@ fn ones_complement_sum(header: &[u8; IPV4_LEN]) -> u16 {
     let folded = (sum & 0xffff) + (sum >> 16);
     let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
     u16::from_be_bytes([high, low])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_header_of_ipv4_needs_a_checksum_only_where_it_could_be_ipv6() {
+        let ip = IpHeader::between([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap();
+        let mut grh = ip.to_grh(1024);
+        grh[30] ^= 0xff; // the checksum
+        assert_eq!(IpHeader::from_grh(&grh), Some(ip));
+        grh[0] = 0x60;
+        assert!(matches!(IpHeader::from_grh(&grh), Some(IpHeader::V6(_))));
+        grh[20] = 0x44; // no IPv4 header is that short
+        grh[0] = 0;
+        assert_eq!(IpHeader::from_grh(&grh), None);
+    }
 }

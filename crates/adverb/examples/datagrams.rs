@@ -1,0 +1,55 @@
+//! Two queue pairs of one device exchange datagrams, and one answers whoever wrote.
+//!
+//! ```text
+//! $ cargo run --example datagrams -- [DEVICE]
+//! ```
+
+use std::time::Duration;
+
+use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, Transport};
+
+/// Who doesn't know the key isn't heard.
+const QKEY: u32 = 0x1234_5678;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = match std::env::args().nth(1) {
+        Some(name) => Device::open(&name)?,
+        None => Device::first()?,
+    };
+    let (asker, asker_completions, asker_receiving) = queue_pair(&device)?;
+    let (answerer, answerer_completions, answerer_receiving) = queue_pair(&device)?;
+
+    let mut question = asker.protection_domain().buffer(100)?;
+    question.narrow(0..9)?;
+    question.copy_from_slice(b"who's it?");
+    let answerer_address = asker.recipient(&answerer.endpoint(), QKEY)?;
+    let sent = asker.post_send(SendRequest::send(question).to(&answerer_address))?;
+    asker_completions.wait(sent, PATIENCE)?.success()?;
+
+    let asked = answerer_completions.wait(answerer_receiving, PATIENCE)?.into_datagram()?;
+    println!("{} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
+    let recipient = asked.reply_to(&answerer, QKEY)?;
+    let mut answer = asked.message;
+    answer.narrow(0..6)?;
+    answer.copy_from_slice(b"it's I");
+    let sent = answerer.post_send(SendRequest::send_immediate(answer, 42).to(&recipient))?;
+    answerer_completions.wait(sent, PATIENCE)?.success()?;
+
+    let answered = asker_completions.wait(asker_receiving, PATIENCE)?.into_datagram()?;
+    let source = answered.ip.map(|ip| ip.source().to_string()).unwrap_or_default();
+    println!("{} at {source} answers: {}", answered.source, String::from_utf8_lossy(&answered.message));
+    assert_eq!(answered.immediate, Some(42));
+    Ok(())
+}
+
+/// A queue pair that waits for a datagram.
+fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId), adverb::Error> {
+    let domain = device.protection_domain()?;
+    let completions = device.completion_queue(8).events().create()?;
+    let queue_pair =
+        domain.queue_pair(Transport::Ud).completion_queue(&completions).depth(4, 4).qkey(QKEY).create()?;
+    let receiving = queue_pair.post_recv(domain.buffer(40 + 4096)?)?;
+    queue_pair.activate()?;
+    Ok((queue_pair, completions, receiving))
+}

@@ -1,0 +1,222 @@
+//! Completion queues and the channels that announce completions.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{CompletedOperation, Completion, Failure, Qpn, Status, Success};
+use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
+
+use super::{Device, check, verb_error};
+use crate::error::{Error, Result};
+
+pub(crate) struct CompletionQueue {
+    pub(super) device: Arc<Device>,
+    pub(super) handle: NonNull<ibv_cq>,
+    /// This queue's alone, so that no event of one queue is taken by who waits for another.
+    channel: Option<NonNull<ibv_comp_channel>>,
+    depth: u32,
+}
+
+// SAFETY: libibverbs' completion queues may be used from any thread.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above; polling locks what it shares.
+unsafe impl Sync for CompletionQueue {}
+
+/// How many completions are taken in one call.
+const BATCH: usize = 16;
+
+impl CompletionQueue {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        depth: u32,
+        events: bool,
+        vector: u32,
+    ) -> Result<CompletionQueue> {
+        let library = device.library;
+        let channel = if events { Some(new_channel(device)?) } else { None };
+        let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
+        let vector = libc::c_int::try_from(vector).unwrap_or(libc::c_int::MAX);
+        let channel_pointer = channel.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        // SAFETY: the context is open, and the channel, if there is one, is of it.
+        let handle = unsafe {
+            library.ibv_create_cq(device.context.as_ptr(), cqe, std::ptr::null_mut(), channel_pointer, vector)
+        };
+        let Some(handle) = NonNull::new(handle) else {
+            let error = io::Error::last_os_error();
+            destroy_channel(device, channel);
+            let action = format!("making a completion queue of {depth} on {}", device.name);
+            return Err(verb_error(error, action));
+        };
+        Ok(CompletionQueue { device: Arc::clone(device), handle, channel, depth })
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    #[inline]
+    pub(crate) fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize> {
+        let mut total = 0;
+        loop {
+            let mut completions = [const { std::mem::MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+            // SAFETY: the queue is alive, and as many completions may be written as are said.
+            let count = unsafe {
+                sys::ibv_poll_cq(self.handle.as_ptr(), BATCH as libc::c_int, completions.as_mut_ptr().cast())
+            };
+            let Ok(count) = usize::try_from(count) else {
+                let error = io::Error::from_raw_os_error(count.abs());
+                return Err(verb_error(error, format!("polling a completion queue of {}", self.device.name)));
+            };
+            for completion in completions.iter().take(count) {
+                // SAFETY: the first `count` were written.
+                each(plain(unsafe { completion.assume_init_ref() }));
+            }
+            total += count;
+            if count < BATCH {
+                return Ok(total);
+            }
+        }
+    }
+
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+        // SAFETY: the queue is alive.
+        let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };
+        check(code, || format!("arming a completion queue of {}", self.device.name))
+    }
+
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the channel, and so its descriptor, lives as long as the queue, which is borrowed.
+        self.channel.map(|channel| unsafe { BorrowedFd::borrow_raw((*channel.as_ptr()).fd) })
+    }
+
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+        let Some(channel) = self.channel else {
+            return Err(Error::Unsupported {
+                what: "waiting for an event of a completion queue that was made without".into(),
+                hint: "call `events` when you make it".into(),
+            });
+        };
+        // SAFETY: the channel is alive.
+        let fd = unsafe { (*channel.as_ptr()).fd };
+        if !wait_readable(fd, timeout)? {
+            return Ok(false);
+        }
+        let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel is alive, and both may be written.
+        let code =
+            unsafe { self.device.library.ibv_get_cq_event(channel.as_ptr(), &mut queue, &mut context) };
+        if code != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                // Somebody else took it.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+                _ => Err(verb_error(error, "taking an event of a completion queue".to_owned())),
+            };
+        }
+        // Acknowledged at once: a queue with an event outstanding can't be destroyed.
+        // SAFETY: the event was of this queue, the only one of the channel.
+        unsafe { self.device.library.ibv_ack_cq_events(queue, 1) };
+        Ok(true)
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if !self.device.is_ours() {
+            return;
+        }
+        // SAFETY: destroyed once; the queue pairs that used it are gone: they hold it.
+        let code = unsafe { self.device.library.ibv_destroy_cq(self.handle.as_ptr()) };
+        if let Err(error) = check(code, || "destroying a completion queue".to_owned()) {
+            tracing::error!(%error, "a completion queue could not be destroyed");
+        }
+        destroy_channel(&self.device, self.channel);
+    }
+}
+
+fn new_channel(device: &Device) -> Result<NonNull<ibv_comp_channel>> {
+    // SAFETY: the context is open.
+    let channel = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
+    let action = || format!("making a completion channel on {}", device.name);
+    let channel = NonNull::new(channel).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+    // SAFETY: the channel was just made; its descriptor is open.
+    let result = unsafe {
+        let fd = (*channel.as_ptr()).fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK)
+    };
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        destroy_channel(device, Some(channel));
+        return Err(verb_error(error, action()));
+    }
+    Ok(channel)
+}
+
+fn destroy_channel(device: &Device, channel: Option<NonNull<ibv_comp_channel>>) {
+    if let Some(channel) = channel {
+        // SAFETY: destroyed once, after the only queue that used it.
+        let code = unsafe { device.library.ibv_destroy_comp_channel(channel.as_ptr()) };
+        if let Err(error) = check(code, || "destroying a completion channel".to_owned()) {
+            tracing::error!(%error, "a completion channel could not be destroyed");
+        }
+    }
+}
+
+/// Waits until a descriptor can be read; `false` if that doesn't happen in time.
+fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Result<bool> {
+    let timeout = timeout.map_or(-1, |timeout| {
+        // Rounded up, so that a short wait isn't a spin.
+        libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+    });
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which may be written.
+    match unsafe { libc::poll(&mut poll, 1, timeout) } {
+        0 => Ok(false),
+        count if count > 0 => Ok(true),
+        _ => {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::Interrupted => Ok(false),
+                _ => Err(verb_error(error, "waiting for an event".to_owned())),
+            }
+        }
+    }
+}
+
+/// A completion in plain form. Of a failure only some fields are valid, and only those are read.
+#[inline]
+fn plain(wc: &ibv_wc) -> Completion {
+    let outcome = if wc.status == sys::IBV_WC_SUCCESS {
+        Ok(Success { operation: operation(wc), length: wc.byte_len })
+    } else {
+        Err(Failure { status: Status::from_code(wc.status), vendor_error: wc.vendor_err })
+    };
+    Completion { wr_id: wc.wr_id, qpn: Qpn::truncate(wc.qp_num), outcome }
+}
+
+#[inline]
+fn operation(wc: &ibv_wc) -> CompletedOperation {
+    let has = |flag| wc.wc_flags & flag != 0;
+    match wc.opcode {
+        sys::IBV_WC_SEND => CompletedOperation::Send,
+        sys::IBV_WC_RDMA_WRITE => CompletedOperation::Write,
+        sys::IBV_WC_RDMA_READ => CompletedOperation::Read,
+        sys::IBV_WC_COMP_SWAP => CompletedOperation::CompareSwap,
+        sys::IBV_WC_FETCH_ADD => CompletedOperation::FetchAdd,
+        sys::IBV_WC_BIND_MW => CompletedOperation::BindWindow,
+        sys::IBV_WC_LOCAL_INV => CompletedOperation::LocalInvalidate,
+        sys::IBV_WC_RECV_RDMA_WITH_IMM => {
+            CompletedOperation::RecvWrite { immediate: u32::from_be(wc.imm_data()) }
+        }
+        _ => CompletedOperation::Recv {
+            immediate: has(sys::IBV_WC_WITH_IMM).then(|| u32::from_be(wc.imm_data())),
+            invalidated: has(sys::IBV_WC_WITH_INV).then(|| wc.invalidated_rkey()),
+            // Only datagrams have a source; whoever knows what queue pair this is takes it away from others.
+            source: Some(Qpn::truncate(wc.src_qp)),
+            has_grh: has(sys::IBV_WC_GRH),
+        },
+    }
+}

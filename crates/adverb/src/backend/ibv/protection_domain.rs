@@ -1,0 +1,42 @@
+//! Protection domains.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use adverb_sys::ibv_pd;
+
+use super::{Device, check, verb_error};
+use crate::error::Result;
+
+pub(crate) struct ProtectionDomain {
+    pub(super) device: Arc<Device>,
+    pub(super) handle: NonNull<ibv_pd>,
+}
+
+// SAFETY: libibverbs' protection domains may be used from any thread.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
+        // SAFETY: the context is open.
+        let handle = unsafe { device.library.ibv_alloc_pd(device.context.as_ptr()) };
+        let action = || format!("making a protection domain on {}", device.name);
+        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        Ok(ProtectionDomain { device: Arc::clone(device), handle })
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        if self.device.is_ours() {
+            // SAFETY: freed once, and all that was made in it is gone: it holds the domain.
+            let code = unsafe { self.device.library.ibv_dealloc_pd(self.handle.as_ptr()) };
+            if let Err(error) = check(code, || "freeing a protection domain".to_owned()) {
+                tracing::error!(%error, "a protection domain could not be freed");
+            }
+        }
+    }
+}

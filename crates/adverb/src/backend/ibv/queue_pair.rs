@@ -1,0 +1,370 @@
+//! Queue pairs.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adverb_proto::vocabulary::{
+    Destination, QpState, Qpn, RecvRequest, Segment, SendOperation, SendRequest, Transport,
+};
+use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge};
+
+use super::address_handle::lower_address;
+use super::{CompletionQueue, ProtectionDomain, check, verb_error};
+use crate::backend::{
+    AddressHandle, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend,
+    StateChange,
+};
+use crate::error::{Error, Result};
+
+pub(crate) struct QueuePair {
+    domain: Arc<ProtectionDomain>,
+    handle: NonNull<ibv_qp>,
+    qpn: Qpn,
+    gone: AtomicBool,
+    // Held because the queue pair completes into them.
+    _send_cq: Arc<CompletionQueue>,
+    _recv_cq: Arc<CompletionQueue>,
+}
+
+// SAFETY: libibverbs' queue pairs may be used from any thread.
+unsafe impl Send for QueuePair {}
+// SAFETY: as above; posting locks what it shares.
+unsafe impl Sync for QueuePair {}
+
+impl QueuePair {
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: &Arc<CompletionQueue>,
+        options: &QueuePairOptions,
+    ) -> Result<(QueuePair, QueuePairLimits)> {
+        let device = &domain.device;
+        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device)) {
+            let reason = "a queue pair, its protection domain and its completion queues must be of one device, \
+                          opened once";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let mut attr = sys::ibv_qp_init_attr::zeroed();
+        attr.send_cq = send_cq.handle.as_ptr();
+        attr.recv_cq = recv_cq.handle.as_ptr();
+        attr.cap.max_send_wr = options.send_depth;
+        attr.cap.max_recv_wr = options.recv_depth;
+        attr.cap.max_send_sge = options.send_segments;
+        attr.cap.max_recv_sge = options.recv_segments;
+        attr.cap.max_inline_data = options.inline;
+        attr.qp_type = match options.transport {
+            Transport::Rc => sys::IBV_QPT_RC,
+            Transport::Uc => sys::IBV_QPT_UC,
+            Transport::Ud => sys::IBV_QPT_UD,
+        };
+        // SAFETY: the domain and both completion queues are alive and of one context; the attributes may be written.
+        let handle = unsafe { device.library.ibv_create_qp(domain.handle.as_ptr(), &mut attr) };
+        let action = || format!("making a queue pair ({}) on {}", options.transport, device.name);
+        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        // SAFETY: the queue pair was just made, and its number doesn't change.
+        let qpn = Qpn::truncate(unsafe { (*handle.as_ptr()).qp_num });
+        let limits = QueuePairLimits {
+            send_segments: attr.cap.max_send_sge,
+            recv_segments: attr.cap.max_recv_sge,
+            inline: attr.cap.max_inline_data,
+        };
+        let queue_pair = QueuePair {
+            domain: Arc::clone(domain),
+            handle,
+            qpn,
+            gone: AtomicBool::new(false),
+            _send_cq: Arc::clone(send_cq),
+            _recv_cq: Arc::clone(recv_cq),
+        };
+        Ok((queue_pair, limits))
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    pub(crate) fn state(&self) -> Result<QpState> {
+        let mut attr = ibv_qp_attr::zeroed();
+        let mut init = sys::ibv_qp_init_attr::zeroed();
+        // SAFETY: the queue pair is alive, and both may be written.
+        let code = unsafe {
+            self.domain.device.library.ibv_query_qp(
+                self.handle.as_ptr(),
+                &mut attr,
+                sys::IBV_QP_STATE,
+                &mut init,
+            )
+        };
+        check(code, || format!("asking queue pair {} for its state", self.qpn))?;
+        Ok(match attr.qp_state {
+            sys::IBV_QPS_RESET => QpState::Reset,
+            sys::IBV_QPS_INIT => QpState::Init,
+            sys::IBV_QPS_RTR => QpState::ReadyToReceive,
+            sys::IBV_QPS_RTS => QpState::ReadyToSend,
+            sys::IBV_QPS_SQD => QpState::SendQueueDrained,
+            sys::IBV_QPS_SQE => QpState::SendQueueError,
+            _ => QpState::Error,
+        })
+    }
+
+    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+        let mut attr = ibv_qp_attr::zeroed();
+        let (mask, words) = match change {
+            StateChange::Reset => {
+                attr.qp_state = sys::IBV_QPS_RESET;
+                (sys::IBV_QP_STATE, "reset")
+            }
+            StateChange::Init(init) => (initial(&mut attr, init), "init"),
+            StateChange::ReadyToReceive(ready) => (ready_to_receive(&mut attr, ready), "ready to receive"),
+            StateChange::ReadyToSend(ready) => (ready_to_send(&mut attr, ready), "ready to send"),
+            StateChange::Error => {
+                attr.qp_state = sys::IBV_QPS_ERR;
+                (sys::IBV_QP_STATE, "error")
+            }
+        };
+        // SAFETY: the queue pair is alive, and all attributes that the mask names are set.
+        let code = unsafe { self.domain.device.library.ibv_modify_qp(self.handle.as_ptr(), &mut attr, mask) };
+        check(code, || format!("moving queue pair {} of {} to “{words}”", self.qpn, self.domain.device.name))
+    }
+
+    #[inline]
+    pub(crate) fn post_send(&self, request: &SendRequest<'_, &AddressHandle>) -> Result<(), PostFailure> {
+        // SAFETY: the segments are borrowed for the call.
+        unsafe { self.post_send_list(&mut [lower_send(request)]) }
+    }
+
+    #[inline]
+    pub(crate) fn post_sends<'a>(
+        &self,
+        list: &mut RequestList,
+        requests: impl Iterator<Item = SendRequest<'a, &'a AddressHandle>>,
+    ) -> Result<(), PostFailure> {
+        list.sends.clear();
+        list.sends.extend(requests.map(|request| lower_send(&request)));
+        // SAFETY: the segments are borrowed for 'a, which outlives the call.
+        unsafe { self.post_send_list(&mut list.sends) }
+    }
+
+    /// Posts requests that were lowered, with one doorbell.
+    ///
+    /// # Safety
+    ///
+    /// The requests' segments can be read.
+    #[inline]
+    unsafe fn post_send_list(&self, list: &mut [ibv_send_wr]) -> Result<(), PostFailure> {
+        let first = list.as_mut_ptr();
+        for index in 1..list.len() {
+            // SAFETY: both are of the list.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        if list.is_empty() {
+            return Ok(());
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is alive; the list ends with a null pointer; its segments can be read, and the memory
+        // that they name is kept by the caller until the requests complete.
+        let code = unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, &mut bad) };
+        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
+        // SAFETY: the segments are borrowed for the call.
+        unsafe { self.post_recv_list(&mut [lower_recv(request)]) }
+    }
+
+    #[inline]
+    pub(crate) fn post_recvs<'a>(
+        &self,
+        list: &mut RequestList,
+        requests: impl Iterator<Item = RecvRequest<'a>>,
+    ) -> Result<(), PostFailure> {
+        list.recvs.clear();
+        list.recvs.extend(requests.map(|request| lower_recv(&request)));
+        // SAFETY: the segments are borrowed for 'a, which outlives the call.
+        unsafe { self.post_recv_list(&mut list.recvs) }
+    }
+
+    /// Posts requests that were lowered, with one doorbell.
+    ///
+    /// # Safety
+    ///
+    /// The requests' segments can be read.
+    #[inline]
+    unsafe fn post_recv_list(&self, list: &mut [ibv_recv_wr]) -> Result<(), PostFailure> {
+        let first = list.as_mut_ptr();
+        for index in 1..list.len() {
+            // SAFETY: both are of the list.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        if list.is_empty() {
+            return Ok(());
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as in `post_send_list`.
+        let code = unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, &mut bad) };
+        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+    }
+
+    pub(crate) fn destroy(&self) -> Result<()> {
+        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        // SAFETY: destroyed once, as the flag sees to, and not used afterwards: its owner is being dropped.
+        let code = unsafe { self.domain.device.library.ibv_destroy_qp(self.handle.as_ptr()) };
+        check(code, || format!("destroying queue pair {}", self.qpn))
+    }
+}
+
+/// Room for a batch in the library's form, used again and again.
+#[derive(Default)]
+pub(crate) struct RequestList {
+    sends: Vec<ibv_send_wr>,
+    recvs: Vec<ibv_recv_wr>,
+}
+
+// SAFETY: the pointers in the lists are only followed while a batch is posted, and made anew for each.
+unsafe impl Send for RequestList {}
+
+/// What of a list wasn't posted. Only a pointer into it says anything: some providers leave it null, and may have posted
+/// any (`rxe_post_send` does).
+#[cold]
+fn post_failure<T>(code: libc::c_int, first: *const T, bad: *const T) -> PostFailure {
+    let offset = bad.addr().checked_sub(first.addr()).filter(|_| !bad.is_null());
+    PostFailure {
+        error: io::Error::from_raw_os_error(code.abs()),
+        posted: offset.map(|bytes| bytes / size_of::<T>()),
+    }
+}
+
+/// A request in the library's form. Its segments are borrowed: it must not outlive the plain form.
+#[inline]
+fn lower_send(request: &SendRequest<'_, &AddressHandle>) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::zeroed();
+    wr.wr_id = request.wr_id;
+    (wr.sg_list, wr.num_sge) = lower_segments(request.segments);
+    wr.send_flags = request.flags.bits();
+    if let Some(Destination { handle: AddressHandle::Ibv(handle), qpn, qkey }) = &request.destination {
+        let ah = handle.handle.as_ptr();
+        wr.wr.ud = sys::ibv_send_wr_ud { ah, remote_qpn: qpn.get(), remote_qkey: *qkey };
+    }
+    match request.operation {
+        SendOperation::Send => wr.opcode = sys::IBV_WR_SEND,
+        SendOperation::SendImmediate(immediate) => {
+            wr.opcode = sys::IBV_WR_SEND_WITH_IMM;
+            wr.imm.imm_data = immediate.to_be();
+        }
+        SendOperation::SendInvalidate(rkey) => {
+            wr.opcode = sys::IBV_WR_SEND_WITH_INV;
+            wr.imm.invalidate_rkey = rkey;
+        }
+        SendOperation::Write(remote) => {
+            wr.opcode = sys::IBV_WR_RDMA_WRITE;
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::WriteImmediate(remote, immediate) => {
+            wr.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.imm.imm_data = immediate.to_be();
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::Read(remote) => {
+            wr.opcode = sys::IBV_WR_RDMA_READ;
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::CompareSwap { remote, compare, swap } => {
+            wr.opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
+            wr.wr.atomic = sys::ibv_send_wr_atomic {
+                remote_addr: remote.addr,
+                compare_add: compare,
+                swap,
+                rkey: remote.rkey,
+            };
+        }
+        SendOperation::FetchAdd { remote, add } => {
+            wr.opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
+            wr.wr.atomic = sys::ibv_send_wr_atomic {
+                remote_addr: remote.addr,
+                compare_add: add,
+                swap: 0,
+                rkey: remote.rkey,
+            };
+        }
+        SendOperation::LocalInvalidate(rkey) => {
+            wr.opcode = sys::IBV_WR_LOCAL_INV;
+            wr.imm.invalidate_rkey = rkey;
+        }
+        _ => unreachable!("nothing else can be asked for"),
+    }
+    wr
+}
+
+/// A request in the library's form. Its segments are borrowed: it must not outlive the plain form.
+#[inline]
+fn lower_recv(request: &RecvRequest<'_>) -> ibv_recv_wr {
+    let (sg_list, num_sge) = lower_segments(request.segments);
+    ibv_recv_wr { wr_id: request.wr_id, next: std::ptr::null_mut(), sg_list, num_sge }
+}
+
+/// Segments as the library wants them: they have its layout. The library doesn't write there, whatever the type says.
+#[inline]
+fn lower_segments(segments: &[Segment]) -> (*mut ibv_sge, libc::c_int) {
+    const {
+        assert!(size_of::<Segment>() == size_of::<ibv_sge>());
+        assert!(align_of::<Segment>() == align_of::<ibv_sge>());
+        assert!(std::mem::offset_of!(Segment, addr) == std::mem::offset_of!(ibv_sge, addr));
+        assert!(std::mem::offset_of!(Segment, length) == std::mem::offset_of!(ibv_sge, length));
+        assert!(std::mem::offset_of!(Segment, lkey) == std::mem::offset_of!(ibv_sge, lkey));
+    }
+    let count = libc::c_int::try_from(segments.len()).unwrap_or(libc::c_int::MAX);
+    (segments.as_ptr().cast_mut().cast(), count)
+}
+
+/// Sets what a queue pair needs to have receives posted, and says which attributes those are.
+fn initial(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
+    attr.qp_state = sys::IBV_QPS_INIT;
+    attr.port_num = init.port;
+    attr.pkey_index = init.pkey_index;
+    let mask = sys::IBV_QP_STATE | sys::IBV_QP_PORT | sys::IBV_QP_PKEY_INDEX;
+    if init.transport == Transport::Ud {
+        attr.qkey = init.qkey;
+        mask | sys::IBV_QP_QKEY
+    } else {
+        attr.qp_access_flags = init.access.bits();
+        mask | sys::IBV_QP_ACCESS_FLAGS
+    }
+}
+
+/// Sets what a queue pair needs to receive, and says which attributes those are.
+fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_int {
+    attr.qp_state = sys::IBV_QPS_RTR;
+    let Some(connection) = &ready.connection else { return sys::IBV_QP_STATE };
+    attr.path_mtu = connection.mtu.code().into();
+    attr.dest_qp_num = connection.qpn.get();
+    attr.rq_psn = connection.psn.get();
+    attr.ah_attr = lower_address(&connection.address);
+    let mask =
+        sys::IBV_QP_STATE | sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
+    if ready.transport != Transport::Rc {
+        return mask;
+    }
+    attr.max_dest_rd_atomic = connection.max_dest_rd_atomic;
+    attr.min_rnr_timer = connection.min_rnr_timer;
+    mask | sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER
+}
+
+/// Sets what a queue pair needs to send, and says which attributes those are.
+fn ready_to_send(attr: &mut ibv_qp_attr, ready: &ReadyToSend) -> libc::c_int {
+    attr.qp_state = sys::IBV_QPS_RTS;
+    attr.sq_psn = ready.psn.get();
+    let mask = sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN;
+    if ready.transport != Transport::Rc {
+        return mask;
+    }
+    attr.timeout = ready.timeout;
+    attr.retry_cnt = ready.retry_count;
+    attr.rnr_retry = ready.rnr_retry;
+    attr.max_rd_atomic = ready.max_rd_atomic;
+    mask | sys::IBV_QP_TIMEOUT | sys::IBV_QP_RETRY_CNT | sys::IBV_QP_RNR_RETRY | sys::IBV_QP_MAX_QP_RD_ATOMIC
+}

@@ -1,0 +1,324 @@
+//! The engines below [`verbs`](crate::verbs): each type here is one of theirs, and every method asks it.
+//!
+//! Public types are concrete, so that no user's signature depends on the engine; this is where they part.
+
+#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "without an engine nothing is asked"))]
+
+#[cfg(feature = "ibv")]
+mod ibv;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{Access, Completion, Qpn, RecvRequest, SendRequest, Transport};
+
+#[cfg(not(feature = "ibv"))]
+use crate::error::Error;
+use crate::error::Result;
+use crate::memory::Memory;
+use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, Port};
+
+/// Asks whichever engine it is.
+macro_rules! ask {
+    ($value:expr, $engine:ident => $answer:expr) => {
+        match *$value {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref $engine) => $answer,
+        }
+    };
+}
+
+/// A device that is open.
+pub(crate) enum Device {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::Device>),
+}
+
+impl Device {
+    /// All devices of all engines. An engine that isn't there has none; if no engine is there, the error says why.
+    pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
+        #[cfg(feature = "ibv")]
+        return ibv::Device::list();
+        #[cfg(not(feature = "ibv"))]
+        Err(no_engine())
+    }
+
+    pub(crate) fn open(name: &str) -> Result<Device> {
+        #[cfg(feature = "ibv")]
+        return Ok(Device::Ibv(Arc::new(ibv::Device::open(name)?)));
+        #[cfg(not(feature = "ibv"))]
+        Err(Error::NoDevice { what: format!("no device {name}"), hint: no_engine().to_string() })
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+        ask!(self, device => device.attributes())
+    }
+
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+        ask!(self, device => device.port(number))
+    }
+
+    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        ask!(self, device => device.gid_table())
+    }
+
+    pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
+        ask!(self, device => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))))
+    }
+
+    pub(crate) fn completion_queue(&self, depth: u32, events: bool, vector: u32) -> Result<CompletionQueue> {
+        ask!(self, device => Ok(CompletionQueue::Ibv(Arc::new(ibv::CompletionQueue::new(device, depth, events, vector)?))))
+    }
+}
+
+/// What memory and queue pairs belong to.
+#[derive(Clone)]
+pub(crate) enum ProtectionDomain {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::ProtectionDomain>),
+}
+
+impl ProtectionDomain {
+    pub(crate) fn register(&self, memory: &dyn Memory, access: Access) -> Result<Registration> {
+        ask!(self, domain => Ok(Registration::Ibv(ibv::Registration::new(domain, memory, access)?)))
+    }
+
+    pub(crate) fn queue_pair(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        options: &QueuePairOptions,
+    ) -> Result<(QueuePair, QueuePairLimits)> {
+        ask!(self, domain => {
+            let (CompletionQueue::Ibv(send_cq), CompletionQueue::Ibv(recv_cq)) = (send_cq, recv_cq);
+            let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, options)?;
+            Ok((QueuePair::Ibv(queue_pair), limits))
+        })
+    }
+
+    pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
+        ask!(self, domain => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)))
+    }
+}
+
+/// Memory that a device knows.
+pub(crate) enum Registration {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::Registration),
+}
+
+impl Registration {
+    /// The address by which requests and peers name the memory's first byte.
+    #[inline]
+    pub(crate) fn addr(&self) -> u64 {
+        ask!(self, registration => registration.addr())
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        ask!(self, registration => registration.lkey())
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        ask!(self, registration => registration.rkey())
+    }
+
+    /// Makes the device forget the memory. If that fails it may still use it.
+    pub(crate) fn deregister(&self) -> Result<()> {
+        ask!(self, registration => registration.deregister())
+    }
+}
+
+/// A completion queue.
+#[derive(Clone)]
+pub(crate) enum CompletionQueue {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::CompletionQueue>),
+}
+
+impl CompletionQueue {
+    /// How many completions fit.
+    pub(crate) fn depth(&self) -> u32 {
+        ask!(self, queue => queue.depth())
+    }
+
+    /// Takes completions and hands each to `each`; says how many there were.
+    #[inline]
+    pub(crate) fn poll(&self, each: impl FnMut(Completion)) -> Result<usize> {
+        ask!(self, queue => queue.poll(each))
+    }
+
+    /// Asks for an event at the next completion.
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+        ask!(self, queue => queue.arm(solicited_only))
+    }
+
+    /// The descriptor that is readable when there is an event, if the queue has events.
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        ask!(self, queue => queue.event_fd())
+    }
+
+    /// Waits until there is an event, takes and acknowledges it; `false` if none came in time.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+        ask!(self, queue => queue.wait_event(timeout))
+    }
+}
+
+/// A queue pair.
+pub(crate) enum QueuePair {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::QueuePair),
+}
+
+impl QueuePair {
+    pub(crate) fn qpn(&self) -> Qpn {
+        ask!(self, queue_pair => queue_pair.qpn())
+    }
+
+    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.modify(change))
+    }
+
+    pub(crate) fn state(&self) -> Result<adverb_proto::vocabulary::QpState> {
+        ask!(self, queue_pair => queue_pair.state())
+    }
+
+    /// Posts one request.
+    #[inline]
+    pub(crate) fn post_send(&self, request: &SendRequest<'_, &AddressHandle>) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_send(request))
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline]
+    pub(crate) fn post_sends<'a>(
+        &self,
+        list: &mut RequestList,
+        requests: impl Iterator<Item = SendRequest<'a, &'a AddressHandle>>,
+    ) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_sends(&mut list.ibv, requests))
+    }
+
+    /// Posts one request.
+    #[inline]
+    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_recv(request))
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline]
+    pub(crate) fn post_recvs<'a>(
+        &self,
+        list: &mut RequestList,
+        requests: impl Iterator<Item = RecvRequest<'a>>,
+    ) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.ibv, requests))
+    }
+
+    /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.destroy())
+    }
+}
+
+/// Room for a batch in the engine's own form.
+#[derive(Default)]
+pub(crate) struct RequestList {
+    #[cfg(feature = "ibv")]
+    ibv: ibv::RequestList,
+}
+
+/// How to reach a peer with datagrams.
+pub(crate) enum AddressHandle {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::AddressHandle),
+}
+
+/// The way to a port: what connections and address handles have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Address {
+    pub(crate) gid: adverb_proto::vocabulary::Gid,
+    pub(crate) lid: u16,
+    pub(crate) port: u8,
+    pub(crate) gid_index: u8,
+    pub(crate) uses_grh: bool,
+    pub(crate) traffic_class: u8,
+    pub(crate) flow_label: u32,
+    pub(crate) hop_limit: u8,
+    pub(crate) service_level: u8,
+}
+
+/// How posting failed.
+pub(crate) struct PostFailure {
+    pub(crate) error: std::io::Error,
+    /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
+    pub(crate) posted: Option<usize>,
+}
+
+/// What a queue pair is created with.
+pub(crate) struct QueuePairOptions {
+    pub(crate) transport: Transport,
+    pub(crate) send_depth: u32,
+    pub(crate) recv_depth: u32,
+    pub(crate) send_segments: u32,
+    pub(crate) recv_segments: u32,
+    pub(crate) inline: u32,
+}
+
+/// What a queue pair got, which may be more than was asked for.
+pub(crate) struct QueuePairLimits {
+    pub(crate) send_segments: u32,
+    pub(crate) recv_segments: u32,
+    pub(crate) inline: u32,
+}
+
+/// A change of a queue pair's state, with what that state needs.
+pub(crate) enum StateChange {
+    Reset,
+    Init(Init),
+    ReadyToReceive(ReadyToReceive),
+    ReadyToSend(ReadyToSend),
+    Error,
+}
+
+/// What a queue pair needs to have receives posted.
+pub(crate) struct Init {
+    pub(crate) transport: Transport,
+    pub(crate) port: u8,
+    pub(crate) pkey_index: u16,
+    pub(crate) access: Access,
+    /// For datagrams.
+    pub(crate) qkey: u32,
+}
+
+/// What a queue pair needs to receive; without a connection, for datagrams, nothing.
+pub(crate) struct ReadyToReceive {
+    pub(crate) transport: Transport,
+    pub(crate) connection: Option<Connection>,
+}
+
+/// The other end of a connection.
+pub(crate) struct Connection {
+    pub(crate) address: Address,
+    pub(crate) qpn: Qpn,
+    pub(crate) psn: adverb_proto::vocabulary::Psn,
+    pub(crate) mtu: adverb_proto::vocabulary::PathMtu,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+}
+
+/// What a queue pair needs to send; only reliable connections look at what comes behind the sequence number.
+pub(crate) struct ReadyToSend {
+    pub(crate) transport: Transport,
+    pub(crate) psn: adverb_proto::vocabulary::Psn,
+    pub(crate) timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) max_rd_atomic: u8,
+}
+
+#[cfg(not(feature = "ibv"))]
+fn no_engine() -> Error {
+    Error::NotInstalled { reason: "adverb was built without an engine: turn on its feature `ibv`".into() }
+}

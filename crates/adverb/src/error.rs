@@ -1,0 +1,153 @@
+//! What can go wrong, and what to try.
+
+use std::borrow::Cow;
+use std::io;
+
+use adverb_proto::vocabulary::{Failure, QpState};
+
+/// The result of what can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong: the verb, the object, the reason in words, and where there is one a hint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no RDMA library on this machine.
+    #[error("{reason}")]
+    NotInstalled {
+        /// What is missing, and how to get it.
+        reason: String,
+    },
+    /// There is no such device.
+    #[error("{what}{}", hint_line(.hint))]
+    NoDevice {
+        /// Which wasn't found.
+        what: String,
+        /// What there is instead, or why there is none.
+        hint: String,
+    },
+    /// The device, or Adverb, can't do this.
+    #[error("{what} isn't supported{}", hint_line(.hint))]
+    Unsupported {
+        /// What was asked.
+        what: Cow<'static, str>,
+        /// What to do instead.
+        hint: Cow<'static, str>,
+    },
+    /// A verb failed.
+    #[error("{action} failed: {error}{}", hint_line(.hint))]
+    Verb {
+        /// What was tried, on what: "creating a queue pair on rxe0".
+        action: String,
+        /// The operating system's answer.
+        #[source]
+        error: io::Error,
+        /// What to try.
+        hint: Cow<'static, str>,
+    },
+    /// A limit was passed.
+    #[error("{what} is {asked}, and the most is {most}{}", hint_line(.hint))]
+    Limit {
+        /// Of what.
+        what: Cow<'static, str>,
+        /// What was asked.
+        asked: u64,
+        /// What there is.
+        most: u64,
+        /// What to try.
+        hint: Cow<'static, str>,
+    },
+    /// A range of memory doesn't lie where it should.
+    #[error("{len} bytes at offset {offset} don't lie within {room}")]
+    OutOfBounds {
+        /// Where it begins.
+        offset: usize,
+        /// How long it is.
+        len: usize,
+        /// How much there is.
+        room: usize,
+    },
+    /// A word isn't aligned to its size.
+    #[error("offset {offset} isn't a multiple of 8")]
+    Unaligned {
+        /// Where it is.
+        offset: usize,
+    },
+    /// A message is longer than it may be.
+    #[error("{len} bytes are more than the {most} that fit")]
+    TooLong {
+        /// How long it is.
+        len: u64,
+        /// How long it may be.
+        most: u64,
+    },
+    /// The queue has no room for the requests.
+    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&"poll the completion queue, or create the queue pair with a larger depth"))]
+    QueueFull {
+        /// Which: send or receive.
+        queue: &'static str,
+        /// How many fit.
+        depth: u32,
+    },
+    /// The queue pair's state doesn't allow this.
+    #[error("{action} isn't possible in state “{state}”{}", hint_line(.hint))]
+    WrongState {
+        /// What was tried.
+        action: &'static str,
+        /// The state.
+        state: QpState,
+        /// What to do first.
+        hint: &'static str,
+    },
+    /// A request doesn't fit the queue pair or its buffers.
+    #[error("{reason}")]
+    InvalidRequest {
+        /// Why.
+        reason: Cow<'static, str>,
+    },
+    /// A request failed.
+    #[error("{}{}", .failure.status, hint_line(&.failure.status.hint().unwrap_or_default()))]
+    Failed {
+        /// How.
+        failure: Failure,
+    },
+    /// Nothing came in time.
+    #[error("nothing came within {timeout:?} while {waiting}")]
+    Timeout {
+        /// How long was waited.
+        timeout: std::time::Duration,
+        /// For what.
+        waiting: &'static str,
+    },
+    /// Memory couldn't be had.
+    #[error("allocating {len} bytes failed: {error}")]
+    Allocation {
+        /// How many bytes.
+        len: usize,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl Error {
+    /// What to try, where there is something.
+    pub fn hint(&self) -> Option<&str> {
+        let hint: &str = match self {
+            Error::NoDevice { hint, .. } => hint,
+            Error::Unsupported { hint, .. } | Error::Verb { hint, .. } | Error::Limit { hint, .. } => hint,
+            Error::WrongState { hint, .. } => hint,
+            Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
+            _ => "",
+        };
+        (!hint.is_empty()).then_some(hint)
+    }
+}
+
+/// The hint on a line of its own, if there is one.
+fn hint_line(hint: &impl AsRef<str>) -> String {
+    match hint.as_ref() {
+        "" => String::new(),
+        hint => format!("\n  hint: {hint}"),
+    }
+}

@@ -1,0 +1,17 @@
+//! RDMA for Rust: safe, easy, and working everywhere.
+//!
+//! - [`verbs`] has devices, queue pairs and completion queues: every knob, and memory that can't be misused.
+//! - [`memory`] has the memory that they work on.
+//!
+//! The API is the same whatever device is under it. Today that is any device that rdma-core drives; Adverb looks for
+//! rdma-core when it is first asked for a device, so that programs build and start without it.
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");
+
+mod backend;
+mod error;
+pub mod memory;
+pub mod verbs;
+
+pub use error::{Error, Result};

@@ -1,0 +1,126 @@
+//! Pages from the operating system.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use super::Memory;
+
+/// Zeroed pages from the operating system, given back when dropped.
+///
+/// ```
+/// use adverb::memory::{Memory, Pages};
+///
+/// let pages = Pages::new(10_000)?;
+/// assert_eq!(pages.len(), 10_000);
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Debug)]
+pub struct Pages {
+    address: NonNull<u8>,
+    len: usize,
+    /// What was mapped, which is `len` rounded up.
+    mapped: usize,
+    memfd: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping is owned by this value alone, and munmap may be called from any thread.
+unsafe impl Send for Pages {}
+// SAFETY: no method gives access to the bytes.
+unsafe impl Sync for Pages {}
+
+// SAFETY: the mapping is private to this value (or to its memfd, which nobody else maps unless handed the descriptor,
+// and then through a mapping of their own), stays where it is until it is dropped, and is readable and writable.
+unsafe impl Memory for Pages {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Pages {
+    /// `len` bytes in ordinary pages.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory, or `len` is 0.
+    pub fn new(len: usize) -> io::Result<Pages> {
+        Pages::map(len, PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
+    }
+
+    /// `len` bytes in huge pages of 2 MiB: fewer translations for the device to look up.
+    ///
+    /// # Errors
+    ///
+    /// If the system has too few huge pages set aside (`/proc/sys/vm/nr_hugepages`), or `len` is 0.
+    pub fn huge(len: usize) -> io::Result<Pages> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        Pages::map(len, HUGE_PAGE, flags, None)
+    }
+
+    /// `len` bytes in a memfd, which can be handed to another process.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory, `len` is 0, or `name` contains a NUL.
+    pub fn memfd(name: &str, len: usize) -> io::Result<Pages> {
+        let name = CString::new(name)?;
+        // SAFETY: the name is a C string that outlives the call.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made, and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let size = round_up(len, PAGE)?;
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size.try_into().map_err(io::Error::other)?) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Pages::map(len, PAGE, libc::MAP_SHARED, Some(fd))
+    }
+
+    /// The memfd, if this is one. Bytes that another process writes through it may change at any time: don't make a
+    /// [`Buffer`](super::Buffer) of such memory.
+    pub fn as_memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.memfd.as_ref().map(AsFd::as_fd)
+    }
+
+    fn map(len: usize, page: usize, flags: libc::c_int, memfd: Option<OwnedFd>) -> io::Result<Pages> {
+        let mapped = round_up(len, page)?;
+        let fd = memfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        // SAFETY: a new mapping where the kernel likes; it touches no memory that is in use.
+        let address = unsafe {
+            libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let address = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        Ok(Pages { address, len, mapped, memfd })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this length, is unmapped once, and a `Memory`'s owner drops it only when
+        // nobody uses it any more.
+        let result = unsafe { libc::munmap(self.address.as_ptr().cast(), self.mapped) };
+        debug_assert_eq!(result, 0, "unmapping what was mapped succeeds");
+    }
+}
+
+const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+fn round_up(len: usize, page: usize) -> io::Result<usize> {
+    match len.checked_next_multiple_of(page) {
+        Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "no bytes were asked for")),
+        Some(size) => Ok(size),
+        None => Err(io::Error::new(io::ErrorKind::OutOfMemory, "more bytes than there are addresses")),
+    }
+}

@@ -1,0 +1,131 @@
+//! What a request takes and its completion gives back.
+
+use adverb_proto::vocabulary::Segment;
+
+use super::{Buffer, RegionSlice};
+
+/// The memory of a request: nothing, one piece, or several that count as one.
+#[derive(Debug, Default)]
+pub enum Payload {
+    /// No bytes.
+    #[default]
+    Empty,
+    /// One piece.
+    One(Piece),
+    /// Several, in this order.
+    Many(Vec<Piece>),
+}
+
+/// A piece of a request's memory.
+#[derive(Debug)]
+pub enum Piece {
+    /// Memory that belongs to the request until it completes.
+    Buffer(Buffer),
+    /// Memory that is shared anyway.
+    Region(RegionSlice),
+}
+
+impl Payload {
+    /// The pieces, in order.
+    pub fn pieces(&self) -> &[Piece] {
+        match self {
+            Payload::Empty => &[],
+            Payload::One(piece) => std::slice::from_ref(piece),
+            Payload::Many(pieces) => pieces,
+        }
+    }
+
+    /// The buffer, if the payload is just that.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Payload::One(Piece::Buffer(buffer)) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The pieces, as a list.
+    pub fn into_pieces(self) -> Vec<Piece> {
+        match self {
+            Payload::Empty => Vec::new(),
+            Payload::One(piece) => vec![piece],
+            Payload::Many(pieces) => pieces,
+        }
+    }
+
+    /// How many bytes all pieces have.
+    pub fn len(&self) -> usize {
+        self.pieces().iter().map(Piece::len).sum()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Piece {
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Buffer(buffer) => buffer.len(),
+            Piece::Region(slice) => slice.len(),
+        }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The plain form.
+    pub(crate) fn segment(&self) -> Segment {
+        match self {
+            Piece::Buffer(buffer) => buffer.segment(),
+            Piece::Region(slice) => slice.segment(),
+        }
+    }
+
+    /// Whether the device may write there.
+    pub(crate) fn is_locally_writable(&self) -> bool {
+        match self {
+            Piece::Buffer(buffer) => buffer.is_locally_writable(),
+            Piece::Region(slice) => slice.is_locally_writable(),
+        }
+    }
+}
+
+impl From<()> for Payload {
+    fn from((): ()) -> Payload {
+        Payload::Empty
+    }
+}
+
+impl From<Buffer> for Payload {
+    fn from(buffer: Buffer) -> Payload {
+        Payload::One(Piece::Buffer(buffer))
+    }
+}
+
+impl From<RegionSlice> for Payload {
+    fn from(slice: RegionSlice) -> Payload {
+        Payload::One(Piece::Region(slice))
+    }
+}
+
+impl From<Piece> for Payload {
+    fn from(piece: Piece) -> Payload {
+        Payload::One(piece)
+    }
+}
+
+impl From<Vec<Piece>> for Payload {
+    fn from(pieces: Vec<Piece>) -> Payload {
+        Payload::Many(pieces)
+    }
+}
+
+impl From<Vec<Buffer>> for Payload {
+    fn from(buffers: Vec<Buffer>) -> Payload {
+        Payload::Many(buffers.into_iter().map(Piece::Buffer).collect())
+    }
+}

@@ -1,0 +1,263 @@
+//! Registered memory, shared with the device and perhaps with peers.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
+
+use super::{Buffer, Memory};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// Registered memory that may be shared, with the device and with peers.
+///
+/// Since it may change at any moment it is never a `[u8]`: [`read`](MemoryRegion::read) and
+/// [`write`](MemoryRegion::write) copy, and words are loaded and stored atomically. Cloning gives another handle to the
+/// same memory, which is deregistered and freed when the last handle, and the last request that uses it, is gone.
+#[derive(Clone)]
+pub struct MemoryRegion(Arc<Region>);
+
+/// The registration and the memory under it.
+pub(crate) struct Region {
+    /// Dropped first: the memory may go only when the device no longer has it.
+    registration: backend::Registration,
+    pub(super) address: NonNull<u8>,
+    pub(super) len: usize,
+    access: Access,
+    /// Held for its memory, which `address` and `len` describe.
+    memory: Option<Box<dyn Memory>>,
+}
+
+// SAFETY: the address is that of a `Memory`, which may be used from any thread; all access through this type is atomic,
+// and access through a `Buffer` is exclusive.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(crate) fn new(
+        registration: backend::Registration,
+        memory: Box<dyn Memory>,
+        access: Access,
+    ) -> Region {
+        Region { registration, address: memory.as_ptr(), len: memory.len(), access, memory: Some(memory) }
+    }
+
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The plain form of the bytes at `offset`.
+    #[inline]
+    pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
+        Segment { addr: self.registration.addr() + offset as u64, length, lkey: self.registration.lkey() }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Err(error) = self.registration.deregister() {
+            // The device may still write there: better lost than written to.
+            tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
+            std::mem::forget(self.memory.take());
+        }
+    }
+}
+
+impl MemoryRegion {
+    pub(crate) fn new(region: Region) -> MemoryRegion {
+        MemoryRegion(Arc::new(region))
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it has none; it always has some.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What may be done to it.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// The local key, as a device knows it.
+    pub fn lkey(&self) -> u32 {
+        self.0.registration.lkey()
+    }
+
+    /// What a peer needs to reach this memory. Its rights are those that the region was registered with.
+    pub fn remote(&self) -> RemoteMemory {
+        let registration = &self.0.registration;
+        RemoteMemory { addr: registration.addr(), rkey: registration.rkey(), len: self.0.len as u64 }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// Bytes that a peer writes meanwhile may be old or new, each on its own.
+    ///
+    /// # Errors
+    ///
+    /// If they don't all lie in the region.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let from = self.atomics(offset, bytes.len())?;
+        for (byte, from) in bytes.iter_mut().zip(from) {
+            *byte = from.load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    ///
+    /// If they don't all lie in the region.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.atomics(offset, bytes.len())?;
+        for (byte, to) in bytes.iter().zip(to) {
+            to.store(*byte, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The 64-bit word at `offset`, which peers may change by atomic operations, in this machine's byte order.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't in the region, or not aligned to 8 bytes.
+    pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
+        self.0.check(offset, 8)?;
+        // SAFETY: within the region, as checked.
+        let address = unsafe { self.0.address.add(offset) };
+        if !address.cast::<AtomicU64>().is_aligned() {
+            return Err(Error::Unaligned { offset });
+        }
+        // SAFETY: in bounds and aligned as checked; the memory lives as long as the region, which the reference
+        // borrows; and here it is only ever reached through atomics.
+        Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
+    }
+
+    /// A piece of the region, for a request: several may be in flight, and overlap.
+    ///
+    /// # Errors
+    ///
+    /// If it doesn't lie in the region, or has more than 4 GiB.
+    pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
+        let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
+            offset: range.start,
+            len: 0,
+            room: self.len(),
+        })?;
+        self.0.check(range.start, len)?;
+        let len =
+            u32::try_from(len).map_err(|_| Error::TooLong { len: len as u64, most: u64::from(u32::MAX) })?;
+        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len })
+    }
+
+    /// The whole region as a buffer with one owner.
+    ///
+    /// # Errors
+    ///
+    /// Gives the region back if a peer may do anything to it, or if there is another handle or a request that uses it.
+    pub fn into_buffer(mut self) -> std::result::Result<Buffer, MemoryRegion> {
+        let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
+        // Nobody else has it, and nobody can get it any more: `self` is gone after this.
+        let unshared = Arc::get_mut(&mut self.0).is_some();
+        if unshared && !self.access().is_remote() { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
+    }
+
+    /// The bytes as atomics: the only way in which shared memory is touched.
+    fn atomics(&self, offset: usize, len: usize) -> Result<&[AtomicU8]> {
+        self.0.check(offset, len)?;
+        // SAFETY: in bounds as checked; AtomicU8 has the layout of u8; the memory lives as long as the region, which
+        // the slice borrows; and nobody reaches it but through atomics, the device, and peers through theirs.
+        Ok(unsafe { std::slice::from_raw_parts(self.0.address.add(offset).as_ptr().cast(), len) })
+    }
+}
+
+impl Region {
+    fn check(&self, offset: usize, len: usize) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(Error::OutOfBounds { offset, len, room: self.len }),
+        }
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion").field("len", &self.len()).field("access", &self.access()).finish()
+    }
+}
+
+/// A piece of a [`MemoryRegion`]: see [`MemoryRegion::slice`].
+#[derive(Clone)]
+pub struct RegionSlice {
+    region: Arc<Region>,
+    offset: usize,
+    len: u32,
+}
+
+impl RegionSlice {
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The region that it is a piece of.
+    pub fn region(&self) -> MemoryRegion {
+        MemoryRegion(Arc::clone(&self.region))
+    }
+
+    pub(super) fn segment(&self) -> Segment {
+        self.region.segment(self.offset, self.len)
+    }
+
+    pub(super) fn is_locally_writable(&self) -> bool {
+        self.region.access.contains(Access::LOCAL_WRITE)
+    }
+}
+
+impl fmt::Debug for RegionSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionSlice").field("offset", &self.offset).field("len", &self.len).finish()
+    }
+}
+
+/// A peer's memory: where it is, its key and its length. Exchanged however you like; with the feature `serde` it can be
+/// serialised.
+///
+/// ```
+/// use adverb::memory::RemoteMemory;
+///
+/// let table = RemoteMemory { addr: 0x7f00_0000_0000, rkey: 0x1234, len: 1 << 20 };
+/// assert_eq!(table.at(4096).addr, 0x7f00_0000_1000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMemory {
+    /// Where it begins, in the peer's terms.
+    pub addr: u64,
+    /// Its remote key.
+    pub rkey: u32,
+    /// How many bytes it has.
+    pub len: u64,
+}
+
+impl RemoteMemory {
+    /// The place `offset` bytes into it. The peer's device, not this, checks that it is within bounds.
+    pub const fn at(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+}

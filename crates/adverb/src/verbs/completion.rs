@@ -1,0 +1,130 @@
+//! What became of a request.
+
+use std::fmt;
+
+use adverb_proto::vocabulary::{Failure, Success};
+
+use super::in_flight::InFlight;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, Payload};
+
+/// Which request: what posting returned, and its completion repeats.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RequestId(pub(super) u64);
+
+/// The requests of a batch, in order: what posting it returned.
+#[derive(Clone, Debug)]
+pub struct RequestIds {
+    /// What all ids of the queue begin with.
+    base: u64,
+    next: u32,
+    left: u32,
+}
+
+impl RequestIds {
+    /// The ids of the next `count` requests of a queue.
+    pub(super) fn new(queue: &InFlight, count: u32) -> RequestIds {
+        let [_, _, _, _, position @ ..] = queue.id(0).to_be_bytes();
+        let next = u32::from_be_bytes(position);
+        RequestIds { base: queue.id(0) ^ u64::from(next), next, left: count }
+    }
+}
+
+impl Iterator for RequestIds {
+    type Item = RequestId;
+
+    fn next(&mut self) -> Option<RequestId> {
+        self.left = self.left.checked_sub(1)?;
+        let id = RequestId(self.base | u64::from(self.next));
+        self.next = self.next.wrapping_add(1);
+        Some(id)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+impl ExactSizeIterator for RequestIds {}
+
+/// What became of a request, and the memory that it had.
+///
+/// Every request that was posted has exactly one, also those that didn't ask the device for one: theirs come with the
+/// next that did.
+#[must_use = "it holds the request's buffers, and may say that it failed"]
+#[derive(Debug)]
+pub struct Completion {
+    pub(super) id: RequestId,
+    pub(super) tag: u64,
+    pub(super) payload: Payload,
+    pub(super) outcome: std::result::Result<Success, Failure>,
+}
+
+impl Completion {
+    /// Which request: what posting it returned.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The number that the request was given by its maker, 0 if none.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// How it ended. A failure has neither operation nor length: devices leave them undefined.
+    pub fn outcome(&self) -> &std::result::Result<Success, Failure> {
+        &self.outcome
+    }
+
+    /// Whether it succeeded.
+    pub fn is_ok(&self) -> bool {
+        self.outcome.is_ok()
+    }
+
+    /// What the request did.
+    ///
+    /// # Errors
+    ///
+    /// If it failed: with the status in words, and a hint.
+    pub fn success(&self) -> Result<&Success> {
+        self.outcome.as_ref().map_err(|failure| Error::Failed { failure: *failure })
+    }
+
+    /// The memory that the request had.
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    /// The memory that the request had, to use again. The request may have failed all the same.
+    pub fn into_payload(self) -> Payload {
+        self.payload
+    }
+
+    /// The buffer that the request had, if it had just one, to use again. The request may have failed all the same.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        self.payload.into_buffer()
+    }
+
+    /// The message that a receive request got: its buffer, narrowed to the bytes that came.
+    ///
+    /// # Errors
+    ///
+    /// If the request failed, or isn't a receive into one buffer.
+    pub fn into_message(self) -> Result<Buffer> {
+        let length = self.success()?.length as usize;
+        let not_one_buffer = Error::InvalidRequest { reason: "the request hadn't just one buffer".into() };
+        let mut buffer = self.into_buffer().ok_or(not_one_buffer)?;
+        let start = buffer.range().start;
+        buffer.narrow(start..start + length)?;
+        Ok(buffer)
+    }
+}
+
+impl fmt::Display for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Ok(success) => write!(f, "{:?}, {} bytes", success.operation, success.length),
+            Err(failure) => fmt::Display::fmt(&failure.status, f),
+        }
+    }
+}

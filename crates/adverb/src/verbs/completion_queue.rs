@@ -1,0 +1,362 @@
+//! Completion queues: what became of requests.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use adverb_proto::vocabulary as plain;
+
+use super::Device;
+use super::completion::{Completion, RequestId};
+use super::in_flight::InFlight;
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A completion queue: tells what became of the requests of the queue pairs that use it. Cloning gives another handle
+/// to it.
+///
+/// It can't overflow: each queue pair reserves room for all of its requests when it is created.
+#[derive(Clone)]
+pub struct CompletionQueue(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    backend: backend::CompletionQueue,
+    state: Mutex<State>,
+}
+
+/// What is behind the lock. It is taken by polling, and by queue pairs that come and go; posting never takes it.
+#[derive(Default)]
+struct State {
+    /// The queues whose completions come here, by the number in their ids.
+    queues: Vec<Entry>,
+    /// Numbers that nobody has.
+    free: Vec<u32>,
+    /// How many completions the queue pairs may make at once.
+    reserved: u32,
+    /// Completions that came while somebody waited for another.
+    ready: VecDeque<Completion>,
+    /// Completions of requests that aren't known: of queue pairs that are gone.
+    stale: u64,
+}
+
+/// The two queues of a queue pair, shared by it, which posts, and the completion queue, which completes.
+pub(super) type SharedQueue = Arc<Mutex<InFlight>>;
+
+#[derive(Default)]
+struct Entry {
+    /// Counts how often the number was used, so that a completion of an earlier owner is known as such.
+    generation: u32,
+    queue: Option<SharedQueue>,
+}
+
+impl CompletionQueue {
+    /// Takes the completions that there are, adds them to `out`, and says how many. It doesn't wait.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked.
+    pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
+        let mut state = self.lock();
+        let before = out.len();
+        out.extend(state.ready.drain(..));
+        self.poll_device(&mut state, out)?;
+        Ok(out.len() - before)
+    }
+
+    /// Waits for the completion of one request. Others that come meanwhile are kept for [`poll`](CompletionQueue::poll)
+    /// and other waiters.
+    ///
+    /// # Errors
+    ///
+    /// If it doesn't come in time, or the device can't be asked.
+    pub fn wait(&self, id: RequestId, timeout: Duration) -> Result<Completion> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(completion) = self.find(id)? {
+                return Ok(completion);
+            }
+            if self.0.backend.event_fd().is_some() {
+                self.0.backend.arm(false)?;
+                // What came between the last look and the arming makes no event: look again before waiting.
+                if let Some(completion) = self.find(id)? {
+                    return Ok(completion);
+                }
+            }
+            if !self.pause(deadline)? {
+                return Err(Error::Timeout { timeout, waiting: "waiting for a completion" });
+            }
+        }
+    }
+
+    /// Waits until there are completions, takes them, adds them to `out`, and says how many. 0 if none came in time.
+    ///
+    /// A queue that was made with [events](CompletionQueueBuilder::events) sleeps meanwhile; others are asked over and
+    /// over.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked.
+    pub fn poll_timeout(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let mut count = self.poll(out)?;
+            if count == 0 && self.0.backend.event_fd().is_some() {
+                self.0.backend.arm(false)?;
+                count = self.poll(out)?;
+            }
+            if count > 0 || !self.pause(deadline)? {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Asks for an event at the next completion, or with `solicited_only` at the next that its sender marked.
+    ///
+    /// A completion that is there already makes no event: poll once more after this, and only then wait for
+    /// [`event_fd`](CompletionQueue::event_fd) to become readable.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked.
+    pub fn arm(&self, solicited_only: bool) -> Result<()> {
+        self.0.backend.arm(solicited_only)
+    }
+
+    /// The descriptor that becomes readable when there is an event, for any event loop; `None` if the queue was made
+    /// without events. After it, call [`take_event`](CompletionQueue::take_event).
+    pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.backend.event_fd()
+    }
+
+    /// Takes and acknowledges an event, if there is one; says whether there was.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked, or the queue was made without events.
+    pub fn take_event(&self) -> Result<bool> {
+        self.0.backend.wait_event(Some(Duration::ZERO))
+    }
+
+    /// How many completions fit.
+    pub fn depth(&self) -> u32 {
+        self.0.backend.depth()
+    }
+
+    /// How many completions came for requests that aren't known, because their queue pair was destroyed.
+    pub fn stale(&self) -> u64 {
+        self.lock().stale
+    }
+
+    /// The device that it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Waits for an event, or a moment where there are none; `false` if the deadline has passed.
+    fn pause(&self, deadline: Instant) -> Result<bool> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        if self.0.backend.event_fd().is_some() {
+            self.0.backend.wait_event(Some(left))?;
+        } else {
+            std::thread::yield_now();
+        }
+        Ok(true)
+    }
+
+    /// The completion of a request, if it has come.
+    fn find(&self, id: RequestId) -> Result<Option<Completion>> {
+        self.gather()?;
+        let mut state = self.lock();
+        let at = state.ready.iter().position(|completion| completion.id == id);
+        Ok(at.and_then(|at| state.ready.remove(at)))
+    }
+
+    /// Takes what the device has, and keeps it for those who ask.
+    pub(super) fn gather(&self) -> Result<()> {
+        let mut state = self.lock();
+        let mut ready = std::mem::take(&mut state.ready);
+        let polled = self.poll_device(&mut state, &mut ready);
+        state.ready = ready;
+        polled
+    }
+
+    /// Takes what the device has.
+    fn poll_device(&self, state: &mut State, out: &mut impl Extend<Completion>) -> Result<()> {
+        let State { queues, stale, .. } = state;
+        // Completions come in runs of one queue, so that its lock is taken once a run.
+        let mut run: Option<(u32, MutexGuard<'_, InFlight>)> = None;
+        self.0.backend.poll(|completion| {
+            let id = Id::from(completion.wr_id);
+            if run.as_ref().is_none_or(|(owner, _)| *owner != id.owner) {
+                run = queues.get(id.number()).and_then(|entry| {
+                    let queue = entry.queue.as_ref().filter(|_| entry.generation == id.generation())?;
+                    Some((id.owner, lock(queue)))
+                });
+            }
+            let known = run
+                .as_mut()
+                .is_some_and(|(_, queue)| queue.complete_up_to(id.position, completion.outcome, out));
+            *stale += u64::from(!known);
+        })?;
+        Ok(())
+    }
+
+    /// Makes room for a queue pair's queue, and gives it what its ids begin with.
+    pub(super) fn attach(&self, depth: u32) -> Result<Attached> {
+        let mut state = self.lock();
+        let room = self.depth() - state.reserved;
+        if depth > room {
+            return Err(Error::Limit {
+                what: "the number of requests that may complete at once".into(),
+                asked: u64::from(state.reserved) + u64::from(depth),
+                most: u64::from(self.depth()),
+                hint: "make the completion queue as deep as all queues that use it together".into(),
+            });
+        }
+        state.reserved += depth;
+        let number = state.free.pop().unwrap_or_else(|| {
+            state.queues.push(Entry::default());
+            u32::try_from(state.queues.len() - 1).expect("there are fewer queue pairs than that")
+        });
+        let entry = &mut state.queues[number as usize];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        let owner = number << GENERATION_BITS | entry.generation;
+        let queue = Arc::new(Mutex::new(InFlight::new(depth, u64::from(owner) << 32)));
+        entry.queue = Some(Arc::clone(&queue));
+        Ok(Attached { completion_queue: self.clone(), number, depth, queue })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn backend(&self) -> &backend::CompletionQueue {
+        &self.0.backend
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}
+
+/// A queue whose completions come to a completion queue, until it is dropped.
+pub(super) struct Attached {
+    completion_queue: CompletionQueue,
+    number: u32,
+    depth: u32,
+    queue: SharedQueue,
+}
+
+impl Attached {
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, InFlight> {
+        lock(&self.queue)
+    }
+
+    pub(super) fn completion_queue(&self) -> &CompletionQueue {
+        &self.completion_queue
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut state = self.completion_queue.lock();
+        state.queues[self.number as usize].queue = None;
+        state.free.push(self.number);
+        state.reserved -= self.depth;
+    }
+}
+
+/// A queue stays usable when somebody panicked with its lock: what it holds is whole between any two of its methods.
+#[inline]
+fn lock(queue: &SharedQueue) -> MutexGuard<'_, InFlight> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a work-request id says: whose it is, and which request.
+struct Id {
+    /// The queue's number in its completion queue, and the number's generation.
+    owner: u32,
+    position: u32,
+}
+
+const GENERATION_BITS: u32 = 10;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+
+impl Id {
+    #[inline]
+    fn from(wr_id: u64) -> Id {
+        let [a, b, c, d, e, f, g, h] = wr_id.to_be_bytes();
+        Id { owner: u32::from_be_bytes([a, b, c, d]), position: u32::from_be_bytes([e, f, g, h]) }
+    }
+
+    fn number(&self) -> usize {
+        (self.owner >> GENERATION_BITS) as usize
+    }
+
+    fn generation(&self) -> u32 {
+        self.owner & GENERATION_MASK
+    }
+}
+
+/// Makes a completion queue: see [`Device::completion_queue`].
+#[must_use = "nothing is made until `create` is called"]
+#[derive(Clone, Debug)]
+pub struct CompletionQueueBuilder {
+    device: Device,
+    depth: u32,
+    events: bool,
+    vector: u32,
+}
+
+impl CompletionQueueBuilder {
+    pub(super) fn new(device: &Device, depth: u32) -> CompletionQueueBuilder {
+        CompletionQueueBuilder { device: device.clone(), depth, events: false, vector: 0 }
+    }
+
+    /// Lets the queue make events, so that one can sleep until there are completions.
+    pub fn events(mut self) -> CompletionQueueBuilder {
+        self.events = true;
+        self
+    }
+
+    /// Which of the device's interrupts makes the events: 0 unless set.
+    pub fn vector(mut self, vector: u32) -> CompletionQueueBuilder {
+        self.vector = vector;
+        self
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    ///
+    /// If the depth is 0 or more than the device can, or the device has no more.
+    pub fn create(self) -> Result<CompletionQueue> {
+        let most = self.device.attributes().max_completions;
+        if self.depth == 0 || self.depth > most {
+            return Err(Error::Limit {
+                what: "the depth of a completion queue".into(),
+                asked: self.depth.into(),
+                most: most.into(),
+                hint: "it must be at least 1".into(),
+            });
+        }
+        let backend = self.device.backend().completion_queue(self.depth, self.events, self.vector)?;
+        Ok(CompletionQueue(Arc::new(Inner { device: self.device, backend, state: Mutex::default() })))
+    }
+}
+
+// What the compiler finds out here is part of the API.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<CompletionQueue>();
+    shared_between_threads::<plain::Completion>();
+};

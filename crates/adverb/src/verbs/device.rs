@@ -1,0 +1,250 @@
+//! Devices: finding one, and what it is.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use adverb_proto::vocabulary::Gid;
+
+use super::{CompletionQueueBuilder, GidEntry, GidType, Port, PortState, ProtectionDomain};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A device that is open. Cloning gives another handle to it; it is closed when the last handle, and the last object
+/// that was made from it, is gone.
+///
+/// ```no_run
+/// use adverb::verbs::Device;
+///
+/// let device = Device::by_address("192.0.2.7".parse()?)?;
+/// for gid in device.gids()? {
+///     println!("port {} index {}: {} ({})", gid.port, gid.index, gid.gid, gid.gid_type);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    backend: backend::Device,
+    name: String,
+    attributes: DeviceAttributes,
+}
+
+/// A device that could be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name, by which it can be opened.
+    pub name: String,
+    /// Its globally unique identifier.
+    pub guid: u64,
+    /// Why Adverb can't use it, if it can't: iWARP, for one, has no datagrams and needs a connection manager.
+    pub unsupported: Option<&'static str>,
+}
+
+/// What a device is and can do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// The version of its firmware, as its maker writes it.
+    pub firmware: String,
+    /// Its globally unique identifier.
+    pub guid: u64,
+    /// Its maker's number.
+    pub vendor_id: u32,
+    /// Its maker's number for the part.
+    pub vendor_part_id: u32,
+    /// How many ports it has.
+    pub ports: u8,
+    /// How many queue pairs it can have.
+    pub max_queue_pairs: u32,
+    /// How many requests a queue can have outstanding.
+    pub max_depth: u32,
+    /// How many segments a request can have.
+    pub max_segments: u32,
+    /// How many completion queues it can have.
+    pub max_completion_queues: u32,
+    /// How many completions fit a completion queue.
+    pub max_completions: u32,
+    /// How many memory regions it can have.
+    pub max_memory_regions: u32,
+    /// How many bytes a memory region can have.
+    pub max_memory_region_len: u64,
+    /// How many protection domains it can have.
+    pub max_protection_domains: u32,
+    /// How many READs and atomics of a peer a queue pair can work on at once.
+    pub max_dest_rd_atomic: u8,
+    /// How many READs and atomics of its own a queue pair can have outstanding.
+    pub max_rd_atomic: u8,
+    /// Whether it does atomic operations.
+    pub atomics: bool,
+    /// Whether memory windows of type 2B can be had.
+    pub memory_windows: bool,
+    /// How many shared receive queues it can have.
+    pub max_shared_receive_queues: u32,
+}
+
+impl Device {
+    /// All RDMA devices of this machine.
+    ///
+    /// # Errors
+    ///
+    /// If rdma-core isn't installed, or can't be asked.
+    pub fn list() -> Result<Vec<DeviceInfo>> {
+        backend::Device::list()
+    }
+
+    /// Opens the device of this name: `mlx5_0`, say.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it can't be opened.
+    pub fn open(name: &str) -> Result<Device> {
+        let backend = backend::Device::open(name)?;
+        let attributes = backend.attributes()?;
+        Ok(Device(Arc::new(Inner { backend, name: name.to_owned(), attributes })))
+    }
+
+    /// Opens the device that has this IP address.
+    ///
+    /// # Errors
+    ///
+    /// If no device has it; then the error lists the addresses that there are.
+    pub fn by_address(address: IpAddr) -> Result<Device> {
+        let mut found = Vec::new();
+        for device in usable()? {
+            let gids = device.gids()?;
+            if gids.iter().any(|entry| entry.gid == Gid::from(address)) {
+                return Ok(device);
+            }
+            found.extend(gids.iter().map(|entry| format!("{} on {}", entry.gid.ip(), device.name())));
+        }
+        let hint = match found.len() {
+            0 => "there is no RDMA device; `ibv_devices` lists them".to_owned(),
+            _ => format!("there is {}", found.join(", ")),
+        };
+        Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
+    }
+
+    /// Opens the first device with a port that carries data.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn first() -> Result<Device> {
+        let devices = usable()?;
+        let hint = match devices.as_slice() {
+            [] => "none was found: is the driver loaded? Without an RDMA card, Linux has soft-RoCE: \
+                   `rdma link add rxe0 type rxe netdev eth0`"
+                .to_owned(),
+            _ => "there are devices, but all their ports are down".to_owned(),
+        };
+        let is_active = |device: &Device| {
+            device.ports().is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
+        };
+        let no_device = Error::NoDevice { what: "no RDMA device with an active port".to_owned(), hint };
+        devices.into_iter().find(is_active).ok_or(no_device)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it is and can do.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        &self.0.attributes
+    }
+
+    /// One of its ports, as it is now. They count from 1.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such port, or it can't be asked.
+    pub fn port(&self, number: u8) -> Result<Port> {
+        self.0.backend.port(number)
+    }
+
+    /// Its ports, as they are now.
+    ///
+    /// # Errors
+    ///
+    /// If they can't be asked.
+    pub fn ports(&self) -> Result<Vec<Port>> {
+        (1..=self.attributes().ports).map(|number| self.port(number)).collect()
+    }
+
+    /// The addresses that its ports have now: the used entries of their GID tables.
+    ///
+    /// # Errors
+    ///
+    /// If they can't be asked.
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        self.0.backend.gid_table()
+    }
+
+    /// The entry of the GID table to use for a port, and for `address` if one is given.
+    ///
+    /// Which index is right is the first thing that goes wrong with RoCE: the table has link-local addresses, and the
+    /// same address twice, for RoCE v1 and v2. This takes the given address, or the best there is: RoCE v2 before v1,
+    /// IPv4 before IPv6 before link-local.
+    ///
+    /// # Errors
+    ///
+    /// If the port has no such address, or none at all; then the error lists those that there are.
+    pub fn gid_for(&self, port: u8, address: Option<IpAddr>) -> Result<GidEntry> {
+        let gids: Vec<GidEntry> = self.gids()?.into_iter().filter(|entry| entry.port == port).collect();
+        let rank = |entry: &GidEntry| {
+            (
+                entry.gid_type == GidType::RoceV1,
+                entry.gid.is_link_local(),
+                entry.gid.ip().is_ipv6(),
+                entry.index,
+            )
+        };
+        let fits = |entry: &&GidEntry| address.is_none_or(|address| entry.gid == Gid::from(address));
+        gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
+            let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
+            let what = match address {
+                Some(address) => format!("port {port} of {} doesn't have the address {address}", self.name()),
+                None => format!("port {port} of {} has no address", self.name()),
+            };
+            let hint = match list.len() {
+                0 => "give its network interface an IP address, and set it up".to_owned(),
+                _ => format!("it has {}", list.join(", ")),
+            };
+            Error::NoDevice { what, hint }
+        })
+    }
+
+    /// Makes a protection domain: what memory and queue pairs belong to that may use each other.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no more.
+    pub fn protection_domain(&self) -> Result<ProtectionDomain> {
+        ProtectionDomain::new(self)
+    }
+
+    /// Begins to make a completion queue with room for `depth` completions.
+    pub fn completion_queue(&self, depth: u32) -> CompletionQueueBuilder {
+        CompletionQueueBuilder::new(self, depth)
+    }
+
+    pub(super) fn backend(&self) -> &backend::Device {
+        &self.0.backend
+    }
+}
+
+/// Opens every device that Adverb can use.
+fn usable() -> Result<Vec<Device>> {
+    let names = Device::list()?.into_iter().filter(|info| info.unsupported.is_none()).map(|info| info.name);
+    names.map(|name| Device::open(&name)).collect()
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.0.name).finish()
+    }
+}

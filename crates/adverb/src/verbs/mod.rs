@@ -1,0 +1,52 @@
+//! Devices, queue pairs and completion queues: RDMA with every knob.
+//!
+//! The objects, each made from the one before it:
+//!
+//! - a [`Device`], found by name or address;
+//! - a [`ProtectionDomain`], within which memory and queue pairs may meet;
+//! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s, registered in it;
+//! - a [`CompletionQueue`], which tells what became of requests;
+//! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted.
+//!
+//! Objects hold what they stand on, so that they can be dropped in any order.
+//!
+//! # What is safe, and how
+//!
+//! A request owns its buffers until it completes: posting takes them, and only the completion gives them back. So
+//! nothing can free, move, read or write memory that the device works on, whatever is dropped, forgotten or cancelled.
+//! Dropping a queue pair destroys it, and only a destroy that succeeded frees the buffers that were still in flight; if
+//! it fails they are leaked, with an error in the log. Memory that a peer may write is never a `&[u8]`.
+
+mod address_handle;
+mod completion;
+mod completion_queue;
+mod datagram;
+mod device;
+mod endpoint;
+mod in_flight;
+mod port;
+mod post;
+mod protection_domain;
+mod queue_pair;
+mod queue_pair_builder;
+mod request;
+mod stats;
+
+pub use adverb_proto::vocabulary::{
+    Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
+    Transport,
+};
+
+pub use address_handle::{AddressHandle, Recipient};
+pub use adverb_wire::IpHeader;
+pub use completion::{Completion, RequestId, RequestIds};
+pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
+pub use datagram::Datagram;
+pub use device::{Device, DeviceAttributes, DeviceInfo};
+pub use endpoint::{ConnectOptions, Endpoint};
+pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
+pub use protection_domain::ProtectionDomain;
+pub use queue_pair::QueuePair;
+pub use queue_pair_builder::QueuePairBuilder;
+pub use request::{PostError, RecvRequest, SendRequest};
+pub use stats::{QueuePairStats, QueueStats};

@@ -1,0 +1,376 @@
+//! Queue pairs: where work is posted.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
+
+use super::completion_queue::Attached;
+use super::post::Scratch;
+use super::queue_pair_builder::random_psn;
+use super::stats::QueuePairStats;
+use super::{
+    Completion, CompletionQueue, ConnectOptions, Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain,
+};
+use crate::backend::{
+    self, Address, Connection, Init, QueuePairLimits, ReadyToReceive, ReadyToSend, StateChange,
+};
+use crate::error::{Error, Result};
+use crate::memory::Payload;
+
+/// A queue pair: a send queue and a receive queue, connected to those of a peer.
+///
+/// Requests may be posted from any thread, and completions polled from any other.
+///
+/// Dropping it destroys it. Requests that it still has then come to nothing: their buffers are freed, and no completion
+/// comes. [`drain`](QueuePair::drain) gets them back first.
+pub struct QueuePair {
+    pub(super) backend: backend::QueuePair,
+    pub(super) send: Attached,
+    pub(super) recv: Attached,
+    pub(super) scratch: Mutex<Scratch>,
+    pub(super) transport: Transport,
+    pub(super) limits: QueuePairLimits,
+    pub(super) max_message: u32,
+    pub(super) port: Port,
+    pub(super) gid: GidEntry,
+    pub(super) gid_index: u8,
+    /// Where its packets begin to count: a [`Psn`].
+    pub(super) psn: AtomicU32,
+    /// As far as this side has brought it; the device may have gone on to the error state.
+    pub(super) state: StateCell,
+    pub(super) access: Access,
+    pub(super) pkey_index: u16,
+    pub(super) qkey: u32,
+    pub(super) domain: ProtectionDomain,
+}
+
+/// A [`QpState`] that is read by every post.
+pub(super) struct StateCell(AtomicU8);
+
+impl StateCell {
+    const STATES: [QpState; 7] = [
+        QpState::Reset,
+        QpState::Init,
+        QpState::ReadyToReceive,
+        QpState::ReadyToSend,
+        QpState::SendQueueDrained,
+        QpState::SendQueueError,
+        QpState::Error,
+    ];
+
+    pub(super) fn new() -> StateCell {
+        StateCell(AtomicU8::new(0))
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> QpState {
+        Self::STATES[usize::from(self.0.load(Ordering::Acquire)) % Self::STATES.len()]
+    }
+
+    fn set(&self, state: QpState) {
+        let index =
+            (0u8..).zip(Self::STATES).find(|(_, other)| *other == state).map_or(0, |(index, _)| index);
+        self.0.store(index, Ordering::Release);
+    }
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.backend.qpn()
+    }
+
+    /// Its transport.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// The protection domain that it belongs to.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// Where the completions of its send queue go.
+    pub fn send_completion_queue(&self) -> &CompletionQueue {
+        self.send.completion_queue()
+    }
+
+    /// Where the completions of its receive queue go.
+    pub fn recv_completion_queue(&self) -> &CompletionQueue {
+        self.recv.completion_queue()
+    }
+
+    /// What a peer must know to connect to it.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            gid: self.gid.gid,
+            lid: self.port.lid,
+            qpn: self.qpn(),
+            psn: self.psn(),
+            mtu: self.port.active_mtu.bytes(),
+        }
+    }
+
+    /// Connects it to a peer, which must do the same with this one's [endpoint](QueuePair::endpoint).
+    ///
+    /// # Errors
+    ///
+    /// If it is connected already, or the device refuses: the error says what of the addresses looks wrong.
+    pub fn connect(&self, remote: &Endpoint) -> Result<()> {
+        self.connect_with(remote, &ConnectOptions::default())
+    }
+
+    /// Connects it to a peer, with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](QueuePair::connect), and if the MTU of the options is more than both ports have.
+    pub fn connect_with(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
+        if self.transport == Transport::Ud {
+            let reason = "datagrams need no connection: call `activate`, and name the recipient of each";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let state = self.state.get();
+        if state != QpState::Init {
+            let hint = "a queue pair is connected once; `reset` it to connect it again";
+            return Err(Error::WrongState { action: "connecting", state, hint });
+        }
+        let common = remote.common_mtu(self.port.active_mtu);
+        let mtu = options.mtu.unwrap_or(common);
+        if mtu > common {
+            return Err(Error::Limit {
+                what: "the MTU of a connection".into(),
+                asked: mtu.bytes().into(),
+                most: common.bytes().into(),
+                hint: "both ports must have it".into(),
+            });
+        }
+        let attributes = self.domain.device().attributes();
+        let rd_atomic = |most: u8| options.max_rd_atomic.unwrap_or(most.min(16));
+        let connection = Connection {
+            address: Address {
+                traffic_class: options.traffic_class,
+                flow_label: options.flow_label,
+                hop_limit: options.hop_limit,
+                service_level: options.service_level,
+                ..self.address_of(remote.gid, remote.lid)
+            },
+            qpn: remote.qpn,
+            psn: remote.psn,
+            mtu,
+            max_dest_rd_atomic: rd_atomic(attributes.max_dest_rd_atomic),
+            min_rnr_timer: options.min_rnr_timer,
+        };
+        self.change(&StateChange::ReadyToReceive(ReadyToReceive {
+            transport: self.transport,
+            connection: Some(connection),
+        }))
+        .map_err(|error| self.explain_connect(error, remote))?;
+        self.change(&StateChange::ReadyToSend(ReadyToSend {
+            transport: self.transport,
+            psn: self.psn(),
+            timeout: options.timeout,
+            retry_count: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            max_rd_atomic: rd_atomic(attributes.max_rd_atomic),
+        }))
+    }
+
+    /// Makes a datagram queue pair ready to send and receive.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't for datagrams, is active already, or the device refuses.
+    pub fn activate(&self) -> Result<()> {
+        if self.transport != Transport::Ud {
+            let reason = "only a datagram queue pair is active without a peer: call `connect`";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let state = self.state.get();
+        if state != QpState::Init {
+            let hint = "a queue pair is activated once; `reset` it to do so again";
+            return Err(Error::WrongState { action: "activating", state, hint });
+        }
+        self.change(&StateChange::ReadyToReceive(ReadyToReceive {
+            transport: self.transport,
+            connection: None,
+        }))?;
+        self.change(&StateChange::ReadyToSend(ReadyToSend {
+            transport: self.transport,
+            psn: self.psn(),
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            max_rd_atomic: 0,
+        }))
+    }
+
+    /// The way from here to a port, with the usual rest.
+    pub(super) fn address_of(&self, gid: Gid, lid: u16) -> Address {
+        Address {
+            gid,
+            lid,
+            port: self.port.number,
+            gid_index: self.gid_index,
+            uses_grh: self.port.link_layer == LinkLayer::Ethernet || self.port.needs_grh,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            service_level: 0,
+        }
+    }
+
+    /// The state as the device has it.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be asked.
+    pub fn state(&self) -> Result<QpState> {
+        let state = self.backend.state()?;
+        self.state.set(state);
+        Ok(state)
+    }
+
+    /// Moves it to the error state: all requests that it has come back flushed.
+    ///
+    /// # Errors
+    ///
+    /// If the device refuses.
+    pub fn fail(&self) -> Result<()> {
+        self.change(&StateChange::Error)
+    }
+
+    /// Moves it to the error state, and waits until all its requests have come back. Their completions, and those of
+    /// other queue pairs that came meanwhile, are then to be had from the completion queues.
+    ///
+    /// # Errors
+    ///
+    /// If they don't come in time, or the device refuses.
+    pub fn drain(&self, timeout: Duration) -> Result<()> {
+        self.fail()?;
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.send_completion_queue().gather()?;
+            self.recv_completion_queue().gather()?;
+            if self.send.lock().len() == 0 && self.recv.lock().len() == 0 {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Timeout { timeout, waiting: "draining a queue pair" });
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Makes it as new: ready to be [connected](QueuePair::connect) again, with another
+    /// [endpoint](QueuePair::endpoint). The requests that it had come to nothing; their memory is returned, sends first.
+    ///
+    /// # Errors
+    ///
+    /// If the device refuses.
+    pub fn reset(&self) -> Result<Vec<Payload>> {
+        // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
+        let (mut send, mut recv) = (self.send.lock(), self.recv.lock());
+        self.change(&StateChange::Reset)?;
+        let mut left: Vec<Payload> = send.take_all().collect();
+        left.extend(recv.take_all());
+        self.psn.store(random_psn()?.get(), Ordering::Relaxed);
+        self.initialise()?;
+        Ok(left)
+    }
+
+    /// Brings it from the reset state to one in which receives may be posted.
+    pub(super) fn initialise(&self) -> Result<()> {
+        self.change(&StateChange::Init(Init {
+            transport: self.transport,
+            port: self.port.number,
+            pkey_index: self.pkey_index,
+            access: self.access,
+            qkey: self.qkey,
+        }))
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> QueuePairStats {
+        QueuePairStats { send: self.send.lock().stats, recv: self.recv.lock().stats }
+    }
+
+    /// How many send requests are outstanding.
+    pub fn sends_outstanding(&self) -> u32 {
+        self.send.lock().len()
+    }
+
+    /// How many receive requests are outstanding.
+    pub fn recvs_outstanding(&self) -> u32 {
+        self.recv.lock().len()
+    }
+
+    /// Changes the state, here and at the device.
+    pub(super) fn change(&self, change: &StateChange) -> Result<()> {
+        self.backend.modify(change)?;
+        self.state.set(match change {
+            StateChange::Reset => QpState::Reset,
+            StateChange::Init(_) => QpState::Init,
+            StateChange::ReadyToReceive(_) => QpState::ReadyToReceive,
+            StateChange::ReadyToSend(_) => QpState::ReadyToSend,
+            StateChange::Error => QpState::Error,
+        });
+        Ok(())
+    }
+
+    /// Adds to a refused connection what looks wrong with its addresses.
+    fn explain_connect(&self, error: Error, remote: &Endpoint) -> Error {
+        let Error::Verb { action, error, .. } = error else { return error };
+        let (ours, theirs) = (self.gid.gid, remote.gid);
+        let hint = if ours.is_link_local() != theirs.is_link_local()
+            || ours.ip().is_ipv4() != theirs.ip().is_ipv4()
+        {
+            format!(
+                "GID index {} of {} is {ours}, and the peer's is {theirs}: name an address of the peer's kind with \
+                 `address`",
+                self.gid_index,
+                self.domain.device().name()
+            )
+        } else {
+            format!("is there a route from {} to {}?", ours.ip(), theirs.ip())
+        };
+        Error::Verb { action, error, hint: hint.into() }
+    }
+
+    fn psn(&self) -> Psn {
+        Psn::wrapping(self.psn.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let destroyed = self.backend.destroy();
+        let mut left: Vec<Payload> = self.send.lock().take_all().collect();
+        left.extend(self.recv.lock().take_all());
+        if let Err(error) = destroyed {
+            // The device may still use the memory: better lost than written to.
+            tracing::error!(%error, requests = left.len(), "a queue pair could not be destroyed; its buffers are leaked");
+            std::mem::forget(left);
+        }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("qpn", &self.qpn())
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
+    }
+}
+
+// What the compiler finds out here is part of the API: post from one thread, poll from another.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<QueuePair>();
+    const fn sent_between_threads<T: Send>() {}
+    sent_between_threads::<Completion>();
+};
