@@ -9,6 +9,7 @@ mod deny;
 mod doc;
 mod fmt;
 mod fuzz;
+mod overhead;
 mod packages;
 mod paths;
 mod process;
@@ -54,6 +55,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
     WireCheck,
+    /// Count the instructions of the safe API beside C's, on a device that does nothing.
+    Overhead,
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
     Vm(vm::Args),
 }
@@ -73,6 +76,7 @@ impl Command {
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
+            Self::Overhead => overhead::run()?,
             Self::WireCheck => wire_check::run()?,
         }
         Ok(ExitCode::SUCCESS)

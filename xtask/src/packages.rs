@@ -8,8 +8,10 @@ use anyhow::{Result, bail};
 use crate::process;
 
 /// To build and to check: a linker and C headers, a C++ compiler for the fuzzer's runtime, rdma-core's headers to compare
-/// adverb-sys with, a dissector.
-pub(crate) const BUILD: &[&str] = &["gcc", "g++", "libc6-dev", "libibverbs-dev", "librdmacm-dev", "tshark"];
+/// adverb-sys with, a dissector, an
+/// instruction counter.
+pub(crate) const BUILD: &[&str] =
+    &["gcc", "g++", "libc6-dev", "libibverbs-dev", "librdmacm-dev", "tshark", "valgrind"];
 
 /// To boot a guest with soft-RoCE, and the programs that are tried in it.
 pub(crate) const VM: &[&str] = &[

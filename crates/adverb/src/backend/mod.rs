@@ -11,7 +11,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{Access, Completion, Qpn, RecvRequest, SendRequest, Transport};
+use adverb_proto::vocabulary::{
+    Access, CompletedOperation, Failure, Qpn, RecvRequest, SendRequest, Status, Success, Transport,
+};
 
 #[cfg(not(feature = "ibv"))]
 use crate::error::Error;
@@ -145,7 +147,7 @@ impl CompletionQueue {
 
     /// Takes completions and hands each to `each`; says how many there were.
     #[inline]
-    pub(crate) fn poll(&self, each: impl FnMut(Completion)) -> Result<usize> {
+    pub(crate) fn poll(&self, each: impl FnMut(RawCompletion)) -> Result<usize> {
         ask!(self, queue => queue.poll(each))
     }
 
@@ -162,6 +164,86 @@ impl CompletionQueue {
     /// Waits until there is an event, takes and acknowledges it; `false` if none came in time.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
         ask!(self, queue => queue.wait_event(timeout))
+    }
+}
+
+/// A completion as the device gave it: small, because it is carried around more often than it is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawCompletion {
+    pub(crate) wr_id: u64,
+    pub(crate) outcome: RawOutcome,
+}
+
+/// How a request ended. What a field means depends on `status` and `kind`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawOutcome {
+    /// The code of a [`Status`].
+    pub(crate) status: u32,
+    /// Of a success the length, of a failure the vendor's code.
+    pub(crate) detail: u32,
+    /// Immediate data, or the key that was invalidated.
+    pub(crate) immediate: u32,
+    /// Who sent a datagram.
+    pub(crate) source: u32,
+    pub(crate) kind: CompletionKind,
+    pub(crate) has_immediate: bool,
+    pub(crate) has_invalidated: bool,
+    pub(crate) has_grh: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CompletionKind {
+    Send,
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    BindWindow,
+    LocalInvalidate,
+    Recv,
+    RecvWrite,
+}
+
+impl RawOutcome {
+    /// The outcome of a request that succeeded without a completion of its own.
+    #[inline]
+    pub(crate) const fn implied(kind: CompletionKind) -> RawOutcome {
+        RawOutcome {
+            status: 0,
+            detail: 0,
+            immediate: 0,
+            source: 0,
+            kind,
+            has_immediate: false,
+            has_invalidated: false,
+            has_grh: false,
+        }
+    }
+
+    /// Says it in full. Only datagrams have a source.
+    pub(crate) fn explain(&self, has_source: bool) -> Result<Success, Failure> {
+        let status = Status::from_code(self.status);
+        if status != Status::Success {
+            return Err(Failure { status, vendor_error: self.detail });
+        }
+        let operation = match self.kind {
+            CompletionKind::Send => CompletedOperation::Send,
+            CompletionKind::Write => CompletedOperation::Write,
+            CompletionKind::Read => CompletedOperation::Read,
+            CompletionKind::CompareSwap => CompletedOperation::CompareSwap,
+            CompletionKind::FetchAdd => CompletedOperation::FetchAdd,
+            CompletionKind::BindWindow => CompletedOperation::BindWindow,
+            CompletionKind::LocalInvalidate => CompletedOperation::LocalInvalidate,
+            CompletionKind::RecvWrite => CompletedOperation::RecvWrite { immediate: self.immediate },
+            CompletionKind::Recv => CompletedOperation::Recv {
+                immediate: self.has_immediate.then_some(self.immediate),
+                invalidated: self.has_invalidated.then_some(self.immediate),
+                source: has_source.then(|| Qpn::truncate(self.source)),
+                has_grh: self.has_grh,
+            },
+        };
+        Ok(Success { operation, length: self.detail })
     }
 }
 

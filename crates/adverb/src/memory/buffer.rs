@@ -66,6 +66,7 @@ impl Buffer {
     }
 
     /// Which part of the whole buffer counts.
+    #[inline]
     pub fn range(&self) -> Range<usize> {
         self.start as usize..self.end as usize
     }

@@ -27,6 +27,7 @@ pub enum Piece {
 
 impl Payload {
     /// The pieces, in order.
+    #[inline]
     pub fn pieces(&self) -> &[Piece] {
         match self {
             Payload::Empty => &[],
@@ -36,6 +37,7 @@ impl Payload {
     }
 
     /// The buffer, if the payload is just that.
+    #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             Payload::One(Piece::Buffer(buffer)) => Some(buffer),
@@ -53,8 +55,13 @@ impl Payload {
     }
 
     /// How many bytes all pieces have.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.pieces().iter().map(Piece::len).sum()
+        match self {
+            Payload::Empty => 0,
+            Payload::One(piece) => piece.len(),
+            Payload::Many(pieces) => pieces.iter().map(Piece::len).sum(),
+        }
     }
 
     /// Whether there are no bytes.
@@ -65,9 +72,10 @@ impl Payload {
 
 impl Piece {
     /// How many bytes it has.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Piece::Buffer(buffer) => buffer.len(),
+            Piece::Buffer(buffer) => buffer.range().len(),
             Piece::Region(slice) => slice.len(),
         }
     }
@@ -78,6 +86,7 @@ impl Piece {
     }
 
     /// The plain form.
+    #[inline]
     pub(crate) fn segment(&self) -> Segment {
         match self {
             Piece::Buffer(buffer) => buffer.segment(),
@@ -101,6 +110,7 @@ impl From<()> for Payload {
 }
 
 impl From<Buffer> for Payload {
+    #[inline]
     fn from(buffer: Buffer) -> Payload {
         Payload::One(Piece::Buffer(buffer))
     }

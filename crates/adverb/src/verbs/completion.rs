@@ -5,6 +5,7 @@ use std::fmt;
 use adverb_proto::vocabulary::{Failure, Success};
 
 use super::in_flight::InFlight;
+use crate::backend::RawOutcome;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload};
 
@@ -57,7 +58,9 @@ pub struct Completion {
     pub(super) id: RequestId,
     pub(super) tag: u64,
     pub(super) payload: Payload,
-    pub(super) outcome: std::result::Result<Success, Failure>,
+    pub(super) outcome: RawOutcome,
+    /// Whether the request was of a queue for datagrams.
+    pub(super) is_datagram: bool,
 }
 
 impl Completion {
@@ -72,13 +75,14 @@ impl Completion {
     }
 
     /// How it ended. A failure has neither operation nor length: devices leave them undefined.
-    pub fn outcome(&self) -> &std::result::Result<Success, Failure> {
-        &self.outcome
+    pub fn outcome(&self) -> std::result::Result<Success, Failure> {
+        self.outcome.explain(self.is_datagram)
     }
 
     /// Whether it succeeded.
+    #[inline]
     pub fn is_ok(&self) -> bool {
-        self.outcome.is_ok()
+        self.outcome.status == 0
     }
 
     /// What the request did.
@@ -86,8 +90,8 @@ impl Completion {
     /// # Errors
     ///
     /// If it failed: with the status in words, and a hint.
-    pub fn success(&self) -> Result<&Success> {
-        self.outcome.as_ref().map_err(|failure| Error::Failed { failure: *failure })
+    pub fn success(&self) -> Result<Success> {
+        self.outcome().map_err(|failure| Error::Failed { failure })
     }
 
     /// The memory that the request had.
@@ -101,6 +105,7 @@ impl Completion {
     }
 
     /// The buffer that the request had, if it had just one, to use again. The request may have failed all the same.
+    #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         self.payload.into_buffer()
     }
@@ -122,7 +127,7 @@ impl Completion {
 
 impl fmt::Display for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.outcome {
+        match self.outcome() {
             Ok(success) => write!(f, "{:?}, {} bytes", success.operation, success.length),
             Err(failure) => fmt::Display::fmt(&failure.status, f),
         }

@@ -1,12 +1,9 @@
 //! Completion queues: what became of requests.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use adverb_proto::vocabulary as plain;
 
 use super::Device;
 use super::completion::{Completion, RequestId};
@@ -37,7 +34,7 @@ struct State {
     /// How many completions the queue pairs may make at once.
     reserved: u32,
     /// Completions that came while somebody waited for another.
-    ready: VecDeque<Completion>,
+    ready: Vec<Completion>,
     /// Completions of requests that aren't known: of queue pairs that are gone.
     stale: u64,
 }
@@ -58,10 +55,13 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// If the device can't be asked.
+    #[inline]
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut state = self.lock();
         let before = out.len();
-        out.extend(state.ready.drain(..));
+        if !state.ready.is_empty() {
+            out.append(&mut state.ready);
+        }
         self.poll_device(&mut state, out)?;
         Ok(out.len() - before)
     }
@@ -174,7 +174,7 @@ impl CompletionQueue {
         self.gather()?;
         let mut state = self.lock();
         let at = state.ready.iter().position(|completion| completion.id == id);
-        Ok(at.and_then(|at| state.ready.remove(at)))
+        Ok(at.map(|at| state.ready.remove(at)))
     }
 
     /// Takes what the device has, and keeps it for those who ask.
@@ -187,7 +187,7 @@ impl CompletionQueue {
     }
 
     /// Takes what the device has.
-    fn poll_device(&self, state: &mut State, out: &mut impl Extend<Completion>) -> Result<()> {
+    fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
         let State { queues, stale, .. } = state;
         // Completions come in runs of one queue, so that its lock is taken once a run.
         let mut run: Option<(u32, MutexGuard<'_, InFlight>)> = None;
@@ -358,5 +358,4 @@ impl CompletionQueueBuilder {
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<CompletionQueue>();
-    shared_between_threads::<plain::Completion>();
 };

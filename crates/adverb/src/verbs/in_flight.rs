@@ -1,10 +1,9 @@
 //! The requests that the device has, and their buffers.
 
-use adverb_proto::vocabulary::{CompletedOperation, Failure, Success};
-
 use super::AddressHandle;
 use super::completion::{Completion, RequestId};
 use super::stats::QueueStats;
+use crate::backend::{CompletionKind, RawOutcome};
 use crate::memory::Payload;
 
 /// One queue of a queue pair: the requests that were posted and haven't completed, oldest first.
@@ -23,8 +22,7 @@ pub(super) struct InFlight {
     oldest: u32,
     /// How many requests since the last one that asks for a completion.
     unsignaled: u32,
-    /// Whether completions say who sent: only those of datagrams do.
-    has_sources: bool,
+    is_datagram: bool,
     /// What the ids of this queue have beside the position.
     id_base: u64,
     pub(super) stats: QueueStats,
@@ -35,7 +33,7 @@ pub(super) struct InFlight {
 struct Slot {
     payload: Payload,
     tag: u64,
-    operation: CompletedOperation,
+    kind: CompletionKind,
     /// Held for the device, which may look at it until the request completes.
     _recipient: Option<AddressHandle>,
 }
@@ -49,15 +47,15 @@ impl InFlight {
             next: 0,
             oldest: 0,
             unsignaled: 0,
-            has_sources: false,
+            is_datagram: false,
             id_base,
             stats: QueueStats::default(),
         }
     }
 
-    /// Lets completions say who sent: for datagrams.
-    pub(super) fn keep_sources(&mut self) {
-        self.has_sources = true;
+    /// Makes it a queue for datagrams, whose completions say who sent.
+    pub(super) fn carry_datagrams(&mut self) {
+        self.is_datagram = true;
     }
 
     /// How many requests the device has.
@@ -96,13 +94,13 @@ impl InFlight {
         &mut self,
         payload: Payload,
         tag: u64,
-        operation: CompletedOperation,
+        kind: CompletionKind,
         signaled: bool,
         recipient: Option<AddressHandle>,
     ) {
         debug_assert!(self.room() > 0);
         let index = self.index(self.next);
-        self.slots[index] = Some(Slot { payload, tag, operation, _recipient: recipient });
+        self.slots[index] = Some(Slot { payload, tag, kind, _recipient: recipient });
         self.next = self.next.wrapping_add(1);
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         self.stats.posted += 1;
@@ -115,8 +113,8 @@ impl InFlight {
     pub(super) fn complete_up_to(
         &mut self,
         position: u32,
-        outcome: Result<Success, Failure>,
-        out: &mut impl Extend<Completion>,
+        outcome: RawOutcome,
+        out: &mut Vec<Completion>,
     ) -> bool {
         if position.wrapping_sub(self.oldest) >= self.len() {
             return false;
@@ -140,20 +138,15 @@ impl InFlight {
 
     /// Completes the oldest request; without an outcome of its own it has succeeded.
     #[inline]
-    fn take_oldest(&mut self, outcome: Option<Result<Success, Failure>>, out: &mut impl Extend<Completion>) {
+    fn take_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let position = self.oldest;
         self.oldest = position.wrapping_add(1);
         let index = self.index(position);
-        let Some(Slot { payload, tag, operation, .. }) = self.slots[index].take() else { return };
-        let mut outcome = outcome.unwrap_or(Ok(Success { operation, length: 0 }));
-        if let Ok(Success { operation: CompletedOperation::Recv { source, .. }, .. }) = &mut outcome
-            && !self.has_sources
-        {
-            *source = None;
-        }
+        let Some(Slot { payload, tag, kind, .. }) = self.slots[index].take() else { return };
+        let outcome = outcome.unwrap_or(RawOutcome::implied(kind));
         self.stats.count(&outcome);
         let id = RequestId(self.id_base | u64::from(position));
-        out.extend([Completion { id, tag, payload, outcome }]);
+        out.push(Completion { id, tag, payload, outcome, is_datagram: self.is_datagram });
     }
 
     #[inline]

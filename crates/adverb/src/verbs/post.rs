@@ -3,15 +3,13 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use adverb_proto::vocabulary as plain;
-use adverb_proto::vocabulary::{
-    CompletedOperation, Destination, QpState, Segment, SendFlags, SendOperation, Transport,
-};
+use adverb_proto::vocabulary::{Destination, QpState, Segment, SendFlags, SendOperation, Transport};
 use adverb_wire::GRH_LEN;
 
 use super::completion::{RequestId, RequestIds};
 use super::in_flight::InFlight;
 use super::{PostError, QueuePair, Recipient, RecvRequest, SendRequest};
-use crate::backend::{self, PostFailure};
+use crate::backend::{self, CompletionKind, PostFailure};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
@@ -368,9 +366,9 @@ fn flags(request: &SendRequest, queue: &InFlight, unsignaled: u32) -> SendFlags 
 
 #[inline]
 fn push_send(queue: &mut InFlight, request: SendRequest, flags: SendFlags) {
-    let operation = request.completed_operation();
+    let kind = request.kind();
     let recipient = request.recipient.map(|recipient| recipient.address);
-    queue.push(request.payload, request.tag, operation, flags.contains(SendFlags::SIGNALED), recipient);
+    queue.push(request.payload, request.tag, kind, flags.contains(SendFlags::SIGNALED), recipient);
 }
 
 #[inline]
@@ -381,9 +379,5 @@ fn destination(request: &SendRequest) -> Option<Destination<&backend::AddressHan
 
 #[inline]
 fn push_recv(queue: &mut InFlight, request: RecvRequest) {
-    queue.push(request.payload, request.tag, RECEIVED, true, None);
+    queue.push(request.payload, request.tag, CompletionKind::Recv, true, None);
 }
-
-/// What a receive request's completion says; the device's own says more.
-const RECEIVED: CompletedOperation =
-    CompletedOperation::Recv { immediate: None, invalidated: None, source: None, has_grh: false };

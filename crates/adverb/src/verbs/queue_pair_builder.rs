@@ -192,7 +192,7 @@ impl QueuePairBuilder {
         let send: Attached = send_cq.attach(self.send_depth)?;
         let recv: Attached = recv_cq.attach(self.recv_depth)?;
         if self.transport == Transport::Ud {
-            recv.lock().keep_sources();
+            recv.lock().carry_datagrams();
         }
         let options = QueuePairOptions {
             transport: self.transport,

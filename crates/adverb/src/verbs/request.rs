@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{CompletedOperation, RemoteAddress, SendFlags, SendOperation};
+use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation};
 
 use super::Recipient;
+use crate::backend::CompletionKind;
 use crate::error::Error;
 use crate::memory::{Buffer, Payload, Piece};
 
@@ -32,6 +33,7 @@ pub struct SendRequest {
 
 impl SendRequest {
     /// Sends a message into the peer's next receive buffer.
+    #[inline]
     pub fn send(payload: impl Into<Payload>) -> SendRequest {
         SendRequest::new(SendOperation::Send, payload)
     }
@@ -47,6 +49,7 @@ impl SendRequest {
     }
 
     /// Writes into the peer's memory. The peer isn't told.
+    #[inline]
     pub fn write(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Write(remote), payload)
     }
@@ -61,6 +64,7 @@ impl SendRequest {
     }
 
     /// Reads from the peer's memory, as many bytes as the payload has.
+    #[inline]
     pub fn read(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Read(remote), payload)
     }
@@ -82,6 +86,7 @@ impl SendRequest {
         SendRequest::new(SendOperation::FetchAdd { remote, add }, original)
     }
 
+    #[inline]
     fn new(operation: SendOperation, payload: impl Into<Payload>) -> SendRequest {
         SendRequest {
             operation,
@@ -136,15 +141,15 @@ impl SendRequest {
 
     /// What its completion will say.
     #[inline]
-    pub(super) fn completed_operation(&self) -> CompletedOperation {
+    pub(super) fn kind(&self) -> CompletionKind {
         match self.operation {
-            SendOperation::Write(_) | SendOperation::WriteImmediate(..) => CompletedOperation::Write,
-            SendOperation::Read(_) => CompletedOperation::Read,
-            SendOperation::CompareSwap { .. } => CompletedOperation::CompareSwap,
-            SendOperation::FetchAdd { .. } => CompletedOperation::FetchAdd,
-            SendOperation::LocalInvalidate(_) => CompletedOperation::LocalInvalidate,
-            SendOperation::BindWindow(_) => CompletedOperation::BindWindow,
-            _ => CompletedOperation::Send,
+            SendOperation::Write(_) | SendOperation::WriteImmediate(..) => CompletionKind::Write,
+            SendOperation::Read(_) => CompletionKind::Read,
+            SendOperation::CompareSwap { .. } => CompletionKind::CompareSwap,
+            SendOperation::FetchAdd { .. } => CompletionKind::FetchAdd,
+            SendOperation::LocalInvalidate(_) => CompletionKind::LocalInvalidate,
+            SendOperation::BindWindow(_) => CompletionKind::BindWindow,
+            _ => CompletionKind::Send,
         }
     }
 
@@ -187,6 +192,7 @@ pub struct RecvRequest {
 
 impl RecvRequest {
     /// A place for a message: it may be shorter, and fails if it is longer.
+    #[inline]
     pub fn new(payload: impl Into<Payload>) -> RecvRequest {
         RecvRequest { payload: payload.into(), tag: 0 }
     }

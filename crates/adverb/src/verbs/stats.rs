@@ -1,6 +1,8 @@
 //! What queues count.
 
-use adverb_proto::vocabulary::{Failure, Status, Success};
+use adverb_proto::vocabulary::Status;
+
+use crate::backend::RawOutcome;
 
 /// What one queue of a queue pair has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,14 +34,14 @@ pub struct QueuePairStats {
 
 impl QueueStats {
     #[inline]
-    pub(super) fn count(&mut self, outcome: &Result<Success, Failure>) {
-        match outcome {
-            Ok(success) => {
-                self.succeeded += 1;
-                self.bytes += u64::from(success.length);
-            }
-            Err(Failure { status: Status::Flushed, .. }) => self.flushed += 1,
-            Err(_) => self.failed += 1,
+    pub(super) fn count(&mut self, outcome: &RawOutcome) {
+        if outcome.status == Status::Success.code() {
+            self.succeeded += 1;
+            self.bytes += u64::from(outcome.detail);
+        } else if outcome.status == Status::Flushed.code() {
+            self.flushed += 1;
+        } else {
+            self.failed += 1;
         }
     }
 }

@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{CompletedOperation, Completion, Failure, Qpn, Status, Success};
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
 use super::{Device, check, verb_error};
+use crate::backend::{CompletionKind, RawCompletion, RawOutcome};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -58,7 +58,7 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize> {
+    pub(crate) fn poll(&self, mut each: impl FnMut(RawCompletion)) -> Result<usize> {
         let mut total = 0;
         loop {
             let mut completions = [const { std::mem::MaybeUninit::<ibv_wc>::uninit() }; BATCH];
@@ -72,7 +72,7 @@ impl CompletionQueue {
             };
             for completion in completions.iter().take(count) {
                 // SAFETY: the first `count` were written.
-                each(plain(unsafe { completion.assume_init_ref() }));
+                each(raw(unsafe { completion.assume_init_ref() }));
             }
             total += count;
             if count < BATCH {
@@ -186,37 +186,32 @@ fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Result<bool> {
     }
 }
 
-/// A completion in plain form. Of a failure only some fields are valid, and only those are read.
+/// A completion in the engines' common form. Of a failure only some fields are valid: the others are carried along, and
+/// not looked at.
 #[inline]
-fn plain(wc: &ibv_wc) -> Completion {
-    let outcome = if wc.status == sys::IBV_WC_SUCCESS {
-        Ok(Success { operation: operation(wc), length: wc.byte_len })
-    } else {
-        Err(Failure { status: Status::from_code(wc.status), vendor_error: wc.vendor_err })
-    };
-    Completion { wr_id: wc.wr_id, qpn: Qpn::truncate(wc.qp_num), outcome }
-}
-
-#[inline]
-fn operation(wc: &ibv_wc) -> CompletedOperation {
+fn raw(wc: &ibv_wc) -> RawCompletion {
     let has = |flag| wc.wc_flags & flag != 0;
-    match wc.opcode {
-        sys::IBV_WC_SEND => CompletedOperation::Send,
-        sys::IBV_WC_RDMA_WRITE => CompletedOperation::Write,
-        sys::IBV_WC_RDMA_READ => CompletedOperation::Read,
-        sys::IBV_WC_COMP_SWAP => CompletedOperation::CompareSwap,
-        sys::IBV_WC_FETCH_ADD => CompletedOperation::FetchAdd,
-        sys::IBV_WC_BIND_MW => CompletedOperation::BindWindow,
-        sys::IBV_WC_LOCAL_INV => CompletedOperation::LocalInvalidate,
-        sys::IBV_WC_RECV_RDMA_WITH_IMM => {
-            CompletedOperation::RecvWrite { immediate: u32::from_be(wc.imm_data()) }
-        }
-        _ => CompletedOperation::Recv {
-            immediate: has(sys::IBV_WC_WITH_IMM).then(|| u32::from_be(wc.imm_data())),
-            invalidated: has(sys::IBV_WC_WITH_INV).then(|| wc.invalidated_rkey()),
-            // Only datagrams have a source; whoever knows what queue pair this is takes it away from others.
-            source: Some(Qpn::truncate(wc.src_qp)),
-            has_grh: has(sys::IBV_WC_GRH),
+    let has_invalidated = has(sys::IBV_WC_WITH_INV);
+    let success = wc.status == sys::IBV_WC_SUCCESS;
+    let outcome = RawOutcome {
+        status: wc.status,
+        detail: if success { wc.byte_len } else { wc.vendor_err },
+        immediate: if has_invalidated { wc.invalidated_rkey() } else { u32::from_be(wc.imm_data()) },
+        source: wc.src_qp,
+        kind: match wc.opcode {
+            sys::IBV_WC_SEND => CompletionKind::Send,
+            sys::IBV_WC_RDMA_WRITE => CompletionKind::Write,
+            sys::IBV_WC_RDMA_READ => CompletionKind::Read,
+            sys::IBV_WC_COMP_SWAP => CompletionKind::CompareSwap,
+            sys::IBV_WC_FETCH_ADD => CompletionKind::FetchAdd,
+            sys::IBV_WC_BIND_MW => CompletionKind::BindWindow,
+            sys::IBV_WC_LOCAL_INV => CompletionKind::LocalInvalidate,
+            sys::IBV_WC_RECV_RDMA_WITH_IMM => CompletionKind::RecvWrite,
+            _ => CompletionKind::Recv,
         },
-    }
+        has_immediate: has(sys::IBV_WC_WITH_IMM),
+        has_invalidated,
+        has_grh: has(sys::IBV_WC_GRH),
+    };
+    RawCompletion { wr_id: wc.wr_id, outcome }
 }

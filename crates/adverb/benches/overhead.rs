@@ -1,0 +1,90 @@
+//! Posts RDMA WRITEs and polls their completions on the first device: what `cargo xtask overhead` counts the
+//! instructions of, on a device that does nothing.
+//!
+//! ```text
+//! overhead owned-single|owned-batch|raw-single|raw-batch ROUNDS
+//! ```
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use adverb::memory::{Buffer, RemoteMemory};
+use adverb::verbs::{Completion, CompletionQueue, Device, QueuePair, SendRequest, Transport};
+
+const BATCH: u32 = 32;
+const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, rkey: 7, len: 4096 };
+
+fn main() -> adverb::Result<()> {
+    let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
+    let (Some(mode), Some(rounds)) = (args.next(), args.next().and_then(|rounds| rounds.parse().ok())) else {
+        println!("nothing to do: this is run by `cargo xtask overhead`");
+        return Ok(());
+    };
+    let device = Device::first()?;
+    let domain = device.protection_domain()?;
+    let completions = device.completion_queue(1024).create()?;
+    let queue_pair =
+        domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(256, 1).create()?;
+    queue_pair.connect(&queue_pair.endpoint())?;
+    let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::Result<_>>()?;
+
+    // The first rounds make what is used again by all others.
+    let buffers = run(&mode, &queue_pair, &completions, buffers, u64::from(BATCH) * 2)?;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    run(&mode, &queue_pair, &completions, buffers, rounds)?;
+    println!("{} allocations", ALLOCATIONS.load(Ordering::Relaxed) - before);
+    Ok(())
+}
+
+fn run(
+    mode: &str,
+    queue_pair: &QueuePair,
+    completions: &CompletionQueue,
+    mut buffers: Vec<Buffer>,
+    rounds: u64,
+) -> adverb::Result<Vec<Buffer>> {
+    let mut done: Vec<Completion> = Vec::with_capacity(64);
+    match mode {
+        "owned-single" => {
+            let mut buffer = buffers.pop().expect("there are some");
+            for _ in 0..rounds {
+                queue_pair.post_send(SendRequest::write(buffer, REMOTE.at(0)))?;
+                completions.poll(&mut done)?;
+                buffer = done.pop().and_then(Completion::into_buffer).expect("it completed");
+            }
+            buffers.push(buffer);
+        }
+        "owned-batch" => {
+            for _ in 0..rounds / u64::from(BATCH) {
+                queue_pair
+                    .post_sends(buffers.drain(..).map(|buffer| SendRequest::write(buffer, REMOTE.at(0))))?;
+                completions.poll(&mut done)?;
+                buffers.extend(done.drain(..).filter_map(Completion::into_buffer));
+            }
+        }
+        mode => panic!("no mode {mode}"),
+    }
+    Ok(buffers)
+}
+
+/// Counts allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller upholds what the system allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds what the system allocator asks for.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
