@@ -40,7 +40,6 @@ pub enum Error {
         /// What was tried, on what: "creating a queue pair on rxe0".
         action: String,
         /// The operating system's answer.
-        #[source]
         error: io::Error,
         /// What to try.
         hint: Cow<'static, str>,
@@ -125,7 +124,6 @@ pub enum Error {
         /// How many bytes.
         len: usize,
         /// Why.
-        #[source]
         error: io::Error,
     },
 }

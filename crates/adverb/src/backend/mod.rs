@@ -19,7 +19,7 @@ use adverb_proto::vocabulary::{
 use crate::error::Error;
 use crate::error::Result;
 use crate::memory::Memory;
-use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, Port};
+use crate::verbs::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port};
 
 /// Asks whichever engine it is.
 macro_rules! ask {
@@ -65,6 +65,15 @@ impl Device {
         ask!(self, device => device.gid_table())
     }
 
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        ask!(self, device => device.event_fd())
+    }
+
+    /// Waits for an event, copies and acknowledges it; `None` if none came in time.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+        ask!(self, device => device.wait_event(timeout))
+    }
+
     pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
         ask!(self, device => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))))
     }
@@ -90,17 +99,54 @@ impl ProtectionDomain {
         &self,
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
+        shared: Option<&Arc<SharedReceiveQueue>>,
         options: &QueuePairOptions,
     ) -> Result<(QueuePair, QueuePairLimits)> {
         ask!(self, domain => {
             let (CompletionQueue::Ibv(send_cq), CompletionQueue::Ibv(recv_cq)) = (send_cq, recv_cq);
-            let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, options)?;
+            let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
             Ok((QueuePair::Ibv(queue_pair), limits))
+        })
+    }
+
+    /// Makes a shared receive queue; also says how many segments a request may have.
+    pub(crate) fn shared_receive_queue(
+        &self,
+        depth: u32,
+        segments: u32,
+        id: u32,
+    ) -> Result<(SharedReceiveQueue, u32)> {
+        ask!(self, domain => {
+            let (queue, segments) = ibv::SharedReceiveQueue::new(domain, depth, segments, id)?;
+            Ok((SharedReceiveQueue::Ibv(queue), segments))
         })
     }
 
     pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
         ask!(self, domain => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)))
+    }
+}
+
+/// A receive queue that queue pairs share.
+pub(crate) enum SharedReceiveQueue {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::SharedReceiveQueue),
+}
+
+impl SharedReceiveQueue {
+    /// Posts one request.
+    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
+        ask!(self, queue => queue.post_recv(request))
+    }
+
+    /// Asks for an event when fewer requests than this are left.
+    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+        ask!(self, queue => queue.arm(limit))
+    }
+
+    /// Destroys the queue: afterwards the device uses none of its requests' memory. If that fails it may.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        ask!(self, queue => queue.destroy())
     }
 }
 
@@ -240,7 +286,8 @@ impl RawOutcome {
                 immediate: self.has_immediate.then_some(self.immediate),
                 invalidated: self.has_invalidated.then_some(self.immediate),
                 source: has_source.then(|| Qpn::truncate(self.source)),
-                has_grh: self.has_grh,
+                // Some devices (rxe) say so of connections too, whose buffers have none.
+                has_grh: has_source && self.has_grh,
             },
         };
         Ok(Success { operation, length: self.detail })

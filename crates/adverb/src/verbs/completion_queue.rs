@@ -5,9 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::Device;
 use super::completion::{Completion, RequestId};
 use super::in_flight::InFlight;
+use super::shared_receive_queue::{SharedTable, shared_queue_of};
+use super::{Device, SharedReceiveQueue};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -31,6 +32,8 @@ struct State {
     queues: Vec<Entry>,
     /// Numbers that nobody has.
     free: Vec<u32>,
+    /// The shared receive queues whose completions may come here.
+    shared: Vec<SharedEntry>,
     /// How many completions the queue pairs may make at once.
     reserved: u32,
     /// Completions that came while somebody waited for another.
@@ -47,6 +50,14 @@ struct Entry {
     /// Counts how often the number was used, so that a completion of an earlier owner is known as such.
     generation: u32,
     queue: Option<SharedQueue>,
+}
+
+/// A shared receive queue, and by how many queue pairs it is used that complete here.
+struct SharedEntry {
+    id: u32,
+    users: u32,
+    depth: u32,
+    table: SharedTable,
 }
 
 impl CompletionQueue {
@@ -188,10 +199,19 @@ impl CompletionQueue {
 
     /// Takes what the device has.
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
-        let State { queues, stale, .. } = state;
+        let State { queues, shared, stale, .. } = state;
         // Completions come in runs of one queue, so that its lock is taken once a run.
         let mut run: Option<(u32, MutexGuard<'_, InFlight>)> = None;
         self.0.backend.poll(|completion| {
+            if let Some(id) = shared_queue_of(completion.wr_id) {
+                let entry = shared.iter().find(|entry| entry.id == id);
+                let known = entry.is_some_and(|entry| {
+                    let mut table = entry.table.lock().unwrap_or_else(PoisonError::into_inner);
+                    table.complete(completion.wr_id, completion.outcome, out)
+                });
+                *stale += u64::from(!known);
+                return;
+            }
             let id = Id::from(completion.wr_id);
             if run.as_ref().is_none_or(|(owner, _)| *owner != id.owner) {
                 run = queues.get(id.number()).and_then(|entry| {
@@ -210,6 +230,35 @@ impl CompletionQueue {
     /// Makes room for a queue pair's queue, and gives it what its ids begin with.
     pub(super) fn attach(&self, depth: u32) -> Result<Attached> {
         let mut state = self.lock();
+        self.reserve(&mut state, depth)?;
+        let number = state.free.pop().unwrap_or_else(|| {
+            state.queues.push(Entry::default());
+            // Fewer than 2²¹, so that the top bit of an id tells those of shared receive queues.
+            u32::try_from(state.queues.len() - 1).expect("there are fewer queue pairs than that")
+        });
+        let entry = &mut state.queues[number as usize];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        let owner = number << GENERATION_BITS | entry.generation;
+        let queue = Arc::new(Mutex::new(InFlight::new(depth, u64::from(owner) << 32)));
+        entry.queue = Some(Arc::clone(&queue));
+        Ok(Attached { completion_queue: self.clone(), number, depth, queue })
+    }
+
+    /// Makes room for a shared receive queue, of which any request may complete here.
+    pub(super) fn attach_shared(&self, queue: &SharedReceiveQueue) -> Result<AttachedShared> {
+        let mut state = self.lock();
+        match state.shared.iter_mut().find(|entry| entry.id == queue.id()) {
+            Some(entry) => entry.users += 1,
+            None => {
+                self.reserve(&mut state, queue.depth())?;
+                let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
+                state.shared.push(SharedEntry { id, users: 1, depth, table });
+            }
+        }
+        Ok(AttachedShared { completion_queue: self.clone(), queue: queue.clone() })
+    }
+
+    fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
         let room = self.depth() - state.reserved;
         if depth > room {
             return Err(Error::Limit {
@@ -220,16 +269,7 @@ impl CompletionQueue {
             });
         }
         state.reserved += depth;
-        let number = state.free.pop().unwrap_or_else(|| {
-            state.queues.push(Entry::default());
-            u32::try_from(state.queues.len() - 1).expect("there are fewer queue pairs than that")
-        });
-        let entry = &mut state.queues[number as usize];
-        entry.generation = (entry.generation + 1) & GENERATION_MASK;
-        let owner = number << GENERATION_BITS | entry.generation;
-        let queue = Arc::new(Mutex::new(InFlight::new(depth, u64::from(owner) << 32)));
-        entry.queue = Some(Arc::clone(&queue));
-        Ok(Attached { completion_queue: self.clone(), number, depth, queue })
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -272,6 +312,32 @@ impl Drop for Attached {
         state.queues[self.number as usize].queue = None;
         state.free.push(self.number);
         state.reserved -= self.depth;
+    }
+}
+
+/// A shared receive queue whose completions may come to a completion queue, until it is dropped.
+pub(super) struct AttachedShared {
+    completion_queue: CompletionQueue,
+    pub(super) queue: SharedReceiveQueue,
+}
+
+impl AttachedShared {
+    pub(super) fn completion_queue(&self) -> &CompletionQueue {
+        &self.completion_queue
+    }
+}
+
+impl Drop for AttachedShared {
+    fn drop(&mut self) {
+        let mut state = self.completion_queue.lock();
+        let Some(at) = state.shared.iter().position(|entry| entry.id == self.queue.id()) else { return };
+        let entry = &mut state.shared[at];
+        entry.users -= 1;
+        if entry.users == 0 {
+            let depth = entry.depth;
+            state.shared.swap_remove(at);
+            state.reserved -= depth;
+        }
     }
 }
 

@@ -114,7 +114,7 @@ impl Device {
     pub fn by_address(address: IpAddr) -> Result<Device> {
         let mut found = Vec::new();
         for device in usable()? {
-            let gids = device.gids()?;
+            let gids = device.gids().unwrap_or_default();
             if gids.iter().any(|entry| entry.gid == Gid::from(address)) {
                 return Ok(device);
             }
@@ -237,10 +237,15 @@ impl Device {
     }
 }
 
-/// Opens every device that Adverb can use.
+/// Opens every device that Adverb can use. One that can't be opened doesn't keep others from being found.
 fn usable() -> Result<Vec<Device>> {
-    let names = Device::list()?.into_iter().filter(|info| info.unsupported.is_none()).map(|info| info.name);
-    names.map(|name| Device::open(&name)).collect()
+    let usable = Device::list()?.into_iter().filter(|info| info.unsupported.is_none());
+    let open = |info: DeviceInfo| {
+        Device::open(&info.name)
+            .inspect_err(|error| tracing::warn!(%error, device = info.name, "a device is passed over"))
+            .ok()
+    };
+    Ok(usable.filter_map(open).collect())
 }
 
 impl fmt::Debug for Device {

@@ -6,7 +6,8 @@
 //! - a [`ProtectionDomain`], within which memory and queue pairs may meet;
 //! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s, registered in it;
 //! - a [`CompletionQueue`], which tells what became of requests;
-//! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted.
+//! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted; a [`SharedReceiveQueue`] supplies many
+//!   of them with receives.
 //!
 //! Objects hold what they stand on, so that they can be dropped in any order.
 //!
@@ -23,6 +24,7 @@ mod completion_queue;
 mod datagram;
 mod device;
 mod endpoint;
+mod event;
 mod in_flight;
 mod port;
 mod post;
@@ -30,6 +32,7 @@ mod protection_domain;
 mod queue_pair;
 mod queue_pair_builder;
 mod request;
+mod shared_receive_queue;
 mod stats;
 
 pub use adverb_proto::vocabulary::{
@@ -44,9 +47,11 @@ pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use datagram::Datagram;
 pub use device::{Device, DeviceAttributes, DeviceInfo};
 pub use endpoint::{ConnectOptions, Endpoint};
+pub use event::DeviceEvent;
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};
+pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use stats::{QueuePairStats, QueueStats};

@@ -148,7 +148,10 @@ impl QueuePair {
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
-        let mut queue = self.recv.lock();
+        let Some(queue) = self.recv.own() else {
+            return Err(PostError { error: shared_elsewhere(), requests: vec![request] });
+        };
+        let mut queue = queue.lock();
         if let Err(error) = self.check_recv_queue(&queue, 1).and_then(|()| self.check_recv(&request)) {
             return Err(PostError { error, requests: vec![request] });
         }
@@ -187,7 +190,11 @@ impl QueuePair {
         &self,
         requests: impl IntoIterator<Item = impl Into<RecvRequest>>,
     ) -> Result<RequestIds, PostError<RecvRequest>> {
-        let mut queue = self.recv.lock();
+        let Some(queue) = self.recv.own() else {
+            let requests = requests.into_iter().map(Into::into).collect();
+            return Err(PostError { error: shared_elsewhere(), requests });
+        };
+        let mut queue = queue.lock();
         let mut scratch = self.scratch();
         let Scratch { segments, recvs, list, .. } = &mut *scratch;
         recvs.clear();
@@ -338,6 +345,13 @@ impl QueuePair {
         // Whoever uses it clears it first, so that a panic leaves nothing behind that matters.
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The error of who posts a receive to a queue pair that has none of its own.
+#[cold]
+fn shared_elsewhere() -> Error {
+    let reason = "this queue pair takes its receives from a shared receive queue: post them there";
+    Error::InvalidRequest { reason: reason.into() }
 }
 
 #[inline]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use adverb_proto::vocabulary::{Access, Transport};
 
-use super::{Device, QueuePairBuilder};
+use super::{Device, QueuePairBuilder, SharedReceiveQueueBuilder};
 use crate::backend;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Memory, MemoryRegion, Pages, Region};
@@ -64,6 +64,11 @@ impl ProtectionDomain {
         let memory: Box<dyn Memory> = Box::new(memory);
         let registration = self.backend.register(&*memory, access)?;
         Ok(MemoryRegion::new(Region::new(registration, memory, access)))
+    }
+
+    /// Begins to make a receive queue of `depth` requests that queue pairs share.
+    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveQueueBuilder {
+        SharedReceiveQueueBuilder::new(self, depth)
     }
 
     /// Begins to make a queue pair.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
 
-use super::completion_queue::Attached;
+use super::completion_queue::{Attached, AttachedShared};
 use super::post::Scratch;
 use super::queue_pair_builder::random_psn;
 use super::stats::QueuePairStats;
@@ -29,7 +29,7 @@ use crate::memory::Payload;
 pub struct QueuePair {
     pub(super) backend: backend::QueuePair,
     pub(super) send: Attached,
-    pub(super) recv: Attached,
+    pub(super) recv: Receives,
     pub(super) scratch: Mutex<Scratch>,
     pub(super) transport: Transport,
     pub(super) limits: QueuePairLimits,
@@ -45,6 +45,23 @@ pub struct QueuePair {
     pub(super) pkey_index: u16,
     pub(super) qkey: u32,
     pub(super) domain: ProtectionDomain,
+}
+
+/// Where a queue pair's receives come from.
+pub(super) enum Receives {
+    Own(Attached),
+    Shared(AttachedShared),
+}
+
+impl Receives {
+    /// The queue pair's own queue, if it has one.
+    #[inline]
+    pub(super) fn own(&self) -> Option<&Attached> {
+        match self {
+            Receives::Own(queue) => Some(queue),
+            Receives::Shared(_) => None,
+        }
+    }
 }
 
 /// A [`QpState`] that is read by every post.
@@ -100,7 +117,10 @@ impl QueuePair {
 
     /// Where the completions of its receive queue go.
     pub fn recv_completion_queue(&self) -> &CompletionQueue {
-        self.recv.completion_queue()
+        match &self.recv {
+            Receives::Own(queue) => queue.completion_queue(),
+            Receives::Shared(queue) => queue.completion_queue(),
+        }
     }
 
     /// What a peer must know to connect to it.
@@ -255,7 +275,7 @@ impl QueuePair {
         loop {
             self.send_completion_queue().gather()?;
             self.recv_completion_queue().gather()?;
-            if self.send.lock().len() == 0 && self.recv.lock().len() == 0 {
+            if self.sends_outstanding() == 0 && self.recvs_outstanding() == 0 {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -273,10 +293,10 @@ impl QueuePair {
     /// If the device refuses.
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
-        let (mut send, mut recv) = (self.send.lock(), self.recv.lock());
+        let (mut send, mut recv) = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.change(&StateChange::Reset)?;
         let mut left: Vec<Payload> = send.take_all().collect();
-        left.extend(recv.take_all());
+        left.extend(recv.iter_mut().flat_map(|queue| queue.take_all()));
         self.psn.store(random_psn()?.get(), Ordering::Relaxed);
         self.initialise()?;
         Ok(left)
@@ -295,7 +315,8 @@ impl QueuePair {
 
     /// What it has done.
     pub fn stats(&self) -> QueuePairStats {
-        QueuePairStats { send: self.send.lock().stats, recv: self.recv.lock().stats }
+        let recv = self.recv.own().map(|queue| queue.lock().stats).unwrap_or_default();
+        QueuePairStats { send: self.send.lock().stats, recv }
     }
 
     /// How many send requests are outstanding.
@@ -303,9 +324,9 @@ impl QueuePair {
         self.send.lock().len()
     }
 
-    /// How many receive requests are outstanding.
+    /// How many receive requests are outstanding in its own queue: none, if it has a shared one.
     pub fn recvs_outstanding(&self) -> u32 {
-        self.recv.lock().len()
+        self.recv.own().map_or(0, |queue| queue.lock().len())
     }
 
     /// Changes the state, here and at the device.
@@ -349,7 +370,7 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         let destroyed = self.backend.destroy();
         let mut left: Vec<Payload> = self.send.lock().take_all().collect();
-        left.extend(self.recv.lock().take_all());
+        left.extend(self.recv.own().iter().flat_map(|queue| queue.lock().take_all().collect::<Vec<_>>()));
         if let Err(error) = destroyed {
             // The device may still use the memory: better lost than written to.
             tracing::error!(%error, requests = left.len(), "a queue pair could not be destroyed; its buffers are leaked");

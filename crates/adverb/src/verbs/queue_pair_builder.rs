@@ -7,8 +7,8 @@ use adverb_proto::vocabulary::{Access, Psn, Transport};
 
 use super::completion_queue::Attached;
 use super::post::Scratch;
-use super::queue_pair::{QueuePair, StateCell};
-use super::{CompletionQueue, LinkLayer, ProtectionDomain};
+use super::queue_pair::{QueuePair, Receives, StateCell};
+use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue};
 use crate::backend::QueuePairOptions;
 use crate::error::{Error, Result};
 
@@ -40,6 +40,7 @@ pub struct QueuePairBuilder {
     gid_index: Option<u8>,
     pkey_index: u16,
     qkey: u32,
+    shared: Option<SharedReceiveQueue>,
 }
 
 impl QueuePairBuilder {
@@ -60,6 +61,7 @@ impl QueuePairBuilder {
             gid_index: None,
             pkey_index: 0,
             qkey: 0,
+            shared: None,
         }
     }
 
@@ -135,6 +137,12 @@ impl QueuePairBuilder {
         self
     }
 
+    /// Takes receives from a queue that is shared, instead of one of its own.
+    pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> QueuePairBuilder {
+        self.shared = Some(queue.clone());
+        self
+    }
+
     /// Makes it. It is ready to have receives posted, and to be [connected](QueuePair::connect) or, for datagrams,
     /// [activated](QueuePair::activate).
     ///
@@ -190,10 +198,17 @@ impl QueuePairBuilder {
 
         // Reserved before the queue pair exists, so that its completions always have room.
         let send: Attached = send_cq.attach(self.send_depth)?;
-        let recv: Attached = recv_cq.attach(self.recv_depth)?;
+        let recv = match &self.shared {
+            Some(shared) => Receives::Shared(recv_cq.attach_shared(shared)?),
+            None => Receives::Own(recv_cq.attach(self.recv_depth)?),
+        };
         if self.transport == Transport::Ud {
-            recv.lock().carry_datagrams();
+            match &recv {
+                Receives::Own(queue) => queue.lock().carry_datagrams(),
+                Receives::Shared(shared) => shared.queue.lock().carry_datagrams(),
+            }
         }
+        let shared = self.shared.as_ref().map(SharedReceiveQueue::backend);
         let options = QueuePairOptions {
             transport: self.transport,
             send_depth: self.send_depth,
@@ -203,7 +218,7 @@ impl QueuePairBuilder {
             inline: self.inline,
         };
         let (backend, limits) =
-            self.domain.backend().queue_pair(send_cq.backend(), recv_cq.backend(), &options)?;
+            self.domain.backend().queue_pair(send_cq.backend(), recv_cq.backend(), shared, &options)?;
         let queue_pair = QueuePair {
             backend,
             send,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
-use super::{Device, check, verb_error};
+use super::{Device, check, set_nonblocking, verb_error};
 use crate::backend::{CompletionKind, RawCompletion, RawOutcome};
 use crate::error::{Error, Result};
 
@@ -142,13 +142,8 @@ fn new_channel(device: &Device) -> Result<NonNull<ibv_comp_channel>> {
     let channel = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
     let action = || format!("making a completion channel on {}", device.name);
     let channel = NonNull::new(channel).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
-    // SAFETY: the channel was just made; its descriptor is open.
-    let result = unsafe {
-        let fd = (*channel.as_ptr()).fd;
-        libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK)
-    };
-    if result < 0 {
-        let error = io::Error::last_os_error();
+    // SAFETY: the channel was just made.
+    if let Err(error) = set_nonblocking(unsafe { (*channel.as_ptr()).fd }) {
         destroy_channel(device, Some(channel));
         return Err(verb_error(error, action()));
     }
@@ -166,7 +161,7 @@ fn destroy_channel(device: &Device, channel: Option<NonNull<ibv_comp_channel>>) 
 }
 
 /// Waits until a descriptor can be read; `false` if that doesn't happen in time.
-fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Result<bool> {
+pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Result<bool> {
     let timeout = timeout.map_or(-1, |timeout| {
         // Rounded up, so that a short wait isn't a spin.
         libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use adverb_proto::vocabulary::{Gid, PathMtu};
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
-use super::{check, verb_error};
+use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
 use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
 
@@ -50,9 +50,20 @@ impl Device {
         }
         // SAFETY: the device is of the list, which is still there.
         let context = unsafe { library.ibv_open_device(device) };
-        let context = NonNull::new(context)
-            .ok_or_else(|| verb_error(io::Error::last_os_error(), format!("opening the device {name}")))?;
-        Ok(Device { library, context, name: name.to_owned(), owner: std::process::id() })
+        let context = NonNull::new(context).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            // SAFETY: the device is of the list, and its fields are set when it is made.
+            let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
+            // The library looks for other ways when it may not open the device, and then says what those failed at.
+            let node = format!("/dev/infiniband/{}", node.to_string_lossy());
+            let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
+            verb_error(opened.err().unwrap_or(error), format!("opening the device {name}"))
+        })?;
+        let device = Device { library, context, name: name.to_owned(), owner: std::process::id() };
+        // SAFETY: the context was just opened, and its descriptor with it.
+        set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
+            .map_err(|error| verb_error(error, format!("opening the device {name}")))?;
+        Ok(device)
     }
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.

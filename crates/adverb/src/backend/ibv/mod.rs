@@ -6,9 +6,11 @@
 mod address_handle;
 mod completion_queue;
 mod device;
+mod event;
 mod protection_domain;
 mod queue_pair;
 mod registration;
+mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
 pub(super) use completion_queue::CompletionQueue;
@@ -16,6 +18,7 @@ pub(super) use device::Device;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::{QueuePair, RequestList};
 pub(super) use registration::Registration;
+pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;
 
@@ -43,4 +46,11 @@ fn verb_error(error: io::Error, action: String) -> Error {
         _ => "",
     };
     Error::Verb { action, error, hint: hint.into() }
+}
+
+/// Makes reading a descriptor fail where it would wait: events are waited for elsewhere, with a time limit.
+fn set_nonblocking(fd: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is the caller's, and open.
+    let result = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

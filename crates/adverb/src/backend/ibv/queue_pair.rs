@@ -13,7 +13,7 @@ use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv
 use super::address_handle::lower_address;
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
 use crate::backend::{
-    AddressHandle, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend,
+    self, AddressHandle, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend,
     StateChange,
 };
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ pub(crate) struct QueuePair {
     // Held because the queue pair completes into them.
     _send_cq: Arc<CompletionQueue>,
     _recv_cq: Arc<CompletionQueue>,
+    _shared: Option<Arc<backend::SharedReceiveQueue>>,
 }
 
 // SAFETY: libibverbs' queue pairs may be used from any thread.
@@ -38,6 +39,7 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         send_cq: &Arc<CompletionQueue>,
         recv_cq: &Arc<CompletionQueue>,
+        shared: Option<&Arc<backend::SharedReceiveQueue>>,
         options: &QueuePairOptions,
     ) -> Result<(QueuePair, QueuePairLimits)> {
         let device = &domain.device;
@@ -49,6 +51,9 @@ impl QueuePair {
         let mut attr = sys::ibv_qp_init_attr::zeroed();
         attr.send_cq = send_cq.handle.as_ptr();
         attr.recv_cq = recv_cq.handle.as_ptr();
+        if let Some(backend::SharedReceiveQueue::Ibv(shared)) = shared.map(|shared| &**shared) {
+            attr.srq = shared.handle.as_ptr();
+        }
         attr.cap.max_send_wr = options.send_depth;
         attr.cap.max_recv_wr = options.recv_depth;
         attr.cap.max_send_sge = options.send_segments;
@@ -77,6 +82,7 @@ impl QueuePair {
             gone: AtomicBool::new(false),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
+            _shared: shared.cloned(),
         };
         Ok((queue_pair, limits))
     }
@@ -154,14 +160,7 @@ impl QueuePair {
     /// The requests' segments can be read.
     #[inline]
     unsafe fn post_send_list(&self, list: &mut [ibv_send_wr]) -> Result<(), PostFailure> {
-        let first = list.as_mut_ptr();
-        for index in 1..list.len() {
-            // SAFETY: both are of the list.
-            unsafe { (*first.add(index - 1)).next = first.add(index) };
-        }
-        if list.is_empty() {
-            return Ok(());
-        }
+        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is alive; the list ends with a null pointer; its segments can be read, and the memory
         // that they name is kept by the caller until the requests complete.
@@ -194,14 +193,7 @@ impl QueuePair {
     /// The requests' segments can be read.
     #[inline]
     unsafe fn post_recv_list(&self, list: &mut [ibv_recv_wr]) -> Result<(), PostFailure> {
-        let first = list.as_mut_ptr();
-        for index in 1..list.len() {
-            // SAFETY: both are of the list.
-            unsafe { (*first.add(index - 1)).next = first.add(index) };
-        }
-        if list.is_empty() {
-            return Ok(());
-        }
+        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_send_list`.
         let code = unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, &mut bad) };
@@ -218,6 +210,17 @@ impl QueuePair {
     }
 }
 
+/// Makes a list of requests: each points to the next. `None` if there are none.
+#[inline]
+pub(super) fn link<T>(list: &mut [T], set_next: impl Fn(&mut T, *mut T)) -> Option<*mut T> {
+    let first = list.as_mut_ptr();
+    for index in 1..list.len() {
+        // SAFETY: both are of the list, and only the earlier is borrowed.
+        unsafe { set_next(&mut *first.add(index - 1), first.add(index)) };
+    }
+    (!list.is_empty()).then_some(first)
+}
+
 /// Room for a batch in the library's form, used again and again.
 #[derive(Default)]
 pub(crate) struct RequestList {
@@ -231,7 +234,7 @@ unsafe impl Send for RequestList {}
 /// What of a list wasn't posted. Only a pointer into it says anything: some providers leave it null, and may have posted
 /// any (`rxe_post_send` does).
 #[cold]
-fn post_failure<T>(code: libc::c_int, first: *const T, bad: *const T) -> PostFailure {
+pub(super) fn post_failure<T>(code: libc::c_int, first: *const T, bad: *const T) -> PostFailure {
     let offset = bad.addr().checked_sub(first.addr()).filter(|_| !bad.is_null());
     PostFailure {
         error: io::Error::from_raw_os_error(code.abs()),
@@ -302,7 +305,7 @@ fn lower_send(request: &SendRequest<'_, &AddressHandle>) -> ibv_send_wr {
 
 /// A request in the library's form. Its segments are borrowed: it must not outlive the plain form.
 #[inline]
-fn lower_recv(request: &RecvRequest<'_>) -> ibv_recv_wr {
+pub(super) fn lower_recv(request: &RecvRequest<'_>) -> ibv_recv_wr {
     let (sg_list, num_sge) = lower_segments(request.segments);
     ibv_recv_wr { wr_id: request.wr_id, next: std::ptr::null_mut(), sg_list, num_sge }
 }

@@ -1,0 +1,205 @@
+//! Asks Adverb, and the kernel about what Adverb can't say.
+
+use adverb::Error;
+use adverb::verbs::{self, DeviceInfo, GidEntry};
+
+use super::inventory::{
+    Device, Gid, GidType, Inventory, LinkLayer, Port, PortState, Problem, ProblemKind, Unusable, VERSION,
+};
+use super::kernel::Kernel;
+
+/// All devices of this machine, each as far as it answers.
+pub(super) fn everything() -> Inventory {
+    let kernel = Kernel::new();
+    let (mut devices, mut problem) = match verbs::Device::list() {
+        Ok(infos) => (infos.into_iter().map(device).collect(), None),
+        Err(error) => (Vec::new(), Some(not_listed(&error))),
+    };
+    add_unlisted(&mut devices, &kernel, problem.as_ref());
+    if devices.is_empty() && problem.is_none() {
+        problem = Some(Problem {
+            kind: ProblemKind::NoDevices,
+            message: "there are no RDMA devices on this machine".to_owned(),
+            hints: how_to_get_a_device(),
+        });
+    }
+    Inventory { version: VERSION, devices, problem }
+}
+
+/// Why there is no list.
+fn not_listed(error: &Error) -> Problem {
+    let (kind, hints) = match error {
+        // Its text says how to install it.
+        Error::NotInstalled { .. } => (ProblemKind::NoRdmaCore, Vec::new()),
+        Error::NoDevice { .. } => (ProblemKind::NoKernelSupport, how_to_get_a_device()),
+        _ => (ProblemKind::Failed, error.hint().map(str::to_owned).into_iter().collect()),
+    };
+    Problem { kind, message: without_hint(error), hints }
+}
+
+/// What to do where there is no device.
+fn how_to_get_a_device() -> Vec<String> {
+    [
+        "an RDMA card needs its driver: for a ConnectX, `modprobe mlx5_ib`",
+        "without a card, soft-RoCE makes a device of a network interface, such as eth0: \
+         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`",
+        "both are done as root; for a container or a sandbox, on its host",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+/// Adds the devices that the kernel has and rdma-core doesn't list.
+fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Problem>) {
+    for name in kernel.devices() {
+        if devices.iter().any(|device| device.name == name) {
+            continue;
+        }
+        let unusable = match problem.map(|problem| problem.kind) {
+            Some(ProblemKind::NoRdmaCore) => {
+                Unusable { reason: "rdma-core, which drives it, isn't installed".to_owned(), hint: None }
+            }
+            _ => kernel.why_unlisted(&name),
+        };
+        let guid = kernel.guid(&name);
+        devices.push(unknown_device(name, guid, Some(unusable)));
+    }
+}
+
+/// What a device says of itself; or why it says nothing.
+fn device(info: DeviceInfo) -> Device {
+    let guid = Some(guid_in_words(info.guid));
+    if let Some(reason) = info.unsupported {
+        let unusable = Unusable { reason: reason.to_owned(), hint: None };
+        return unknown_device(info.name, guid, Some(unusable));
+    }
+    let mut device = unknown_device(info.name, guid, None);
+    if let Err(error) = fill(&mut device) {
+        let hint = error.hint().map(str::to_owned);
+        device.unusable = Some(Unusable { reason: without_hint(&error), hint });
+    }
+    device
+}
+
+/// A device of which no more is known than this.
+fn unknown_device(name: String, guid: Option<String>, unusable: Option<Unusable>) -> Device {
+    Device { name, guid, unusable, firmware: None, vendor_id: None, vendor_part_id: None, ports: Vec::new() }
+}
+
+/// Opens a device and asks it for the rest.
+fn fill(device: &mut Device) -> adverb::Result<()> {
+    let open = verbs::Device::open(&device.name)?;
+    let attributes = open.attributes();
+    device.firmware = Some(attributes.firmware.clone()).filter(|firmware| !firmware.is_empty());
+    device.vendor_id = Some(attributes.vendor_id);
+    device.vendor_part_id = Some(attributes.vendor_part_id);
+    let entries = open.gids()?;
+    for found in open.ports()? {
+        let mut port = port(&found, &entries);
+        // Without a GID there is none to choose, which is seen from the table.
+        if let Ok(chosen) = open.gid_for(found.number, None) {
+            port.choose(chosen.index);
+        }
+        device.ports.push(port);
+    }
+    Ok(())
+}
+
+/// A port, with its part of the device's GIDs.
+fn port(port: &verbs::Port, entries: &[GidEntry]) -> Port {
+    let link_layer = match port.link_layer {
+        verbs::LinkLayer::InfiniBand => LinkLayer::InfiniBand,
+        verbs::LinkLayer::Ethernet => LinkLayer::Ethernet,
+        _ => LinkLayer::Unknown,
+    };
+    Port {
+        number: port.number,
+        state: match port.state {
+            verbs::PortState::Down => PortState::Down,
+            verbs::PortState::Init => PortState::Init,
+            verbs::PortState::Armed => PortState::Armed,
+            verbs::PortState::Active => PortState::Active,
+            verbs::PortState::ActiveDefer => PortState::ActiveDefer,
+            _ => PortState::Unknown,
+        },
+        link_layer,
+        active_mtu: port.active_mtu.bytes(),
+        max_mtu: port.max_mtu.bytes(),
+        lid: (link_layer == LinkLayer::InfiniBand).then_some(port.lid),
+        max_message: port.max_message,
+        gids: entries.iter().filter(|entry| entry.port == port.number).map(gid).collect(),
+    }
+}
+
+fn gid(entry: &GidEntry) -> Gid {
+    let gid_type = match entry.gid_type {
+        verbs::GidType::InfiniBand => GidType::InfiniBand,
+        verbs::GidType::RoceV1 => GidType::RoceV1,
+        verbs::GidType::RoceV2 => GidType::RoceV2,
+        _ => GidType::Unknown,
+    };
+    Gid {
+        index: entry.index,
+        gid: entry.gid.to_string(),
+        ip: matches!(gid_type, GidType::RoceV1 | GidType::RoceV2).then(|| entry.gid.ip()),
+        gid_type,
+        netdev: entry.netdev.clone(),
+        link_local: entry.gid.is_link_local(),
+        chosen: false,
+        passed_over: None,
+    }
+}
+
+/// A GUID as `ibv_devinfo` writes it.
+fn guid_in_words(guid: u64) -> String {
+    [48, 32, 16, 0].map(|shift| format!("{:04x}", (guid >> shift) & 0xffff)).join(":")
+}
+
+/// What an error says, without the hint that its text ends with.
+fn without_hint(error: &Error) -> String {
+    let text = error.to_string();
+    match text.split_once("\n  hint: ") {
+        Some((message, _)) => message.to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guid_is_written_as_ibv_devinfo_writes_it() {
+        assert_eq!(guid_in_words(0x0000_00ff_fe00_7701), "0000:00ff:fe00:7701");
+    }
+
+    #[test]
+    fn kernel_without_rdma_brings_the_way_to_a_device() {
+        let error =
+            Error::NoDevice { what: "this kernel has no RDMA".to_owned(), hint: "load a driver".to_owned() };
+        let problem = not_listed(&error);
+        assert_eq!(problem.kind, ProblemKind::NoKernelSupport);
+        assert_eq!(problem.message, "this kernel has no RDMA");
+        assert!(problem.hints.iter().any(|hint| hint.contains("rdma link add rxe0 type rxe netdev")));
+        assert!(problem.is_failure());
+    }
+
+    #[test]
+    fn missing_rdma_core_is_told_apart() {
+        let problem = not_listed(&Error::NotInstalled { reason: "install it".to_owned() });
+        assert_eq!((problem.kind, problem.message.as_str()), (ProblemKind::NoRdmaCore, "install it"));
+    }
+
+    #[test]
+    fn hint_of_another_error_is_kept_and_told_once() {
+        let error = Error::Verb {
+            action: "listing RDMA devices".to_owned(),
+            error: std::io::Error::other("no"),
+            hint: "try again".into(),
+        };
+        let problem = not_listed(&error);
+        assert_eq!(problem.kind, ProblemKind::Failed);
+        assert_eq!(problem.message, "listing RDMA devices failed: no");
+        assert_eq!(problem.hints, ["try again"]);
+    }
+}

@@ -1,0 +1,144 @@
+//! What the kernel itself says about RDMA devices, in sysfs.
+//!
+//! rdma-core lists only the devices that it can drive, and is silent about the others. The kernel knows them all:
+//! what it has and rdma-core hasn't is what a person looks for in vain.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::inventory::Unusable;
+
+/// The kernel's files about RDMA.
+pub(super) struct Kernel {
+    root: PathBuf,
+}
+
+impl Kernel {
+    /// Those of this machine.
+    pub(super) fn new() -> Kernel {
+        Kernel { root: PathBuf::from("/") }
+    }
+
+    /// The names of the devices that the kernel has, in order.
+    pub(super) fn devices(&self) -> Vec<String> {
+        names_in(&self.root.join(CLASS))
+    }
+
+    /// The GUID of a device.
+    pub(super) fn guid(&self, device: &str) -> Option<String> {
+        let text = fs::read_to_string(self.root.join(CLASS).join(device).join("node_guid")).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    /// Why a device that the kernel has is none that rdma-core lists.
+    pub(super) fn why_unlisted(&self, device: &str) -> Unusable {
+        let Some(node) = self.node(device) else {
+            return Unusable {
+                reason: "the kernel doesn't offer it to programs".to_owned(),
+                hint: Some("load the kernel's module for that: `modprobe ib_uverbs`".to_owned()),
+            };
+        };
+        if !self.root.join("dev/infiniband").join(&node).exists() {
+            return Unusable {
+                reason: format!("there is no /dev/infiniband/{node} to use it through"),
+                hint: Some("a container must be given it: `docker run --device=/dev/infiniband`".to_owned()),
+            };
+        }
+        Unusable {
+            reason: "rdma-core has no driver for it".to_owned(),
+            hint: Some(
+                "install those that there are: `apt install ibverbs-providers` on Debian and Ubuntu, \
+                 the package rdma-core elsewhere"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// The name of the file through which programs use a device: `uverbs0`, say.
+    fn node(&self, device: &str) -> Option<String> {
+        let class = self.root.join("sys/class/infiniband_verbs");
+        let is_of_device = |node: &String| {
+            fs::read_to_string(class.join(node).join("ibdev")).is_ok_and(|name| name.trim() == device)
+        };
+        names_in(&class).into_iter().find(is_of_device)
+    }
+}
+
+const CLASS: &str = "sys/class/infiniband";
+
+/// The names of what is in a directory, in order; none if it isn't there.
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory with such files; it goes with the value.
+    struct Files(Kernel);
+
+    impl Files {
+        fn new(test: &str, files: &[(&str, &str)]) -> Files {
+            let root = std::env::temp_dir().join(format!("adverb-{test}-{}", std::process::id()));
+            for (path, text) in files {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Files(Kernel { root })
+        }
+    }
+
+    impl Drop for Files {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0.root);
+        }
+    }
+
+    const GUID: (&str, &str) = ("sys/class/infiniband/rxe0/node_guid", "0000:00ff:fe00:7701\n");
+    const NODE: (&str, &str) = ("sys/class/infiniband_verbs/uverbs3/ibdev", "rxe0\n");
+    /// It lies beside the nodes, and is none.
+    const VERSION: (&str, &str) = ("sys/class/infiniband_verbs/abi_version", "6\n");
+    const DEV: (&str, &str) = ("dev/infiniband/uverbs3", "");
+
+    #[test]
+    fn kernel_without_rdma_has_no_devices() {
+        let files = Files::new("none", &[]);
+        assert!(files.0.devices().is_empty());
+    }
+
+    #[test]
+    fn devices_of_the_kernel_have_their_guid() {
+        let files = Files::new("guid", &[GUID, VERSION]);
+        assert_eq!(files.0.devices(), ["rxe0"]);
+        assert_eq!(files.0.guid("rxe0").as_deref(), Some("0000:00ff:fe00:7701"));
+        assert_eq!(files.0.guid("rxe1"), None);
+    }
+
+    #[test]
+    fn device_without_ib_uverbs_says_so() {
+        let files = Files::new("uverbs", &[GUID]);
+        let why = files.0.why_unlisted("rxe0");
+        assert!(why.hint.unwrap().contains("modprobe ib_uverbs"));
+    }
+
+    #[test]
+    fn device_without_its_file_in_dev_is_in_a_container() {
+        let files = Files::new("dev", &[GUID, VERSION, NODE]);
+        let why = files.0.why_unlisted("rxe0");
+        assert!(why.reason.contains("/dev/infiniband/uverbs3"), "{}", why.reason);
+        assert!(why.hint.unwrap().contains("container"));
+    }
+
+    #[test]
+    fn device_with_all_its_files_lacks_a_driver_of_rdma_core() {
+        let files = Files::new("driver", &[GUID, VERSION, NODE, DEV]);
+        let why = files.0.why_unlisted("rxe0");
+        assert!(why.hint.unwrap().contains("ibverbs-providers"));
+    }
+}

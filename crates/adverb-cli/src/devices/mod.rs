@@ -1,0 +1,47 @@
+//! `adverb devices`: what RDMA devices there are, or why there are none.
+
+mod ask;
+mod inventory;
+mod kernel;
+mod text;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+/// What `adverb devices` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The exit status is 0 if the devices could be listed, also if there are none, and
+1 if they couldn't: because rdma-core isn't installed, say, or the kernel has no
+RDMA. Why there are none goes to standard error; with --json, to `problem`.
+
+  adverb devices
+  adverb devices --json | jq -r '.devices[].ports[].gids[] | select(.chosen).ip'")]
+pub(crate) struct Args {
+    /// Print JSON; its fields keep their names and meanings while `version` is 1.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints them.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let inventory = ask::everything();
+    let output = match args.json {
+        true => serde_json::to_string_pretty(&inventory)? + "\n",
+        false => text::tables(&inventory),
+    };
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(output.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("could not write to standard output")?;
+    let Some(problem) = &inventory.problem else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    if !args.json {
+        eprint!("{}", text::problem(problem));
+    }
+    Ok(if problem.is_failure() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,53 @@
+//! What people type: `adverb …`.
+
+mod devices;
+mod prose;
+mod report;
+mod table;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "adverb", version, about = "RDMA: what there is on this machine, and how it does.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be typed after `adverb`.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List RDMA devices, their ports and addresses (GIDs), or say why there are none.
+    Devices(devices::Args),
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Devices(args) => devices::run(&args),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command.run() {
+        Ok(code) => code,
+        Err(error) => report::failure(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,71 @@
+//! Text in lines that fit any terminal.
+
+/// How long a line gets.
+const WIDTH: usize = 80;
+
+/// What a hint's line begins with, here and in Adverb's errors.
+pub(crate) const HINT: &str = "  hint: ";
+
+/// Breaks the lines of a text where they get too long, never within a command in backticks, and indents what is
+/// carried over. It ends with a newline.
+pub(crate) fn wrap(text: &str) -> String {
+    let mut wrapped = String::new();
+    for line in text.lines() {
+        let indent = if line.starts_with(HINT) { HINT.len() } else { 2 };
+        let start = line.len() - line.trim_start().len();
+        let mut length = start;
+        wrapped += &line[..start];
+        for (n, word) in words(line.trim_start()).into_iter().enumerate() {
+            let word_length = word.chars().count();
+            if n > 0 && length + 1 + word_length > WIDTH {
+                wrapped.push('\n');
+                wrapped += &" ".repeat(indent);
+                length = indent;
+            } else if n > 0 {
+                wrapped.push(' ');
+                length += 1;
+            }
+            wrapped += word;
+            length += word_length;
+        }
+        wrapped.push('\n');
+    }
+    wrapped
+}
+
+/// The parts of a line between which it may be broken: a command in backticks is one.
+fn words(line: &str) -> Vec<&str> {
+    let mut in_command = false;
+    let is_break = |c: char| {
+        in_command ^= c == '`';
+        c == ' ' && !in_command
+    };
+    line.split(is_break).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrap;
+
+    #[test]
+    fn short_lines_stay_as_they_are() {
+        assert_eq!(wrap("error: no device\n  hint: make one"), "error: no device\n  hint: make one\n");
+    }
+
+    #[test]
+    fn commands_stay_whole_and_hints_hang() {
+        let text = "  hint: without a card, make a device of a network interface: \
+                    `rdma link add rxe0 type rxe netdev eth0`, as root";
+        assert_eq!(
+            wrap(text),
+            "  hint: without a card, make a device of a network interface:\n        \
+             `rdma link add rxe0 type rxe netdev eth0`, as root\n"
+        );
+    }
+
+    #[test]
+    fn word_longer_than_a_line_has_its_own() {
+        let long = "x".repeat(100);
+        assert_eq!(wrap(&format!("see {long} there")), format!("see\n  {long}\n  there\n"));
+    }
+}

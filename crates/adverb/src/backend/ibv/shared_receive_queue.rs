@@ -1,0 +1,87 @@
+//! Shared receive queues.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adverb_proto::vocabulary::RecvRequest;
+use adverb_sys::{self as sys, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+
+use super::queue_pair::{link, lower_recv, post_failure};
+use super::{ProtectionDomain, check, verb_error};
+use crate::backend::PostFailure;
+use crate::error::Result;
+
+pub(crate) struct SharedReceiveQueue {
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) handle: NonNull<ibv_srq>,
+    gone: AtomicBool,
+}
+
+// SAFETY: libibverbs' shared receive queues may be used from any thread.
+unsafe impl Send for SharedReceiveQueue {}
+// SAFETY: as above; posting locks what it shares.
+unsafe impl Sync for SharedReceiveQueue {}
+
+impl SharedReceiveQueue {
+    /// Makes one; also says how many segments a request may have. Events of the queue will carry `id`.
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        depth: u32,
+        segments: u32,
+        id: u32,
+    ) -> Result<(SharedReceiveQueue, u32)> {
+        let mut attr = ibv_srq_init_attr::zeroed();
+        attr.srq_context = std::ptr::without_provenance_mut(id as usize);
+        attr.attr.max_wr = depth;
+        attr.attr.max_sge = segments;
+        let device = &domain.device;
+        // SAFETY: the domain is alive, and the attributes may be written.
+        let handle = unsafe { device.library.ibv_create_srq(domain.handle.as_ptr(), &mut attr) };
+        let action = || format!("making a shared receive queue of {depth} on {}", device.name);
+        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let queue = SharedReceiveQueue { domain: Arc::clone(domain), handle, gone: AtomicBool::new(false) };
+        Ok((queue, attr.attr.max_sge))
+    }
+
+    #[inline]
+    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
+        // SAFETY: the segments are borrowed for the call.
+        unsafe { self.post_list(&mut [lower_recv(request)]) }
+    }
+
+    /// Posts requests that were lowered, with one doorbell.
+    ///
+    /// # Safety
+    ///
+    /// The requests' segments can be read.
+    #[inline]
+    unsafe fn post_list(&self, list: &mut [ibv_recv_wr]) -> Result<(), PostFailure> {
+        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue is alive; the list ends with a null pointer; its segments can be read, and the memory that
+        // they name is kept by the caller until the requests complete.
+        let code = unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, &mut bad) };
+        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+    }
+
+    /// Asks for an event when fewer requests than this are left.
+    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+        let mut attr = ibv_srq_attr::zeroed();
+        attr.srq_limit = limit;
+        let library = self.domain.device.library;
+        // SAFETY: the queue is alive, and the attribute that the mask names is set.
+        let code = unsafe { library.ibv_modify_srq(self.handle.as_ptr(), &mut attr, sys::IBV_SRQ_LIMIT) };
+        check(code, || "setting the limit of a shared receive queue".to_owned())
+    }
+
+    pub(crate) fn destroy(&self) -> Result<()> {
+        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        // SAFETY: destroyed once, as the flag sees to; the queue pairs that used it are gone: they hold it.
+        let code = unsafe { self.domain.device.library.ibv_destroy_srq(self.handle.as_ptr()) };
+        check(code, || "destroying a shared receive queue".to_owned())
+    }
+}

@@ -1,0 +1,277 @@
+//! Shared receive queues: one supply of buffers for many queue pairs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use adverb_proto::vocabulary::{self as plain, Segment};
+
+use super::completion::{Completion, RequestId};
+use super::{PostError, ProtectionDomain, RecvRequest};
+use crate::backend::{self, RawOutcome};
+use crate::error::{Error, Result};
+use crate::memory::{Payload, Piece};
+
+/// A receive queue that many queue pairs share, so that buffers go to whichever of them messages come to. Cloning gives
+/// another handle to it.
+///
+/// Completions come to the completion queue of the queue pair that received, which makes room for the whole shared queue
+/// when it is created.
+#[derive(Clone)]
+pub struct SharedReceiveQueue(Arc<Inner>);
+
+struct Inner {
+    domain: ProtectionDomain,
+    backend: Arc<backend::SharedReceiveQueue>,
+    table: SharedTable,
+    id: u32,
+    depth: u32,
+    segments: u32,
+}
+
+/// The requests of a shared receive queue, which complete in any order.
+pub(super) type SharedTable = Arc<Mutex<Table>>;
+
+pub(super) struct Table {
+    slots: Box<[Slot]>,
+    /// Slots that no request has.
+    free: Vec<u16>,
+    id_base: u64,
+    is_datagram: bool,
+    scratch: Vec<Segment>,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Counts how often the slot was used, so that a completion of an earlier request is known as such.
+    generation: u16,
+    request: Option<(Payload, u64)>,
+}
+
+/// The bit that tells ids of shared receive queues from those of queue pairs.
+const SHARED: u64 = 1 << 63;
+
+/// Whether an id is of a shared receive queue, and which.
+#[inline]
+pub(super) fn shared_queue_of(wr_id: u64) -> Option<u32> {
+    let [a, b, c, d, ..] = (wr_id & !SHARED).to_be_bytes();
+    (wr_id & SHARED != 0).then(|| u32::from_be_bytes([a, b, c, d]))
+}
+
+impl Table {
+    fn new(depth: u32, id: u32) -> Table {
+        Table {
+            slots: (0..depth).map(|_| Slot::default()).collect(),
+            free: (0..=u16::MAX).take(depth as usize).rev().collect(),
+            id_base: SHARED | u64::from(id) << 32,
+            is_datagram: false,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The id of a request in a slot.
+    fn id(&self, slot: u16) -> u64 {
+        self.id_base | u64::from(self.slots[usize::from(slot)].generation) << 16 | u64::from(slot)
+    }
+
+    /// Completes a request; says whether there was such a one.
+    pub(super) fn complete(&mut self, wr_id: u64, outcome: RawOutcome, out: &mut Vec<Completion>) -> bool {
+        let [.., g0, g1, s0, s1] = wr_id.to_be_bytes();
+        let (generation, number) = (u16::from_be_bytes([g0, g1]), u16::from_be_bytes([s0, s1]));
+        let Some(slot) = self.slots.get_mut(usize::from(number)).filter(|slot| slot.generation == generation)
+        else {
+            return false;
+        };
+        let Some((payload, tag)) = slot.request.take() else { return false };
+        slot.generation = generation.wrapping_add(1);
+        self.free.push(number);
+        out.push(Completion { id: RequestId(wr_id), tag, payload, outcome, is_datagram: self.is_datagram });
+        true
+    }
+
+    /// Makes completions say who sent: a datagram queue pair uses the queue.
+    pub(super) fn carry_datagrams(&mut self) {
+        self.is_datagram = true;
+    }
+}
+
+impl SharedReceiveQueue {
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    ///
+    /// If the queue is full, the request doesn't fit it, or the device refuses. The request comes back with the error;
+    /// see [`PostError`] for when it doesn't.
+    pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
+        let request = request.into();
+        let mut table = self.lock();
+        if let Err(error) = self.check(&request) {
+            return Err(PostError { error, requests: vec![request] });
+        }
+        let Some(slot) = table.free.pop() else {
+            let error = Error::QueueFull { queue: "shared receive", depth: self.0.depth };
+            return Err(PostError { error, requests: vec![request] });
+        };
+        let id = table.id(slot);
+        table.scratch.clear();
+        table.scratch.extend(request.payload.pieces().iter().map(Piece::segment));
+        let posted = self.0.backend.post_recv(&plain::RecvRequest { wr_id: id, segments: &table.scratch });
+        // Unless the device says that it has it not, it may have it.
+        let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));
+        if refused {
+            table.free.push(slot);
+        }
+        let kept = if refused {
+            vec![request]
+        } else {
+            table.slots[usize::from(slot)].request = Some((request.payload, request.tag));
+            Vec::new()
+        };
+        match posted {
+            Ok(()) => Ok(RequestId(id)),
+            Err(failure) => {
+                let action = "posting a receive request to a shared receive queue".to_owned();
+                let error = Error::Verb { action, error: failure.error, hint: "".into() };
+                Err(PostError { error, requests: kept })
+            }
+        }
+    }
+
+    /// Asks for the event [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit), once, when fewer
+    /// requests than `limit` are left.
+    ///
+    /// # Errors
+    ///
+    /// If the device refuses: the limit may be more than the depth.
+    pub fn arm(&self, limit: u32) -> Result<()> {
+        self.0.backend.arm(limit)
+    }
+
+    /// The number by which events name it.
+    pub fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    /// How many requests fit.
+    pub fn depth(&self) -> u32 {
+        self.0.depth
+    }
+
+    /// How many requests it has, with those that queue pairs have taken and not completed.
+    pub fn outstanding(&self) -> u32 {
+        self.0.depth - u32::try_from(self.lock().free.len()).unwrap_or(0)
+    }
+
+    fn check(&self, request: &RecvRequest) -> Result<()> {
+        if !request.payload.pieces().iter().all(Piece::is_locally_writable) {
+            let reason = "a receive needs memory with the right LOCAL_WRITE";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let (asked, most) = (request.payload.pieces().len() as u64, u64::from(self.0.segments));
+        if asked > most {
+            return Err(Error::Limit {
+                what: "the number of segments of a request".into(),
+                asked,
+                most,
+                hint: "create the shared receive queue with more `segments`".into(),
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn table(&self) -> &SharedTable {
+        &self.0.table
+    }
+
+    pub(super) fn backend(&self) -> &Arc<backend::SharedReceiveQueue> {
+        &self.0.backend
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let destroyed = self.backend.destroy();
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let left: Vec<_> = table.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
+        drop(table);
+        if let Err(error) = destroyed {
+            // The device may still use the memory: better lost than written to.
+            let requests = left.len();
+            tracing::error!(%error, requests, "a shared receive queue could not be destroyed; its buffers are leaked");
+            std::mem::forget(left);
+        }
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue").field("depth", &self.0.depth).finish_non_exhaustive()
+    }
+}
+
+/// Makes a shared receive queue: see [`ProtectionDomain::shared_receive_queue`].
+#[must_use = "nothing is made until `create` is called"]
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueueBuilder {
+    domain: ProtectionDomain,
+    depth: u32,
+    segments: u32,
+}
+
+impl SharedReceiveQueueBuilder {
+    pub(super) fn new(domain: &ProtectionDomain, depth: u32) -> SharedReceiveQueueBuilder {
+        SharedReceiveQueueBuilder { domain: domain.clone(), depth, segments: 1 }
+    }
+
+    /// How many pieces of memory a request may have: 1 unless set.
+    pub fn segments(mut self, segments: u32) -> SharedReceiveQueueBuilder {
+        self.segments = segments;
+        self
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    ///
+    /// If the depth is 0 or more than 65,536, or the device can't have as many, or has no more.
+    pub fn create(self) -> Result<SharedReceiveQueue> {
+        const MOST: u32 = 1 << 16;
+        if self.depth == 0 || self.depth > MOST {
+            return Err(Error::Limit {
+                what: "the depth of a shared receive queue".into(),
+                asked: self.depth.into(),
+                most: MOST.into(),
+                hint: "it must be at least 1".into(),
+            });
+        }
+        static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
+        let (backend, segments) =
+            self.domain.backend().shared_receive_queue(self.depth, self.segments, id)?;
+        Ok(SharedReceiveQueue(Arc::new(Inner {
+            domain: self.domain,
+            backend: Arc::new(backend),
+            table: Arc::new(Mutex::new(Table::new(self.depth, id))),
+            id,
+            depth: self.depth,
+            segments,
+        })))
+    }
+}
+
+impl SharedReceiveQueue {
+    /// The protection domain that it belongs to.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.0.domain
+    }
+}
+
+// What the compiler finds out here is part of the API.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<SharedReceiveQueue>();
+};
