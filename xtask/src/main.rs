@@ -49,6 +49,8 @@ enum Command {
     Test,
     /// Run the exhaustive and property tests of adverb-wire, optimised.
     Exhaustive,
+    /// Try every order of events in what is shared between threads without locks.
+    Loom,
     /// Check the dependencies' licences, sources and versions.
     Deny,
     /// Fuzz for a while, the time shared among the targets.
@@ -74,6 +76,7 @@ impl Command {
             Self::Doc => doc::run()?,
             Self::Test => test::run()?,
             Self::Exhaustive => test::run_exhaustive()?,
+            Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
             Self::Overhead => overhead::run()?,

@@ -1,8 +1,8 @@
-//! `cargo xtask test` and `cargo xtask exhaustive`.
+//! `cargo xtask test`, `cargo xtask exhaustive` and `cargo xtask loom`.
 
 use anyhow::Result;
 
-use crate::{process, tools};
+use crate::{paths, process, tools};
 
 /// Runs all tests but the long ones, and the doctests, which nextest doesn't run.
 pub(crate) fn run() -> Result<()> {
@@ -25,4 +25,12 @@ pub(crate) fn run_exhaustive() -> Result<()> {
         "nextest run -p adverb-wire --all-features --release --test exhaustive --test properties \
          --success-output immediate",
     ))
+}
+
+/// Runs what is shared between threads without locks under loom, which tries every order of events.
+pub(crate) fn run_loom() -> Result<()> {
+    let mut cargo = process::cargo("test -p adverb --release --lib ring");
+    // Another configuration of everything: kept apart, so that the usual one isn't built again after it.
+    cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", paths::cache()?.join("target-loom"));
+    process::run(&mut cargo)
 }

@@ -12,6 +12,7 @@ compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere
 mod backend;
 mod error;
 pub mod memory;
+mod ring;
 pub mod verbs;
 
 pub use error::{Error, Result};

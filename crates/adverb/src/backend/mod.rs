@@ -220,77 +220,87 @@ pub(crate) struct RawCompletion {
     pub(crate) outcome: RawOutcome,
 }
 
-/// How a request ended. What a field means depends on `status` and `kind`.
+/// How a request ended, in rdma-core's numbers and order: copied often, and looked at when somebody asks. What is valid
+/// depends on `status` and `opcode`.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct RawOutcome {
     /// The code of a [`Status`].
     pub(crate) status: u32,
-    /// Of a success the length, of a failure the vendor's code.
-    pub(crate) detail: u32,
-    /// Immediate data, or the key that was invalidated.
+    /// One of the [`opcode`]s.
+    pub(crate) opcode: u32,
+    pub(crate) vendor_error: u32,
+    pub(crate) length: u32,
+    /// Immediate data, in network byte order, or the key that was invalidated.
     pub(crate) immediate: u32,
+    pub(crate) qpn: u32,
     /// Who sent a datagram.
     pub(crate) source: u32,
-    pub(crate) kind: CompletionKind,
-    pub(crate) has_immediate: bool,
-    pub(crate) has_invalidated: bool,
-    pub(crate) has_grh: bool,
+    /// Some of the [`flag`]s.
+    pub(crate) flags: u32,
 }
 
 /// What was done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CompletionKind {
-    Send,
-    Write,
-    Read,
-    CompareSwap,
-    FetchAdd,
-    BindWindow,
-    LocalInvalidate,
-    Recv,
-    RecvWrite,
+pub(crate) mod opcode {
+    pub(crate) const SEND: u32 = 0;
+    pub(crate) const WRITE: u32 = 1;
+    pub(crate) const READ: u32 = 2;
+    pub(crate) const COMPARE_SWAP: u32 = 3;
+    pub(crate) const FETCH_ADD: u32 = 4;
+    pub(crate) const BIND_WINDOW: u32 = 5;
+    pub(crate) const LOCAL_INVALIDATE: u32 = 6;
+    pub(crate) const RECV: u32 = 128;
+    pub(crate) const RECV_WRITE: u32 = 129;
+}
+
+/// What a completion has.
+pub(crate) mod flag {
+    pub(crate) const GRH: u32 = 1 << 0;
+    pub(crate) const IMMEDIATE: u32 = 1 << 1;
+    pub(crate) const INVALIDATED: u32 = 1 << 3;
 }
 
 impl RawOutcome {
     /// The outcome of a request that succeeded without a completion of its own.
     #[inline]
-    pub(crate) const fn implied(kind: CompletionKind) -> RawOutcome {
+    pub(crate) const fn implied(opcode: u32) -> RawOutcome {
         RawOutcome {
             status: 0,
-            detail: 0,
+            opcode,
+            vendor_error: 0,
+            length: 0,
             immediate: 0,
+            qpn: 0,
             source: 0,
-            kind,
-            has_immediate: false,
-            has_invalidated: false,
-            has_grh: false,
+            flags: 0,
         }
     }
 
     /// Says it in full. Only datagrams have a source.
-    pub(crate) fn explain(&self, has_source: bool) -> Result<Success, Failure> {
+    pub(crate) fn explain(&self, is_datagram: bool) -> Result<Success, Failure> {
         let status = Status::from_code(self.status);
         if status != Status::Success {
-            return Err(Failure { status, vendor_error: self.detail });
+            return Err(Failure { status, vendor_error: self.vendor_error });
         }
-        let operation = match self.kind {
-            CompletionKind::Send => CompletedOperation::Send,
-            CompletionKind::Write => CompletedOperation::Write,
-            CompletionKind::Read => CompletedOperation::Read,
-            CompletionKind::CompareSwap => CompletedOperation::CompareSwap,
-            CompletionKind::FetchAdd => CompletedOperation::FetchAdd,
-            CompletionKind::BindWindow => CompletedOperation::BindWindow,
-            CompletionKind::LocalInvalidate => CompletedOperation::LocalInvalidate,
-            CompletionKind::RecvWrite => CompletedOperation::RecvWrite { immediate: self.immediate },
-            CompletionKind::Recv => CompletedOperation::Recv {
-                immediate: self.has_immediate.then_some(self.immediate),
-                invalidated: self.has_invalidated.then_some(self.immediate),
-                source: has_source.then(|| Qpn::truncate(self.source)),
+        let has = |flag: u32| self.flags & flag != 0;
+        let operation = match self.opcode {
+            opcode::SEND => CompletedOperation::Send,
+            opcode::WRITE => CompletedOperation::Write,
+            opcode::READ => CompletedOperation::Read,
+            opcode::COMPARE_SWAP => CompletedOperation::CompareSwap,
+            opcode::FETCH_ADD => CompletedOperation::FetchAdd,
+            opcode::BIND_WINDOW => CompletedOperation::BindWindow,
+            opcode::LOCAL_INVALIDATE => CompletedOperation::LocalInvalidate,
+            opcode::RECV_WRITE => CompletedOperation::RecvWrite { immediate: u32::from_be(self.immediate) },
+            _ => CompletedOperation::Recv {
+                immediate: has(flag::IMMEDIATE).then(|| u32::from_be(self.immediate)),
+                invalidated: has(flag::INVALIDATED).then_some(self.immediate),
+                source: is_datagram.then(|| Qpn::truncate(self.source)),
                 // Some devices (rxe) say so of connections too, whose buffers have none.
-                has_grh: has_source && self.has_grh,
+                has_grh: is_datagram && has(flag::GRH),
             },
         };
-        Ok(Success { operation, length: self.detail })
+        Ok(Success { operation, length: self.length })
     }
 }
 

@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 /// [widened](Buffer::widen) to all that it has.
 pub struct Buffer {
     region: Arc<Region>,
-    /// Where the whole buffer begins in the region.
-    base: usize,
+    /// Where the whole buffer begins in the region, whose length fits 32 bits.
+    base: u32,
     /// How long the whole buffer is.
     capacity: u32,
     /// The part that counts, within the whole buffer.
@@ -30,8 +30,8 @@ pub struct Buffer {
 impl Buffer {
     /// The `len` bytes at `base` of the region, which must lie in it and be reachable by nobody else: no other buffer,
     /// no [`MemoryRegion`](super::MemoryRegion), no remote rights.
-    pub(super) fn new(region: Arc<Region>, base: usize, len: u32) -> Buffer {
-        debug_assert!(base + len as usize <= region.len);
+    pub(super) fn new(region: Arc<Region>, base: u32, len: u32) -> Buffer {
+        debug_assert!(base as usize + len as usize <= region.len);
         Buffer { region, base, capacity: len, start: 0, end: len }
     }
 
@@ -86,12 +86,12 @@ impl Buffer {
         };
         self.capacity = first;
         self.widen();
-        Ok(Buffer::new(Arc::clone(&self.region), self.base + at, rest))
+        Ok(Buffer::new(Arc::clone(&self.region), self.base + first, rest))
     }
 
     #[inline]
     pub(super) fn segment(&self) -> Segment {
-        self.region.segment(self.base + self.start as usize, self.end - self.start)
+        self.region.segment((self.base + self.start) as usize, self.end - self.start)
     }
 
     pub(super) fn is_locally_writable(&self) -> bool {
@@ -101,7 +101,7 @@ impl Buffer {
     /// Where the bytes that count begin.
     fn address(&self) -> *mut u8 {
         // SAFETY: the whole buffer lies in the region, and the part that counts in the whole buffer.
-        unsafe { self.region.address.add(self.base + self.start as usize).as_ptr() }
+        unsafe { self.region.address.add((self.base + self.start) as usize).as_ptr() }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use adverb_proto::vocabulary::{Failure, Success};
 
-use super::in_flight::InFlight;
+use super::in_flight::Posting;
 use crate::backend::RawOutcome;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload};
@@ -24,7 +24,7 @@ pub struct RequestIds {
 
 impl RequestIds {
     /// The ids of the next `count` requests of a queue.
-    pub(super) fn new(queue: &InFlight, count: u32) -> RequestIds {
+    pub(super) fn new(queue: &Posting, count: u32) -> RequestIds {
         let [_, _, _, _, position @ ..] = queue.id(0).to_be_bytes();
         let next = u32::from_be_bytes(position);
         RequestIds { base: queue.id(0) ^ u64::from(next), next, left: count }

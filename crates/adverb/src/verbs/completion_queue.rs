@@ -2,15 +2,16 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::completion::{Completion, RequestId};
-use super::in_flight::InFlight;
+use super::in_flight::{Completing, InFlight, Posting, queue};
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
-use super::{Device, SharedReceiveQueue};
+use super::{Device, QueueStats, SharedReceiveQueue};
 use crate::backend;
 use crate::error::{Error, Result};
+use crate::memory::Payload;
 
 /// A completion queue: tells what became of the requests of the queue pairs that use it. Cloning gives another handle
 /// to it.
@@ -23,6 +24,8 @@ struct Inner {
     device: Device,
     backend: backend::CompletionQueue,
     state: Mutex<State>,
+    /// Told when completions were kept, or when nobody waits for events any more.
+    news: Condvar,
 }
 
 /// What is behind the lock. It is taken by polling, and by queue pairs that come and go; posting never takes it.
@@ -38,18 +41,17 @@ struct State {
     reserved: u32,
     /// Completions that came while somebody waited for another.
     ready: Vec<Completion>,
+    /// Whether somebody waits for an event. Others then wait for news of that one: an event wakes just one.
+    someone_waits: bool,
     /// Completions of requests that aren't known: of queue pairs that are gone.
     stale: u64,
 }
-
-/// The two queues of a queue pair, shared by it, which posts, and the completion queue, which completes.
-pub(super) type SharedQueue = Arc<Mutex<InFlight>>;
 
 #[derive(Default)]
 struct Entry {
     /// Counts how often the number was used, so that a completion of an earlier owner is known as such.
     generation: u32,
-    queue: Option<SharedQueue>,
+    queue: Option<Completing>,
 }
 
 /// A shared receive queue, and by how many queue pairs it is used that complete here.
@@ -166,17 +168,29 @@ impl CompletionQueue {
         &self.0.device
     }
 
-    /// Waits for an event, or a moment where there are none; `false` if the deadline has passed.
+    /// Waits for an event, or for news from who waits for one, or a moment where there are none; `false` if the deadline
+    /// has passed.
     fn pause(&self, deadline: Instant) -> Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
-        if self.0.backend.event_fd().is_some() {
-            self.0.backend.wait_event(Some(left))?;
-        } else {
+        if self.0.backend.event_fd().is_none() {
             std::thread::yield_now();
+            return Ok(true);
         }
+        let mut state = self.lock();
+        if state.someone_waits {
+            drop(self.0.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
+            return Ok(true);
+        }
+        state.someone_waits = true;
+        drop(state);
+        let waited = self.0.backend.wait_event(Some(left));
+        self.lock().someone_waits = false;
+        // Another takes over, or finds what this one is going to keep.
+        self.0.news.notify_all();
+        waited?;
         Ok(true)
     }
 
@@ -192,7 +206,11 @@ impl CompletionQueue {
     pub(super) fn gather(&self) -> Result<()> {
         let mut state = self.lock();
         let mut ready = std::mem::take(&mut state.ready);
+        let before = ready.len();
         let polled = self.poll_device(&mut state, &mut ready);
+        if ready.len() > before {
+            self.0.news.notify_all();
+        }
         state.ready = ready;
         polled
     }
@@ -200,8 +218,6 @@ impl CompletionQueue {
     /// Takes what the device has.
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
         let State { queues, shared, stale, .. } = state;
-        // Completions come in runs of one queue, so that its lock is taken once a run.
-        let mut run: Option<(u32, MutexGuard<'_, InFlight>)> = None;
         self.0.backend.poll(|completion| {
             if let Some(id) = shared_queue_of(completion.wr_id) {
                 let entry = shared.iter().find(|entry| entry.id == id);
@@ -213,15 +229,10 @@ impl CompletionQueue {
                 return;
             }
             let id = Id::from(completion.wr_id);
-            if run.as_ref().is_none_or(|(owner, _)| *owner != id.owner) {
-                run = queues.get(id.number()).and_then(|entry| {
-                    let queue = entry.queue.as_ref().filter(|_| entry.generation == id.generation())?;
-                    Some((id.owner, lock(queue)))
-                });
-            }
-            let known = run
-                .as_mut()
-                .is_some_and(|(_, queue)| queue.complete_up_to(id.position, completion.outcome, out));
+            let entry = queues.get_mut(id.number()).filter(|entry| entry.generation == id.generation());
+            let known = entry
+                .and_then(|entry| entry.queue.as_mut())
+                .is_some_and(|queue| queue.complete_up_to(id.position, completion.outcome, out));
             *stale += u64::from(!known);
         })?;
         Ok(())
@@ -239,9 +250,9 @@ impl CompletionQueue {
         let entry = &mut state.queues[number as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
         let owner = number << GENERATION_BITS | entry.generation;
-        let queue = Arc::new(Mutex::new(InFlight::new(depth, u64::from(owner) << 32)));
-        entry.queue = Some(Arc::clone(&queue));
-        Ok(Attached { completion_queue: self.clone(), number, depth, queue })
+        let (posting, completing) = queue(depth, u64::from(owner) << 32);
+        entry.queue = Some(completing);
+        Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
     }
 
     /// Makes room for a shared receive queue, of which any request may complete here.
@@ -287,22 +298,54 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-/// A queue whose completions come to a completion queue, until it is dropped.
+/// A queue whose completions come to a completion queue, until it is dropped: the end where requests are posted. The
+/// other end is the completion queue's.
 pub(super) struct Attached {
     completion_queue: CompletionQueue,
     number: u32,
     depth: u32,
-    queue: SharedQueue,
+    posting: Mutex<Posting>,
 }
 
 impl Attached {
+    /// The lock of whoever posts. It stays usable when somebody panicked with it: what it holds is whole between any two
+    /// of its methods.
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, InFlight> {
-        lock(&self.queue)
+    pub(super) fn lock(&self) -> MutexGuard<'_, Posting> {
+        self.posting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn completion_queue(&self) -> &CompletionQueue {
         &self.completion_queue
+    }
+
+    /// Makes it a queue for datagrams, whose completions say who sent.
+    pub(super) fn carry_datagrams(&self) {
+        self.completing(Completing::carry_datagrams);
+    }
+
+    /// Takes out all requests, oldest first. Nobody may post meanwhile, or what is posted may be taken out too.
+    pub(super) fn take_all(&self) -> Vec<Payload> {
+        self.completing(Completing::take_all).unwrap_or_default()
+    }
+
+    /// Takes back the requests that were posted last, because the device didn't take them; the last comes first.
+    #[cold]
+    pub(super) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
+        let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
+        self.completing(take).unwrap_or_default()
+    }
+
+    /// What it has done.
+    pub(super) fn stats(&self) -> QueueStats {
+        let posting = self.lock().stats;
+        QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
+    }
+
+    /// Does something with the other end.
+    fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
+        let mut state = self.completion_queue.lock();
+        state.queues[self.number as usize].queue.as_mut().map(work)
     }
 }
 
@@ -339,12 +382,6 @@ impl Drop for AttachedShared {
             state.reserved -= depth;
         }
     }
-}
-
-/// A queue stays usable when somebody panicked with its lock: what it holds is whole between any two of its methods.
-#[inline]
-fn lock(queue: &SharedQueue) -> MutexGuard<'_, InFlight> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a work-request id says: whose it is, and which request.
@@ -416,7 +453,12 @@ impl CompletionQueueBuilder {
             });
         }
         let backend = self.device.backend().completion_queue(self.depth, self.events, self.vector)?;
-        Ok(CompletionQueue(Arc::new(Inner { device: self.device, backend, state: Mutex::default() })))
+        Ok(CompletionQueue(Arc::new(Inner {
+            device: self.device,
+            backend,
+            state: Mutex::default(),
+            news: Condvar::new(),
+        })))
     }
 }
 

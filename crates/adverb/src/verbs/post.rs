@@ -7,9 +7,9 @@ use adverb_proto::vocabulary::{Destination, QpState, Segment, SendFlags, SendOpe
 use adverb_wire::GRH_LEN;
 
 use super::completion::{RequestId, RequestIds};
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, Posting};
 use super::{PostError, QueuePair, Recipient, RecvRequest, SendRequest};
-use crate::backend::{self, CompletionKind, PostFailure};
+use crate::backend::{self, PostFailure, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
@@ -17,6 +17,8 @@ use crate::memory::{Payload, Piece};
 #[derive(Default)]
 pub(super) struct Scratch {
     segments: Vec<Segment>,
+    /// How many segments each request of a batch has.
+    counts: Vec<usize>,
     sends: Vec<SendRequest>,
     recvs: Vec<RecvRequest>,
     list: backend::RequestList,
@@ -32,36 +34,39 @@ impl QueuePair {
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
         let mut queue = self.send.lock();
-        if let Err(error) = self.check_send_queue(&queue, 1).and_then(|()| self.check_send(&request)) {
-            return Err(PostError { error, requests: vec![request] });
+        if !(self.state.is_ready_to_send() && queue.has_room(1) && self.may_send(&request)) {
+            return Err(self.refuse_send(&mut queue, request));
         }
-        let flags = flags(&request, &queue, 0);
-        let id = queue.id(0);
-        let plain = |segments| plain::SendRequest {
-            wr_id: id,
-            operation: request.operation,
-            flags,
-            segments,
-            destination: destination(&request),
+        let SendRequest { operation, mut flags, payload, tag, recipient } = request;
+        if queue.must_signal(flags.contains(SendFlags::SIGNALED)) {
+            flags.insert(SendFlags::SIGNALED);
+        }
+        let wr_id = queue.id(0);
+        let opcode = completed_opcode(&operation);
+        let with = |segments: &[Segment], queue: &mut Posting, payload: Payload| {
+            let destination = recipient.as_ref().map(destination);
+            // The memory is put away first: the completion may come before posting returns.
+            let recipient = recipient.as_ref().map(|recipient| recipient.address.clone());
+            queue.push(InFlight { payload, tag, opcode, _recipient: recipient });
+            self.backend.post_send(&plain::SendRequest { wr_id, operation, flags, segments, destination })
         };
-        let posted = match &request.payload {
-            Payload::Empty => self.backend.post_send(&plain(&[])),
-            Payload::One(piece) => self.backend.post_send(&plain(&[piece.segment()])),
+        let posted = match &payload {
+            Payload::Empty => with(&[], &mut queue, payload),
+            Payload::One(piece) => with(&[piece.segment()], &mut queue, payload),
             Payload::Many(pieces) => {
-                let segments = &mut self.scratch().segments;
+                let mut scratch = self.scratch();
+                let segments = &mut scratch.segments;
                 segments.clear();
                 segments.extend(pieces.iter().map(Piece::segment));
-                self.backend.post_send(&plain(segments))
+                with(segments, &mut queue, payload)
             }
         };
         match posted {
-            Ok(()) => {
-                push_send(&mut queue, request, flags);
-                Ok(RequestId(id))
-            }
+            Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
-                Err(self.not_posted("posting a send request", failure, vec![request], |request| {
-                    push_send(&mut queue, request, flags);
+                let refused = SendRequest { operation, flags, payload: Payload::Empty, tag, recipient };
+                Err(self.not_posted("posting a send request", failure, vec![refused], |count| {
+                    self.send.retract(&mut queue, count)
                 }))
             }
         }
@@ -91,49 +96,57 @@ impl QueuePair {
     ) -> Result<RequestIds, PostError<SendRequest>> {
         let mut queue = self.send.lock();
         let mut scratch = self.scratch();
-        let Scratch { segments, sends, list, .. } = &mut *scratch;
+        let Scratch { segments, counts, sends, list, .. } = &mut *scratch;
         sends.clear();
         sends.extend(requests);
         let count = u32::try_from(sends.len()).unwrap_or(u32::MAX);
         let checked = self
-            .check_send_queue(&queue, count)
+            .check_send_queue(&mut queue, count)
             .and_then(|()| sends.iter().try_for_each(|request| self.check_send(request)));
         if let Err(error) = checked {
             return Err(PostError { error, requests: std::mem::take(sends) });
         }
         segments.clear();
-        segments.extend(sends.iter().flat_map(|request| request.payload.pieces()).map(Piece::segment));
+        counts.clear();
         let ids = RequestIds::new(&queue, count);
-        let mut unsignaled = 0;
         for request in sends.iter_mut() {
-            request.flags = flags(request, &queue, unsignaled);
-            unsignaled = if request.flags.contains(SendFlags::SIGNALED) { 0 } else { unsignaled + 1 };
+            if queue.must_signal(request.flags.contains(SendFlags::SIGNALED)) {
+                request.flags.insert(SendFlags::SIGNALED);
+            }
+            let pieces = request.payload.pieces();
+            segments.extend(pieces.iter().map(Piece::segment));
+            counts.push(pieces.len());
+            // The memory is put away first: completions may come before posting returns.
+            let payload = std::mem::take(&mut request.payload);
+            let recipient = request.recipient.as_ref().map(|recipient| recipient.address.clone());
+            queue.push(InFlight {
+                payload,
+                tag: request.tag,
+                opcode: completed_opcode(&request.operation),
+                _recipient: recipient,
+            });
         }
         let mut rest = &segments[..];
-        let plain = sends.iter().zip(0..).map(|(request, ahead)| {
+        let plain = sends.iter().zip(&*counts).zip(ids.clone()).map(|((request, count), id)| {
             let segments;
-            (segments, rest) = rest.split_at(request.payload.pieces().len());
+            (segments, rest) = rest.split_at(*count);
             plain::SendRequest {
-                wr_id: queue.id(ahead),
+                wr_id: id.0,
                 operation: request.operation,
                 flags: request.flags,
                 segments,
-                destination: destination(request),
+                destination: request.recipient.as_ref().map(destination),
             }
         });
         match self.backend.post_sends(list, plain) {
             Ok(()) => {
-                for request in sends.drain(..) {
-                    let flags = request.flags;
-                    push_send(&mut queue, request, flags);
-                }
+                sends.clear();
                 Ok(ids)
             }
             Err(failure) => {
                 let requests = std::mem::take(sends);
-                Err(self.not_posted("posting send requests", failure, requests, |request| {
-                    let flags = request.flags;
-                    push_send(&mut queue, request, flags);
+                Err(self.not_posted("posting send requests", failure, requests, |count| {
+                    self.send.retract(&mut queue, count)
                 }))
             }
         }
@@ -148,33 +161,37 @@ impl QueuePair {
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
-        let Some(queue) = self.recv.own() else {
+        let Some(own) = self.recv.own() else {
             return Err(PostError { error: shared_elsewhere(), requests: vec![request] });
         };
-        let mut queue = queue.lock();
-        if let Err(error) = self.check_recv_queue(&queue, 1).and_then(|()| self.check_recv(&request)) {
+        let mut queue = own.lock();
+        if let Err(error) = self.check_recv_queue(&mut queue, 1).and_then(|()| self.check_recv(&request)) {
             return Err(PostError { error, requests: vec![request] });
         }
-        let id = queue.id(0);
-        let plain = |segments| plain::RecvRequest { wr_id: id, segments };
-        let posted = match &request.payload {
-            Payload::Empty => self.backend.post_recv(&plain(&[])),
-            Payload::One(piece) => self.backend.post_recv(&plain(&[piece.segment()])),
+        let RecvRequest { payload, tag } = request;
+        let wr_id = queue.id(0);
+        let with = |segments: &[Segment], queue: &mut Posting, payload: Payload| {
+            // The memory is put away first: the completion may come before posting returns.
+            queue.push(InFlight { payload, tag, opcode: opcode::RECV, _recipient: None });
+            self.backend.post_recv(&plain::RecvRequest { wr_id, segments })
+        };
+        let posted = match &payload {
+            Payload::Empty => with(&[], &mut queue, payload),
+            Payload::One(piece) => with(&[piece.segment()], &mut queue, payload),
             Payload::Many(pieces) => {
-                let segments = &mut self.scratch().segments;
+                let mut scratch = self.scratch();
+                let segments = &mut scratch.segments;
                 segments.clear();
                 segments.extend(pieces.iter().map(Piece::segment));
-                self.backend.post_recv(&plain(segments))
+                with(segments, &mut queue, payload)
             }
         };
         match posted {
-            Ok(()) => {
-                push_recv(&mut queue, request);
-                Ok(RequestId(id))
-            }
+            Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
-                Err(self.not_posted("posting a receive request", failure, vec![request], |request| {
-                    push_recv(&mut queue, request);
+                let refused = RecvRequest { payload: Payload::Empty, tag };
+                Err(self.not_posted("posting a receive request", failure, vec![refused], |count| {
+                    own.retract(&mut queue, count)
                 }))
             }
         }
@@ -190,40 +207,48 @@ impl QueuePair {
         &self,
         requests: impl IntoIterator<Item = impl Into<RecvRequest>>,
     ) -> Result<RequestIds, PostError<RecvRequest>> {
-        let Some(queue) = self.recv.own() else {
+        let Some(own) = self.recv.own() else {
             let requests = requests.into_iter().map(Into::into).collect();
             return Err(PostError { error: shared_elsewhere(), requests });
         };
-        let mut queue = queue.lock();
+        let mut queue = own.lock();
         let mut scratch = self.scratch();
-        let Scratch { segments, recvs, list, .. } = &mut *scratch;
+        let Scratch { segments, counts, recvs, list, .. } = &mut *scratch;
         recvs.clear();
         recvs.extend(requests.into_iter().map(Into::into));
         let count = u32::try_from(recvs.len()).unwrap_or(u32::MAX);
         let checked = self
-            .check_recv_queue(&queue, count)
+            .check_recv_queue(&mut queue, count)
             .and_then(|()| recvs.iter().try_for_each(|request| self.check_recv(request)));
         if let Err(error) = checked {
             return Err(PostError { error, requests: std::mem::take(recvs) });
         }
         segments.clear();
-        segments.extend(recvs.iter().flat_map(|request| request.payload.pieces()).map(Piece::segment));
+        counts.clear();
         let ids = RequestIds::new(&queue, count);
+        for request in recvs.iter_mut() {
+            let pieces = request.payload.pieces();
+            segments.extend(pieces.iter().map(Piece::segment));
+            counts.push(pieces.len());
+            // The memory is put away first: completions may come before posting returns.
+            let payload = std::mem::take(&mut request.payload);
+            queue.push(InFlight { payload, tag: request.tag, opcode: opcode::RECV, _recipient: None });
+        }
         let mut rest = &segments[..];
-        let plain = recvs.iter().zip(0..).map(|(request, ahead)| {
+        let plain = counts.iter().zip(ids.clone()).map(|(count, id)| {
             let segments;
-            (segments, rest) = rest.split_at(request.payload.pieces().len());
-            plain::RecvRequest { wr_id: queue.id(ahead), segments }
+            (segments, rest) = rest.split_at(*count);
+            plain::RecvRequest { wr_id: id.0, segments }
         });
         match self.backend.post_recvs(list, plain) {
             Ok(()) => {
-                recvs.drain(..).for_each(|request| push_recv(&mut queue, request));
+                recvs.clear();
                 Ok(ids)
             }
             Err(failure) => {
                 let requests = std::mem::take(recvs);
-                Err(self.not_posted("posting receive requests", failure, requests, |request| {
-                    push_recv(&mut queue, request);
+                Err(self.not_posted("posting receive requests", failure, requests, |count| {
+                    own.retract(&mut queue, count)
                 }))
             }
         }
@@ -231,7 +256,7 @@ impl QueuePair {
 
     /// Whether `count` send requests may be posted now.
     #[inline]
-    fn check_send_queue(&self, queue: &InFlight, count: u32) -> Result<()> {
+    fn check_send_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
             let hint = match state {
@@ -240,14 +265,42 @@ impl QueuePair {
             };
             return Err(Error::WrongState { action: "posting a send request", state, hint });
         }
-        if queue.room() < count {
+        if !queue.has_room(count) {
             return Err(Error::QueueFull { queue: "send", depth: queue.depth() });
         }
         Ok(())
     }
 
-    /// What of a send request doesn't fit the queue pair.
+    /// Whether a send request fits the queue pair: at once for the usual one, and for others by looking closely.
     #[inline]
+    fn may_send(&self, request: &SendRequest) -> bool {
+        let plain_send_or_write = matches!(
+            request.operation,
+            SendOperation::Send
+                | SendOperation::SendImmediate(_)
+                | SendOperation::Write(_)
+                | SendOperation::WriteImmediate(..)
+        );
+        let usual = self.transport == Transport::Rc
+            && plain_send_or_write
+            && request.recipient.is_none()
+            && !request.flags.contains(SendFlags::INLINE);
+        match &request.payload {
+            Payload::One(piece) if usual => piece.len() <= self.max_message as usize,
+            _ => self.check_send(request).is_ok(),
+        }
+    }
+
+    /// Why a send request can't be posted.
+    #[cold]
+    fn refuse_send(&self, queue: &mut Posting, request: SendRequest) -> PostError<SendRequest> {
+        let checked = self.check_send_queue(queue, 1).and_then(|()| self.check_send(&request));
+        // What didn't fit a moment ago may fit now, if completions came between: then the queue was full.
+        let full = Error::QueueFull { queue: "send", depth: queue.depth() };
+        PostError { error: checked.err().unwrap_or(full), requests: vec![request] }
+    }
+
+    /// What of a send request doesn't fit the queue pair.
     fn check_send(&self, request: &SendRequest) -> Result<()> {
         if let Some(flaw) = request.flaw() {
             return Err(Error::InvalidRequest { reason: flaw.into() });
@@ -290,13 +343,13 @@ impl QueuePair {
 
     /// Whether `count` receive requests may be posted now.
     #[inline]
-    fn check_recv_queue(&self, queue: &InFlight, count: u32) -> Result<()> {
+    fn check_recv_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
         if matches!(state, QpState::Reset | QpState::Error) {
             let hint = "nothing would come of it";
             return Err(Error::WrongState { action: "posting a receive request", state, hint });
         }
-        if queue.room() < count {
+        if !queue.has_room(count) {
             return Err(Error::QueueFull { queue: "receive", depth: queue.depth() });
         }
         Ok(())
@@ -319,19 +372,24 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX)
     }
 
-    /// The error for requests of which the device took some, or perhaps some: those count as posted.
+    /// The error for requests of which the device took some, or perhaps some: those count as posted. `retract` takes back
+    /// so many that were put away.
     #[cold]
-    fn not_posted<R>(
+    fn not_posted<R: Refused>(
         &self,
         action: &str,
         failure: PostFailure,
         mut requests: Vec<R>,
-        posted: impl FnMut(R),
+        retract: impl FnOnce(usize) -> Vec<InFlight>,
     ) -> PostError<R> {
-        let PostFailure { error, posted: count } = failure;
-        let rest = requests.split_off(count.unwrap_or(requests.len()).min(requests.len()));
-        requests.into_iter().for_each(posted);
-        let hint = match count {
+        let PostFailure { error, posted } = failure;
+        let mut rest = requests.split_off(posted.unwrap_or(requests.len()).min(requests.len()));
+        // The last that was put away comes back first.
+        let retracted = retract(rest.len());
+        for (request, InFlight { payload, .. }) in rest.iter_mut().rev().zip(retracted) {
+            request.take_back(payload);
+        }
+        let hint = match posted {
             None => {
                 "the device doesn't say how much it took: what was posted is kept until the queue pair is gone"
             }
@@ -372,26 +430,39 @@ fn check_payload(payload: &Payload, segments: u32, most: u32) -> Result<()> {
     Ok(())
 }
 
-/// The flags of a request that comes after `unsignaled` others of the same batch that ask for no completion.
+/// To whom a datagram goes, in plain form.
 #[inline]
-fn flags(request: &SendRequest, queue: &InFlight, unsignaled: u32) -> SendFlags {
-    if queue.must_signal(unsignaled) { request.flags | SendFlags::SIGNALED } else { request.flags }
+fn destination(recipient: &Recipient) -> Destination<&backend::AddressHandle> {
+    Destination { handle: recipient.address.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
 }
 
+/// What the completion of an operation will say.
 #[inline]
-fn push_send(queue: &mut InFlight, request: SendRequest, flags: SendFlags) {
-    let kind = request.kind();
-    let recipient = request.recipient.map(|recipient| recipient.address);
-    queue.push(request.payload, request.tag, kind, flags.contains(SendFlags::SIGNALED), recipient);
+fn completed_opcode(operation: &SendOperation) -> u32 {
+    match operation {
+        SendOperation::Write(_) | SendOperation::WriteImmediate(..) => opcode::WRITE,
+        SendOperation::Read(_) => opcode::READ,
+        SendOperation::CompareSwap { .. } => opcode::COMPARE_SWAP,
+        SendOperation::FetchAdd { .. } => opcode::FETCH_ADD,
+        SendOperation::LocalInvalidate(_) => opcode::LOCAL_INVALIDATE,
+        SendOperation::BindWindow(_) => opcode::BIND_WINDOW,
+        _ => opcode::SEND,
+    }
 }
 
-#[inline]
-fn destination(request: &SendRequest) -> Option<Destination<&backend::AddressHandle>> {
-    let Recipient { address, qpn, qkey } = request.recipient.as_ref()?;
-    Some(Destination { handle: address.backend(), qpn: *qpn, qkey: *qkey })
+/// A request that the device didn't take, and that gets its memory back.
+trait Refused {
+    fn take_back(&mut self, payload: Payload);
 }
 
-#[inline]
-fn push_recv(queue: &mut InFlight, request: RecvRequest) {
-    queue.push(request.payload, request.tag, CompletionKind::Recv, true, None);
+impl Refused for SendRequest {
+    fn take_back(&mut self, payload: Payload) {
+        self.payload = payload;
+    }
+}
+
+impl Refused for RecvRequest {
+    fn take_back(&mut self, payload: Payload) {
+        self.payload = payload;
+    }
 }

@@ -78,13 +78,21 @@ impl StateCell {
         QpState::Error,
     ];
 
+    /// The place of [`QpState::ReadyToSend`] among them.
+    const READY_TO_SEND: u8 = 3;
+
     pub(super) fn new() -> StateCell {
         StateCell(AtomicU8::new(0))
     }
 
-    #[inline]
     pub(super) fn get(&self) -> QpState {
         Self::STATES[usize::from(self.0.load(Ordering::Acquire)) % Self::STATES.len()]
+    }
+
+    /// Whether it is the state of work: what every post asks.
+    #[inline]
+    pub(super) fn is_ready_to_send(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::READY_TO_SEND
     }
 
     fn set(&self, state: QpState) {
@@ -293,10 +301,9 @@ impl QueuePair {
     /// If the device refuses.
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
-        let (mut send, mut recv) = (self.send.lock(), self.recv.own().map(Attached::lock));
+        let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.change(&StateChange::Reset)?;
-        let mut left: Vec<Payload> = send.take_all().collect();
-        left.extend(recv.iter_mut().flat_map(|queue| queue.take_all()));
+        let left = self.take_all();
         self.psn.store(random_psn()?.get(), Ordering::Relaxed);
         self.initialise()?;
         Ok(left)
@@ -315,8 +322,8 @@ impl QueuePair {
 
     /// What it has done.
     pub fn stats(&self) -> QueuePairStats {
-        let recv = self.recv.own().map(|queue| queue.lock().stats).unwrap_or_default();
-        QueuePairStats { send: self.send.lock().stats, recv }
+        let recv = self.recv.own().map(Attached::stats).unwrap_or_default();
+        QueuePairStats { send: self.send.stats(), recv }
     }
 
     /// How many send requests are outstanding.
@@ -327,6 +334,13 @@ impl QueuePair {
     /// How many receive requests are outstanding in its own queue: none, if it has a shared one.
     pub fn recvs_outstanding(&self) -> u32 {
         self.recv.own().map_or(0, |queue| queue.lock().len())
+    }
+
+    /// The memory of all its requests, sends first: for when the device has forgotten them.
+    fn take_all(&self) -> Vec<Payload> {
+        let mut left = self.send.take_all();
+        left.extend(self.recv.own().map(Attached::take_all).unwrap_or_default());
+        left
     }
 
     /// Changes the state, here and at the device.
@@ -369,8 +383,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let destroyed = self.backend.destroy();
-        let mut left: Vec<Payload> = self.send.lock().take_all().collect();
-        left.extend(self.recv.own().iter().flat_map(|queue| queue.lock().take_all().collect::<Vec<_>>()));
+        let left = self.take_all();
         if let Err(error) = destroyed {
             // The device may still use the memory: better lost than written to.
             tracing::error!(%error, requests = left.len(), "a queue pair could not be destroyed; its buffers are leaked");

@@ -204,7 +204,7 @@ impl QueuePairBuilder {
         };
         if self.transport == Transport::Ud {
             match &recv {
-                Receives::Own(queue) => queue.lock().carry_datagrams(),
+                Receives::Own(queue) => queue.carry_datagrams(),
                 Receives::Shared(shared) => shared.queue.lock().carry_datagrams(),
             }
         }

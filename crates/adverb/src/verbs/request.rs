@@ -5,7 +5,6 @@ use std::fmt;
 use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation};
 
 use super::Recipient;
-use crate::backend::CompletionKind;
 use crate::error::Error;
 use crate::memory::{Buffer, Payload, Piece};
 
@@ -137,20 +136,6 @@ impl SendRequest {
     /// The request's memory, to use otherwise.
     pub fn into_payload(self) -> Payload {
         self.payload
-    }
-
-    /// What its completion will say.
-    #[inline]
-    pub(super) fn kind(&self) -> CompletionKind {
-        match self.operation {
-            SendOperation::Write(_) | SendOperation::WriteImmediate(..) => CompletionKind::Write,
-            SendOperation::Read(_) => CompletionKind::Read,
-            SendOperation::CompareSwap { .. } => CompletionKind::CompareSwap,
-            SendOperation::FetchAdd { .. } => CompletionKind::FetchAdd,
-            SendOperation::LocalInvalidate(_) => CompletionKind::LocalInvalidate,
-            SendOperation::BindWindow(_) => CompletionKind::BindWindow,
-            _ => CompletionKind::Send,
-        }
     }
 
     /// Whether the device writes into the payload.

@@ -18,7 +18,7 @@ pub struct QueueStats {
     pub failed: u64,
     /// Bytes that completions reported: received, read, or fetched.
     pub bytes: u64,
-    /// The most requests that were outstanding at once.
+    /// The most requests that were outstanding at once, as seen when completions came.
     pub high_water: u32,
 }
 
@@ -28,16 +28,39 @@ pub struct QueueStats {
 pub struct QueuePairStats {
     /// Its send queue.
     pub send: QueueStats,
-    /// Its receive queue.
+    /// Its receive queue: nothing, if it has a shared one.
     pub recv: QueueStats,
 }
 
+/// What is counted where requests are posted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PostingStats {
+    pub(super) posted: u64,
+}
+
+/// What is counted where requests complete.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CompletingStats {
+    succeeded: u64,
+    flushed: u64,
+    failed: u64,
+    bytes: u64,
+    pub(super) high_water: u32,
+}
+
 impl QueueStats {
+    pub(super) fn new(posting: PostingStats, completing: CompletingStats) -> QueueStats {
+        let CompletingStats { succeeded, flushed, failed, bytes, high_water } = completing;
+        QueueStats { posted: posting.posted, succeeded, flushed, failed, bytes, high_water }
+    }
+}
+
+impl CompletingStats {
     #[inline]
     pub(super) fn count(&mut self, outcome: &RawOutcome) {
         if outcome.status == Status::Success.code() {
             self.succeeded += 1;
-            self.bytes += u64::from(outcome.detail);
+            self.bytes += u64::from(outcome.length);
         } else if outcome.status == Status::Flushed.code() {
             self.flushed += 1;
         } else {

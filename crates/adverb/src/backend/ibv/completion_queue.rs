@@ -9,7 +9,7 @@ use std::time::Duration;
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
 use super::{Device, check, set_nonblocking, verb_error};
-use crate::backend::{CompletionKind, RawCompletion, RawOutcome};
+use crate::backend::{RawCompletion, RawOutcome, flag, opcode};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -181,32 +181,27 @@ pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Resul
     }
 }
 
-/// A completion in the engines' common form. Of a failure only some fields are valid: the others are carried along, and
-/// not looked at.
+/// A completion in the engines' common form, which has the library's numbers. Of a failure only some fields are valid: the
+/// others are carried along, and not looked at.
 #[inline]
 fn raw(wc: &ibv_wc) -> RawCompletion {
-    let has = |flag| wc.wc_flags & flag != 0;
-    let has_invalidated = has(sys::IBV_WC_WITH_INV);
-    let success = wc.status == sys::IBV_WC_SUCCESS;
+    const {
+        assert!(opcode::SEND == sys::IBV_WC_SEND && opcode::WRITE == sys::IBV_WC_RDMA_WRITE);
+        assert!(opcode::READ == sys::IBV_WC_RDMA_READ && opcode::COMPARE_SWAP == sys::IBV_WC_COMP_SWAP);
+        assert!(opcode::FETCH_ADD == sys::IBV_WC_FETCH_ADD && opcode::BIND_WINDOW == sys::IBV_WC_BIND_MW);
+        assert!(opcode::LOCAL_INVALIDATE == sys::IBV_WC_LOCAL_INV && opcode::RECV == sys::IBV_WC_RECV);
+        assert!(opcode::RECV_WRITE == sys::IBV_WC_RECV_RDMA_WITH_IMM && flag::GRH == sys::IBV_WC_GRH);
+        assert!(flag::IMMEDIATE == sys::IBV_WC_WITH_IMM && flag::INVALIDATED == sys::IBV_WC_WITH_INV);
+    }
     let outcome = RawOutcome {
         status: wc.status,
-        detail: if success { wc.byte_len } else { wc.vendor_err },
-        immediate: if has_invalidated { wc.invalidated_rkey() } else { u32::from_be(wc.imm_data()) },
+        opcode: wc.opcode,
+        vendor_error: wc.vendor_err,
+        length: wc.byte_len,
+        immediate: wc.imm_data(),
+        qpn: wc.qp_num,
         source: wc.src_qp,
-        kind: match wc.opcode {
-            sys::IBV_WC_SEND => CompletionKind::Send,
-            sys::IBV_WC_RDMA_WRITE => CompletionKind::Write,
-            sys::IBV_WC_RDMA_READ => CompletionKind::Read,
-            sys::IBV_WC_COMP_SWAP => CompletionKind::CompareSwap,
-            sys::IBV_WC_FETCH_ADD => CompletionKind::FetchAdd,
-            sys::IBV_WC_BIND_MW => CompletionKind::BindWindow,
-            sys::IBV_WC_LOCAL_INV => CompletionKind::LocalInvalidate,
-            sys::IBV_WC_RECV_RDMA_WITH_IMM => CompletionKind::RecvWrite,
-            _ => CompletionKind::Recv,
-        },
-        has_immediate: has(sys::IBV_WC_WITH_IMM),
-        has_invalidated,
-        has_grh: has(sys::IBV_WC_GRH),
+        flags: wc.wc_flags,
     };
     RawCompletion { wr_id: wc.wr_id, outcome }
 }

@@ -1,0 +1,333 @@
+//! A ring between one who puts in and one who takes out: where requests wait while the device has them.
+//!
+//! The two ends belong to different locks (posting and polling), so that neither waits for the other. What makes it sound
+//! is that there is one [`Producer`] and one [`Consumer`], which can't be cloned and change the ring only through
+//! `&mut`: the slots from `taken` to `put` are the consumer's, the others the producer's, and each hands slots over by
+//! storing its own counter.
+
+use sync::{Arc, AtomicU32, Ordering, Slot};
+
+/// The end where values are put in.
+#[derive(Debug)]
+pub(crate) struct Producer<T> {
+    shared: Arc<Shared<T>>,
+    /// The position of the next value.
+    next: u32,
+    /// How far the consumer was when last looked.
+    taken: u32,
+}
+
+/// The end where values are taken out, oldest first.
+#[derive(Debug)]
+pub(crate) struct Consumer<T> {
+    shared: Arc<Shared<T>>,
+    /// The position of the oldest value.
+    oldest: u32,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    /// As many as a power of two that holds `depth`, so that a position finds its slot by a mask.
+    slots: Box<[Slot<T>]>,
+    depth: u32,
+    put: AtomicU32,
+    taken: AtomicU32,
+}
+
+// SAFETY: a slot is only ever touched by one end at a time (see the module), so that values are handed over, not shared.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+/// A ring with room for `depth` values, at least 1.
+pub(crate) fn ring<T>(depth: u32) -> (Producer<T>, Consumer<T>) {
+    let depth = depth.max(1);
+    let slots = (0..depth.next_power_of_two()).map(|_| Slot::new()).collect();
+    let shared = Arc::new(Shared { slots, depth, put: AtomicU32::new(0), taken: AtomicU32::new(0) });
+    (Producer { shared: Arc::clone(&shared), next: 0, taken: 0 }, Consumer { shared, oldest: 0 })
+}
+
+impl<T> Producer<T> {
+    /// The position that the next value gets. Positions count up and wrap.
+    #[inline]
+    pub(crate) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// How many values the ring has.
+    pub(crate) fn len(&self) -> u32 {
+        self.next.wrapping_sub(self.shared.taken.load(Ordering::Acquire))
+    }
+
+    /// How many values fit.
+    #[inline]
+    pub(crate) fn depth(&self) -> u32 {
+        self.shared.depth
+    }
+
+    /// Whether `count` more values fit.
+    #[inline]
+    pub(crate) fn has_room(&mut self, count: u32) -> bool {
+        if count <= self.depth() - self.next.wrapping_sub(self.taken) {
+            return true;
+        }
+        self.taken = self.shared.taken.load(Ordering::Acquire);
+        count <= self.depth() - self.next.wrapping_sub(self.taken)
+    }
+
+    /// Puts a value in, or gives it back if there is no room.
+    #[inline]
+    pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
+        if !self.has_room(1) {
+            return Err(value);
+        }
+        // SAFETY: the slot is behind those from `taken` to `put`, so it is the producer's, and empty.
+        unsafe { self.shared.slot(self.next).put(value) };
+        self.next = self.next.wrapping_add(1);
+        self.shared.put.store(self.next, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl<T> Consumer<T> {
+    /// The position of the oldest value, or of the next if there is none.
+    #[inline]
+    pub(crate) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    /// How many values there are.
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.shared.put.load(Ordering::Acquire).wrapping_sub(self.oldest)
+    }
+
+    /// Takes the oldest value.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        if self.len() == 0 {
+            return None;
+        }
+        // SAFETY: the slot is one of those from `taken` to `put`, so it is the consumer's, and full.
+        let value = unsafe { self.shared.slot(self.oldest).take() };
+        self.oldest = self.oldest.wrapping_add(1);
+        self.shared.taken.store(self.oldest, Ordering::Release);
+        Some(value)
+    }
+
+    /// Takes the newest value back, as if it had never been put in. The producer must be that of this ring.
+    pub(crate) fn retract(&mut self, producer: &mut Producer<T>) -> Option<T> {
+        assert!(Arc::ptr_eq(&self.shared, &producer.shared), "the two ends of one ring");
+        if self.len() == 0 {
+            return None;
+        }
+        producer.next = producer.next.wrapping_sub(1);
+        self.shared.put.store(producer.next, Ordering::Relaxed);
+        // SAFETY: both ends are borrowed exclusively, so nobody else touches any slot; this one was full.
+        Some(unsafe { self.shared.slot(producer.next).take() })
+    }
+}
+
+impl<T> Shared<T> {
+    #[inline]
+    fn slot(&self, position: u32) -> &Slot<T> {
+        // The number of slots is a power of two, and not 0, so that this is within bounds: the compiler sees it too.
+        &self.slots[position as usize & (self.slots.len() - 1)]
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        let (mut position, put) = (self.taken.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
+        while position != put {
+            // SAFETY: both ends are gone; the slots from `taken` to `put` are full.
+            drop(unsafe { self.slot(position).take() });
+            position = position.wrapping_add(1);
+        }
+    }
+}
+
+/// What the ring is made of: the standard library's, or loom's, which tries every order of events.
+mod sync {
+    use std::mem::MaybeUninit;
+
+    #[cfg(not(loom))]
+    use std::cell::UnsafeCell;
+    #[cfg(not(loom))]
+    pub(super) use std::sync::Arc;
+    #[cfg(not(loom))]
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[cfg(loom)]
+    use loom::cell::UnsafeCell;
+    #[cfg(loom)]
+    pub(super) use loom::sync::Arc;
+    #[cfg(loom)]
+    pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
+
+    /// A place for a value.
+    #[derive(Debug)]
+    pub(super) struct Slot<T>(UnsafeCell<MaybeUninit<T>>);
+
+    impl<T> Slot<T> {
+        pub(super) fn new() -> Slot<T> {
+            Slot(UnsafeCell::new(MaybeUninit::uninit()))
+        }
+
+        /// Puts a value in.
+        ///
+        /// # Safety
+        ///
+        /// Nobody else touches the slot meanwhile.
+        #[inline]
+        pub(super) unsafe fn put(&self, value: T) {
+            #[cfg(not(loom))]
+            // SAFETY: the caller sees to it that nobody else touches the slot.
+            unsafe {
+                (*self.0.get()).write(value);
+            }
+            #[cfg(loom)]
+            // SAFETY: as above, and loom checks it.
+            self.0.with_mut(|slot| unsafe {
+                (*slot).write(value);
+            });
+        }
+
+        /// Takes the value out.
+        ///
+        /// # Safety
+        ///
+        /// Nobody else touches the slot meanwhile, and there is a value, which isn't taken again.
+        #[inline]
+        pub(super) unsafe fn take(&self) -> T {
+            #[cfg(not(loom))]
+            // SAFETY: the caller sees to it that nobody else touches the slot, and that it is full.
+            return unsafe { (*self.0.get()).assume_init_read() };
+            #[cfg(loom)]
+            // SAFETY: as above, and loom checks it.
+            self.0.with_mut(|slot| unsafe { (*slot).assume_init_read() })
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_out_in_order_and_positions_wrap() {
+        let (mut producer, mut consumer) = ring(3);
+        (producer.next, producer.taken, consumer.oldest) = (u32::MAX - 1, u32::MAX - 1, u32::MAX - 1);
+        producer.shared.put.store(u32::MAX - 1, Ordering::Relaxed);
+        producer.shared.taken.store(u32::MAX - 1, Ordering::Relaxed);
+        for round in 0..10 {
+            for n in 0..3 {
+                assert_eq!(producer.push(round * 3 + n), Ok(()));
+            }
+            assert_eq!(producer.push(99), Err(99));
+            assert_eq!((producer.len(), consumer.len()), (3, 3));
+            for n in 0..3 {
+                assert_eq!(consumer.pop(), Some(round * 3 + n));
+            }
+            assert_eq!(consumer.pop(), None);
+        }
+    }
+
+    #[test]
+    fn what_is_retracted_was_never_there() {
+        let (mut producer, mut consumer) = ring(4);
+        for n in 0..4 {
+            assert_eq!(producer.push(n), Ok(()));
+        }
+        assert_eq!(consumer.retract(&mut producer), Some(3));
+        assert_eq!(consumer.retract(&mut producer), Some(2));
+        assert_eq!(producer.push(7), Ok(()));
+        assert_eq!(
+            [consumer.pop(), consumer.pop(), consumer.pop(), consumer.pop()],
+            [Some(0), Some(1), Some(7), None]
+        );
+        assert_eq!(consumer.retract(&mut producer), None);
+    }
+
+    #[test]
+    fn values_that_are_left_are_dropped_once() {
+        let value = Arc::new(());
+        let (mut producer, mut consumer) = ring(8);
+        for _ in 0..5 {
+            assert!(producer.push(Arc::clone(&value)).is_ok());
+        }
+        drop(consumer.pop());
+        assert_eq!(Arc::strong_count(&value), 5);
+        drop(producer);
+        drop(consumer);
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+
+    #[test]
+    fn a_million_values_cross_between_two_threads() {
+        let (mut producer, mut consumer) = ring(64);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for n in 0..1_000_000u32 {
+                    while producer.push(n).is_err() {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            for n in 0..1_000_000 {
+                loop {
+                    match consumer.pop() {
+                        Some(value) => break assert_eq!(value, n),
+                        None => std::hint::spin_loop(),
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_crosses_once_and_in_order() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(2);
+            let producing = loom::thread::spawn(move || {
+                let mut n = 0;
+                while n < 3 {
+                    match producer.push(Box::new(n)) {
+                        Ok(()) => n += 1,
+                        Err(_) => loom::thread::yield_now(),
+                    }
+                }
+            });
+            let mut n = 0;
+            while n < 3 {
+                match consumer.pop() {
+                    Some(value) => {
+                        assert_eq!(*value, n);
+                        n += 1;
+                    }
+                    None => loom::thread::yield_now(),
+                }
+            }
+            producing.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn values_that_nobody_takes_are_dropped_by_who_goes_last() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(2);
+            let producing = loom::thread::spawn(move || {
+                let _ = producer.push(Box::new(1));
+                let _ = producer.push(Box::new(2));
+            });
+            let _ = consumer.pop();
+            drop(consumer);
+            producing.join().unwrap();
+        });
+    }
+}
