@@ -14,6 +14,7 @@ mod packages;
 mod paths;
 mod process;
 mod setup;
+mod sim;
 mod test;
 mod tools;
 mod vm;
@@ -55,6 +56,8 @@ enum Command {
     Deny,
     /// Fuzz for a while, the time shared among the targets.
     Fuzz(fuzz::Args),
+    /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
+    Sim(sim::Args),
     /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
     WireCheck,
     /// Count the instructions of the safe API beside C's, on a device that does nothing.
@@ -79,6 +82,7 @@ impl Command {
             Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
+            Self::Sim(args) => sim::run(&args)?,
             Self::Overhead => overhead::run()?,
             Self::WireCheck => wire_check::run()?,
         }

@@ -1,9 +1,43 @@
 //! What a queue pair does with packets: the engine between the doorbell and the completion, as a pure state
 //! machine.
 //!
-//! So far this crate holds only the engine's [vocabulary]: the words in which an application and a device speak of
-//! work, whichever device it is. The engine itself comes next.
+//! A [`Device`] is what an RDMA adapter is, without the wires: work requests and packets go in, packets and
+//! completions come out. It has no clock, no socket and no thread, and no `unsafe`: time and randomness are
+//! arguments, the bytes of registered memory are reached through the caller's [`memory::Memory`], and a packet to be
+//! sent is its headers and the places where its payload lies, so that the engine copies nothing.
+//!
+//! - [`vocabulary`] has the words in which applications and devices speak of work, whichever device it is.
+//! - [`memory`] has the rules about who may touch what.
+//! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
+//!
+//! So far there are reliable connections (RC). Sections named in comments are those of the InfiniBand Architecture
+//! Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory placement); files named are those of
+//! Linux's `drivers/infiniband/sw/rxe`.
 
 #![forbid(unsafe_code)]
 
+mod cq;
+mod device;
+mod event;
+mod hash;
+pub mod memory;
+#[cfg(not(feature = "mutants"))]
+mod mutation;
+#[cfg(feature = "mutants")]
+pub mod mutation;
+mod path;
+mod qp;
+mod stats;
+mod time;
+mod timer;
+mod transmit;
 pub mod vocabulary;
+
+pub use cq::{Cq, Wake};
+pub use device::{Device, Holdings, QpStatus};
+pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};
+pub use path::{Arrival, IcrcCheck, Path};
+pub use qp::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
+pub use stats::Statistics;
+pub use time::Time;
+pub use transmit::{Payload, Transmit, WriteError};

@@ -40,6 +40,10 @@ pub enum CompletedOperation {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
+    /// An eight-byte write that is never seen in part.
+    AtomicWrite,
+    /// A flush of the peer's memory.
+    Flush,
     /// A window was bound.
     BindWindow,
     /// A local key was invalidated.

@@ -11,12 +11,13 @@ mod state;
 mod status;
 
 pub use access::Access;
-pub use adverb_wire::cm::PathMtu;
+pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
 pub use completion::{CompletedOperation, Completion, Failure, Success};
 pub use gid::Gid;
 pub use request::{
-    Destination, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, WindowBind,
+    Destination, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
+    WindowBind,
 };
 pub use state::{QpState, Transport};
 pub use status::Status;

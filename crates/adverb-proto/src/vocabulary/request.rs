@@ -56,10 +56,34 @@ pub enum SendOperation {
         /// What to add.
         add: u64,
     },
+    /// Put eight bytes at an aligned place of the peer's memory, never to be seen in part (Annex A19.5).
+    AtomicWrite {
+        /// The place.
+        remote: RemoteAddress,
+        /// The bytes, as they come to lie in memory.
+        bytes: [u8; 8],
+    },
+    /// Bring earlier writes to where others see them, or where they outlast a loss of power (Annex A19.4).
+    Flush(FlushRange),
     /// Make a local key, of a region or a window, invalid.
     LocalInvalidate(u32),
     /// Give a window a range and rights.
     BindWindow(WindowBind),
+}
+
+/// Which bytes of a peer's memory to flush, and how far.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlushRange {
+    /// Where the range begins, and the key.
+    pub remote: RemoteAddress,
+    /// How many bytes.
+    pub length: u32,
+    /// The whole region of the key is meant, not just the range.
+    pub whole_region: bool,
+    /// Everyone at the peer must see the bytes.
+    pub global: bool,
+    /// The bytes must outlast a loss of power.
+    pub persistent: bool,
 }
 
 /// Which range of which region a memory window shows, and with what rights.

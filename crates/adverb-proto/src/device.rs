@@ -1,0 +1,615 @@
+//! A device: queue pairs, completion queues and keys, and the way of each packet to its queue pair.
+
+use core::fmt;
+use std::collections::{HashMap, VecDeque};
+
+use adverb_wire::{Operation, Packet, Psn, Qpn, Rc};
+
+use crate::Time;
+use crate::cq::{CompletionQueue, Cq, Wake};
+use crate::event::{DropReason, Event, Notice, Sink};
+use crate::hash::NumberHasher;
+use crate::memory::{DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
+use crate::mutation::mutant;
+use crate::path::{Arrival, Path};
+use crate::qp::{
+    Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair,
+    Transition,
+};
+use crate::stats::Statistics;
+use crate::timer::Timers;
+use crate::transmit::{Payload, Transmit};
+use crate::vocabulary::{Completion, QpState, RecvRequest, SendRequest, Transport};
+
+/// A device without wires: what an RDMA adapter does between the doorbell and the completion.
+///
+/// It has no clock, no socket and no thread; its caller brings them. Work goes in with `post_*`, packets and time go
+/// in with `handle_*`, and what comes of them is asked for with `poll_*`. After posting or handling anything, poll in
+/// this order:
+///
+/// 1. [`poll_transmit`](Device::poll_transmit) until it gives nothing, sending each packet before asking for the
+///    next. Packets handled before are acknowledged together, so handle all that have come, then poll.
+/// 2. [`poll_completion`](Device::poll_completion) and [`poll_notice`](Device::poll_notice): sending can complete
+///    requests too.
+/// 3. [`poll_timeout`](Device::poll_timeout): when to call [`handle_timeout`](Device::handle_timeout) at the latest.
+///
+/// Nobody watches a `Device<()>`, and that costs nothing; others give a [`Sink`].
+///
+/// ```
+/// use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
+/// use adverb_proto::vocabulary::{Access, PathMtu, SendFlags, SendOperation, SendRequest};
+/// use adverb_proto::vocabulary::{RemoteAddress, Segment};
+/// use adverb_proto::{Arrival, Device, IcrcCheck, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
+/// use adverb_wire::cm::Timeout;
+/// use adverb_wire::{Packet, Psn, RnrTimer};
+///
+/// // One device, one queue pair connected to itself; a counter in place of a random number generator.
+/// let mut random = 0x1234u32;
+/// let mut random = || { random = random.wrapping_mul(0x9e37_79b9).wrapping_add(1); random };
+/// let mut memory = HeapMemory::default();
+/// let mut device = Device::new(());
+/// let pd = device.create_domain();
+/// let cq = device.create_cq(16);
+/// let qpn = device.create_qp(QpConfig::rc(pd, cq, cq), &mut random).unwrap();
+///
+/// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+/// let backing = memory.add(b"hello, .....".to_vec());
+/// let registration = Registration {
+///     addr: 0x1000, length: 12, access, backing, remote_invalidate: RemoteInvalidate::Denied,
+/// };
+/// let key = device.register(pd, registration, &mut random).unwrap();
+///
+/// let address = "127.0.0.1".parse().unwrap();
+/// let path = Path::new(address, address, 0xc000).unwrap();
+/// let psn = Psn::wrapping(random());
+/// let receiving = Receiving {
+///     remote_qpn: qpn, path, path_mtu: PathMtu::Mtu1024, psn, max_dest_rd_atomic: 4,
+///     min_rnr_timer: RnrTimer::new(12).unwrap(),
+/// };
+/// let sending = Sending {
+///     psn, timeout: Timeout::new(14).unwrap(), retry_count: 6, rnr_retry: 6, max_rd_atomic: 4,
+/// };
+/// let now = Time::ZERO;
+/// device.modify_qp(now, qpn, &Transition::Init(Init::new(access))).unwrap();
+/// device.modify_qp(now, qpn, &Transition::ReadyToReceive(receiving)).unwrap();
+/// device.modify_qp(now, qpn, &Transition::ReadyToSend(sending)).unwrap();
+///
+/// let request = SendRequest::<()> {
+///     wr_id: 7,
+///     operation: SendOperation::Write(RemoteAddress { addr: 0x1007, rkey: key }),
+///     flags: SendFlags::SIGNALED,
+///     segments: &[Segment { addr: 0x1000, length: 5, lkey: key }],
+///     destination: None,
+/// };
+/// device.post_send(now, qpn, &request).unwrap();
+///
+/// // The fabric: each packet comes straight back.
+/// let arrival = Arrival {
+///     source: (address, 0xc000).into(), destination: address, icrc: IcrcCheck::Identification(0),
+/// };
+/// let mut bytes = Vec::new();
+/// while let Some(transmit) = device.poll_transmit(now) {
+///     bytes.clear();
+///     transmit.write_to(&memory, 0, &mut bytes).unwrap();
+///     device.handle_packet(now, &arrival, &Packet::parse(&bytes).unwrap(), &mut memory);
+/// }
+/// assert_eq!(memory.bytes(backing), b"hello, hello");
+/// let completion = device.poll_completion(cq).unwrap();
+/// assert_eq!(completion.wr_id, 7);
+/// assert!(completion.outcome.is_ok());
+/// ```
+#[derive(Debug)]
+pub struct Device<S = ()> {
+    qps: Vec<Option<Box<QueuePair>>>,
+    free: Vec<u32>,
+    numbers: HashMap<u32, u32, NumberHasher>,
+    cqs: Vec<Option<CompletionQueue>>,
+    keys: Keys,
+    timers: Timers,
+    /// Slots of queue pairs that may have something to send, each once.
+    ready: VecDeque<u32>,
+    notices: VecDeque<Notice>,
+    spans: Vec<Span>,
+    stats: Statistics,
+    sink: S,
+}
+
+/// What a device holds: for finding leaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Holdings {
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Numbers by which queue pairs are found.
+    pub numbers: usize,
+    /// Queue pairs that may have something to send.
+    pub ready: usize,
+    /// Timers that are set.
+    pub timers: usize,
+    /// Regions.
+    pub regions: usize,
+    /// Regions and queue pairs that belong to protection domains.
+    pub domain_users: u32,
+    /// Completions that nobody has polled.
+    pub completions: usize,
+}
+
+/// How a queue pair stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpStatus {
+    /// Its state.
+    pub state: QpState,
+    /// The peer's number.
+    pub remote_qpn: Qpn,
+    /// The number of the next new request packet.
+    pub next_psn: Psn,
+    /// The number of the next packet that is expected of the peer.
+    pub expected_psn: Psn,
+    /// How many send requests are outstanding.
+    pub send_queue: usize,
+    /// How many receive requests are outstanding.
+    pub recv_queue: usize,
+}
+
+/// Lends what queue pairs share, leaving the queue pairs themselves free.
+macro_rules! context {
+    ($device:ident, $now:expr) => {
+        Context {
+            now: $now,
+            keys: &mut $device.keys,
+            cqs: &mut $device.cqs,
+            stats: &mut $device.stats,
+            notices: &mut $device.notices,
+            spans: &mut $device.spans,
+            sink: &mut $device.sink,
+        }
+    };
+}
+
+impl<S: Sink> Device<S> {
+    /// A device with nothing in it, watched by `sink`.
+    pub fn new(sink: S) -> Device<S> {
+        Device {
+            qps: Vec::new(),
+            free: Vec::new(),
+            numbers: HashMap::default(),
+            cqs: Vec::new(),
+            keys: Keys::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            notices: VecDeque::new(),
+            spans: Vec::new(),
+            stats: Statistics::default(),
+            sink,
+        }
+    }
+
+    /// Makes a protection domain.
+    pub fn create_domain(&mut self) -> Pd {
+        self.keys.create_domain()
+    }
+
+    /// Ends a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such domain, or queue pairs or regions still belong to it.
+    pub fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
+        self.keys.destroy_domain(pd)
+    }
+
+    /// Registers memory, and gives its key, which is both local and remote. See [`Keys::register`].
+    ///
+    /// # Errors
+    ///
+    /// If the range is empty or wraps, the rights don't go together, or there is no such domain.
+    pub fn register(
+        &mut self,
+        pd: Pd,
+        registration: Registration,
+        random: impl FnMut() -> u32,
+    ) -> Result<u32, RegisterError> {
+        self.keys.register(pd, registration, random)
+    }
+
+    /// Ends a registration, also for requests under way. Says what was registered, or `None` if the key isn't known.
+    pub fn deregister(&mut self, key: u32) -> Option<Registration> {
+        self.keys.deregister(key)
+    }
+
+    /// Makes a completion queue with room for this many completions. It takes memory as it fills.
+    pub fn create_cq(&mut self, capacity: u32) -> Cq {
+        let index = self.cqs.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.cqs.push(None);
+            self.cqs.len() - 1
+        });
+        self.cqs[index] = Some(CompletionQueue::new(capacity));
+        Cq(index as u32)
+    }
+
+    /// Ends a completion queue, and says whether it did: not if there is none, or queue pairs complete there.
+    pub fn destroy_cq(&mut self, cq: Cq) -> bool {
+        let slot = self.cqs.get_mut(cq.0 as usize);
+        match slot {
+            Some(slot) if slot.as_ref().is_some_and(|cq| cq.users == 0) => {
+                *slot = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Asks for one [`Notice::Completion`]. Completions that are there already don't cause it: poll again after this.
+    pub fn wake_on_completion(&mut self, cq: Cq, wake: Wake) {
+        if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
+            cq.wake_on(wake);
+        }
+    }
+
+    /// Makes a queue pair, and gives its number, which `random` chooses: one that a stranger can't guess.
+    ///
+    /// # Errors
+    ///
+    /// If the transport isn't supported, or the domain or a completion queue isn't there.
+    pub fn create_qp(
+        &mut self,
+        config: QpConfig,
+        mut random: impl FnMut() -> u32,
+    ) -> Result<Qpn, CreateQpError> {
+        if config.transport != Transport::Rc {
+            return Err(CreateQpError::Transport(config.transport));
+        }
+        for cq in [config.send_cq, config.recv_cq] {
+            if !matches!(self.cqs.get(cq.0 as usize), Some(Some(_))) {
+                return Err(CreateQpError::UnknownCq(cq));
+            }
+        }
+        // So many that a free number is found soon.
+        if self.numbers.len() >= MAX_QPS {
+            return Err(CreateQpError::TooMany);
+        }
+        self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
+        for cq in [config.send_cq, config.recv_cq] {
+            if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
+                cq.users += 1;
+            }
+        }
+        let qpn = loop {
+            let qpn = Qpn::truncate(random());
+            // 0 and 1 are for management, and the last is for multicast (vol. 1, 3.9.3 and 10.5.2).
+            let special = qpn.get() <= 1 || qpn == Qpn::MULTICAST;
+            if !special && !self.numbers.contains_key(&qpn.get()) {
+                break qpn;
+            }
+        };
+        let qp = Box::new(QueuePair::new(qpn, config));
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.qps[slot as usize] = Some(qp);
+                slot
+            }
+            None => {
+                self.qps.push(Some(qp));
+                self.qps.len() as u32 - 1
+            }
+        };
+        self.numbers.insert(qpn.get(), slot);
+        Ok(qpn)
+    }
+
+    /// Ends a queue pair, in whatever state it is, and says whether there was one. What was posted to it is
+    /// forgotten without a completion; completions that were made stay.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
+        let Some(slot) = self.slot(qpn) else { return false };
+        let Some(qp) = self.qps[slot as usize].take() else { return false };
+        if !mutant!(DestroyLeaks) {
+            self.numbers.remove(&qpn.get());
+        }
+        self.timers.clear(slot);
+        if qp.queued {
+            self.ready.retain(|ready| *ready != slot);
+        }
+        for cq in [qp.config.send_cq, qp.config.recv_cq] {
+            if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
+                cq.users -= 1;
+            }
+        }
+        self.keys.release_domain(qp.config.pd);
+        self.free.push(slot);
+        true
+    }
+
+    /// Takes a queue pair into another state.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such queue pair, no such way from its state, or a value is out of its range.
+    pub fn modify_qp(&mut self, now: Time, qpn: Qpn, transition: &Transition) -> Result<(), ModifyError> {
+        let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(ModifyError::UnknownQp) };
+        let modified = qp.modify(&mut context!(self, now), transition);
+        self.settle(now, slot);
+        modified
+    }
+
+    /// How a queue pair stands, or `None` if there is none.
+    pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
+        let qp = self.qps[self.slot(qpn)? as usize].as_ref()?;
+        let (remote_qpn, next_psn, expected_psn) = qp.numbers();
+        Some(QpStatus {
+            state: qp.state(),
+            remote_qpn,
+            next_psn,
+            expected_psn,
+            send_queue: qp.send_queue_len(),
+            recv_queue: qp.recv_queue_len(),
+        })
+    }
+
+    /// Posts a send request. Its bytes are read when its packets are sent, and again if they have to be sent again.
+    ///
+    /// # Errors
+    ///
+    /// If the queue pair isn't there, isn't in a state for it, or is full, or it wasn't made for such a request. A
+    /// request that is refused is never executed.
+    #[inline]
+    pub fn post_send<Handle>(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        request: &SendRequest<'_, Handle>,
+    ) -> Result<(), PostError> {
+        self.post(now, qpn, request, None)
+    }
+
+    /// Posts a send request whose bytes are taken now. The request has the flag `INLINE`, and its segments, which
+    /// say where the bytes came from, aren't looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`post_send`](Device::post_send); and if there are too many bytes.
+    pub fn post_send_inline<Handle>(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        request: &SendRequest<'_, Handle>,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        self.post(now, qpn, request, Some(bytes))
+    }
+
+    #[inline]
+    fn post<Handle>(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        request: &SendRequest<'_, Handle>,
+        inline: Option<&[u8]>,
+    ) -> Result<(), PostError> {
+        let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
+        qp.post_send(&mut context!(self, now), request, inline)?;
+        self.settle(now, slot);
+        Ok(())
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    ///
+    /// If the queue pair isn't there, isn't in a state for it, or is full, or the request has too many segments.
+    pub fn post_recv(&mut self, now: Time, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
+        qp.post_recv(&mut context!(self, now), request)?;
+        self.settle(now, slot);
+        Ok(())
+    }
+
+    /// Takes in a packet that has come. Whatever it holds, the worst that comes of it is that a queue pair goes into
+    /// error.
+    ///
+    /// Its length and opcode were checked when it was parsed. Then its queue pair, its addresses and partition, and
+    /// its ICRC are, in this order, and the queue pair checks the rest.
+    pub fn handle_packet(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+        memory: &mut impl Memory,
+    ) {
+        let header = packet.header();
+        let (qpn, psn) = (header.dest_qp, header.psn);
+        let Some(slot) = self.slot(qpn) else {
+            return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
+        };
+        let Some(qp) = self.qps[slot as usize].as_mut() else {
+            return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
+        };
+        let Some((path, incoming, pkey)) = qp.reception() else {
+            return self.drop_packet(now, qpn, psn, DropReason::State);
+        };
+        if arrival.source.ip() != path.remote() || arrival.destination != path.local() {
+            return self.drop_packet(now, qpn, psn, DropReason::Address);
+        }
+        if !is_same_partition(header.pkey, pkey) {
+            return self.drop_packet(now, qpn, psn, DropReason::Partition);
+        }
+        if !incoming.is_intact(path, arrival, packet) {
+            return self.drop_packet(now, qpn, psn, DropReason::Icrc);
+        }
+        let rc = match packet.operation() {
+            Operation::Rc(rc) => rc,
+            Operation::Cnp => {
+                self.stats.cnps_received += 1;
+                return;
+            }
+            Operation::Uc(_) | Operation::Ud(_) => {
+                return self.drop_packet(now, qpn, psn, DropReason::Transport);
+            }
+        };
+        let payload_len = packet.payload().len() as u32;
+        self.stats.packets_received += 1;
+        self.stats.bytes_received += u64::from(payload_len);
+        self.sink.event(now, Event::PacketIn { qpn, psn, opcode: packet.opcode(), payload_len });
+        let mut cx = context!(self, now);
+        match rc {
+            Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_) => {
+                qp.handle_response(&mut cx, packet, rc, memory);
+            }
+            _ => qp.handle_request(&mut cx, packet, rc, memory),
+        }
+        self.settle(now, slot);
+    }
+
+    /// The next packet to be sent, if there is one. Ask again until there is none.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
+        let (slot, Outgoing { header, payload }) = loop {
+            let slot = *self.ready.front()?;
+            let Some(qp) = self.qps[slot as usize].as_mut() else {
+                self.ready.pop_front();
+                continue;
+            };
+            let outgoing = qp.poll_transmit(&mut context!(self, now));
+            // A packet each, in turn.
+            self.ready.pop_front();
+            qp.queued = false;
+            self.settle(now, slot);
+            if let Some(outgoing) = outgoing {
+                break (slot, outgoing);
+            }
+            // Nothing came although something may be there: it waits for the peer or for a timer.
+            if let Some(qp) = self.qps[slot as usize].as_mut()
+                && qp.queued
+            {
+                qp.queued = false;
+                self.ready.pop_back();
+            }
+        };
+        let qp = self.qps[slot as usize].as_ref()?;
+        let payload = match payload {
+            OutgoingPayload::Spans => Payload::Spans(&self.spans),
+            OutgoingPayload::Word(bytes) => Payload::Word(bytes),
+            OutgoingPayload::Inline { first, offset, length } => {
+                let (head, tail) = qp.inline(first, offset, length);
+                Payload::Inline(head, tail)
+            }
+        };
+        self.stats.packets_sent += 1;
+        self.stats.bytes_sent += payload.len() as u64;
+        let path: &Path = qp.path()?;
+        Some(Transmit { header, path, payload })
+    }
+
+    /// The oldest completion of a queue.
+    #[inline]
+    pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
+        self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
+    }
+
+    /// The oldest thing that the application must be told.
+    pub fn poll_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Device::handle_timeout) at the latest, if at all. It may be early.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Does what is due by `now`.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(slot) = self.timers.pop(now) {
+            if let Some(qp) = self.qps[slot as usize].as_mut() {
+                // Progress moves a deadline without moving its timer.
+                if qp.deadline().is_some_and(|deadline| deadline <= now) {
+                    qp.handle_timeout(&mut context!(self, now));
+                }
+                self.settle(now, slot);
+            }
+        }
+    }
+
+    /// What has been counted.
+    pub const fn statistics(&self) -> &Statistics {
+        &self.stats
+    }
+
+    /// Who watches.
+    pub const fn sink(&self) -> &S {
+        &self.sink
+    }
+
+    /// Who watches, to be changed.
+    pub const fn sink_mut(&mut self) -> &mut S {
+        &mut self.sink
+    }
+
+    /// What the device holds. This counts, so it isn't for every packet.
+    pub fn holdings(&self) -> Holdings {
+        Holdings {
+            queue_pairs: self.qps.iter().flatten().count(),
+            numbers: self.numbers.len(),
+            ready: self.ready.len(),
+            timers: self.timers.len(),
+            regions: self.keys.len(),
+            domain_users: self.keys.domain_users(),
+            completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, qpn: Qpn) -> Option<u32> {
+        self.numbers.get(&qpn.get()).copied()
+    }
+
+    /// After each step of a queue pair: its timer is set, and it is in line if it may have something to send.
+    #[inline]
+    fn settle(&mut self, now: Time, slot: u32) {
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return };
+        qp.settle(&mut context!(self, now));
+        if let Some(deadline) = qp.deadline() {
+            self.timers.set_no_later(slot, deadline);
+        }
+        if !qp.queued && qp.may_transmit() {
+            qp.queued = true;
+            self.sink.event(now, Event::Doorbell { qpn: qp.qpn });
+            self.ready.push_back(slot);
+        }
+    }
+
+    fn drop_packet(&mut self, now: Time, qpn: Qpn, psn: Psn, reason: DropReason) {
+        self.stats.packets_dropped += 1;
+        match reason {
+            DropReason::Icrc => self.stats.icrc_errors += 1,
+            DropReason::UnknownQp | DropReason::State => self.stats.unknown_qp += 1,
+            DropReason::Address | DropReason::Partition => self.stats.wrong_address += 1,
+            _ => {}
+        }
+        self.sink.event(now, Event::Dropped { qpn, psn, reason });
+    }
+}
+
+/// Half of the queue pair numbers.
+const MAX_QPS: usize = 1 << 23;
+
+/// Whether two partition keys are of the same partition, and not both of limited members (vol. 1, 10.9.3).
+const fn is_same_partition(a: u16, b: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    a & !FULL == b & !FULL && (a | b) & FULL != 0
+}
+
+impl fmt::Display for Holdings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions",
+            self.queue_pairs,
+            self.numbers,
+            self.ready,
+            self.timers,
+            self.regions,
+            self.domain_users,
+            self.completions,
+        )
+    }
+}

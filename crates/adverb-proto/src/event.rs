@@ -1,0 +1,237 @@
+//! What happens inside, for those who watch; and what an application must be told.
+
+use core::fmt;
+
+use adverb_wire::{Opcode, Psn, Qpn, Syndrome};
+
+use crate::Time;
+use crate::cq::Cq;
+use crate::vocabulary::{QpState, Status};
+
+/// Something that happened in a device, as traces, statistics and test oracles want it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A request was posted.
+    Posted {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The request.
+        wr_id: u64,
+        /// Which of its queues.
+        queue: Queue,
+    },
+    /// A queue pair that had nothing to send has something now.
+    Doorbell {
+        /// The queue pair.
+        qpn: Qpn,
+    },
+    /// A packet was handed out to be sent.
+    PacketOut {
+        /// The queue pair that sends.
+        qpn: Qpn,
+        /// The packet's sequence number.
+        psn: Psn,
+        /// Its kind.
+        opcode: Opcode,
+        /// How much payload it has.
+        payload_len: u32,
+        /// Whether a request of this number was sent before.
+        again: bool,
+    },
+    /// A packet came that is for this queue pair.
+    PacketIn {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The packet's sequence number.
+        psn: Psn,
+        /// Its kind.
+        opcode: Opcode,
+        /// How much payload it has.
+        payload_len: u32,
+    },
+    /// A packet was dropped.
+    Dropped {
+        /// The queue pair that it named.
+        qpn: Qpn,
+        /// The packet's sequence number.
+        psn: Psn,
+        /// Why.
+        reason: DropReason,
+    },
+    /// Everything before this number is acknowledged.
+    Acknowledged {
+        /// The queue pair that had sent it.
+        qpn: Qpn,
+        /// The oldest number that isn't acknowledged.
+        psn: Psn,
+    },
+    /// A request was refused.
+    NakReceived {
+        /// The queue pair that had sent it.
+        qpn: Qpn,
+        /// The number refused.
+        psn: Psn,
+        /// How.
+        syndrome: Syndrome,
+    },
+    /// Requests from this number on will be sent again.
+    Retransmit {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The number.
+        psn: Psn,
+        /// Why.
+        cause: RetryCause,
+    },
+    /// A timer fired and had something to do.
+    Timer {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Which.
+        timer: TimerKind,
+    },
+    /// A request is done.
+    Completed {
+        /// The queue pair.
+        qpn: Qpn,
+        /// The request.
+        wr_id: u64,
+        /// Which of its queues.
+        queue: Queue,
+        /// How it ended.
+        status: Status,
+    },
+    /// A queue pair changed its state.
+    State {
+        /// The queue pair.
+        qpn: Qpn,
+        /// From this state.
+        from: QpState,
+        /// To this one.
+        to: QpState,
+    },
+}
+
+/// One of the two queues of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    /// The send queue.
+    Send,
+    /// The receive queue.
+    Recv,
+}
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// There is no such queue pair.
+    UnknownQp,
+    /// The queue pair isn't in a state to receive.
+    State,
+    /// The packet belongs to another transport.
+    Transport,
+    /// Its addresses aren't those of the connection.
+    Address,
+    /// Its partition isn't that of the queue pair.
+    Partition,
+    /// Its ICRC is wrong.
+    Icrc,
+    /// It came ahead of its turn, and that has been said already.
+    OutOfSequence,
+    /// It repeats a request that isn't remembered.
+    ForgottenDuplicate,
+    /// It acknowledges what was never sent, or was acknowledged before.
+    StaleResponse,
+    /// It has a syndrome that means nothing.
+    ReservedSyndrome,
+}
+
+/// Why requests are sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RetryCause {
+    /// No acknowledgement came in time.
+    Timeout,
+    /// The peer missed a packet.
+    SequenceNak,
+    /// An answer was lost: a later one came.
+    ImpliedNak,
+    /// The peer had no receive posted.
+    NotReady,
+}
+
+/// Which timer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimerKind {
+    /// The one that waits for acknowledgements.
+    Acknowledge,
+    /// The one that waits until the peer has a receive posted.
+    NotReady,
+}
+
+/// Somebody who watches a device.
+///
+/// Devices are generic over this, so that nobody watching, which is `()`, costs nothing.
+pub trait Sink {
+    /// Something happened.
+    fn event(&mut self, now: Time, event: Event);
+}
+
+/// Nobody.
+impl Sink for () {
+    #[inline(always)]
+    fn event(&mut self, _now: Time, _event: Event) {}
+}
+
+/// Remembers everything: for tests.
+impl Sink for Vec<(Time, Event)> {
+    fn event(&mut self, now: Time, event: Event) {
+        self.push((now, event));
+    }
+}
+
+/// What an application must be told that no completion says (vol. 1, 11.6.3: asynchronous events).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A completion came that somebody had asked to be woken for.
+    Completion(Cq),
+    /// A completion queue is full and has lost completions; queue pairs that complete there go into error.
+    CqOverflow(Cq),
+    /// The first packet of a connection came before the queue pair was made ready to send.
+    Established(Qpn),
+    /// The send queue is drained.
+    SendQueueDrained(Qpn),
+    /// A peer's request was invalid: the queue pair is in error.
+    RequestError(Qpn),
+    /// A peer's request violated the rights of memory: the queue pair is in error.
+    AccessError(Qpn),
+    /// The queue pair went into error for another reason; its completions say why.
+    Fatal(Qpn),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Posted { qpn, wr_id, queue } => write!(f, "qp {qpn} post {queue:?} wr {wr_id:#x}"),
+            Event::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
+            Event::PacketOut { qpn, psn, opcode, payload_len, again } => {
+                let again = if *again { ", again" } else { "" };
+                write!(f, "qp {qpn} out {opcode} psn {psn}, {payload_len} bytes{again}")
+            }
+            Event::PacketIn { qpn, psn, opcode, payload_len } => {
+                write!(f, "qp {qpn} in  {opcode} psn {psn}, {payload_len} bytes")
+            }
+            Event::Dropped { qpn, psn, reason } => write!(f, "qp {qpn} dropped psn {psn}: {reason:?}"),
+            Event::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
+            Event::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
+            Event::Retransmit { qpn, psn, cause } => write!(f, "qp {qpn} again from psn {psn}: {cause:?}"),
+            Event::Timer { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
+            Event::Completed { qpn, wr_id, queue, status } => {
+                write!(f, "qp {qpn} complete {queue:?} wr {wr_id:#x}: {status}")
+            }
+            Event::State { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Protection domains, and the keys under which regions are known.
+
+use core::fmt;
+use std::collections::HashMap;
+
+use super::{Backing, Span};
+use crate::hash::NumberHasher;
+use crate::mutation::mutant;
+use crate::vocabulary::{Access, Segment};
+
+/// A protection domain: queue pairs and regions work together only within one (vol. 1, 10.2.3).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Pd(u32);
+
+/// What a region is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Registration {
+    /// The first address, as requests name it. It need not be the address where the bytes are.
+    pub addr: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// What may be done to them, and by whom.
+    pub access: Access,
+    /// Where they are kept; the region begins there at offset 0.
+    pub backing: Backing,
+    /// Whether a peer may invalidate the key with a SEND.
+    pub remote_invalidate: RemoteInvalidate,
+}
+
+/// Whether a peer may make a key invalid (vol. 1, 10.6.5).
+///
+/// Off by default: a region may serve several peers, and one shouldn't take it from the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RemoteInvalidate {
+    /// A SEND with invalidate that names the key is refused.
+    #[default]
+    Denied,
+    /// Any peer with a queue pair in the domain may do it.
+    Allowed,
+}
+
+/// The table of protection domains and keys.
+#[derive(Debug, Default)]
+pub struct Keys {
+    /// How many things hold each domain; `None` where one was destroyed.
+    domains: Vec<Option<u32>>,
+    regions: HashMap<u32, Region, NumberHasher>,
+    /// What was deregistered, for a planted fault that still uses it.
+    #[cfg(feature = "mutants")]
+    buried: HashMap<u32, Region, NumberHasher>,
+}
+
+/// A region under its key. The local and the remote key are the same number: rights tell who may use it for what.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    registration: Registration,
+    pd: Pd,
+    /// Invalidated keys stay, so that nobody else is given the number, until their owner deregisters them.
+    valid: bool,
+}
+
+impl Keys {
+    /// Makes a protection domain.
+    pub fn create_domain(&mut self) -> Pd {
+        // There are few of these, and they are made rarely.
+        let index = self.domains.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.domains.push(None);
+            self.domains.len() - 1
+        });
+        self.domains[index] = Some(0);
+        Pd(index as u32)
+    }
+
+    /// Ends a protection domain.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such domain, or queue pairs or regions still belong to it.
+    pub fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
+        match self.domains.get_mut(pd.0 as usize) {
+            Some(slot @ Some(0)) => {
+                *slot = None;
+                Ok(())
+            }
+            Some(Some(users)) => Err(DomainError::InUse { users: *users }),
+            _ => Err(DomainError::Unknown),
+        }
+    }
+
+    /// Counts one more thing that belongs to a domain.
+    pub(crate) fn hold_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
+        match self.domains.get_mut(pd.0 as usize) {
+            Some(Some(users)) => {
+                *users += 1;
+                Ok(())
+            }
+            _ => Err(DomainError::Unknown),
+        }
+    }
+
+    /// Counts one thing fewer.
+    pub(crate) fn release_domain(&mut self, pd: Pd) {
+        if let Some(Some(users)) = self.domains.get_mut(pd.0 as usize) {
+            *users = users.saturating_sub(1);
+        }
+    }
+
+    /// Registers memory, and gives its key.
+    ///
+    /// Keys are all that stands between a peer and memory, so `random` must not be guessable: a cryptographic
+    /// generator, or a seed in a simulation.
+    ///
+    /// # Errors
+    ///
+    /// If the range is empty or wraps, the rights don't go together, or there is no such domain.
+    pub fn register(
+        &mut self,
+        pd: Pd,
+        registration: Registration,
+        mut random: impl FnMut() -> u32,
+    ) -> Result<u32, RegisterError> {
+        if registration.length == 0 || registration.addr.checked_add(registration.length).is_none() {
+            return Err(RegisterError::Range);
+        }
+        if !registration.access.is_consistent() {
+            return Err(RegisterError::Access);
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(RegisterError::TooMany);
+        }
+        self.hold_domain(pd).map_err(|_| RegisterError::UnknownDomain)?;
+        // Key 0 is what people send who have no key.
+        let key = loop {
+            let key = random();
+            if key != 0 && !self.regions.contains_key(&key) {
+                break key;
+            }
+        };
+        self.regions.insert(key, Region { registration, pd, valid: true });
+        Ok(key)
+    }
+
+    /// Ends a registration. Requests under way that use the key fail from now on: it is looked up for each packet.
+    /// Says what was registered, or `None` if the key isn't known.
+    pub fn deregister(&mut self, key: u32) -> Option<Registration> {
+        let region = self.regions.remove(&key)?;
+        #[cfg(feature = "mutants")]
+        self.buried.insert(key, region);
+        self.release_domain(region.pd);
+        Some(region.registration)
+    }
+
+    /// How many regions are registered, the invalidated among them.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether no region is registered.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4.1.5 and 10.6.3.1; `rxe_resp.c`, `check_rkey`).
+    #[inline]
+    pub(crate) fn remote(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
+        self.check(pd, range, need)
+    }
+
+    /// The bytes that a peer asks for, whether or not the key is still registered: a planted fault.
+    #[cfg(feature = "mutants")]
+    pub(crate) fn remote_even_if_gone(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
+        match self.buried.get(&range.key) {
+            Some(region) => {
+                let offset = range.addr.wrapping_sub(region.registration.addr);
+                Ok(Span { backing: region.registration.backing, offset, length: range.length })
+            }
+            None => self.check(pd, range, need),
+        }
+    }
+
+    /// The bytes of a part of a local segment (vol. 1, 10.6.3.2).
+    #[inline]
+    pub(crate) fn local(&self, pd: Pd, segment: &Segment, part: Part, need: Access) -> Result<Span, Denied> {
+        let addr = segment.addr.checked_add(u64::from(part.offset)).ok_or(Denied::Bounds)?;
+        self.check(pd, Range { addr, length: part.length, key: segment.lkey }, need)
+    }
+
+    /// All of a key's region, for a FLUSH of the whole (Annex A19.4).
+    pub(crate) fn whole(&self, pd: Pd, key: u32, need: Access) -> Result<Registration, Denied> {
+        let region = self.regions.get(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        if !region.registration.access.contains(need) {
+            return Err(Denied::Access);
+        }
+        Ok(region.registration)
+    }
+
+    #[inline]
+    fn check(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
+        let region = self.regions.get(&range.key).filter(|region| region.valid).ok_or(Denied::Key)?;
+        if region.pd != pd && !mutant!(SkipDomainCheck) {
+            return Err(Denied::Domain);
+        }
+        let Registration { addr, length, access, backing, .. } = region.registration;
+        if !access.contains(need) && !mutant!(SkipRightsCheck) {
+            return Err(Denied::Access);
+        }
+        // Subtracting first: neither the offset nor what is left behind it can wrap, whatever a peer asks for.
+        let offset = range.addr.checked_sub(addr).ok_or(Denied::Bounds)?;
+        let left = length.checked_sub(offset).ok_or(Denied::Bounds)?;
+        let slack = u64::from(mutant!(BoundsOffByOne));
+        if u64::from(range.length) > left + slack {
+            return Err(Denied::Bounds);
+        }
+        Ok(Span { backing, offset, length: range.length })
+    }
+
+    /// Makes a key invalid on its owner's behalf (vol. 1, 10.6.5: local invalidate).
+    pub(crate) fn invalidate_local(&mut self, pd: Pd, key: u32) -> Result<(), Denied> {
+        let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        region.valid = false;
+        Ok(())
+    }
+
+    /// Makes a key invalid on a peer's behalf (vol. 1, 9.4.1.1.3: SEND with invalidate).
+    pub(crate) fn invalidate_remote(&mut self, pd: Pd, key: u32) -> Result<(), Denied> {
+        let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        if region.registration.remote_invalidate == RemoteInvalidate::Denied {
+            return Err(Denied::Access);
+        }
+        region.valid = mutant!(InvalidateNothing);
+        Ok(())
+    }
+
+    /// How many things hold any domain: for finding leaks.
+    pub fn domain_users(&self) -> u32 {
+        self.domains.iter().flatten().sum()
+    }
+}
+
+/// As many regions as leave random keys sparse: a guess hits one in 256 at most.
+const MAX_REGIONS: usize = 1 << 24;
+
+/// A range of addresses under a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) key: u32,
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) offset: u32,
+    pub(crate) length: u32,
+}
+
+/// Why memory may not be touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Denied {
+    /// No such key, or it was invalidated.
+    Key,
+    /// The region belongs to another protection domain.
+    Domain,
+    /// The region hasn't the right.
+    Access,
+    /// The range isn't within the region.
+    Bounds,
+}
+
+/// Why memory can't be registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The range is empty, or runs over the end of the address space.
+    Range,
+    /// Remote writing and atomics need local writing (vol. 1, 10.6.3.1).
+    Access,
+    /// No such protection domain.
+    UnknownDomain,
+    /// So many regions that their keys could be guessed.
+    TooMany,
+}
+
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RegisterError::Range => {
+                "the range is empty or wraps: give at least one byte below the end of the address space"
+            }
+            RegisterError::Access => "a peer can't write what the device may not: add LOCAL_WRITE",
+            RegisterError::UnknownDomain => "there is no such protection domain",
+            RegisterError::TooMany => "too many regions: register larger ones and share them out",
+        })
+    }
+}
+
+impl core::error::Error for RegisterError {}
+
+/// Why a protection domain can't be used, or ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DomainError {
+    /// There is no such domain.
+    Unknown,
+    /// Things belong to it.
+    InUse {
+        /// How many.
+        users: u32,
+    },
+}
+
+impl fmt::Display for DomainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DomainError::Unknown => f.write_str("there is no such protection domain"),
+            DomainError::InUse { users } => {
+                write!(
+                    f,
+                    "{users} regions or queue pairs belong to the protection domain: destroy them first"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for DomainError {}

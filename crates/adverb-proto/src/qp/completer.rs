@@ -1,0 +1,315 @@
+//! The completer: makes completions of the peer's answers (vol. 1, 9.7.6; `rxe_comp.c`).
+
+use adverb_wire::{Aeth, Credits, NakCode, Packet, Psn, Rc, ReadResponse, Syndrome};
+
+use super::segments::Unreachable;
+use super::{Context, QueuePair};
+use crate::event::{DropReason, Event, RetryCause, Sink};
+use crate::memory::Memory;
+use crate::mutation::mutant;
+use crate::vocabulary::{QpState, SendOperation, Status};
+
+/// An answer is missing: a later one came first.
+struct ImpliedNak;
+
+/// What an answer brings.
+enum Answer<'a> {
+    /// Bytes of a READ, or the empty answer to a FLUSH or an ATOMIC WRITE.
+    Read { position: Position, payload: &'a [u8] },
+    /// What the word was before an atomic.
+    Atomic(u64),
+}
+
+/// Where in a READ's answer a packet says that it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Position {
+    First,
+    Middle,
+    Last,
+    Only,
+}
+
+impl QueuePair {
+    /// Takes an answer in. Its addresses and ICRC have been checked.
+    pub(crate) fn handle_response<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        packet: &Packet<'_>,
+        rc: &Rc,
+        memory: &mut impl Memory,
+    ) {
+        if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrained) {
+            return self.drop_packet(cx, packet, DropReason::State);
+        }
+        let psn = packet.header().psn;
+        let payload = packet.payload();
+        match rc {
+            Rc::Acknowledge(aeth) => self.handle_acknowledge(cx, packet, psn, *aeth),
+            Rc::ReadResponse(response) => {
+                let (position, aeth) = match *response {
+                    ReadResponse::First(aeth) => (Position::First, Some(aeth)),
+                    ReadResponse::Middle => (Position::Middle, None),
+                    ReadResponse::Last(aeth) => (Position::Last, Some(aeth)),
+                    ReadResponse::Only(aeth) => (Position::Only, Some(aeth)),
+                };
+                self.handle_answer(cx, packet, psn, aeth, Answer::Read { position, payload }, memory);
+            }
+            Rc::AtomicAcknowledge(aeth, value) => {
+                self.handle_answer(cx, packet, psn, Some(*aeth), Answer::Atomic(*value), memory);
+            }
+            // Requests went to the responder.
+            _ => {}
+        }
+        self.notice_drained(cx);
+    }
+
+    /// An acknowledgement or a NAK (vol. 1, 9.7.5.1.2 and 9.7.5.2).
+    fn handle_acknowledge<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        packet: &Packet<'_>,
+        psn: Psn,
+        aeth: Aeth,
+    ) {
+        if !self.requester.is_in_flight(psn) {
+            // It may still bring credits, if it is the latest (vol. 1, 9.7.7.2.4: unsolicited acknowledgements).
+            if let Syndrome::Ack(credits) = aeth.syndrome
+                && psn + 1 == self.requester.unacked
+            {
+                self.take_credits(credits, aeth.msn);
+            }
+            return self.drop_packet(cx, packet, DropReason::StaleResponse);
+        }
+        if let Syndrome::Nak(_) | Syndrome::RnrNak(_) = aeth.syndrome {
+            cx.event(Event::NakReceived { qpn: self.qpn, psn, syndrome: aeth.syndrome });
+        }
+        match aeth.syndrome {
+            Syndrome::Ack(credits) => {
+                self.take_credits(credits, aeth.msn);
+                if self.acknowledge(cx, psn).is_err() {
+                    self.implied_nak(cx);
+                }
+            }
+            Syndrome::RnrNak(_) if mutant!(RnrNakIsAck) => {
+                let _ = self.acknowledge(cx, psn);
+            }
+            Syndrome::RnrNak(timer) => {
+                cx.stats.rnr_naks_received += 1;
+                match self.acknowledge_before(cx, psn) {
+                    Ok(()) => self.not_ready(cx, timer.duration()),
+                    Err(ImpliedNak) => self.implied_nak(cx),
+                }
+            }
+            Syndrome::Nak(NakCode::SequenceError) => {
+                cx.stats.sequence_naks_received += 1;
+                match self.acknowledge_before(cx, psn) {
+                    Ok(()) => self.retry(cx, RetryCause::SequenceNak),
+                    Err(ImpliedNak) => self.implied_nak(cx),
+                }
+            }
+            Syndrome::Nak(code) => {
+                cx.stats.fatal_naks_received += 1;
+                // vol. 1, 9.7.5.2 and table 58.
+                let status = match code {
+                    NakCode::InvalidRequest => Status::RemoteInvalidRequest,
+                    NakCode::RemoteAccess => Status::RemoteAccess,
+                    NakCode::RemoteOperational => Status::RemoteOperation,
+                    NakCode::InvalidRdRequest => Status::RemoteInvalidRdRequest,
+                    NakCode::SequenceError => unreachable!("matched above"),
+                };
+                match self.acknowledge_before(cx, psn) {
+                    Ok(()) => self.fail_front(cx, status),
+                    // The peer won't answer any more, but that is for the retries to find out.
+                    Err(ImpliedNak) => self.implied_nak(cx),
+                }
+            }
+            Syndrome::Reserved(_) => self.drop_packet(cx, packet, DropReason::ReservedSyndrome),
+        }
+    }
+
+    /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5.1.1 and 9.7.6.2).
+    fn handle_answer<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        packet: &Packet<'_>,
+        psn: Psn,
+        aeth: Option<Aeth>,
+        answer: Answer<'_>,
+        memory: &mut impl Memory,
+    ) {
+        if !self.requester.is_in_flight(psn) {
+            return self.drop_packet(cx, packet, DropReason::StaleResponse);
+        }
+        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5.1.2).
+        if self.acknowledge_before(cx, psn).is_err() {
+            return self.implied_nak(cx);
+        }
+        match aeth.map(|aeth| (aeth.syndrome, aeth.msn)) {
+            None => {}
+            Some((Syndrome::Ack(credits), msn)) => self.take_credits(credits, msn),
+            // An answer that refuses isn't one (vol. 1, 9.7.6.2).
+            Some(_) => return self.fail_front(cx, Status::BadResponse),
+        }
+        match answer {
+            Answer::Read { position, payload } => self.take_read(cx, position, payload, memory),
+            Answer::Atomic(value) => self.take_atomic(cx, value, memory),
+        }
+    }
+
+    /// Bytes of the READ at the front of the send queue, in order.
+    fn take_read<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        position: Position,
+        payload: &[u8],
+        memory: &mut impl Memory,
+    ) {
+        let mtu = self.mtu;
+        let Some(entry) = self.send_queue.front().copied() else { return };
+        let expected = match entry.operation {
+            SendOperation::Read(_) => {
+                (entry.length - (entry.answered * mtu).min(entry.length)).min(mtu) as usize
+            }
+            SendOperation::Flush(_) | SendOperation::AtomicWrite { .. } => 0,
+            _ => return self.fail_front(cx, Status::BadResponse),
+        };
+        let last = entry.answered + 1 == entry.packets;
+        // After a restart within the answer some peers begin with FIRST or ONLY, as the restarted request is one
+        // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5.1.1; `rxe_resp.c`, `read_reply`).
+        let fits = match position {
+            Position::First => !last,
+            Position::Middle => !last && entry.answered > 0,
+            Position::Last => last && entry.answered > 0,
+            Position::Only => last,
+        };
+        if !fits || payload.len() != expected {
+            return self.fail_front(cx, Status::BadResponse);
+        }
+        if !payload.is_empty() {
+            let (keys, pd) = (&*cx.keys, self.config.pd);
+            let offset = entry.answered * mtu;
+            let scattered =
+                self.send_queue.segments.scatter(entry.segments, offset, payload, keys, pd, memory);
+            if let Err(unreachable) = scattered {
+                return self.cannot_scatter(cx, unreachable);
+            }
+        }
+        if last {
+            self.complete_front(cx);
+        } else if let Some(entry) = self.send_queue.front_mut() {
+            entry.answered += 1;
+            self.requester.unacked += 1;
+            // The request isn't the one to be sent next, unless it is to be sent again.
+        }
+        self.requester.progress(cx.now);
+        cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+    }
+
+    fn take_atomic<S: Sink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
+        let Some(entry) = self.send_queue.front().copied() else { return };
+        if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
+            return self.fail_front(cx, Status::BadResponse);
+        }
+        let (keys, pd) = (&*cx.keys, self.config.pd);
+        let bytes = value.to_ne_bytes();
+        if let Err(unreachable) =
+            self.send_queue.segments.scatter(entry.segments, 0, &bytes, keys, pd, memory)
+        {
+            return self.cannot_scatter(cx, unreachable);
+        }
+        self.complete_front(cx);
+        self.requester.progress(cx.now);
+        cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+    }
+
+    fn cannot_scatter<S: Sink>(&mut self, cx: &mut Context<'_, S>, unreachable: Unreachable) {
+        let status = match unreachable {
+            Unreachable::Denied => Status::LocalProtection,
+            Unreachable::TooLong => Status::LocalLength,
+            Unreachable::Fault => Status::LocalQpOperation,
+        };
+        self.fail_front(cx, status);
+    }
+
+    /// Everything before `psn`, which is in flight, has been executed.
+    fn acknowledge_before<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
+        if psn == self.requester.unacked { Ok(()) } else { self.acknowledge(cx, psn - 1) }
+    }
+
+    /// Everything up to `psn`, which is in flight, has been executed: acknowledgements are cumulative (vol. 1,
+    /// 9.7.5.1.2). Unless an answer is missing, whose request then has to be sent again.
+    fn acknowledge<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
+        let before = self.requester.unacked;
+        let mut outcome = Ok(());
+        while let Some(entry) = self.send_queue.front() {
+            if !entry.is_begun() || self.requester.unacked.since(psn) > 0 {
+                break;
+            }
+            if entry.is_answered() && !mutant!(IgnoreImpliedNak) {
+                outcome = Err(ImpliedNak);
+                break;
+            }
+            if psn.since(entry.last_psn()) >= 0 || mutant!(FirstPacketCompletesMessage) {
+                self.complete_front(cx);
+            } else {
+                self.requester.unacked = psn + 1;
+                // What is acknowledged needn't be sent again.
+                let acked = self.requester.unacked.since(entry.first_psn).unsigned_abs();
+                if self.requester.cursor == 0 && self.requester.packet < acked {
+                    self.requester.packet = acked;
+                }
+            }
+        }
+        if self.requester.unacked != before {
+            self.requester.progress(cx.now);
+            cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        }
+        outcome
+    }
+
+    fn implied_nak<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        cx.stats.implied_naks += 1;
+        self.retry(cx, RetryCause::ImpliedNak);
+    }
+
+    /// Takes note of how many messages the peer has receives for, beyond those it has completed (vol. 1,
+    /// 9.7.7.2.3). Only of interest to those who asked for credits.
+    #[inline]
+    fn take_credits(&mut self, credits: Credits, msn: u32) {
+        if self.config.credits {
+            let limit = credits.count().map(|count| Psn::wrapping(msn) + count);
+            self.requester.credit_limit = limit;
+        }
+    }
+
+    /// The request at the front of the send queue is done.
+    pub(super) fn complete_front<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if let Some(entry) = self.pop_front() {
+            self.complete_send(cx, &entry, Ok(()));
+        }
+    }
+
+    /// The request at the front of the send queue has failed, and the queue pair with it.
+    pub(super) fn fail_front<S: Sink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
+        if let Some(entry) = self.pop_front() {
+            self.complete_send(cx, &entry, Err(status));
+        }
+        self.fail(cx);
+    }
+
+    #[inline]
+    fn pop_front(&mut self) -> Option<super::SendEntry> {
+        let entry = self.send_queue.pop()?;
+        let requester = &mut self.requester;
+        if entry.is_begun() {
+            requester.unacked = entry.last_psn() + 1;
+            requester.reads -= u32::from(entry.is_answered()).min(requester.reads);
+        }
+        if requester.cursor == 0 {
+            requester.packet = 0;
+        } else {
+            requester.cursor -= 1;
+        }
+        Some(entry)
+    }
+}

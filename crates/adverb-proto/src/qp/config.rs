@@ -1,0 +1,223 @@
+//! What a queue pair is made with, and what it is told on its way to work.
+
+use core::fmt;
+
+use adverb_wire::cm::Timeout;
+use adverb_wire::{DEFAULT_PKEY, Psn, Qpn, RnrTimer};
+
+use crate::cq::Cq;
+use crate::memory::Pd;
+use crate::path::Path;
+use crate::vocabulary::{Access, PathMtu, QpState, Transport};
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct QpConfig {
+    /// What it promises about delivery.
+    pub transport: Transport,
+    /// The domain of the memory that it may use.
+    pub pd: Pd,
+    /// Where send requests complete.
+    pub send_cq: Cq,
+    /// Where receive requests complete.
+    pub recv_cq: Cq,
+    /// How many send requests may be outstanding.
+    pub max_send_wr: u32,
+    /// How many receive requests may be outstanding.
+    pub max_recv_wr: u32,
+    /// How many segments a send request may have.
+    pub max_send_sge: u32,
+    /// How many segments a receive request may have.
+    pub max_recv_sge: u32,
+    /// How many bytes may be posted inline.
+    pub max_inline: u32,
+    /// Whether every send request makes a completion, as if it were signalled.
+    pub signal_all: bool,
+    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7.2).
+    pub credits: bool,
+    /// How many packets may be unacknowledged before sending pauses.
+    pub window: u32,
+}
+
+impl QpConfig {
+    /// A reliable connection with room for 128 requests either way.
+    pub const fn rc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
+        QpConfig {
+            transport: Transport::Rc,
+            pd,
+            send_cq,
+            recv_cq,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 16,
+            max_recv_sge: 16,
+            max_inline: 256,
+            signal_all: false,
+            credits: false,
+            window: 256,
+        }
+    }
+}
+
+/// The next state of a queue pair, with what it must be told for it (vol. 1, 10.3.1 and 11.2.5.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Transition {
+    /// From reset: receives may be posted.
+    Init(Init),
+    /// From init: the peer is known, and messages are received.
+    ReadyToReceive(Receiving),
+    /// From ready to receive: messages are sent too.
+    ReadyToSend(Sending),
+    /// From ready to send: finish what was begun, and begin nothing new.
+    Drain,
+    /// From drained or draining: go on.
+    Resume,
+    /// From any state but reset: give everything back.
+    Error,
+    /// From any state: forget everything.
+    Reset,
+}
+
+/// What a queue pair is told in [`Transition::Init`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Init {
+    /// What a peer may do through this queue pair; its regions must allow it too.
+    pub access: Access,
+    /// The partition.
+    pub pkey: u16,
+}
+
+impl Init {
+    /// In the default partition, with these rights for the peer.
+    pub const fn new(access: Access) -> Init {
+        Init { access, pkey: DEFAULT_PKEY }
+    }
+}
+
+/// What a queue pair is told in [`Transition::ReadyToReceive`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Receiving {
+    /// The peer's queue pair.
+    pub remote_qpn: Qpn,
+    /// Between which addresses.
+    pub path: Path,
+    /// The payload of one packet.
+    pub path_mtu: PathMtu,
+    /// The number of the first packet that the peer will send.
+    pub psn: Psn,
+    /// How many READs and atomics the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// How long a peer waits that finds no receive posted.
+    pub min_rnr_timer: RnrTimer,
+}
+
+/// What a queue pair is told in [`Transition::ReadyToSend`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sending {
+    /// The number of the first packet.
+    pub psn: Psn,
+    /// How long to wait for an acknowledgement; [`Timeout::ZERO`] is for ever.
+    pub timeout: Timeout,
+    /// How often to try again when none comes, 0 to 7. (7 isn't for ever, whatever `rxe_comp.c` makes of it.)
+    pub retry_count: u8,
+    /// How often to try again when the peer has no receive posted, 0 to 7; 7 is for ever (vol. 1, 9.7.5.2.8).
+    pub rnr_retry: u8,
+    /// How many READs and atomics to have outstanding: no more than the peer's `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+}
+
+/// Why a queue pair can't be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum CreateQpError {
+    /// Only reliable connections are built so far.
+    Transport(Transport),
+    /// No such protection domain.
+    UnknownDomain,
+    /// No such completion queue.
+    UnknownCq(Cq),
+    /// Every queue pair number is taken.
+    TooMany,
+}
+
+impl fmt::Display for CreateQpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CreateQpError::Transport(transport) => write!(f, "{transport} queue pairs aren't supported"),
+            CreateQpError::UnknownDomain => f.write_str("there is no such protection domain"),
+            CreateQpError::UnknownCq(Cq(cq)) => write!(f, "there is no completion queue {cq}"),
+            CreateQpError::TooMany => f.write_str("every queue pair number is taken: destroy some"),
+        }
+    }
+}
+
+impl core::error::Error for CreateQpError {}
+
+/// Why a queue pair can't change its state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// No such queue pair.
+    UnknownQp,
+    /// There is no such way from this state.
+    WrongState(QpState),
+    /// A value is out of its range.
+    Value(&'static str),
+}
+
+impl fmt::Display for ModifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModifyError::UnknownQp => f.write_str("there is no such queue pair"),
+            ModifyError::WrongState(state) => {
+                write!(
+                    f,
+                    "not possible in state {state}: the way is reset, init, ready to receive, ready to send"
+                )
+            }
+            ModifyError::Value(field) => write!(f, "{field} is out of its range"),
+        }
+    }
+}
+
+impl core::error::Error for ModifyError {}
+
+/// Why a request can't be posted. Nothing of it was taken in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PostError {
+    /// No such queue pair.
+    UnknownQp,
+    /// Not in this state.
+    WrongState(QpState),
+    /// The queue is full: poll completions first.
+    QueueFull,
+    /// More segments than the queue pair was made for.
+    TooManySegments,
+    /// More bytes than the operation can have.
+    Length,
+    /// More inline bytes than the queue pair was made for, or an operation whose bytes don't go out.
+    Inline,
+    /// The operation isn't supported.
+    Unsupported,
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostError::UnknownQp => f.write_str("there is no such queue pair"),
+            PostError::WrongState(state) => write!(f, "the queue pair is in state {state}"),
+            PostError::QueueFull => f.write_str("the queue is full: poll completions, or make it longer"),
+            PostError::TooManySegments => f.write_str("more segments than the queue pair was made for"),
+            PostError::Length => f.write_str("the length isn't one that the operation can have"),
+            PostError::Inline => {
+                f.write_str("these bytes can't be posted inline: too many, or not to be sent")
+            }
+            PostError::Unsupported => f.write_str("the operation isn't supported"),
+        }
+    }
+}
+
+impl core::error::Error for PostError {}

@@ -1,0 +1,351 @@
+//! A queue pair: requester, responder and completer around two queues.
+//!
+//! All that a queue pair knows is in here; what it shares with others (keys, completion queues) is passed in. The
+//! roles are those of the specification: the [requester](requester) sends requests, the peer's
+//! [responder](responder) executes and answers them, and the [completer](completer) makes completions of the
+//! answers.
+
+mod completer;
+mod config;
+mod recv_queue;
+mod requester;
+mod responder;
+mod response;
+mod segments;
+mod send_queue;
+mod state;
+
+use std::collections::VecDeque;
+
+use adverb_wire::{DEFAULT_PKEY, Header, Operation, Qpn, Rc};
+
+pub use config::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
+
+use crate::Time;
+use crate::cq::{CompletionQueue, Cq, Pushed};
+use crate::event::{Event, Notice, Queue, Sink};
+use crate::memory::{Keys, Span};
+use crate::mutation::mutant;
+use crate::path::{Incoming, Path};
+use crate::stats::Statistics;
+use crate::vocabulary::{
+    Access, Completion, Failure, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, Status, Success,
+};
+use recv_queue::RecvQueue;
+use requester::Requester;
+use responder::Responder;
+use send_queue::{SendEntry, SendQueue};
+
+/// What a queue pair shares with others, lent to it for one step.
+pub(crate) struct Context<'a, S> {
+    pub(crate) now: Time,
+    pub(crate) keys: &'a mut Keys,
+    pub(crate) cqs: &'a mut Vec<Option<CompletionQueue>>,
+    pub(crate) stats: &'a mut Statistics,
+    pub(crate) notices: &'a mut VecDeque<Notice>,
+    /// Where the payload of the packet under way lies.
+    pub(crate) spans: &'a mut Vec<Span>,
+    pub(crate) sink: &'a mut S,
+}
+
+impl<S: Sink> Context<'_, S> {
+    #[inline]
+    pub(crate) fn event(&mut self, event: Event) {
+        self.sink.event(self.now, event);
+    }
+}
+
+/// A packet that a queue pair wants sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) header: Header,
+    pub(crate) payload: OutgoingPayload,
+}
+
+/// Where the payload of an [`Outgoing`] lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OutgoingPayload {
+    /// In the spans of the [`Context`].
+    Spans,
+    /// In the send queue, among the inline bytes.
+    Inline { first: u32, offset: u32, length: u32 },
+    /// Here.
+    Word([u8; 8]),
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) qpn: Qpn,
+    pub(crate) config: QpConfig,
+    state: QpState,
+    /// What a peer may do.
+    access: Access,
+    pkey: u16,
+    remote_qpn: Qpn,
+    path: Option<Path>,
+    incoming: Incoming,
+    /// The payload of one packet.
+    mtu: u32,
+    send_queue: SendQueue,
+    recv_queue: RecvQueue,
+    requester: Requester,
+    responder: Responder,
+    /// Whether it is in the device's queue of those that may have something to send.
+    pub(crate) queued: bool,
+    /// Whether the next packet should rather be a request than an answer, so that neither starves the other.
+    requests_first: bool,
+    /// A completion of this queue pair was lost: it goes into error at the end of the step.
+    poisoned: bool,
+}
+
+impl QueuePair {
+    pub(crate) fn new(qpn: Qpn, config: QpConfig) -> QueuePair {
+        QueuePair {
+            qpn,
+            config,
+            state: QpState::Reset,
+            access: Access::empty(),
+            pkey: DEFAULT_PKEY,
+            remote_qpn: Qpn::truncate(0),
+            path: None,
+            incoming: Incoming::default(),
+            mtu: 256,
+            send_queue: SendQueue::default(),
+            recv_queue: RecvQueue::default(),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            queued: false,
+            requests_first: false,
+            poisoned: false,
+        }
+    }
+
+    pub(crate) const fn state(&self) -> QpState {
+        self.state
+    }
+
+    pub(crate) const fn path(&self) -> Option<&Path> {
+        self.path.as_ref()
+    }
+
+    pub(crate) fn send_queue_len(&self) -> usize {
+        self.send_queue.len()
+    }
+
+    pub(crate) fn recv_queue_len(&self) -> usize {
+        self.recv_queue.len()
+    }
+
+    pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
+        self.send_queue.inline(first, offset, length)
+    }
+
+    /// The addresses and the ICRC checker, for the checks before the queue pair itself.
+    pub(crate) fn reception(&mut self) -> Option<(&Path, &mut Incoming, u16)> {
+        match self.state {
+            QpState::Reset | QpState::Init | QpState::Error => None,
+            _ => self.path.as_ref().map(|path| (path, &mut self.incoming, self.pkey)),
+        }
+    }
+
+    /// When it wants to be woken.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.requester.deadline()
+    }
+
+    /// Whether asking for a packet may give one.
+    #[inline]
+    pub(crate) fn may_transmit(&self) -> bool {
+        self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
+    }
+
+    /// Takes a send request in.
+    pub(crate) fn post_send<S: Sink, Handle>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        request: &SendRequest<'_, Handle>,
+        inline: Option<&[u8]>,
+    ) -> Result<(), PostError> {
+        if !self.state.may_post_send() {
+            return Err(PostError::WrongState(self.state));
+        }
+        if self.send_queue.len() >= self.config.max_send_wr as usize {
+            return Err(PostError::QueueFull);
+        }
+        let length = self.check_send(request, inline)?;
+        let inline = inline.map(|bytes| self.send_queue.push_inline(bytes));
+        let segments = if inline.is_some() { &[] } else { request.segments };
+        let segments = self.send_queue.segments.push(segments);
+        self.send_queue.push(SendEntry {
+            wr_id: request.wr_id,
+            operation: request.operation,
+            segments,
+            inline,
+            length,
+            flags: request.flags,
+            packets: 0,
+            first_psn: Default::default(),
+            answered: 0,
+            ssn: Default::default(),
+            failed: None,
+        });
+        cx.event(Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
+        if self.state == QpState::Error {
+            self.flush_sends(cx);
+        }
+        Ok(())
+    }
+
+    /// The number of bytes that a request moves, if it is one that can be sent (vol. 1, 9.7.2 and 10.8.2).
+    fn check_send<Handle>(
+        &self,
+        request: &SendRequest<'_, Handle>,
+        inline: Option<&[u8]>,
+    ) -> Result<u32, PostError> {
+        if request.flags.contains(SendFlags::INLINE) != inline.is_some() {
+            return Err(PostError::Inline);
+        }
+        if request.segments.len() > self.config.max_send_sge as usize {
+            return Err(PostError::TooManySegments);
+        }
+        let total = match inline {
+            Some(bytes) if bytes.len() <= self.config.max_inline as usize => bytes.len() as u64,
+            Some(_) => return Err(PostError::Inline),
+            None => request.segments.iter().map(|segment| u64::from(segment.length)).sum(),
+        };
+        match request.operation {
+            SendOperation::Send
+            | SendOperation::SendImmediate(_)
+            | SendOperation::SendInvalidate(_)
+            | SendOperation::Write(_)
+            | SendOperation::WriteImmediate(..) => {}
+            // What comes back can't be taken from what was posted inline.
+            _ if inline.is_some() => return Err(PostError::Inline),
+            SendOperation::Read(_) => {}
+            SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
+                if total != 8 {
+                    return Err(PostError::Length);
+                }
+            }
+            SendOperation::AtomicWrite { .. }
+            | SendOperation::Flush(_)
+            | SendOperation::LocalInvalidate(_) => {
+                if !request.segments.is_empty() {
+                    return Err(PostError::TooManySegments);
+                }
+            }
+            SendOperation::BindWindow(_) => return Err(PostError::Unsupported),
+        }
+        // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2).
+        let longest = MAX_MESSAGE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED));
+        if total > longest {
+            return Err(PostError::Length);
+        }
+        Ok(total as u32)
+    }
+
+    /// Takes a receive request in.
+    pub(crate) fn post_recv<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        request: &RecvRequest<'_>,
+    ) -> Result<(), PostError> {
+        if !self.state.may_post_recv() {
+            return Err(PostError::WrongState(self.state));
+        }
+        if self.recv_queue.len() >= self.config.max_recv_wr as usize {
+            return Err(PostError::QueueFull);
+        }
+        if request.segments.len() > self.config.max_recv_sge as usize {
+            return Err(PostError::TooManySegments);
+        }
+        self.recv_queue.push(request);
+        cx.event(Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
+        if self.state == QpState::Error {
+            self.flush_receives(cx);
+        }
+        Ok(())
+    }
+
+    /// The next packet to be sent, if there is one.
+    pub(crate) fn poll_transmit<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        cx.spans.clear();
+        let outgoing = if self.requests_first {
+            self.next_request(cx).or_else(|| self.next_response(cx))
+        } else {
+            self.next_response(cx).or_else(|| self.next_request(cx))
+        };
+        self.requests_first = !self.requests_first;
+        outgoing
+    }
+
+    /// The headers of a packet to the peer.
+    fn header(&self, psn: adverb_wire::Psn, rc: Rc) -> Header {
+        Header { pkey: self.pkey, ..Header::new(self.remote_qpn, psn, Operation::Rc(rc)) }
+    }
+
+    /// Puts a completion of the send queue where it belongs.
+    fn complete_send<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        entry: &SendEntry,
+        outcome: Result<(), Status>,
+    ) {
+        // Failures complete, wanted or not (vol. 1, 10.7.3.1).
+        let wanted = self.config.signal_all || entry.flags.contains(SendFlags::SIGNALED);
+        if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
+            return;
+        }
+        let outcome = match outcome {
+            Ok(()) => Ok(Success { operation: entry.completed(), length: entry.length }),
+            Err(status) => Err(Failure { status, vendor_error: 0 }),
+        };
+        self.complete(cx, self.config.send_cq, Queue::Send, entry.wr_id, outcome, false);
+    }
+
+    fn complete<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        cq: Cq,
+        queue: Queue,
+        wr_id: u64,
+        outcome: Result<Success, Failure>,
+        solicited: bool,
+    ) {
+        let status = outcome.map_or_else(|failure| failure.status, |_| Status::Success);
+        cx.event(Event::Completed { qpn: self.qpn, wr_id, queue, status });
+        cx.stats.completions += 1;
+        let completion = Completion { wr_id, qpn: self.qpn, outcome };
+        let pushed = match cx.cqs.get_mut(cq.0 as usize) {
+            Some(Some(cq)) => {
+                if mutant!(DoubleCompletion) && wr_id.is_multiple_of(7) {
+                    cq.push(completion, solicited);
+                }
+                cq.push(completion, solicited)
+            }
+            // Completion queues in use aren't destroyed.
+            _ => Pushed::Lost,
+        };
+        match pushed {
+            Pushed::Quietly => {}
+            Pushed::Wake => cx.notices.push_back(Notice::Completion(cq)),
+            Pushed::Overflow | Pushed::Lost => {
+                // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3.1:
+                // the queue pairs of a completion queue in error go into error too).
+                if pushed == Pushed::Overflow {
+                    cx.notices.push_back(Notice::CqOverflow(cq));
+                }
+                cx.stats.completions_lost += 1;
+                self.poisoned = true;
+            }
+        }
+    }
+}
+
+/// The longest message (vol. 1, 9.7.2): 2³¹ bytes.
+const MAX_MESSAGE: u64 = 1 << 31;
+
+/// How many sequence numbers may be unacknowledged: fewer than half of them (vol. 1, 9.7.2).
+const MAX_UNACKED: u32 = (1 << 23) - 1;

@@ -1,0 +1,470 @@
+//! The requester: turns send requests into packets (vol. 1, 9.7.3; `rxe_req.c`).
+
+use core::time::Duration;
+
+use adverb_wire::{CompareSwap, FetchAdd, Flush, Psn, Rc, Reth, Send, Write};
+
+use super::segments::Unreachable;
+use super::send_queue::{SendEntry, SendQueue};
+use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, Sending};
+use crate::Time;
+use crate::event::{Event, RetryCause, Sink, TimerKind};
+use crate::mutation::mutant;
+use crate::vocabulary::{QpState, SendFlags, SendOperation, Status};
+
+/// What a requester knows. The send queue's first request is always the oldest that isn't acknowledged, so that
+/// going back means starting with it.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    /// The oldest sequence number that isn't acknowledged.
+    pub(super) unacked: Psn,
+    /// The first sequence number that was never used.
+    pub(super) unsent: Psn,
+    /// Which request of the send queue is sent next.
+    pub(super) cursor: usize,
+    /// Which packet of it.
+    pub(super) packet: u32,
+    /// How many READs, atomics and the like are begun and not done.
+    pub(super) reads: u32,
+    max_reads: u32,
+    /// The number of the next message (vol. 1, 9.7.7.2: send sequence number).
+    next_ssn: Psn,
+    /// The last message for which the peer has a receive; `None` if it doesn't say.
+    pub(super) credit_limit: Option<Psn>,
+    /// Packets since the last that asked for an acknowledgement.
+    since_ack_request: u32,
+    timeout: Option<Duration>,
+    retry_count: u8,
+    rnr_retry: u8,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// Until when the peer asked to be left alone; meanwhile nothing is sent.
+    pub(super) rnr_until: Option<Time>,
+    /// When to give up waiting for an acknowledgement.
+    pub(super) ack_deadline: Option<Time>,
+    /// Whether requests are being sent again because of a NAK, and no answer has come yet. Further NAKs for the
+    /// same packet are echoes of the same loss.
+    pub(super) recovering: bool,
+    /// Whether somebody was told that the send queue is drained.
+    pub(super) drained: bool,
+    /// Whether it may send at all.
+    running: bool,
+}
+
+/// At least one packet in so many asks for an acknowledgement, so that a long message is heard of before its end.
+const ACK_REQUEST_INTERVAL: u32 = 32;
+
+impl Requester {
+    pub(super) fn start(&mut self, sending: &Sending, credits: bool) {
+        *self = Requester {
+            unacked: sending.psn,
+            unsent: sending.psn,
+            max_reads: u32::from(sending.max_rd_atomic),
+            next_ssn: Psn::ZERO + 1,
+            credit_limit: credits.then_some(Psn::ZERO),
+            // Code 0 is no timeout at all (vol. 1, 9.7.6.1.3).
+            timeout: (sending.timeout.code() != 0).then(|| sending.timeout.duration()),
+            retry_count: sending.retry_count,
+            rnr_retry: sending.rnr_retry,
+            retries_left: sending.retry_count,
+            rnr_retries_left: sending.rnr_retry,
+            running: true,
+            ..Requester::default()
+        };
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.running = false;
+        self.rnr_until = None;
+        self.ack_deadline = None;
+        self.reads = 0;
+        self.cursor = 0;
+        self.packet = 0;
+    }
+
+    #[inline]
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.rnr_until.or(self.ack_deadline)
+    }
+
+    #[inline]
+    pub(super) fn has_requests(&self, queue: &SendQueue) -> bool {
+        self.running && self.rnr_until.is_none() && self.cursor < queue.len()
+    }
+
+    pub(super) const fn next_psn(&self) -> Psn {
+        self.unsent
+    }
+
+    /// Whether this number was sent and isn't acknowledged.
+    #[inline]
+    pub(super) fn is_in_flight(&self, psn: Psn) -> bool {
+        if mutant!(PsnWithoutWrap) {
+            return self.unacked.get() <= psn.get() && psn.get() < self.unsent.get();
+        }
+        psn.since(self.unacked) >= 0 && psn.since(self.unsent) < 0
+    }
+
+    /// Starts the acknowledge timer anew, or stops it if nothing is outstanding (vol. 1, 9.7.6.1.3).
+    #[inline]
+    pub(super) fn restart_timer(&mut self, now: Time) {
+        self.ack_deadline = match self.timeout {
+            Some(timeout) if self.unacked != self.unsent && !mutant!(TimerNotRearmed) => Some(now + timeout),
+            _ => None,
+        };
+    }
+
+    /// Something was acknowledged: counters start anew (vol. 1, 9.7.6.1.1), and a wait is over.
+    #[inline]
+    pub(super) fn progress(&mut self, now: Time) {
+        self.retries_left = self.retry_count;
+        self.rnr_retries_left = self.rnr_retry;
+        self.recovering = false;
+        self.rnr_until = None;
+        self.restart_timer(now);
+    }
+}
+
+impl QueuePair {
+    /// The next request packet, if one may be sent now.
+    pub(super) fn next_request<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        if !self.requester.running || self.requester.rnr_until.is_some() {
+            return None;
+        }
+        loop {
+            let cursor = self.requester.cursor;
+            let entry = *self.send_queue.get(cursor)?;
+            if let Some(status) = entry.failed {
+                // Its turn to fail comes when those before it are done: completions are in order.
+                if cursor == 0 {
+                    self.fail_front(cx, status);
+                }
+                return None;
+            }
+            if !entry.is_begun() {
+                if self.state != QpState::ReadyToSend {
+                    return None;
+                }
+                if let SendOperation::LocalInvalidate(key) = entry.operation {
+                    // Requests before it may still need the key to be sent again.
+                    if cursor != 0 {
+                        return None;
+                    }
+                    match cx.keys.invalidate_local(self.config.pd, key) {
+                        Ok(()) => self.complete_front(cx),
+                        Err(_) => {
+                            self.fail_front(cx, Status::LocalQpOperation);
+                            return None;
+                        }
+                    }
+                    continue;
+                }
+                if !self.may_begin(&entry) {
+                    return None;
+                }
+            }
+            if !self.fits_window(&entry) {
+                return None;
+            }
+            return self.emit_request(cx, cursor);
+        }
+    }
+
+    /// Whether a request that isn't begun may be.
+    fn may_begin(&self, entry: &SendEntry) -> bool {
+        let requester = &self.requester;
+        // A fence waits for READs and atomics before it (vol. 1, 10.8.3.3).
+        if entry.flags.contains(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
+            return false;
+        }
+        // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3.1; `rxe_req.c`, check_init_depth).
+        if entry.is_answered() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
+            return false;
+        }
+        // Without a credit one message may go as a probe, when nothing else is under way (vol. 1, 9.7.7.2.5).
+        if let Some(limit) = requester.credit_limit {
+            let has_credit = requester.next_ssn.since(limit) <= 0;
+            if entry.consumes_receive() && !has_credit && requester.cursor != 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the next packet of this request stays within the window. Packets sent again always do.
+    fn fits_window(&self, entry: &SendEntry) -> bool {
+        let requester = &self.requester;
+        if entry.is_begun() {
+            let next = if entry.is_answered() { entry.answered } else { self.requester.packet };
+            if entry.first_psn + next != requester.unsent {
+                return true;
+            }
+        }
+        let unacked = requester.unsent.since(requester.unacked).unsigned_abs();
+        let wanted = if entry.is_begun() { 1 } else { packets(entry, self.mtu) };
+        unacked == 0 || (unacked < self.config.window.max(1) && unacked.saturating_add(wanted) <= MAX_UNACKED)
+    }
+
+    /// Makes the packet under the cursor, and moves the cursor behind it.
+    fn emit_request<S: Sink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<Outgoing> {
+        let mtu = self.mtu;
+        let requester = &mut self.requester;
+        let entry = self.send_queue.get_mut(cursor)?;
+        if !entry.is_begun() {
+            entry.packets = packets(entry, mtu);
+            entry.first_psn = requester.unsent;
+            entry.ssn = requester.next_ssn;
+            requester.next_ssn += 1;
+            requester.reads += u32::from(entry.is_answered());
+        }
+        let entry = *entry;
+        let packet = if entry.is_answered() { entry.answered } else { requester.packet };
+        let psn = entry.first_psn + packet;
+        let last = entry.is_answered() || packet + 1 == entry.packets;
+        let offset = packet * mtu;
+        let length = (entry.length - offset).min(mtu);
+        let reth = |remote: crate::vocabulary::RemoteAddress| Reth {
+            va: remote.addr,
+            rkey: remote.rkey,
+            length: entry.length,
+        };
+        let first = packet == 0;
+        let rc = match entry.operation {
+            SendOperation::Send => send(first, last, None),
+            SendOperation::SendImmediate(immediate) => send(first, last, Some(immediate)),
+            SendOperation::SendInvalidate(key) => match (first, last) {
+                (true, true) => Rc::SendOnlyInvalidate(key),
+                (false, true) => Rc::SendLastInvalidate(key),
+                _ => send(first, last, None),
+            },
+            SendOperation::Write(remote) => write(first, last, reth(remote), None),
+            SendOperation::WriteImmediate(remote, immediate) => {
+                write(first, last, reth(remote), Some(immediate))
+            }
+            // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5.1.1).
+            SendOperation::Read(remote) => Rc::ReadRequest(Reth {
+                va: if mutant!(ReadRetryForgetsProgress) {
+                    remote.addr
+                } else {
+                    remote.addr.wrapping_add(u64::from(offset))
+                },
+                rkey: remote.rkey,
+                length: entry.length - offset,
+            }),
+            SendOperation::CompareSwap { remote, compare, swap } => {
+                Rc::CompareSwap(CompareSwap { va: remote.addr, rkey: remote.rkey, swap, compare })
+            }
+            SendOperation::FetchAdd { remote, add } => {
+                Rc::FetchAdd(FetchAdd { va: remote.addr, rkey: remote.rkey, add })
+            }
+            SendOperation::AtomicWrite { remote, .. } => {
+                Rc::AtomicWrite(Reth { va: remote.addr, rkey: remote.rkey, length: 8 })
+            }
+            SendOperation::Flush(flush) => Rc::Flush(Flush {
+                global: flush.global,
+                persistent: flush.persistent,
+                whole_region: flush.whole_region,
+                range: Reth { va: flush.remote.addr, rkey: flush.remote.rkey, length: flush.length },
+            }),
+            SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_) => return None,
+        };
+        let payload = match entry.operation {
+            SendOperation::AtomicWrite { bytes, .. } => OutgoingPayload::Word(bytes),
+            _ if entry.is_answered() => OutgoingPayload::Spans,
+            _ => match entry.inline {
+                Some(first) => OutgoingPayload::Inline { first, offset, length },
+                None => {
+                    let (keys, pd) = (&*cx.keys, self.config.pd);
+                    let gathered =
+                        self.send_queue.segments.gather(entry.segments, offset, length, keys, pd, cx.spans);
+                    if let Err(unreachable) = gathered {
+                        cx.spans.clear();
+                        return self.cannot_gather(cx, cursor, unreachable);
+                    }
+                    OutgoingPayload::Spans
+                }
+            },
+        };
+        Some(self.sent(cx, &entry, psn, last, rc, payload, length))
+    }
+
+    /// Books a request packet as sent.
+    #[expect(clippy::too_many_arguments, reason = "the pieces of one packet")]
+    fn sent<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        entry: &SendEntry,
+        psn: Psn,
+        last: bool,
+        rc: Rc,
+        payload: OutgoingPayload,
+        length: u32,
+    ) -> Outgoing {
+        let requester = &mut self.requester;
+        let again = psn != requester.unsent;
+        if last {
+            requester.cursor += 1;
+            requester.packet = 0;
+        } else {
+            requester.packet += 1;
+        }
+        // An answer numbers as many packets as it will have (vol. 1, 9.7.3.1).
+        let behind = if entry.is_answered() { entry.first_psn + entry.packets } else { psn + 1 };
+        if behind.since(requester.unsent) > 0 {
+            requester.unsent = behind;
+        }
+        if again {
+            cx.stats.retransmitted_packets += 1;
+        }
+        if requester.ack_deadline.is_none() && !mutant!(LoseRetransmitTimer) {
+            requester.ack_deadline = requester.timeout.map(|timeout| cx.now + timeout);
+        }
+        requester.since_ack_request += 1;
+        let window_ends = requester.unsent.since(requester.unacked).unsigned_abs() >= self.config.window;
+        let ack_request = last || window_ends || requester.since_ack_request >= ACK_REQUEST_INTERVAL;
+        if ack_request {
+            requester.since_ack_request = 0;
+        }
+        let mut header = self.header(psn, rc);
+        header.ack_request = ack_request;
+        header.solicited = last && entry.consumes_receive() && entry.flags.contains(SendFlags::SOLICITED);
+        let payload_len = match payload {
+            OutgoingPayload::Word(_) => 8,
+            _ if entry.is_answered() => 0,
+            _ => length,
+        };
+        let opcode = header.opcode();
+        cx.event(Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len, again });
+        Outgoing { header, payload }
+    }
+
+    /// A segment of the request under the cursor is wrong. The request fails when those before it are done.
+    fn cannot_gather<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        cursor: usize,
+        unreachable: Unreachable,
+    ) -> Option<Outgoing> {
+        let status = match unreachable {
+            Unreachable::Denied => Status::LocalProtection,
+            Unreachable::Fault | Unreachable::TooLong => Status::LocalQpOperation,
+        };
+        if cursor == 0 {
+            self.fail_front(cx, status);
+        } else if let Some(entry) = self.send_queue.get_mut(cursor) {
+            entry.failed = Some(status);
+        }
+        None
+    }
+
+    /// A timer has fired.
+    pub(crate) fn handle_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if let Some(until) = self.requester.rnr_until {
+            if until <= cx.now {
+                cx.event(Event::Timer { qpn: self.qpn, timer: TimerKind::NotReady });
+                self.requester.rnr_until = None;
+                // The wait is over, and the peer knows nothing of it: it must hear from us again in time.
+                self.requester.ack_deadline = None;
+            }
+            return;
+        }
+        if self.requester.ack_deadline.is_some_and(|deadline| deadline <= cx.now) {
+            cx.event(Event::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
+            cx.stats.ack_timeouts += 1;
+            self.retry(cx, RetryCause::Timeout);
+        }
+    }
+
+    /// Sends again from the oldest packet that isn't acknowledged (vol. 1, 9.7.5.1.1 and 9.7.6: go back N).
+    pub(super) fn retry<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
+        let requester = &mut self.requester;
+        if cause != RetryCause::Timeout {
+            // While the peer asked to be left alone, NAKs are for packets behind the one that it wasn't ready
+            // for; and when the retry is under way already, for packets of the first try.
+            if requester.rnr_until.is_some() || requester.recovering {
+                return;
+            }
+            requester.recovering = true;
+        } else {
+            requester.recovering = false;
+        }
+        if requester.retries_left == 0 {
+            cx.stats.retries_exceeded += 1;
+            self.fail_front(cx, Status::RetryExceeded);
+            return;
+        }
+        requester.retries_left -= 1;
+        self.go_back(cx, cause);
+        self.requester.restart_timer(cx.now);
+    }
+
+    /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5.2.8).
+    pub(super) fn not_ready<S: Sink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
+        let requester = &mut self.requester;
+        if requester.rnr_until.is_some() {
+            return;
+        }
+        if requester.rnr_retry != RNR_RETRY_FOR_EVER {
+            if requester.rnr_retries_left == 0 {
+                cx.stats.rnr_retries_exceeded += 1;
+                self.fail_front(cx, Status::RnrRetryExceeded);
+                return;
+            }
+            requester.rnr_retries_left -= 1;
+        }
+        requester.rnr_until = Some(cx.now + wait);
+        requester.ack_deadline = None;
+        self.go_back(cx, RetryCause::NotReady);
+    }
+
+    fn go_back<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
+        let requester = &mut self.requester;
+        cx.sink.event(cx.now, Event::Retransmit { qpn: self.qpn, psn: requester.unacked, cause });
+        requester.cursor = 0;
+        requester.since_ack_request = 0;
+        requester.packet = match self.send_queue.front() {
+            Some(entry) if entry.is_begun() && !entry.is_answered() => {
+                requester.unacked.since(entry.first_psn).unsigned_abs()
+            }
+            _ => 0,
+        };
+        if mutant!(GoBackTooShort) {
+            let more = self.send_queue.front().is_some_and(|entry| requester.packet + 1 < entry.packets);
+            requester.packet += u32::from(more);
+        }
+    }
+}
+
+/// `rnr_retry` of this value means for ever (vol. 1, 9.7.5.2.8).
+const RNR_RETRY_FOR_EVER: u8 = 7;
+
+/// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3.1).
+fn packets(entry: &SendEntry, mtu: u32) -> u32 {
+    match entry.operation {
+        SendOperation::CompareSwap { .. }
+        | SendOperation::FetchAdd { .. }
+        | SendOperation::AtomicWrite { .. }
+        | SendOperation::Flush(_) => 1,
+        _ => entry.length.div_ceil(mtu).max(1),
+    }
+}
+
+/// Which packet of a SEND (vol. 1, 9.4.1).
+fn send(first: bool, last: bool, immediate: Option<u32>) -> Rc {
+    Rc::Send(match (first, last) {
+        (true, true) => Send::Only(immediate),
+        (true, false) => Send::First,
+        (false, true) => Send::Last(immediate),
+        (false, false) => Send::Middle,
+    })
+}
+
+/// Which packet of a WRITE (vol. 1, 9.4.3).
+fn write(first: bool, last: bool, reth: Reth, immediate: Option<u32>) -> Rc {
+    Rc::Write(match (first, last) {
+        (true, true) => Write::Only(reth, immediate),
+        (true, false) => Write::First(reth),
+        (false, true) => Write::Last(immediate),
+        (false, false) => Write::Middle,
+    })
+}

@@ -1,0 +1,282 @@
+//! What a responder answers: READs and atomics, which it may have to answer again, then acknowledgements and NAKs.
+
+use std::collections::VecDeque;
+
+use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
+
+use super::{Context, Outgoing, OutgoingPayload, QueuePair};
+use crate::event::{Event, Sink};
+use crate::memory::Range;
+use crate::mutation::mutant;
+use crate::vocabulary::{Access, QpState, Status};
+
+/// Answers that wait to be sent, and those that may be asked for again.
+#[derive(Debug, Default)]
+pub(super) struct Responses {
+    /// To be sent, in this order; all of them before what is `pending`.
+    queue: VecDeque<Progress>,
+    /// How many of the queue are first answers, not replays.
+    fresh: u32,
+    /// The last answers, for replays (vol. 1, 9.7.5.1.4; `rxe_resp.c`, `resp.resources`).
+    saved: VecDeque<Response>,
+    /// How many are saved: the peer has no more than so many outstanding.
+    slots: u32,
+    pub(super) pending: Pending,
+}
+
+/// An answer, as it can be given again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Response {
+    /// The number of the request, and of the answer's first packet.
+    pub(super) psn: Psn,
+    /// How many packets the answer has.
+    pub(super) packets: u32,
+    /// How many messages were done when it was executed.
+    pub(super) msn: Psn,
+    pub(super) saved: Saved,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Saved {
+    /// These bytes. They are read when they are sent, not before.
+    Read { va: u64, rkey: u32, length: u32 },
+    /// The word was this.
+    Atomic(u64),
+    /// It is done.
+    Empty,
+}
+
+/// An answer of which packets are still to be sent.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    psn: Psn,
+    msn: Psn,
+    saved: Saved,
+    /// Whether its first packet is sent.
+    begun: bool,
+    fresh: bool,
+}
+
+/// What is to be said when all answers are given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Pending {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// All before the expected packet is executed.
+    Ack,
+    /// The expected packet is missing.
+    SequenceNak,
+    /// There is no receive for the expected packet.
+    RnrNak,
+    /// The connection ends with this packet.
+    Fatal { psn: Psn, code: NakCode },
+}
+
+impl Responses {
+    pub(super) fn new(slots: u8) -> Responses {
+        Responses { slots: u32::from(slots), ..Responses::default() }
+    }
+
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending != Pending::Nothing || !self.queue.is_empty()
+    }
+
+    /// Whether another READ or atomic may be outstanding. One whose answer isn't sent can't be done at the peer.
+    pub(super) fn has_slot(&self) -> bool {
+        self.fresh < self.slots
+    }
+
+    /// The expected packet has come: a NAK for it that isn't sent yet needn't be.
+    #[inline]
+    pub(super) fn in_sequence(&mut self) {
+        if matches!(self.pending, Pending::SequenceNak | Pending::RnrNak) {
+            // Either would have acknowledged all before it.
+            self.pending = Pending::Ack;
+        }
+    }
+
+    /// Everything executed is to be acknowledged. One acknowledgement does for many packets (vol. 1, 9.7.5.1.2), and
+    /// a NAK does as well.
+    #[inline]
+    pub(super) fn acknowledge(&mut self) {
+        if self.pending == Pending::Nothing {
+            self.pending = Pending::Ack;
+        }
+    }
+
+    /// Gives a first answer, and saves it.
+    pub(super) fn answer(&mut self, response: Response) {
+        if self.saved.len() >= self.slots as usize {
+            self.saved.pop_front();
+        }
+        self.saved.push_back(response);
+        self.fresh += 1;
+        let Response { psn, msn, saved, .. } = response;
+        self.queue.push_back(Progress { psn, msn, saved, begun: false, fresh: true });
+        // The answer acknowledges all before it.
+        if self.pending == Pending::Ack {
+            self.pending = Pending::Nothing;
+        }
+    }
+
+    /// Gives a saved answer again, if there is one.
+    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&Saved) -> bool) -> bool {
+        let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
+        match found {
+            Some(&Response { msn, saved, .. }) => self.queue_replay(psn, msn, saved),
+            None => false,
+        }
+    }
+
+    /// Reads again what a READ asks for, if it lies within one that is saved: with the same key, and where its
+    /// number says that it should be (vol. 1, 9.7.5.1.4; `rxe_resp.c`, `duplicate_request`).
+    pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
+        for response in &self.saved {
+            let Saved::Read { va, rkey, length } = response.saved else { continue };
+            if !psn.is_within(response.psn, response.packets) || rkey != reth.rkey {
+                continue;
+            }
+            let offset = psn.since(response.psn).unsigned_abs() * mtu;
+            let Some(left) = length.checked_sub(offset) else { continue };
+            if reth.length > left || (reth.length != 0 && reth.va != va.wrapping_add(u64::from(offset))) {
+                continue;
+            }
+            let start = if mutant!(ReplayFromStart) { va } else { reth.va };
+            let saved = Saved::Read { va: start, rkey, length: reth.length };
+            return self.queue_replay(psn, response.msn, saved);
+        }
+        false
+    }
+
+    /// Queues a replay, unless so many wait already that the peer can only be asking again and again.
+    fn queue_replay(&mut self, psn: Psn, msn: Psn, saved: Saved) -> bool {
+        if self.queue.len() >= 2 * self.slots as usize {
+            return false;
+        }
+        self.queue.push_back(Progress { psn, msn, saved, begun: false, fresh: false });
+        true
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.saved.clear();
+        self.fresh = 0;
+        self.pending = Pending::Nothing;
+    }
+
+    fn pop(&mut self) {
+        if let Some(progress) = self.queue.pop_front() {
+            self.fresh -= u32::from(progress.fresh);
+        }
+    }
+}
+
+impl QueuePair {
+    /// The next answer packet, if there is one.
+    pub(super) fn next_response<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        while let Some(progress) = self.responder.responses.queue.front().copied() {
+            let outgoing = match progress.saved {
+                Saved::Read { va, rkey, length } => self.next_read(cx, progress, va, rkey, length),
+                Saved::Atomic(value) => {
+                    self.responder.responses.pop();
+                    let rc = Rc::AtomicAcknowledge(self.ack(progress.msn), value);
+                    Some(self.respond(cx, progress.psn, rc, 0))
+                }
+                Saved::Empty => {
+                    self.responder.responses.pop();
+                    let rc = Rc::ReadResponse(ReadResponse::Only(self.ack(progress.msn)));
+                    Some(self.respond(cx, progress.psn, rc, 0))
+                }
+            };
+            if outgoing.is_some() {
+                return outgoing;
+            }
+        }
+        self.next_acknowledge(cx)
+    }
+
+    /// The next packet of a READ's answer. The key is looked up for each: it may have become invalid meanwhile.
+    fn next_read<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        progress: Progress,
+        va: u64,
+        rkey: u32,
+        left: u32,
+    ) -> Option<Outgoing> {
+        let length = left.min(self.mtu);
+        if length > 0 {
+            let range = Range { addr: va, length, key: rkey };
+            match cx.keys.remote(self.config.pd, range, Access::REMOTE_READ) {
+                Ok(span) => cx.spans.push(span),
+                Err(_) => {
+                    // What was promised can't be given any more (vol. 1, 9.7.5.2.4). If the connection has ended
+                    // already, its NAK still goes out.
+                    let pending = self.responder.responses.pending;
+                    self.responder.responses.clear();
+                    if self.state == QpState::Error {
+                        self.responder.responses.pending = pending;
+                    } else {
+                        self.refuse(cx, progress.psn, NakCode::RemoteAccess, Status::RemoteAccess);
+                    }
+                    return None;
+                }
+            }
+        }
+        let last = length == left;
+        let aeth = self.ack(progress.msn);
+        let rc = Rc::ReadResponse(match (progress.begun, last) {
+            (false, true) => ReadResponse::Only(aeth),
+            (false, false) => ReadResponse::First(aeth),
+            (true, false) => ReadResponse::Middle,
+            (true, true) => ReadResponse::Last(aeth),
+        });
+        if last {
+            self.responder.responses.pop();
+        } else if let Some(front) = self.responder.responses.queue.front_mut() {
+            front.begun = true;
+            front.psn += 1;
+            front.saved = Saved::Read { va: va.wrapping_add(u64::from(length)), rkey, length: left - length };
+        }
+        Some(self.respond(cx, progress.psn, rc, length))
+    }
+
+    /// What is to be said when all answers are given.
+    fn next_acknowledge<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        let pending = core::mem::take(&mut self.responder.responses.pending);
+        let Aeth { syndrome, msn } = self.ack(self.responder.msn);
+        let expected = self.responder.expected;
+        let (psn, syndrome) = match pending {
+            Pending::Nothing => return None,
+            Pending::Ack if mutant!(AckOneTooMany) => (expected, syndrome),
+            Pending::Ack => (expected - 1, syndrome),
+            Pending::SequenceNak => (expected, Syndrome::Nak(NakCode::SequenceError)),
+            Pending::RnrNak => {
+                let timer = self.responder.min_rnr_timer.or(RnrTimer::new(0))?;
+                (expected, Syndrome::RnrNak(timer))
+            }
+            Pending::Fatal { psn, code } => (psn, Syndrome::Nak(code)),
+        };
+        Some(self.respond(cx, psn, Rc::Acknowledge(Aeth { syndrome, msn }), 0))
+    }
+
+    /// A positive acknowledge header, with credits if they are wanted (vol. 1, 9.7.7.2.1).
+    fn ack(&self, msn: Psn) -> Aeth {
+        let credits = if self.config.credits {
+            Credits::at_most(u32::try_from(self.recv_queue.len()).unwrap_or(u32::MAX))
+        } else {
+            Credits::UNLIMITED
+        };
+        Aeth { syndrome: Syndrome::Ack(credits), msn: msn.get() }
+    }
+
+    fn respond<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn, rc: Rc, payload_len: u32) -> Outgoing {
+        let header = self.header(psn, rc);
+        let opcode = header.opcode();
+        cx.event(Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len, again: false });
+        Outgoing { header, payload: OutgoingPayload::Spans }
+    }
+}

@@ -1,0 +1,130 @@
+//! The segments of the requests in a queue, in one ring: requests leave in the order in which they came.
+
+use std::collections::VecDeque;
+
+use crate::memory::{Fault, Keys, Memory, Part, Pd, Span};
+use crate::mutation::mutant;
+use crate::vocabulary::{Access, Segment};
+
+/// A ring of segments.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    ring: VecDeque<Segment>,
+    /// How many have left, wrapping: the number of the first that is there.
+    gone: u32,
+}
+
+/// Which segments of a ring are a request's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SegmentRange {
+    first: u32,
+    count: u32,
+}
+
+/// Why a request's bytes can't be reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unreachable {
+    /// The key, the rights or the bounds of a segment are wrong.
+    Denied,
+    /// The memory itself failed.
+    Fault,
+    /// There are more bytes than the segments have room for.
+    TooLong,
+}
+
+impl From<Fault> for Unreachable {
+    fn from(_: Fault) -> Unreachable {
+        Unreachable::Fault
+    }
+}
+
+impl Segments {
+    #[inline]
+    pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
+        let first = self.gone.wrapping_add(self.ring.len() as u32);
+        self.ring.extend(segments);
+        SegmentRange { first, count: segments.len() as u32 }
+    }
+
+    /// Removes the segments of the oldest request.
+    #[inline]
+    pub(crate) fn pop(&mut self, range: SegmentRange) {
+        debug_assert_eq!(range.first, self.gone);
+        self.ring.drain(..range.count as usize);
+        self.gone = self.gone.wrapping_add(range.count);
+    }
+
+    /// Gives the parts of segments that hold `length` bytes from `offset` on.
+    #[inline]
+    fn parts(
+        &self,
+        range: SegmentRange,
+        mut offset: u32,
+        mut length: u32,
+        mut each: impl FnMut(&Segment, Part) -> Result<(), Unreachable>,
+    ) -> Result<(), Unreachable> {
+        let first = range.first.wrapping_sub(self.gone) as usize;
+        for index in first..first + range.count as usize {
+            let segment = &self.ring[index];
+            if length == 0 {
+                break;
+            }
+            if offset >= segment.length {
+                offset -= segment.length;
+                continue;
+            }
+            let part = Part { offset, length: length.min(segment.length - offset) };
+            if mutant!(SegmentsConfused) && index > first {
+                each(&self.ring[first], Part { offset: 0, length: part.length })?;
+            } else {
+                each(segment, part)?;
+            }
+            offset = 0;
+            length -= part.length;
+        }
+        if length == 0 { Ok(()) } else { Err(Unreachable::TooLong) }
+    }
+
+    /// Names the bytes to be sent. Local reading needs no right (vol. 1, 10.6.3.1), only a valid key.
+    #[inline]
+    pub(crate) fn gather(
+        &self,
+        range: SegmentRange,
+        offset: u32,
+        length: u32,
+        keys: &Keys,
+        pd: Pd,
+        spans: &mut Vec<Span>,
+    ) -> Result<(), Unreachable> {
+        self.parts(range, offset, length, |segment, part| {
+            spans.push(keys.local(pd, segment, part, Access::empty()).map_err(|_| Unreachable::Denied)?);
+            Ok(())
+        })
+    }
+
+    /// Writes what was received.
+    pub(crate) fn scatter(
+        &self,
+        range: SegmentRange,
+        offset: u32,
+        mut bytes: &[u8],
+        keys: &Keys,
+        pd: Pd,
+        memory: &mut impl Memory,
+    ) -> Result<(), Unreachable> {
+        let length = bytes.len() as u32;
+        // First all checks, then all writes: a bad segment leaves the good ones before it untouched.
+        if range.count > 1 {
+            self.parts(range, offset, length, |segment, part| {
+                keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| Unreachable::Denied)?;
+                Ok(())
+            })?;
+        }
+        self.parts(range, offset, length, |segment, part| {
+            let span = keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| Unreachable::Denied)?;
+            let (now, later) = bytes.split_at_checked(part.length as usize).ok_or(Unreachable::TooLong)?;
+            bytes = later;
+            Ok(memory.write(span, now)?)
+        })
+    }
+}

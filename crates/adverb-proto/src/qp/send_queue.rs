@@ -1,0 +1,150 @@
+//! The send queue: requests from when they are posted until they complete.
+
+use std::collections::VecDeque;
+
+use adverb_wire::Psn;
+
+use super::segments::{SegmentRange, Segments};
+use crate::vocabulary::{CompletedOperation, SendFlags, SendOperation, Status};
+
+/// The send queue of a queue pair. It grows as it fills.
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    entries: VecDeque<SendEntry>,
+    pub(crate) segments: Segments,
+    /// Bytes posted inline, in the order of their requests.
+    inline: VecDeque<u8>,
+    /// How many inline bytes have left, wrapping.
+    inline_gone: u32,
+}
+
+/// A send request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendEntry {
+    pub(crate) wr_id: u64,
+    pub(crate) operation: SendOperation,
+    pub(crate) segments: SegmentRange,
+    /// The number of the first inline byte, if it was posted inline.
+    pub(crate) inline: Option<u32>,
+    /// How many bytes go, or come back.
+    pub(crate) length: u32,
+    pub(crate) flags: SendFlags,
+    /// How many sequence numbers it takes; 0 as long as it isn't begun.
+    pub(crate) packets: u32,
+    pub(crate) first_psn: Psn,
+    /// How many packets of the answer to a READ have come.
+    pub(crate) answered: u32,
+    /// The message's number, from 1 on, wrapping at 24 bits.
+    pub(crate) ssn: Psn,
+    /// Why it can't be sent on; it fails when those before it are done.
+    pub(crate) failed: Option<Status>,
+}
+
+impl SendEntry {
+    /// Whether it has sequence numbers.
+    pub(crate) const fn is_begun(&self) -> bool {
+        self.packets != 0
+    }
+
+    pub(crate) fn last_psn(&self) -> Psn {
+        self.first_psn + (self.packets.max(1) - 1)
+    }
+
+    /// Whether it needs an answer of its own, not just an acknowledgement, and so one of the peer's slots for
+    /// READs and atomics (vol. 1, 9.4.3 to 9.4.5; Annex A19.4, A19.5).
+    pub(crate) const fn is_answered(&self) -> bool {
+        matches!(
+            self.operation,
+            SendOperation::Read(_)
+                | SendOperation::CompareSwap { .. }
+                | SendOperation::FetchAdd { .. }
+                | SendOperation::AtomicWrite { .. }
+                | SendOperation::Flush(_)
+        )
+    }
+
+    /// Whether it uses up one of the peer's receive requests, and so needs a credit (vol. 1, 9.7.7.2).
+    pub(crate) const fn consumes_receive(&self) -> bool {
+        matches!(
+            self.operation,
+            SendOperation::Send
+                | SendOperation::SendImmediate(_)
+                | SendOperation::SendInvalidate(_)
+                | SendOperation::WriteImmediate(..)
+        )
+    }
+
+    pub(crate) const fn completed(&self) -> CompletedOperation {
+        match self.operation {
+            SendOperation::Send | SendOperation::SendImmediate(_) | SendOperation::SendInvalidate(_) => {
+                CompletedOperation::Send
+            }
+            SendOperation::Write(_) | SendOperation::WriteImmediate(..) => CompletedOperation::Write,
+            SendOperation::Read(_) => CompletedOperation::Read,
+            SendOperation::CompareSwap { .. } => CompletedOperation::CompareSwap,
+            SendOperation::FetchAdd { .. } => CompletedOperation::FetchAdd,
+            SendOperation::AtomicWrite { .. } => CompletedOperation::AtomicWrite,
+            SendOperation::Flush(_) => CompletedOperation::Flush,
+            SendOperation::LocalInvalidate(_) => CompletedOperation::LocalInvalidate,
+            SendOperation::BindWindow(_) => CompletedOperation::BindWindow,
+        }
+    }
+}
+
+impl SendQueue {
+    pub(crate) fn push(&mut self, entry: SendEntry) {
+        self.entries.push_back(entry);
+    }
+
+    /// Takes in the bytes of a request, and gives the number of the first.
+    pub(crate) fn push_inline(&mut self, bytes: &[u8]) -> u32 {
+        let first = self.inline_gone.wrapping_add(self.inline.len() as u32);
+        self.inline.extend(bytes);
+        first
+    }
+
+    /// A part of a request's inline bytes, in two pieces.
+    pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
+        let start = first.wrapping_sub(self.inline_gone) as usize + offset as usize;
+        let end = start + length as usize;
+        let (head, tail) = self.inline.as_slices();
+        let cut = |piece: std::ops::Range<usize>, len: usize| piece.start.min(len)..piece.end.min(len);
+        let behind = start.saturating_sub(head.len())..end.saturating_sub(head.len());
+        (&head[cut(start..end, head.len())], &tail[cut(behind, tail.len())])
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&SendEntry> {
+        self.entries.get(index)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut SendEntry> {
+        self.entries.get_mut(index)
+    }
+
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&SendEntry> {
+        self.entries.front()
+    }
+
+    #[inline]
+    pub(crate) fn front_mut(&mut self) -> Option<&mut SendEntry> {
+        self.entries.front_mut()
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<SendEntry> {
+        let entry = self.entries.pop_front()?;
+        self.segments.pop(entry.segments);
+        if entry.inline.is_some() {
+            self.inline.drain(..entry.length as usize);
+            self.inline_gone = self.inline_gone.wrapping_add(entry.length);
+        }
+        Some(entry)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}

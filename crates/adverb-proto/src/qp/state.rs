@@ -1,0 +1,140 @@
+//! The states of a queue pair, and the ways between them (vol. 1, 10.3.1).
+
+use adverb_wire::{Psn, Qpn};
+
+use super::{Context, ModifyError, QueuePair, Transition};
+use crate::event::{Event, Notice, Queue, Sink};
+use crate::mutation::mutant;
+use crate::path::Incoming;
+use crate::vocabulary::{Failure, QpState, Status};
+
+impl QueuePair {
+    /// Goes into another state (vol. 1, 10.3.1, figure 124; `rxe_qp.c`, `rxe_qp_from_attr`).
+    pub(crate) fn modify<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        transition: &Transition,
+    ) -> Result<(), ModifyError> {
+        use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
+        match (self.state, transition) {
+            (_, Transition::Reset) => {
+                self.reset();
+                self.change(cx, Reset);
+            }
+            (Reset | Init, Transition::Init(init)) => {
+                self.access = init.access;
+                self.pkey = init.pkey;
+                self.change(cx, Init);
+            }
+            (Init, Transition::ReadyToReceive(receiving)) => {
+                self.remote_qpn = receiving.remote_qpn;
+                self.path = Some(receiving.path);
+                self.incoming = Incoming::default();
+                self.mtu = u32::from(receiving.path_mtu.bytes());
+                self.responder.start(receiving);
+                self.change(cx, ReadyToReceive);
+            }
+            (ReadyToReceive, Transition::ReadyToSend(sending)) => {
+                if sending.retry_count > 7 {
+                    return Err(ModifyError::Value("retry_count"));
+                }
+                if sending.rnr_retry > 7 {
+                    return Err(ModifyError::Value("rnr_retry"));
+                }
+                self.requester.start(sending, self.config.credits);
+                self.change(cx, ReadyToSend);
+            }
+            (ReadyToSend, Transition::Drain) => {
+                self.requester.drained = false;
+                self.change(cx, SendQueueDrained);
+                self.notice_drained(cx);
+            }
+            (SendQueueDrained, Transition::Resume) => self.change(cx, ReadyToSend),
+            (Reset, Transition::Error) => return Err(ModifyError::WrongState(Reset)),
+            (Error, Transition::Error) => {}
+            (_, Transition::Error) => {
+                self.responder.silence();
+                self.enter_error(cx);
+            }
+            (state, _) => return Err(ModifyError::WrongState(state)),
+        }
+        Ok(())
+    }
+
+    fn change<S: Sink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
+        cx.event(Event::State { qpn: self.qpn, from: self.state, to });
+        self.state = to;
+    }
+
+    /// Forgets everything but what it was made with. Requests that are posted are gone without a completion
+    /// (vol. 1, 10.3.1.1).
+    fn reset(&mut self) {
+        let fresh = QueuePair::new(self.qpn, self.config);
+        let queued = self.queued;
+        *self = QueuePair { queued, ..fresh };
+    }
+
+    /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
+    /// (vol. 1, 10.3.1.7 and 10.8.3.2).
+    pub(super) fn enter_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.change(cx, QpState::Error);
+        self.requester.stop();
+        self.flush_sends(cx);
+        if !mutant!(FlushForgetsReceives) {
+            self.flush_receives(cx);
+        }
+    }
+
+    /// Goes into error for a reason that its completions tell.
+    pub(super) fn fail<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.state != QpState::Error {
+            cx.notices.push_back(Notice::Fatal(self.qpn));
+            self.responder.silence();
+            self.enter_error(cx);
+        }
+    }
+
+    /// Goes into error if a completion was lost during the step that ends here.
+    #[inline]
+    pub(crate) fn settle<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.poisoned {
+            self.poisoned = false;
+            self.fail(cx);
+        }
+    }
+
+    pub(super) fn flush_sends<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        while let Some(entry) = self.send_queue.pop() {
+            if mutant!(FlushForgetsLastSend) && self.send_queue.len() == 0 {
+                break;
+            }
+            self.complete_send(cx, &entry, Err(Status::Flushed));
+        }
+    }
+
+    pub(super) fn flush_receives<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        while let Some(entry) = self.recv_queue.pop() {
+            let failure = Failure { status: Status::Flushed, vendor_error: 0 };
+            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);
+        }
+    }
+
+    /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1.5).
+    pub(super) fn notice_drained<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.state != QpState::SendQueueDrained || self.requester.drained {
+            return;
+        }
+        if self.send_queue.front().is_none_or(|entry| !entry.is_begun()) {
+            self.requester.drained = true;
+            cx.notices.push_back(Notice::SendQueueDrained(self.qpn));
+        }
+    }
+
+    /// The peer's queue pair and the next numbers of both directions, for those who show them.
+    pub(crate) fn numbers(&self) -> (Qpn, Psn, Psn) {
+        (self.remote_qpn, self.requester.next_psn(), self.responder.expected_psn())
+    }
+}

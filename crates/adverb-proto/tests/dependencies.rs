@@ -1,0 +1,57 @@
+//! The engine does no I/O: its dependency tree has nothing that could.
+
+use std::process::Command;
+
+/// All that the engine may stand on: packets, flags, and the checksum under the packets.
+const ALLOWED: [&str; 5] = ["adverb-proto", "adverb-wire", "bitflags", "cfg-if", "crc32fast"];
+
+#[test]
+fn dependency_tree_has_no_io_thread_or_clock_crate() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "tree",
+            "--package",
+            "adverb-proto",
+            "--edges",
+            "normal",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}",
+        ])
+        .args(["--offline", "--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
+        .output()
+        .expect("cargo runs where tests run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8_lossy(&output.stdout);
+    let mut seen = 0;
+    for line in tree.lines().filter(|line| !line.is_empty()) {
+        let name = line.split_whitespace().next().unwrap_or_default();
+        assert!(ALLOWED.contains(&name), "{name} isn't a crate that the engine may stand on");
+        seen += 1;
+    }
+    assert!(seen >= 3, "{tree}");
+}
+
+#[test]
+fn engine_names_no_clock_socket_thread_or_file() {
+    fn check(dir: &std::path::Path) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                check(&path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            for word in
+                ["Instant", "SystemTime", "std::thread::", "std::fs", "std::net::Udp", "std::io", "unsafe {"]
+            {
+                // The planted faults are selected per thread.
+                let excused = path.ends_with("mutation.rs");
+                assert!(excused || !text.contains(word), "{} names {word}", path.display());
+            }
+        }
+    }
+    check(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+}

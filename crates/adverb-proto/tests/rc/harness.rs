@@ -1,0 +1,448 @@
+//! Two ends and the fabric between them, in virtual time; or one end and a peer of forged packets.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::vocabulary::{
+    Access, Completion, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
+    SendRequest, Status,
+};
+use adverb_proto::{
+    Arrival, Cq, Device, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig, Receiving, Sending, Time,
+    Transition,
+};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{
+    Aeth, Credits, Flow, Header, MAX_HEADER_LEN, NakCode, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc,
+    RnrTimer, Syndrome,
+};
+
+/// The first address of each end's region.
+pub(crate) const ADDR: u64 = 0x7f00_0000_0000;
+/// Its length.
+pub(crate) const SIZE: u64 = 320 << 10;
+/// The first packet's number in either direction, unless a test says otherwise.
+pub(crate) const PSN: u32 = 1000;
+
+pub(crate) const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
+
+/// What a connection is made with.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) mtu: PathMtu,
+    pub(crate) credits: bool,
+    pub(crate) signal_all: bool,
+    pub(crate) window: u32,
+    pub(crate) timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) rnr_timer: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    /// What a peer may do through the queue pairs.
+    pub(crate) access: Access,
+    pub(crate) psn: u32,
+    pub(crate) cq_capacity: u32,
+    pub(crate) max_wr: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            mtu: PathMtu::Mtu1024,
+            credits: false,
+            signal_all: false,
+            window: 256,
+            timeout: 14,
+            retry_count: 6,
+            rnr_retry: 6,
+            rnr_timer: 12,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            access: ALL,
+            psn: PSN,
+            cq_capacity: 4096,
+            max_wr: 128,
+        }
+    }
+}
+
+/// One end.
+pub(crate) struct End {
+    pub(crate) device: Device<Vec<(Time, Event)>>,
+    pub(crate) memory: HeapMemory,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) qpn: Qpn,
+    pub(crate) remote_qpn: Qpn,
+    pub(crate) backing: Backing,
+    /// The key of the region, with all rights.
+    pub(crate) key: u32,
+    pub(crate) address: IpAddr,
+    pub(crate) peer: IpAddr,
+    pub(crate) now: Time,
+    random: u32,
+}
+
+impl End {
+    pub(crate) fn new(host: u8, peer: u8, options: &Options) -> End {
+        let mut end = End {
+            device: Device::new(Vec::new()),
+            memory: HeapMemory::default(),
+            pd: Device::new(()).create_domain(),
+            cq: Device::new(()).create_cq(1),
+            qpn: Qpn::GSI,
+            remote_qpn: Qpn::GSI,
+            backing: Backing(0),
+            key: 0,
+            address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)),
+            peer: IpAddr::V4(Ipv4Addr::new(10, 0, 0, peer)),
+            now: Time::ZERO,
+            random: u32::from(host),
+        };
+        end.pd = end.device.create_domain();
+        end.cq = end.device.create_cq(options.cq_capacity);
+        end.backing = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
+        end.key = end.register(ALL);
+        let mut config = QpConfig::rc(end.pd, end.cq, end.cq);
+        config.credits = options.credits;
+        config.signal_all = options.signal_all;
+        config.window = options.window;
+        config.max_send_wr = options.max_wr;
+        config.max_recv_wr = options.max_wr;
+        let mut random = end.randomness();
+        end.qpn = end.device.create_qp(config, &mut random).unwrap();
+        end
+    }
+
+    /// A generator that doesn't repeat itself within a test.
+    pub(crate) fn randomness(&mut self) -> impl FnMut() -> u32 + use<> {
+        self.random = self.random.wrapping_add(0x1000_0001);
+        let mut state = self.random;
+        move || {
+            state = state.wrapping_mul(0x915f_77f5).wrapping_add(0x1234_5677);
+            state ^ state >> 15
+        }
+    }
+
+    /// Registers the end's bytes once more, with these rights.
+    pub(crate) fn register(&mut self, access: Access) -> u32 {
+        self.register_with(self.pd, access, RemoteInvalidate::Denied)
+    }
+
+    pub(crate) fn register_with(
+        &mut self,
+        pd: Pd,
+        access: Access,
+        remote_invalidate: RemoteInvalidate,
+    ) -> u32 {
+        let registration =
+            Registration { addr: ADDR, length: SIZE, access, backing: self.backing, remote_invalidate };
+        let random = self.randomness();
+        self.device.register(pd, registration, random).unwrap()
+    }
+
+    pub(crate) fn path(&self) -> Path {
+        Path::new(self.address, self.peer, 0xc123).unwrap()
+    }
+
+    pub(crate) fn go_to_init(&mut self, options: &Options) {
+        let init = Transition::Init(Init::new(options.access));
+        self.device.modify_qp(self.now, self.qpn, &init).unwrap();
+    }
+
+    pub(crate) fn receiving(&self, remote_qpn: Qpn, options: &Options) -> Transition {
+        Transition::ReadyToReceive(Receiving {
+            remote_qpn,
+            path: self.path(),
+            path_mtu: options.mtu,
+            psn: Psn::wrapping(options.psn),
+            max_dest_rd_atomic: options.max_dest_rd_atomic,
+            min_rnr_timer: RnrTimer::new(options.rnr_timer).unwrap(),
+        })
+    }
+
+    pub(crate) fn sending(options: &Options) -> Transition {
+        Transition::ReadyToSend(Sending {
+            psn: Psn::wrapping(options.psn),
+            timeout: Timeout::new(options.timeout).unwrap(),
+            retry_count: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            max_rd_atomic: options.max_rd_atomic,
+        })
+    }
+
+    pub(crate) fn connect(&mut self, remote_qpn: Qpn, options: &Options) {
+        self.remote_qpn = remote_qpn;
+        self.go_to_init(options);
+        let receiving = self.receiving(remote_qpn, options);
+        self.device.modify_qp(self.now, self.qpn, &receiving).unwrap();
+        self.device.modify_qp(self.now, self.qpn, &End::sending(options)).unwrap();
+    }
+
+    pub(crate) fn modify(&mut self, transition: Transition) {
+        self.device.modify_qp(self.now, self.qpn, &transition).unwrap();
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        self.device.query_qp(self.qpn).unwrap().state
+    }
+
+    /// A piece of the region.
+    pub(crate) fn segment(&self, offset: u64, length: u32) -> Segment {
+        Segment { addr: ADDR + offset, length, lkey: self.key }
+    }
+
+    /// A place in the region, as a peer names it.
+    pub(crate) fn place(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: ADDR + offset, rkey: self.key }
+    }
+
+    pub(crate) fn bytes(&self, offset: usize, length: usize) -> &[u8] {
+        &self.memory.bytes(self.backing)[offset..offset + length]
+    }
+
+    pub(crate) fn fill(&mut self, offset: usize, bytes: &[u8]) {
+        self.memory.bytes_mut(self.backing)[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(crate) fn word(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.bytes(offset, 8).try_into().unwrap())
+    }
+
+    pub(crate) fn try_post(
+        &mut self,
+        wr_id: u64,
+        operation: SendOperation,
+        flags: SendFlags,
+        segments: &[Segment],
+    ) -> Result<(), PostError> {
+        let request = SendRequest::<()> { wr_id, operation, flags, segments, destination: None };
+        self.device.post_send(self.now, self.qpn, &request)
+    }
+
+    /// Posts a signalled request over one piece of the region.
+    pub(crate) fn post(&mut self, wr_id: u64, operation: SendOperation, offset: u64, length: u32) {
+        let segment = self.segment(offset, length);
+        let segments = if length == 0 { &[][..] } else { &[segment][..] };
+        self.try_post(wr_id, operation, SendFlags::SIGNALED, segments).unwrap();
+    }
+
+    pub(crate) fn post_fenced(&mut self, wr_id: u64, operation: SendOperation, offset: u64, length: u32) {
+        let segment = self.segment(offset, length);
+        self.try_post(wr_id, operation, SendFlags::SIGNALED | SendFlags::FENCE, &[segment]).unwrap();
+    }
+
+    pub(crate) fn post_recv(&mut self, wr_id: u64, offset: u64, length: u32) {
+        let segments = [self.segment(offset, length)];
+        let request = RecvRequest { wr_id, segments: &segments };
+        self.device.post_recv(self.now, self.qpn, &request).unwrap();
+    }
+
+    /// All packets that it wants to send now.
+    pub(crate) fn transmits(&mut self) -> Vec<Vec<u8>> {
+        let mut packets = Vec::new();
+        while let Some(transmit) = self.device.poll_transmit(self.now) {
+            let mut bytes = Vec::new();
+            transmit.write_to(&self.memory, 0, &mut bytes).unwrap();
+            packets.push(bytes);
+        }
+        packets
+    }
+
+    /// All packets that it wants to send now, as text is made of.
+    pub(crate) fn headers(&mut self) -> Vec<Header> {
+        self.transmits().iter().map(|bytes| *Packet::parse(bytes).unwrap().header()).collect()
+    }
+
+    /// What it wants to say, each as its operation and number relative to the first.
+    pub(crate) fn says(&mut self) -> Vec<(Rc, u32)> {
+        let headers = self.headers();
+        headers
+            .iter()
+            .map(|header| (rc(header), Psn::wrapping(header.psn.get().wrapping_sub(PSN)).get()))
+            .collect()
+    }
+
+    pub(crate) fn arrival(&self) -> Arrival {
+        Arrival {
+            source: SocketAddr::new(self.peer, 0xc123),
+            destination: self.address,
+            icrc: IcrcCheck::Identification(0),
+        }
+    }
+
+    pub(crate) fn deliver(&mut self, bytes: &[u8]) {
+        let arrival = self.arrival();
+        self.deliver_as(&arrival, bytes);
+    }
+
+    pub(crate) fn deliver_as(&mut self, arrival: &Arrival, bytes: &[u8]) {
+        let packet = Packet::parse(bytes).unwrap();
+        self.device.handle_packet(self.now, arrival, &packet, &mut self.memory);
+    }
+
+    /// Makes a packet of a peer's.
+    pub(crate) fn forge(&self, header: &Header, payload: &[u8]) -> Vec<u8> {
+        let flow =
+            Flow::new(SocketAddr::new(self.peer, 0xc123), SocketAddr::new(self.address, ROCE_PORT)).unwrap();
+        let mut head = [0; MAX_HEADER_LEN];
+        let emitted = flow.emit(header, 0, &[payload], &mut head).unwrap();
+        [&head[..emitted.header_len], payload, &emitted.trailer].concat()
+    }
+
+    /// Takes in a forged packet, its number relative to the first, that asks for an acknowledgement.
+    pub(crate) fn hear(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
+        let mut header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc));
+        header.ack_request = true;
+        let bytes = self.forge(&header, payload);
+        self.deliver(&bytes);
+    }
+
+    /// Like [`hear`](End::hear), and what comes of it.
+    pub(crate) fn ask(&mut self, psn: u32, rc: Rc, payload: &[u8]) -> Vec<(Rc, u32)> {
+        self.hear(psn, rc, payload);
+        self.says()
+    }
+
+    /// Takes in a forged acknowledgement.
+    pub(crate) fn hear_ack(&mut self, psn: u32) {
+        self.hear(psn, ack(0), &[]);
+    }
+
+    pub(crate) fn completions(&mut self) -> Vec<Completion> {
+        std::iter::from_fn(|| self.device.poll_completion(self.cq)).collect()
+    }
+
+    /// The completions, as number and status.
+    pub(crate) fn statuses(&mut self) -> Vec<(u64, Status)> {
+        let completions = self.completions();
+        completions.iter().map(|completion| (completion.wr_id, status(completion))).collect()
+    }
+
+    pub(crate) fn notices(&mut self) -> Vec<Notice> {
+        std::iter::from_fn(|| self.device.poll_notice()).collect()
+    }
+
+    /// Lets time pass up to the next timer that has something to do. Says how long that took.
+    pub(crate) fn wait(&mut self) -> Option<Duration> {
+        let start = self.now;
+        let timers =
+            |end: &End| end.device.sink().iter().filter(|(_, e)| matches!(e, Event::Timer { .. })).count();
+        let fired = timers(self);
+        while timers(self) == fired {
+            self.now = self.device.poll_timeout()?.max(self.now);
+            self.device.handle_timeout(self.now);
+        }
+        Some(self.now - start)
+    }
+}
+
+/// Two ends.
+pub(crate) struct Pair {
+    pub(crate) a: End,
+    pub(crate) b: End,
+    /// How many packets have crossed.
+    pub(crate) packets: usize,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Pair {
+        Pair::with(&Options::default())
+    }
+
+    pub(crate) fn with(options: &Options) -> Pair {
+        let mut a = End::new(1, 2, options);
+        let mut b = End::new(2, 1, options);
+        a.connect(b.qpn, options);
+        b.connect(a.qpn, options);
+        Pair { a, b, packets: 0 }
+    }
+
+    /// Carries packets until there are none; `keep` says which arrive.
+    pub(crate) fn run_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
+        loop {
+            let from_a = self.a.transmits();
+            let from_b = self.b.transmits();
+            if from_a.is_empty() && from_b.is_empty() {
+                break;
+            }
+            self.packets += from_a.len() + from_b.len();
+            for (is_from_a, packets) in [(true, from_a), (false, from_b)] {
+                for bytes in packets {
+                    if keep(is_from_a, &Packet::parse(&bytes).unwrap()) {
+                        if is_from_a {
+                            self.b.deliver(&bytes);
+                        } else {
+                            self.a.deliver(&bytes);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries all packets until there are none.
+    pub(crate) fn run(&mut self) {
+        self.run_where(|_, _| true);
+    }
+
+    /// Carries packets, and lets time pass when there are none, until nobody waits for anything.
+    pub(crate) fn run_long_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
+        loop {
+            self.run_where(&mut keep);
+            let next =
+                [self.a.device.poll_timeout(), self.b.device.poll_timeout()].into_iter().flatten().min();
+            let Some(next) = next else { break };
+            let now = next.max(self.a.now);
+            (self.a.now, self.b.now) = (now, now);
+            self.a.device.handle_timeout(now);
+            self.b.device.handle_timeout(now);
+        }
+    }
+}
+
+/// One end, connected to a peer that only forged packets come from.
+pub(crate) fn solo() -> End {
+    solo_with(&Options::default())
+}
+
+pub(crate) fn solo_with(options: &Options) -> End {
+    let mut end = End::new(1, 2, options);
+    end.connect(Qpn::truncate(0x77), options);
+    end
+}
+
+pub(crate) fn rc(header: &Header) -> Rc {
+    match header.operation {
+        Operation::Rc(rc) => rc,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn status(completion: &Completion) -> Status {
+    completion.outcome.map_or_else(|failure| failure.status, |_| Status::Success)
+}
+
+/// An acknowledgement without credits.
+pub(crate) fn ack(msn: u32) -> Rc {
+    Rc::Acknowledge(aeth(msn))
+}
+
+pub(crate) fn aeth(msn: u32) -> Aeth {
+    Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn }
+}
+
+pub(crate) fn nak(code: NakCode, msn: u32) -> Rc {
+    Rc::Acknowledge(Aeth { syndrome: Syndrome::Nak(code), msn })
+}
+
+pub(crate) fn rnr_nak(code: u8, msn: u32) -> Rc {
+    Rc::Acknowledge(Aeth { syndrome: Syndrome::RnrNak(RnrTimer::new(code).unwrap()), msn })
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|index| (index as u8).wrapping_mul(7) ^ (index >> 8) as u8 ^ seed).collect()
+}

@@ -1,0 +1,13 @@
+//! The rules of reliable connections, one test each.
+
+mod arrival;
+mod credits;
+mod harness;
+mod memory;
+mod posting;
+mod recovery;
+mod requester;
+mod responder;
+mod states;
+mod transfer;
+mod watching;

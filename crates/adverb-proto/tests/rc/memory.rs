@@ -1,0 +1,64 @@
+//! Protection domains, regions and keys.
+
+use adverb_proto::Device;
+use adverb_proto::memory::{Backing, DomainError, RegisterError, Registration, RemoteInvalidate};
+use adverb_proto::vocabulary::Access;
+
+fn registration(addr: u64, length: u64, access: Access) -> Registration {
+    Registration { addr, length, access, backing: Backing(0), remote_invalidate: RemoteInvalidate::Denied }
+}
+
+#[test]
+fn empty_and_wrapping_ranges_are_refused() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    for (addr, length) in [(0x1000, 0), (u64::MAX, 1), (1, u64::MAX), (u64::MAX - 4095, 4096)] {
+        let registered = device.register(pd, registration(addr, length, Access::empty()), || 5);
+        assert_eq!(registered, Err(RegisterError::Range), "{addr:#x} {length:#x}");
+    }
+    assert!(device.register(pd, registration(u64::MAX - 4096, 4096, Access::empty()), || 5).is_ok());
+}
+
+#[test]
+fn remote_writing_needs_local_writing() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let registered = device.register(pd, registration(0, 8, access), || 5);
+        assert_eq!(registered, Err(RegisterError::Access));
+    }
+    assert!(device.register(pd, registration(0, 8, Access::REMOTE_READ), || 5).is_ok());
+}
+
+#[test]
+fn keys_come_from_the_callers_randomness_and_are_never_zero_nor_taken() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    let mut numbers = [0, 9, 9, 0, 9, 12].into_iter();
+    let mut random = || numbers.next().unwrap();
+    assert_eq!(device.register(pd, registration(0, 8, Access::empty()), &mut random), Ok(9));
+    assert_eq!(device.register(pd, registration(0, 8, Access::empty()), &mut random), Ok(12));
+}
+
+#[test]
+fn deregistering_gives_back_what_was_registered_once() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    let what = registration(0, 8, Access::empty());
+    let key = device.register(pd, what, || 5).unwrap();
+    assert_eq!(device.deregister(key), Some(what));
+    assert_eq!(device.deregister(key), None);
+}
+
+#[test]
+fn domain_with_regions_is_not_destroyed() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    let key = device.register(pd, registration(0, 8, Access::empty()), || 5).unwrap();
+    assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { users: 1 }));
+    device.deregister(key);
+    assert_eq!(device.destroy_domain(pd), Ok(()));
+    assert_eq!(device.destroy_domain(pd), Err(DomainError::Unknown));
+    let registered = device.register(pd, registration(0, 8, Access::empty()), || 5);
+    assert_eq!(registered, Err(RegisterError::UnknownDomain));
+}

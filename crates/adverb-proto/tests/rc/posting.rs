@@ -1,0 +1,249 @@
+//! What may be posted, and where completions go.
+
+use adverb_proto::vocabulary::{
+    CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
+    SendRequest, Status, Transport, WindowBind,
+};
+use adverb_proto::{CreateQpError, Device, Notice, PostError, QpConfig, Wake};
+
+use crate::harness::{ADDR, ALL, Options, Pair, solo, solo_with};
+
+const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
+const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
+
+fn inline_request(operation: SendOperation) -> SendRequest<'static, ()> {
+    SendRequest { wr_id: 1, operation, flags: SendFlags::INLINE, segments: &[], destination: None }
+}
+
+#[test]
+fn full_send_queue_refuses_until_something_completes() {
+    let mut end = solo_with(&Options { max_wr: 3, ..Options::default() });
+    for id in 0..3 {
+        end.post(id, WRITE, 0, 8);
+    }
+    let segment = end.segment(0, 8);
+    assert_eq!(end.try_post(3, WRITE, SendFlags::empty(), &[segment]), Err(PostError::QueueFull));
+    end.transmits();
+    end.hear_ack(0);
+    assert_eq!(end.try_post(3, WRITE, SendFlags::empty(), &[segment]), Ok(()));
+}
+
+#[test]
+fn full_receive_queue_refuses() {
+    let mut end = solo_with(&Options { max_wr: 2, ..Options::default() });
+    end.post_recv(1, 0, 8);
+    end.post_recv(2, 0, 8);
+    let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, segments: &[] });
+    assert_eq!(posted, Err(PostError::QueueFull));
+}
+
+#[test]
+fn too_many_segments_are_refused() {
+    let mut end = solo();
+    let segments = [end.segment(0, 1); 17];
+    assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &segments), Err(PostError::TooManySegments));
+    let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, segments: &segments });
+    assert_eq!(posted, Err(PostError::TooManySegments));
+    assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &segments[..16]), Ok(()));
+}
+
+#[test]
+fn atomics_bring_eight_bytes() {
+    for length in [0, 4, 7, 9, 16] {
+        let mut end = solo();
+        let segment = end.segment(0, length);
+        let add = SendOperation::FetchAdd { remote: RemoteAddress { addr: 0, rkey: 1 }, add: 1 };
+        assert_eq!(end.try_post(1, add, SendFlags::empty(), &[segment]), Err(PostError::Length));
+    }
+}
+
+#[test]
+fn atomic_result_may_be_scattered() {
+    let mut pair = Pair::new();
+    pair.b.fill(0, &0x1122_3344_5566_7788u64.to_ne_bytes());
+    let segments = [pair.a.segment(100, 3), pair.a.segment(200, 5)];
+    let add = SendOperation::FetchAdd { remote: pair.b.place(0), add: 1 };
+    pair.a.try_post(1, add, SendFlags::SIGNALED, &segments).unwrap();
+    pair.run();
+    let bytes = 0x1122_3344_5566_7788u64.to_ne_bytes();
+    assert_eq!(pair.a.bytes(100, 3), &bytes[..3]);
+    assert_eq!(pair.a.bytes(200, 5), &bytes[3..]);
+}
+
+#[test]
+fn message_longer_than_two_to_the_31_is_refused() {
+    let mut end = solo();
+    let lkey = end.key;
+    let segment = |length| Segment { addr: ADDR, length, lkey };
+    let half = [segment(1 << 30), segment(1 << 30)];
+    let more = [segment(1 << 30), segment(1 << 30), segment(1)];
+    assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &half), Ok(()));
+    assert_eq!(end.try_post(2, WRITE, SendFlags::empty(), &more), Err(PostError::Length));
+    let four = [segment(u32::MAX), segment(u32::MAX), segment(u32::MAX)];
+    assert_eq!(end.try_post(2, READ, SendFlags::empty(), &four), Err(PostError::Length));
+}
+
+#[test]
+fn message_that_would_take_half_of_all_sequence_numbers_is_refused() {
+    let mut end = solo_with(&Options { mtu: PathMtu::Mtu256, ..Options::default() });
+    let segment = Segment { addr: ADDR, length: 1 << 31, lkey: end.key };
+    assert_eq!(end.try_post(1, READ, SendFlags::empty(), &[segment]), Err(PostError::Length));
+}
+
+#[test]
+fn inline_needs_its_flag_and_the_flag_needs_bytes() {
+    let mut end = solo();
+    let request = SendRequest { flags: SendFlags::empty(), ..inline_request(WRITE) };
+    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, b"x"), Err(PostError::Inline));
+    let request = inline_request(WRITE);
+    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::Inline));
+}
+
+#[test]
+fn too_many_inline_bytes_are_refused() {
+    let mut end = solo();
+    let request = inline_request(WRITE);
+    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 257]), Err(PostError::Inline));
+    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 256]), Ok(()));
+}
+
+#[test]
+fn what_brings_bytes_back_cannot_be_inline() {
+    let mut end = solo();
+    let request = inline_request(READ);
+    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 8]), Err(PostError::Inline));
+}
+
+#[test]
+fn windows_are_not_supported_yet() {
+    let mut end = solo();
+    let bind = WindowBind { rkey: 1, lkey: end.key, addr: ADDR, length: 8, access: ALL };
+    let posted = end.try_post(1, SendOperation::BindWindow(bind), SendFlags::empty(), &[]);
+    assert_eq!(posted, Err(PostError::Unsupported));
+}
+
+#[test]
+fn refused_request_leaves_the_queue_as_it_was() {
+    let mut end = solo();
+    let request = inline_request(WRITE);
+    let _ = end.device.post_send_inline(end.now, end.qpn, &request, &[1; 300]);
+    end.post(2, WRITE, 0, 8);
+    let request = SendRequest { wr_id: 3, ..inline_request(WRITE) };
+    end.device.post_send_inline(end.now, end.qpn, &request, b"inline").unwrap();
+    let packets = end.transmits();
+    assert_eq!(packets.len(), 2);
+    assert_eq!(adverb_wire::Packet::parse(&packets[1]).unwrap().payload(), b"inline");
+}
+
+#[test]
+fn other_transports_are_refused_not_half_done() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    let cq = device.create_cq(8);
+    for transport in [Transport::Uc, Transport::Ud] {
+        let mut config = QpConfig::rc(pd, cq, cq);
+        config.transport = transport;
+        assert_eq!(device.create_qp(config, || 77), Err(CreateQpError::Transport(transport)));
+    }
+    assert_eq!(device.holdings().domain_users, 0);
+}
+
+#[test]
+fn queue_pair_needs_its_domain_and_completion_queues() {
+    let mut device = Device::new(());
+    let (pd, gone) = (device.create_domain(), device.create_domain());
+    device.destroy_domain(gone).unwrap();
+    let (cq, gone_cq) = (device.create_cq(8), device.create_cq(8));
+    assert!(device.destroy_cq(gone_cq));
+    assert_eq!(device.create_qp(QpConfig::rc(gone, cq, cq), || 77), Err(CreateQpError::UnknownDomain));
+    let missing = device.create_qp(QpConfig::rc(pd, cq, gone_cq), || 77);
+    assert_eq!(missing, Err(CreateQpError::UnknownCq(gone_cq)));
+    let qpn = device.create_qp(QpConfig::rc(pd, cq, cq), || 77).unwrap();
+    assert!(!device.destroy_cq(cq), "in use");
+    assert!(device.destroy_domain(pd).is_err(), "in use");
+    device.destroy_qp(qpn);
+    assert!(device.destroy_cq(cq));
+    assert!(device.destroy_domain(pd).is_ok());
+}
+
+#[test]
+fn queue_pair_numbers_are_random_unique_and_never_special() {
+    let mut device = Device::new(());
+    let pd = device.create_domain();
+    let cq = device.create_cq(8);
+    let mut numbers = [0, 1, 0xff_ffff, 0x0100_0000, 50, 50, 51].into_iter();
+    let mut random = || numbers.next().unwrap();
+    let first = device.create_qp(QpConfig::rc(pd, cq, cq), &mut random).unwrap();
+    let second = device.create_qp(QpConfig::rc(pd, cq, cq), &mut random).unwrap();
+    assert_eq!((first.get(), second.get()), (50, 51));
+}
+
+#[test]
+fn completion_queue_that_overflows_says_so_and_fails_its_queue_pair() {
+    let mut end = solo_with(&Options { cq_capacity: 2, ..Options::default() });
+    for id in 0..5 {
+        end.post(id, WRITE, 0, 8);
+    }
+    end.transmits();
+    end.hear_ack(3);
+    assert_eq!(end.notices(), [Notice::CqOverflow(end.cq), Notice::Fatal(end.qpn)]);
+    assert_eq!(end.state(), QpState::Error);
+    assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success)]);
+    assert!(end.device.statistics().completions_lost >= 2);
+}
+
+#[test]
+fn wake_comes_once_for_the_next_completion() {
+    let mut end = solo();
+    end.device.wake_on_completion(end.cq, Wake::Any);
+    for id in 0..3 {
+        end.post(id, WRITE, 0, 8);
+    }
+    end.transmits();
+    end.hear_ack(2);
+    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+}
+
+#[test]
+fn wake_for_solicited_completions_waits_for_the_peers_flag_or_a_failure() {
+    let mut pair = Pair::new();
+    for id in 0..3 {
+        pair.b.post_recv(id, 0, 64);
+    }
+    pair.b.device.wake_on_completion(pair.b.cq, Wake::Solicited);
+    let segment = pair.a.segment(0, 8);
+    pair.a.try_post(1, SendOperation::Send, SendFlags::empty(), &[segment]).unwrap();
+    pair.run();
+    assert!(!pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
+    pair.a.try_post(2, SendOperation::Send, SendFlags::SOLICITED, &[segment]).unwrap();
+    pair.run();
+    assert!(pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
+    pair.b.device.wake_on_completion(pair.b.cq, Wake::Solicited);
+    pair.b.modify(adverb_proto::Transition::Error);
+    assert!(pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
+}
+
+#[test]
+fn asking_for_less_takes_nothing_back() {
+    let mut end = solo();
+    end.device.wake_on_completion(end.cq, Wake::Any);
+    end.device.wake_on_completion(end.cq, Wake::Solicited);
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    end.hear_ack(0);
+    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+}
+
+#[test]
+fn completion_names_its_operation_and_length() {
+    let mut pair = Pair::new();
+    pair.b.post_recv(1, 0, 64);
+    pair.a.post(1, SendOperation::Send, 0, 33);
+    pair.a.post(2, SendOperation::Write(pair.b.place(100)), 0, 44);
+    pair.a.post(3, SendOperation::LocalInvalidate(pair.a.key), 0, 0);
+    pair.run();
+    let operations: Vec<_> = pair.a.completions().iter().map(|c| c.outcome.unwrap()).collect();
+    assert_eq!(operations[0].operation, CompletedOperation::Send);
+    assert_eq!((operations[1].operation, operations[1].length), (CompletedOperation::Write, 44));
+    assert_eq!(operations[2].operation, CompletedOperation::LocalInvalidate);
+}

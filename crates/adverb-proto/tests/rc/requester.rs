@@ -1,0 +1,711 @@
+//! What a requester sends, and makes of answers forged one by one.
+
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{
+    Access, PathMtu, QpState, RemoteAddress, Segment, SendFlags, SendOperation, Status,
+};
+use adverb_proto::{Event, RetryCause};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{Aeth, NakCode, Rc, ReadResponse, Reth, RnrTimer, Send, Syndrome, Write};
+
+use crate::harness::{ADDR, End, Options, ack, aeth, nak, pattern, rc, rnr_nak, solo, solo_with};
+
+fn remote(offset: u64) -> RemoteAddress {
+    RemoteAddress { addr: 0x5000 + offset, rkey: 0x1234 }
+}
+
+const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
+const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
+
+fn numbers(said: &[(Rc, u32)]) -> Vec<u32> {
+    said.iter().map(|(_, psn)| *psn).collect()
+}
+
+fn first(payload: usize) -> (Rc, Vec<u8>) {
+    (Rc::ReadResponse(ReadResponse::First(aeth(1))), pattern(payload, 1))
+}
+
+#[test]
+fn message_is_cut_at_the_mtu() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 2500);
+    let reth = Reth { va: 0x5000, rkey: 0x1234, length: 2500 };
+    let expected = [Write::First(reth), Write::Middle, Write::Last(None)].map(Rc::Write);
+    assert_eq!(end.says(), [(expected[0], 0), (expected[1], 1), (expected[2], 2)]);
+}
+
+#[test]
+fn message_of_exactly_the_mtu_is_one_packet() {
+    let mut end = solo();
+    end.post(1, SendOperation::Send, 0, 1024);
+    assert_eq!(end.says(), [(Rc::Send(Send::Only(None)), 0)]);
+}
+
+#[test]
+fn immediate_and_invalidate_are_in_the_last_packet() {
+    let mut end = solo();
+    end.post(1, SendOperation::SendImmediate(5), 0, 1025);
+    end.post(2, SendOperation::SendInvalidate(6), 0, 1025);
+    end.post(3, SendOperation::SendInvalidate(7), 0, 1);
+    let said: Vec<_> = end.says().into_iter().map(|(rc, _)| rc).collect();
+    assert_eq!(
+        said,
+        [
+            Rc::Send(Send::First),
+            Rc::Send(Send::Last(Some(5))),
+            Rc::Send(Send::First),
+            Rc::SendLastInvalidate(6),
+            Rc::SendOnlyInvalidate(7),
+        ]
+    );
+}
+
+#[test]
+fn last_packet_of_a_message_asks_for_an_acknowledgement() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 2500);
+    end.post(2, WRITE, 0, 5);
+    let asks: Vec<_> = end.headers().iter().map(|header| header.ack_request).collect();
+    assert_eq!(asks, [false, false, true, true]);
+}
+
+#[test]
+fn long_message_asks_for_an_acknowledgement_at_least_every_64_packets() {
+    let mut end = solo_with(&Options { mtu: PathMtu::Mtu256, ..Options::default() });
+    end.post(1, WRITE, 0, 200 * 256);
+    let headers = end.headers();
+    assert_eq!(headers.len(), 200);
+    let mut since = 0;
+    for header in &headers {
+        since = if header.ack_request { 0 } else { since + 1 };
+        assert!(since < 64);
+    }
+}
+
+#[test]
+fn solicited_is_in_the_last_packet_of_what_consumes_a_receive() {
+    let mut end = solo();
+    let segment = end.segment(0, 1500);
+    end.try_post(1, SendOperation::Send, SendFlags::SOLICITED, &[segment]).unwrap();
+    end.try_post(2, WRITE, SendFlags::SOLICITED, &[segment]).unwrap();
+    let solicited: Vec<_> = end.headers().iter().map(|header| header.solicited).collect();
+    assert_eq!(solicited, [false, true, false, false]);
+}
+
+#[test]
+fn packets_go_to_the_peers_queue_pair_in_the_default_partition_migrated() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    let header = end.headers()[0];
+    assert_eq!(header.dest_qp.get(), 0x77);
+    assert_eq!(header.pkey, 0xffff);
+    assert!(header.migrated);
+}
+
+#[test]
+fn acknowledgement_is_cumulative() {
+    let mut end = solo();
+    for id in 0..4 {
+        end.post(id, WRITE, 0, 8);
+    }
+    end.transmits();
+    end.hear_ack(2);
+    assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success), (2, Status::Success)]);
+    end.hear_ack(3);
+    assert_eq!(end.statuses(), [(3, Status::Success)]);
+}
+
+#[test]
+fn acknowledgement_within_a_message_completes_only_those_before_it() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post(2, WRITE, 0, 3000);
+    end.transmits();
+    end.hear_ack(2);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn acknowledgement_of_what_was_never_sent_is_ignored() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    for psn in [1, 2, 1000, 0x7f_ffff, 0xff_ffff] {
+        end.hear_ack(psn);
+    }
+    assert_eq!(end.statuses(), []);
+    assert_eq!(end.state(), QpState::ReadyToSend);
+    end.hear_ack(0);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn acknowledgement_that_comes_twice_is_ignored() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    end.hear_ack(0);
+    end.hear_ack(0);
+    assert_eq!(end.statuses().len(), 1);
+}
+
+#[test]
+fn sequence_nak_acknowledges_what_was_before_it_and_sends_again_from_there() {
+    let mut end = solo();
+    for id in 0..4 {
+        end.post(id, WRITE, 0, 8);
+    }
+    end.transmits();
+    assert_eq!(numbers(&end.ask(2, nak(NakCode::SequenceError, 2), &[])), [2, 3]);
+    assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success)]);
+}
+
+#[test]
+fn going_back_into_a_message_goes_on_with_its_middle() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 4096);
+    end.transmits();
+    let said = end.ask(2, nak(NakCode::SequenceError, 0), &[]);
+    assert_eq!(said, [(Rc::Write(Write::Middle), 2), (Rc::Write(Write::Last(None)), 3)]);
+}
+
+#[test]
+fn second_nak_for_the_same_packet_is_an_echo() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 4096);
+    end.transmits();
+    assert_eq!(end.ask(1, nak(NakCode::SequenceError, 0), &[]).len(), 3);
+    assert_eq!(end.ask(1, nak(NakCode::SequenceError, 0), &[]), []);
+}
+
+#[test]
+fn acknowledgement_during_a_retry_skips_what_it_covers() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 4096);
+    end.transmits();
+    end.wait();
+    end.hear_ack(1);
+    assert_eq!(numbers(&end.says()), [2, 3]);
+}
+
+#[test]
+fn timeout_is_4096_ns_times_a_power_of_two() {
+    for code in [1, 5, 14, 19] {
+        let mut end = solo_with(&Options { timeout: code, ..Options::default() });
+        end.post(1, WRITE, 0, 8);
+        end.transmits();
+        assert_eq!(end.wait(), Some(Duration::from_nanos(4096 << code)));
+        assert_eq!(numbers(&end.says()), [0]);
+    }
+}
+
+#[test]
+fn timeout_zero_is_none() {
+    let mut end = solo_with(&Options { timeout: 0, ..Options::default() });
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    assert_eq!(end.device.poll_timeout(), None);
+}
+
+#[test]
+fn timer_starts_anew_with_each_acknowledgement_and_stops_with_the_last() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post(2, WRITE, 0, 8);
+    end.transmits();
+    let timeout = Timeout::new(14).unwrap().duration();
+    end.now = end.now + timeout / 2;
+    end.hear_ack(0);
+    assert_eq!(end.wait(), Some(timeout));
+    end.transmits();
+    end.hear_ack(1);
+    assert_eq!(end.wait(), None, "nothing is outstanding");
+}
+
+#[test]
+fn retries_are_as_many_as_asked_for_and_then_the_oldest_request_fails() {
+    for retry_count in [0, 1, 7] {
+        let mut end = solo_with(&Options { retry_count, ..Options::default() });
+        end.post(1, WRITE, 0, 8);
+        end.post(2, WRITE, 0, 8);
+        assert_eq!(end.transmits().len(), 2);
+        for _ in 0..retry_count {
+            end.wait();
+            assert_eq!(end.transmits().len(), 2);
+        }
+        assert_eq!(end.statuses(), []);
+        end.wait();
+        assert_eq!(end.transmits().len(), 0);
+        assert_eq!(end.statuses(), [(1, Status::RetryExceeded), (2, Status::Flushed)], "7 isn't for ever");
+        assert_eq!(end.state(), QpState::Error);
+    }
+}
+
+#[test]
+fn retry_count_starts_anew_with_progress() {
+    let mut end = solo_with(&Options { retry_count: 1, ..Options::default() });
+    end.post(1, WRITE, 0, 4096);
+    end.transmits();
+    for psn in 0..3 {
+        end.wait();
+        end.transmits();
+        end.hear_ack(psn);
+    }
+    end.wait();
+    end.transmits();
+    assert_eq!(end.state(), QpState::ReadyToSend);
+    end.hear_ack(3);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn rnr_nak_waits_as_long_as_it_says() {
+    for code in [0, 1, 12, 31] {
+        let mut end = solo();
+        end.post(1, SendOperation::Send, 0, 8);
+        end.transmits();
+        assert_eq!(end.ask(0, rnr_nak(code, 0), &[]), []);
+        assert_eq!(end.wait(), Some(RnrTimer::new(code).unwrap().duration()));
+        assert_eq!(numbers(&end.says()), [0]);
+    }
+}
+
+#[test]
+fn rnr_nak_acknowledges_what_was_before_it() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post(2, SendOperation::Send, 0, 8);
+    end.transmits();
+    end.hear(1, rnr_nak(1, 1), &[]);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn rnr_retries_are_as_many_as_asked_for() {
+    for rnr_retry in [0, 1, 6] {
+        let mut end = solo_with(&Options { rnr_retry, ..Options::default() });
+        end.post(1, SendOperation::Send, 0, 8);
+        end.transmits();
+        for _ in 0..rnr_retry {
+            end.hear(0, rnr_nak(1, 0), &[]);
+            end.wait();
+            assert_eq!(end.transmits().len(), 1);
+        }
+        assert_eq!(end.statuses(), []);
+        end.hear(0, rnr_nak(1, 0), &[]);
+        assert_eq!(end.statuses(), [(1, Status::RnrRetryExceeded)]);
+    }
+}
+
+#[test]
+fn rnr_retry_seven_is_for_ever() {
+    let mut end = solo_with(&Options { rnr_retry: 7, ..Options::default() });
+    end.post(1, SendOperation::Send, 0, 8);
+    end.transmits();
+    for _ in 0..1000 {
+        end.hear(0, rnr_nak(1, 0), &[]);
+        end.wait();
+        assert_eq!(end.transmits().len(), 1);
+    }
+    assert_eq!(end.statuses(), []);
+}
+
+#[test]
+fn sequence_naks_during_an_rnr_wait_neither_end_it_nor_use_up_a_retry() {
+    let mut end = solo_with(&Options { retry_count: 0, ..Options::default() });
+    end.post(1, SendOperation::Send, 0, 8);
+    end.post(2, WRITE, 0, 8);
+    end.transmits();
+    end.hear(0, rnr_nak(12, 0), &[]);
+    for _ in 0..5 {
+        assert_eq!(end.ask(0, nak(NakCode::SequenceError, 0), &[]), []);
+    }
+    assert_eq!(end.statuses(), []);
+    assert_eq!(end.wait(), Some(RnrTimer::new(12).unwrap().duration()));
+    assert_eq!(numbers(&end.says()), [0, 1]);
+}
+
+#[test]
+fn nothing_is_sent_during_an_rnr_wait() {
+    let mut end = solo();
+    end.post(1, SendOperation::Send, 0, 8);
+    end.transmits();
+    end.hear(0, rnr_nak(12, 0), &[]);
+    end.post(2, WRITE, 0, 8);
+    assert_eq!(end.says(), []);
+}
+
+#[test]
+fn acknowledgement_ends_an_rnr_wait() {
+    let mut end = solo();
+    end.post(1, SendOperation::Send, 0, 8);
+    end.post(2, WRITE, 0, 8);
+    end.transmits();
+    end.hear(0, rnr_nak(0, 0), &[]);
+    end.hear_ack(0);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+    assert_eq!(numbers(&end.says()), [1]);
+}
+
+#[test]
+fn fatal_naks_have_their_statuses() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, Status::RemoteInvalidRequest),
+        (NakCode::RemoteAccess, Status::RemoteAccess),
+        (NakCode::RemoteOperational, Status::RemoteOperation),
+    ] {
+        let mut end = solo();
+        end.post(1, WRITE, 0, 8);
+        end.post(2, WRITE, 0, 8);
+        end.post(3, WRITE, 0, 8);
+        end.transmits();
+        end.hear(1, nak(code, 1), &[]);
+        assert_eq!(end.statuses(), [(1, Status::Success), (2, status), (3, Status::Flushed)]);
+        assert_eq!(end.state(), QpState::Error);
+    }
+}
+
+#[test]
+fn reserved_syndromes_are_dropped() {
+    for byte in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
+        let mut end = solo();
+        end.post(1, WRITE, 0, 8);
+        end.transmits();
+        end.hear(0, Rc::Acknowledge(Aeth { syndrome: Syndrome::from_byte(byte), msn: 0 }), &[]);
+        assert_eq!(end.statuses(), [], "{byte:#x}");
+        assert_eq!(end.state(), QpState::ReadyToSend);
+    }
+}
+
+#[test]
+fn read_takes_the_numbers_of_its_answer() {
+    let mut end = solo();
+    end.post(1, READ, 0, 2500);
+    end.post(2, WRITE, 0, 8);
+    assert_eq!(numbers(&end.says()), [0, 3]);
+}
+
+#[test]
+fn acknowledgement_beyond_an_outstanding_read_is_an_implied_nak() {
+    let mut end = solo();
+    end.post(1, READ, 0, 8);
+    end.post(2, WRITE, 0, 8);
+    end.transmits();
+    assert_eq!(numbers(&end.ask(1, ack(2), &[])), [0, 1]);
+    assert_eq!(end.statuses(), []);
+    assert_eq!(end.device.statistics().implied_naks, 1);
+}
+
+#[test]
+fn answer_beyond_an_outstanding_read_is_an_implied_nak() {
+    let mut end = solo();
+    end.post(1, READ, 0, 8);
+    end.post(2, READ, 64, 8);
+    end.transmits();
+    let answer = Rc::ReadResponse(ReadResponse::Only(aeth(2)));
+    assert_eq!(numbers(&end.ask(1, answer, &[1; 8])), [0, 1]);
+    assert_eq!(end.statuses(), []);
+}
+
+#[test]
+fn requests_before_a_missing_answer_are_acknowledged() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post(2, READ, 0, 8);
+    end.post(3, WRITE, 0, 8);
+    end.transmits();
+    end.hear_ack(2);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+    assert_eq!(numbers(&end.says()), [1, 2]);
+}
+
+#[test]
+fn answer_acknowledges_what_was_before_it() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post(2, READ, 0, 8);
+    end.transmits();
+    end.hear(1, Rc::ReadResponse(ReadResponse::Only(aeth(2))), b"contents");
+    assert_eq!(end.statuses(), [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!(end.bytes(0, 8), b"contents");
+}
+
+#[test]
+fn read_goes_on_where_its_answer_broke_off() {
+    let mut end = solo();
+    end.post(1, READ, 0, 3000);
+    end.transmits();
+    let (rc, payload) = first(1024);
+    end.hear(0, rc, &payload);
+    end.wait();
+    let rest = Rc::ReadRequest(Reth { va: 0x5000 + 1024, rkey: 0x1234, length: 1976 });
+    assert_eq!(end.says(), [(rest, 1)]);
+}
+
+#[test]
+fn answer_after_a_restart_may_begin_with_first_or_go_on_with_middle() {
+    for restarted in [true, false] {
+        let mut end = solo();
+        end.post(1, READ, 0, 3000);
+        end.transmits();
+        let (rc, payload) = first(1024);
+        end.hear(0, rc, &payload);
+        end.wait();
+        end.transmits();
+        let next = if restarted { ReadResponse::First(aeth(1)) } else { ReadResponse::Middle };
+        end.hear(1, Rc::ReadResponse(next), &pattern(1024, 2));
+        end.hear(2, Rc::ReadResponse(ReadResponse::Last(aeth(1))), &pattern(952, 3));
+        assert_eq!(end.statuses(), [(1, Status::Success)]);
+        assert_eq!(end.bytes(0, 3000), [pattern(1024, 1), pattern(1024, 2), pattern(952, 3)].concat());
+    }
+}
+
+#[test]
+fn answer_after_a_restart_at_the_last_packet_may_be_only_or_last() {
+    for only in [true, false] {
+        let mut end = solo();
+        end.post(1, READ, 0, 1500);
+        end.transmits();
+        let (rc, payload) = first(1024);
+        end.hear(0, rc, &payload);
+        end.wait();
+        end.transmits();
+        let next = if only { ReadResponse::Only(aeth(1)) } else { ReadResponse::Last(aeth(1)) };
+        end.hear(1, Rc::ReadResponse(next), &pattern(476, 2));
+        assert_eq!(end.statuses(), [(1, Status::Success)]);
+    }
+}
+
+#[test]
+fn answer_packet_that_comes_again_is_ignored() {
+    let mut end = solo();
+    end.post(1, READ, 0, 1500);
+    end.transmits();
+    let (rc, payload) = first(1024);
+    end.hear(0, rc, &payload);
+    end.hear(0, rc, &pattern(1024, 99));
+    end.hear(1, Rc::ReadResponse(ReadResponse::Last(aeth(1))), &pattern(476, 2));
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+    assert_eq!(end.bytes(0, 1024), payload);
+}
+
+#[test]
+fn missing_packet_of_an_answer_is_asked_for_again() {
+    let mut end = solo();
+    end.post(1, READ, 0, 3000);
+    end.transmits();
+    let (rc, payload) = first(1024);
+    end.hear(0, rc, &payload);
+    let said = end.ask(2, Rc::ReadResponse(ReadResponse::Last(aeth(1))), &pattern(952, 3));
+    assert_eq!(said, [(Rc::ReadRequest(Reth { va: 0x5000 + 1024, rkey: 0x1234, length: 1976 }), 1)]);
+}
+
+#[test]
+fn answer_of_another_length_is_a_bad_response() {
+    for (response, length) in [
+        (ReadResponse::First(aeth(1)), 1023),
+        (ReadResponse::First(aeth(1)), 1025),
+        (ReadResponse::Only(aeth(1)), 1024),
+        (ReadResponse::Middle, 1024),
+        (ReadResponse::Last(aeth(1)), 476),
+    ] {
+        let mut end = solo();
+        let before = end.bytes(0, 4096).to_vec();
+        end.post(1, READ, 0, 1500);
+        end.transmits();
+        end.hear(0, Rc::ReadResponse(response), &pattern(length, 1));
+        assert_eq!(end.statuses(), [(1, Status::BadResponse)], "{response:?}");
+        assert_eq!(end.bytes(0, 4096), before);
+    }
+}
+
+#[test]
+fn answer_of_another_kind_is_a_bad_response() {
+    let operations = [
+        (WRITE, Rc::ReadResponse(ReadResponse::Only(aeth(1)))),
+        (WRITE, Rc::AtomicAcknowledge(aeth(1), 5)),
+        (READ, Rc::AtomicAcknowledge(aeth(1), 5)),
+        (
+            SendOperation::FetchAdd { remote: remote(0), add: 1 },
+            Rc::ReadResponse(ReadResponse::Only(aeth(1))),
+        ),
+    ];
+    for (operation, answer) in operations {
+        let mut end = solo();
+        end.post(1, operation, 0, 8);
+        end.transmits();
+        let payload = if matches!(answer, Rc::ReadResponse(_)) { &[1u8; 8][..] } else { &[] };
+        end.hear(0, answer, payload);
+        assert_eq!(end.statuses(), [(1, Status::BadResponse)], "{answer:?}");
+    }
+}
+
+#[test]
+fn answer_that_carries_a_nak_is_a_bad_response() {
+    let mut end = solo();
+    end.post(1, READ, 0, 8);
+    end.transmits();
+    let bad = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 1 };
+    end.hear(0, Rc::ReadResponse(ReadResponse::Only(bad)), &[1; 8]);
+    assert_eq!(end.statuses(), [(1, Status::BadResponse)]);
+}
+
+#[test]
+fn reads_and_atomics_outstanding_are_no_more_than_agreed() {
+    let mut end = solo_with(&Options { max_rd_atomic: 2, ..Options::default() });
+    for id in 0..5 {
+        end.post(id, SendOperation::FetchAdd { remote: remote(0), add: 1 }, id * 8, 8);
+    }
+    assert_eq!(numbers(&end.says()), [0, 1]);
+    end.hear(0, Rc::AtomicAcknowledge(aeth(1), 5), &[]);
+    assert_eq!(numbers(&end.says()), [2]);
+    end.hear(1, Rc::AtomicAcknowledge(aeth(1), 5), &[]);
+    end.hear(2, Rc::AtomicAcknowledge(aeth(1), 5), &[]);
+    assert_eq!(numbers(&end.says()), [3, 4]);
+}
+
+#[test]
+fn flush_and_atomic_write_take_slots_like_reads() {
+    let mut end = solo_with(&Options { max_rd_atomic: 1, ..Options::default() });
+    end.post(1, SendOperation::AtomicWrite { remote: remote(0), bytes: [1; 8] }, 0, 0);
+    end.post(2, READ, 0, 8);
+    assert_eq!(numbers(&end.says()), [0]);
+    end.hear(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[]);
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+    assert_eq!(numbers(&end.says()), [1]);
+}
+
+#[test]
+fn writes_do_not_wait_for_reads_unless_fenced() {
+    let mut end = solo();
+    end.post(1, READ, 0, 8);
+    end.post(2, WRITE, 64, 8);
+    end.post_fenced(3, WRITE, 64, 8);
+    assert_eq!(numbers(&end.says()), [0, 1], "the fenced one waits");
+    end.hear(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
+    assert_eq!(numbers(&end.says()), [2]);
+}
+
+#[test]
+fn fence_waits_for_atomics_but_not_for_writes() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.post_fenced(2, WRITE, 0, 8);
+    assert_eq!(numbers(&end.says()), [0, 1]);
+    end.post(3, SendOperation::FetchAdd { remote: remote(0), add: 1 }, 0, 8);
+    end.post_fenced(4, WRITE, 0, 8);
+    assert_eq!(numbers(&end.says()), [2]);
+    end.hear(2, Rc::AtomicAcknowledge(aeth(3), 5), &[]);
+    assert_eq!(numbers(&end.says()), [3]);
+}
+
+#[test]
+fn window_pauses_sending_and_its_last_packet_asks_for_an_acknowledgement() {
+    let mut end = solo_with(&Options { window: 4, ..Options::default() });
+    end.post(1, WRITE, 0, 8 * 1024);
+    let headers = end.headers();
+    assert_eq!(headers.len(), 4);
+    assert!(headers[3].ack_request);
+    end.hear_ack(1);
+    assert_eq!(numbers(&end.says()), [4, 5]);
+}
+
+#[test]
+fn segment_with_a_bad_key_fails_when_those_before_it_are_done() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    let bad = Segment { addr: ADDR, length: 8, lkey: 0xbad };
+    end.try_post(2, WRITE, SendFlags::empty(), &[bad]).unwrap();
+    end.post(3, WRITE, 0, 8);
+    assert_eq!(numbers(&end.says()), [0]);
+    assert_eq!(end.statuses(), []);
+    end.hear_ack(0);
+    end.transmits();
+    let expected = [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)];
+    assert_eq!(end.statuses(), expected);
+}
+
+#[test]
+fn read_into_memory_without_local_write_fails() {
+    let mut end = solo();
+    let key = end.register(Access::empty());
+    let segment = Segment { addr: ADDR, length: 8, lkey: key };
+    end.try_post(1, READ, SendFlags::SIGNALED, &[segment]).unwrap();
+    end.transmits();
+    end.hear(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
+    assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
+}
+
+#[test]
+fn region_deregistered_before_a_retransmission_is_not_sent_again() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    end.device.deregister(end.key).unwrap();
+    end.wait();
+    assert_eq!(end.says(), []);
+    assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
+}
+
+#[test]
+fn atomic_answer_is_written_as_a_native_number() {
+    let mut end = solo();
+    end.post(1, SendOperation::FetchAdd { remote: remote(0), add: 1 }, 16, 8);
+    end.transmits();
+    end.hear(0, Rc::AtomicAcknowledge(aeth(1), 0x0123_4567_89ab_cdef), &[]);
+    assert_eq!(end.word(16), 0x0123_4567_89ab_cdef);
+}
+
+#[test]
+fn local_invalidate_waits_for_those_before_it_and_then_takes_no_packet() {
+    let mut end = solo();
+    let key = end.register(Access::empty());
+    end.post(1, WRITE, 0, 8);
+    end.post(2, SendOperation::LocalInvalidate(key), 0, 0);
+    end.post(3, WRITE, 0, 8);
+    assert_eq!(numbers(&end.says()), [0]);
+    end.hear_ack(0);
+    assert_eq!(numbers(&end.says()), [1]);
+    assert_eq!(end.statuses(), [(1, Status::Success), (2, Status::Success)]);
+    let segment = Segment { addr: ADDR, length: 8, lkey: key };
+    end.hear_ack(1);
+    end.try_post(4, WRITE, SendFlags::SIGNALED, &[segment]).unwrap();
+    end.transmits();
+    assert_eq!(end.statuses(), [(3, Status::Success), (4, Status::LocalProtection)]);
+}
+
+#[test]
+fn second_local_invalidate_of_a_key_fails_the_queue_pair() {
+    let mut end = solo();
+    let key = end.register(Access::empty());
+    end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
+    end.post(2, SendOperation::LocalInvalidate(key), 0, 0);
+    end.transmits();
+    assert_eq!(end.statuses(), [(1, Status::Success), (2, Status::LocalQpOperation)]);
+}
+
+#[test]
+fn retransmission_is_told_with_its_cause() {
+    let mut end = solo();
+    end.post(1, WRITE, 0, 8);
+    end.transmits();
+    end.wait();
+    let again = |event: &Event| matches!(event, Event::Retransmit { cause: RetryCause::Timeout, .. });
+    assert!(end.device.sink().iter().any(|(_, event)| again(event)));
+    let said: Vec<_> = end.headers();
+    assert_eq!(rc(&said[0]), Rc::Write(Write::Only(Reth { va: 0x5000, rkey: 0x1234, length: 8 }, None)));
+    assert_eq!(end.device.statistics().retransmitted_packets, 1);
+}
+
+#[test]
+fn responses_in_rtr_are_dropped() {
+    let options = Options::default();
+    let mut end = End::new(1, 2, &options);
+    end.go_to_init(&options);
+    let receiving = end.receiving(adverb_wire::Qpn::truncate(0x77), &options);
+    end.modify(receiving);
+    end.hear_ack(0);
+    assert_eq!(end.statuses(), []);
+    assert_eq!(end.state(), QpState::ReadyToReceive);
+}

@@ -1,0 +1,523 @@
+//! Those who use the devices: they post requests and receives, and do things to their queue pairs.
+
+use adverb_proto::memory::RemoteInvalidate;
+use adverb_proto::vocabulary::{
+    Access, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Status,
+};
+use adverb_proto::{PostError, Transition};
+
+use crate::Random;
+use crate::model::{Change, Direction, Posted, Slot, gather};
+use crate::scenario::{Action, Step, Violation};
+use crate::world::{ConnectionState, Task, World};
+
+/// A request to be posted, and what the model makes of it.
+struct Draft {
+    operation: SendOperation,
+    segments: Vec<Segment>,
+    inline: bool,
+    posted: Posted,
+    changed: Option<Vec<u8>>,
+    fence: bool,
+}
+
+impl World {
+    /// A side goes on with its program.
+    pub(crate) fn go(&mut self, connection: usize, side: usize) {
+        loop {
+            let state = &self.connections[connection].sides[side];
+            if state.stopped || state.destroyed || state.draining {
+                return;
+            }
+            let program = &self.scenario.connections[connection].programs[side];
+            let Some(mut step) = program.steps.get(state.step).copied() else { return };
+            let direction = &self.connections[connection].directions[side];
+            let outstanding = direction.posted.len() - direction.done;
+            if step.action.is_request() && outstanding >= program.depth {
+                self.connections[connection].sides[side].waiting = true;
+                return;
+            }
+            // Somebody who waits for room must hear of it.
+            step.signaled |= outstanding + 1 >= program.depth;
+            let node = state.node;
+            if !self.step(connection, side, &step) {
+                return;
+            }
+            self.connections[connection].sides[side].step += 1;
+            self.plan_pump(node);
+            if !step.pause.is_zero() {
+                let at = self.now + step.pause;
+                return self.plan(at, Task::Go { connection, side });
+            }
+        }
+    }
+
+    /// Does one step, and says whether it is done.
+    fn step(&mut self, connection: usize, side: usize, step: &Step) -> bool {
+        let (node, qpn) = {
+            let state = &self.connections[connection].sides[side];
+            (state.node, state.qpn)
+        };
+        match step.action {
+            Action::Drain => {
+                let drained = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Drain);
+                self.connections[connection].sides[side].draining = drained.is_ok();
+            }
+            Action::Destroy => {
+                self.note(|| format!("dev {node} destroys qp {qpn}"));
+                self.pump(node);
+                self.nodes[node].device.destroy_qp(qpn);
+                let state = &mut self.connections[connection].sides[side];
+                state.destroyed = true;
+                state.failed = true;
+            }
+            Action::Error => {
+                self.connections[connection].sides[side].failed = true;
+                let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
+            }
+            _ => return self.post(connection, side, step),
+        }
+        true
+    }
+
+    /// Posts a request. Full queues are tried again when something completes.
+    fn post(&mut self, connection: usize, side: usize, step: &Step) -> bool {
+        let (node, qpn) = {
+            let state = &self.connections[connection].sides[side];
+            (state.node, state.qpn)
+        };
+        let draft = self.draft(connection, side, step);
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, step.signaled);
+        flags.set(SendFlags::FENCE, draft.fence);
+        flags.set(SendFlags::INLINE, draft.inline);
+        flags.set(SendFlags::SOLICITED, step.seed & 1 == 1);
+        let direction = &self.connections[connection].directions[side];
+        let number = direction.posted.len();
+        let wr_id = (connection as u64) << 33 | (side as u64) << 32 | number as u64;
+        let request = SendRequest::<()> {
+            wr_id,
+            operation: draft.operation,
+            flags,
+            segments: if draft.inline { &[] } else { &draft.segments },
+            destination: None,
+        };
+        let device = &mut self.nodes[node].device;
+        let posted = if draft.inline {
+            device.post_send_inline(self.now, qpn, &request, &draft.posted.payload)
+        } else {
+            device.post_send(self.now, qpn, &request)
+        };
+        match posted {
+            Ok(()) => {}
+            Err(PostError::QueueFull) => {
+                self.connections[connection].sides[side].waiting = true;
+                return false;
+            }
+            Err(error) => {
+                self.violate(format!(
+                    "connection {connection} side {side} can't post {:?}: {error}",
+                    step.action
+                ));
+                return false;
+            }
+        }
+        self.operations += 1;
+        let mtu = u32::from(self.scenario.connections[connection].mtu.bytes());
+        let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
+        // What is posted to a queue pair in error is never executed.
+        if sides[side].failed && directions[side].doomed.is_none() {
+            directions[side].doomed = Some(number);
+        }
+        directions[side].book(draft, number, mtu);
+        // Memory is taken away when packets to it are under way.
+        if step.action == Action::WriteRevocable && !directions[side].revocation_planned && step.seed & 6 == 0
+        {
+            directions[side].revocation_planned = true;
+            let span = self.scenario.latency.as_nanos() as u64 * 4 + 1;
+            let at = self.now + std::time::Duration::from_nanos((step.seed >> 8) % span);
+            self.plan(at, Task::Revoke { connection, side });
+        }
+        true
+    }
+
+    /// Decides what a step posts.
+    fn draft(&mut self, connection: usize, side: usize, step: &Step) -> Draft {
+        let mut random = Random::new(step.seed);
+        let random = &mut random;
+        let (here, there) = [side, 1 - side].map(|side| self.connections[connection].sides[side].node).into();
+        let keys = self.fresh_keys(connection, side, step.action, here, there);
+        let shared = &self.shared[there];
+        let now = self.now;
+        let direction = &mut self.connections[connection].directions[side];
+        let mtu = direction.read_only.length;
+        let mut length = step.length;
+        let garbage = RemoteAddress { addr: random.u64(), rkey: random.u32() | 1 };
+        let sendable = |operation| (operation, None, None);
+        let mut landing = None;
+        let mut shared_word = None;
+        // The operation, what it changes in the target, and what it must end with.
+        let (operation, change, must_fail): (SendOperation, Option<u32>, Option<Status>) = match step.action {
+            Action::Send => sendable(SendOperation::Send),
+            Action::SendInline => {
+                length = length.min(256);
+                sendable(SendOperation::Send)
+            }
+            Action::SendImmediate => sendable(SendOperation::SendImmediate(random.u32())),
+            Action::SendInvalidate => sendable(SendOperation::SendInvalidate(keys)),
+            Action::Write => {
+                let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
+                (SendOperation::Write(direction.target.place(offset)), Some(offset), None)
+            }
+            Action::WriteImmediate => {
+                let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
+                let remote = direction.target.place(offset);
+                (SendOperation::WriteImmediate(remote, random.u32()), Some(offset), None)
+            }
+            Action::WriteNothing => {
+                length = 0;
+                sendable(SendOperation::Write(garbage))
+            }
+            Action::WriteRevocable => {
+                length = length.min(direction.revocable.length);
+                let offset = random.below(u64::from(direction.revocable.length - length) + 1) as u32;
+                sendable(SendOperation::Write(direction.revocable.place(offset)))
+            }
+            Action::Read => {
+                let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
+                let range = offset as usize..(offset + length) as usize;
+                landing = Some(Some(direction.image[range].to_vec()));
+                direction.reads.push((offset, length));
+                sendable(SendOperation::Read(direction.target.place(offset)))
+            }
+            Action::ReadNothing => {
+                length = 0;
+                landing = Some(Some(Vec::new()));
+                sendable(SendOperation::Read(garbage))
+            }
+            Action::CompareSwap | Action::FetchAdd => {
+                length = 8;
+                let offset = random.below(u64::from(direction.target.length / 8)) as u32 * 8;
+                let old = direction.word(offset);
+                landing = Some(Some(old.to_ne_bytes().to_vec()));
+                let remote = direction.target.place(offset);
+                let operation = match step.action {
+                    Action::FetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
+                    _ => {
+                        let compare = if random.chance(700_000) { old } else { random.u64() };
+                        SendOperation::CompareSwap { remote, compare, swap: random.u64() }
+                    }
+                };
+                (operation, Some(offset), None)
+            }
+            Action::SharedCompareSwap | Action::SharedFetchAdd => {
+                length = 8;
+                let word = random.below(u64::from(shared.length / 8)) as usize;
+                shared_word = Some(word);
+                landing = Some(None);
+                let remote = shared.place(word as u32 * 8);
+                let seen = &self.memories[there].bytes(shared.backing)[word * 8..word * 8 + 8];
+                let operation = match step.action {
+                    Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
+                    // What the word is now: it may be something else by then.
+                    _ => SendOperation::CompareSwap {
+                        remote,
+                        compare: u64::from_ne_bytes(seen.try_into().unwrap_or_default()),
+                        swap: random.u64(),
+                    },
+                };
+                sendable(operation)
+            }
+            Action::AtomicWrite => {
+                length = 0;
+                let offset = random.below(u64::from(direction.target.length / 8)) as u32 * 8;
+                let remote = direction.target.place(offset);
+                (SendOperation::AtomicWrite { remote, bytes: random.u64().to_le_bytes() }, Some(offset), None)
+            }
+            Action::Flush => {
+                length = 0;
+                sendable(SendOperation::Flush(FlushRange {
+                    remote: direction.target.place(0),
+                    length: random.below(u64::from(direction.target.length)) as u32,
+                    whole_region: random.chance(300_000),
+                    global: true,
+                    persistent: random.chance(500_000),
+                }))
+            }
+            Action::LocalInvalidate => {
+                length = 0;
+                sendable(SendOperation::LocalInvalidate(keys))
+            }
+            Action::Violate(violation) => {
+                let (operation, status) = direction.violation(violation, random, &mut length, garbage, mtu);
+                if matches!(operation, SendOperation::Read(_) | SendOperation::FetchAdd { .. }) {
+                    landing = Some(None);
+                }
+                (operation, None, Some(status))
+            }
+            Action::Drain | Action::Destroy | Action::Error => unreachable!("not a request"),
+        };
+        let moves_out = landing.is_none();
+        let inline = step.action == Action::SendInline;
+        let places = match (&landing, moves_out) {
+            (Some(_), _) => direction.land(random, length),
+            (None, _) => split_anywhere(random, direction.source.length, length),
+        };
+        let area = if moves_out { &direction.source } else { &direction.landing };
+        let mut segments: Vec<Segment> = places.iter().map(|(at, len)| area.segment(*at, *len)).collect();
+        if matches!(step.action, Action::AtomicWrite | Action::Flush | Action::LocalInvalidate) {
+            segments.clear();
+        }
+        if step.action == Action::Violate(Violation::LocalKey) {
+            segments.iter_mut().for_each(|segment| segment.lkey ^= 0x5555_5555);
+        }
+        let payload = if moves_out { gather(&direction.source.initial, &places) } else { Vec::new() };
+        let changed = change.map(|offset| direction.effect(&operation, offset, &payload));
+        let change = change.zip(changed.as_ref().map(|bytes| bytes.len() as u32));
+        // What overlaps a READ that may not be done must wait for it: the READ may have to be sent again.
+        let overlaps = |(at, len): &(u32, u32)| {
+            change.is_some_and(|(offset, length)| offset < at + len && *at < offset + length)
+        };
+        let fence = direction.reads.iter().any(overlaps) || random.chance(30_000);
+        if fence {
+            direction.reads.clear();
+            if step.action == Action::Read
+                && let SendOperation::Read(remote) = operation
+            {
+                direction.reads.push(((remote.addr - direction.target.addr) as u32, length));
+            }
+        }
+        let posted = Posted {
+            action: step.action,
+            operation,
+            signaled: step.signaled,
+            length,
+            at: now,
+            must_fail,
+            consumes: None,
+            payload,
+            landing: if moves_out { Vec::new() } else { places },
+            answer: landing.flatten(),
+            change,
+            shared: shared_word,
+            outcome: None,
+        };
+        Draft { operation, segments, inline, posted, changed, fence }
+    }
+
+    /// Registers the key that a request invalidates.
+    fn fresh_keys(
+        &mut self,
+        connection: usize,
+        side: usize,
+        action: Action,
+        here: usize,
+        there: usize,
+    ) -> u32 {
+        let direction = &self.connections[connection].directions[side];
+        let (node, area, remote) = match action {
+            Action::SendInvalidate => (there, direction.invalidated.clone(), RemoteInvalidate::Allowed),
+            Action::LocalInvalidate => (here, direction.source.clone(), RemoteInvalidate::Denied),
+            _ => return 0,
+        };
+        let pd = self.nodes[node].pd;
+        let access = if node == there { Access::LOCAL_WRITE | Access::REMOTE } else { Access::empty() };
+        let (mut maker, random) = self.maker(node);
+        let key = maker.register(random, pd, &area, access, remote);
+        if action == Action::SendInvalidate {
+            self.connections[connection].directions[side].invalidated_key = Some(key);
+        }
+        key
+    }
+
+    /// A side posts its next receive.
+    pub(crate) fn post_receive(&mut self, connection: usize, side: usize) {
+        let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
+        let state = &mut sides[side];
+        let direction = &mut directions[1 - side];
+        let number = direction.slots.len();
+        if state.destroyed || state.failed {
+            return;
+        }
+        let Some(room) = state.rooms.get(number).copied() else { return };
+        let mut random =
+            Random::new(self.scenario.seed ^ ((connection << 20 | side << 19 | number) as u64) << 24);
+        let next = self.scenario.connections[connection].programs[1 - side].steps.iter();
+        let too_long = next
+            .filter(|step| step.action.consumes_receive())
+            .nth(number)
+            .is_some_and(|step| step.action == Action::Violate(Violation::TooLong));
+        let length = room + if too_long { 0 } else { random.below(64) as u32 };
+        let start = direction.slots_used;
+        direction.slots_used += length;
+        let places = split(&mut random, start, length);
+        let segments: Vec<Segment> =
+            places.iter().map(|(at, length)| direction.receives.segment(*at, *length)).collect();
+        let wr_id = 1 << 63 | (connection as u64) << 33 | (side as u64) << 32 | number as u64;
+        direction.slots.push(Slot { places, outcome: None });
+        let request = RecvRequest { wr_id, segments: &segments };
+        let (node, qpn) = (state.node, state.qpn);
+        if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
+            return self
+                .violate(format!("connection {connection} side {side} can't post a receive: {error}"));
+        }
+        self.plan_pump(node);
+    }
+
+    /// Memory is taken away while it may be in use.
+    pub(crate) fn revoke(&mut self, connection: usize, side: usize) {
+        let direction = &mut self.connections[connection].directions[side];
+        let (node, key) = (direction.revocable.device, direction.revocable.key);
+        direction.revoked = Some(self.memories[node].bytes(direction.revocable.backing).to_vec());
+        self.nodes[node].device.deregister(key);
+        self.nodes[node].keys.retain(|other| *other != key);
+        self.note(|| format!("dev {node} deregisters {key:#x}"));
+    }
+}
+
+impl Direction {
+    fn word(&self, offset: u32) -> u64 {
+        let bytes = &self.image[offset as usize..offset as usize + 8];
+        u64::from_ne_bytes(bytes.try_into().unwrap_or_default())
+    }
+
+    /// What an operation leaves in the target.
+    fn effect(&self, operation: &SendOperation, offset: u32, payload: &[u8]) -> Vec<u8> {
+        match operation {
+            SendOperation::CompareSwap { compare, swap, .. } => {
+                let old = self.word(offset);
+                if old == *compare { swap.to_ne_bytes() } else { old.to_ne_bytes() }.to_vec()
+            }
+            SendOperation::FetchAdd { add, .. } => {
+                self.word(offset).wrapping_add(*add).to_ne_bytes().to_vec()
+            }
+            SendOperation::AtomicWrite { bytes, .. } => bytes.to_vec(),
+            _ => payload.to_vec(),
+        }
+    }
+
+    /// Something that must be refused, and how.
+    fn violation(
+        &self,
+        violation: Violation,
+        random: &mut Random,
+        length: &mut u32,
+        garbage: RemoteAddress,
+        mtu: u32,
+    ) -> (SendOperation, Status) {
+        let target = &self.target;
+        *length = (*length).max(2);
+        match violation {
+            Violation::UnknownKey => {
+                let remote = RemoteAddress { addr: target.addr, ..garbage };
+                (SendOperation::Write(remote), Status::RemoteAccess)
+            }
+            Violation::WriteBehindEnd => {
+                let remote = target.place(target.length - *length + 1);
+                (SendOperation::Write(remote), Status::RemoteAccess)
+            }
+            Violation::ReadBehindEnd => {
+                *length = (*length).min(8);
+                let remote = target.place(target.length - *length + 1);
+                (SendOperation::Read(remote), Status::RemoteAccess)
+            }
+            Violation::WriteBeforeStart => {
+                let remote = RemoteAddress { addr: target.addr - 1, rkey: target.key };
+                (SendOperation::Write(remote), Status::RemoteAccess)
+            }
+            Violation::WriteReadOnly => {
+                *length = (*length).min(mtu);
+                (SendOperation::Write(self.read_only.place(0)), Status::RemoteAccess)
+            }
+            Violation::ReadWriteOnly => {
+                *length = (*length).min(8);
+                (SendOperation::Read(self.write_only.place(0)), Status::RemoteAccess)
+            }
+            Violation::AtomicWriteOnly => {
+                *length = 8;
+                let remote = self.write_only.place(0);
+                (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteAccess)
+            }
+            Violation::OtherDomain => {
+                *length = (*length).min(mtu);
+                (SendOperation::Write(self.other_domain.place(0)), Status::RemoteAccess)
+            }
+            Violation::MisalignedAtomic => {
+                *length = 8;
+                let remote = target.place(4);
+                (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteInvalidRequest)
+            }
+            Violation::TooLong => (SendOperation::Send, Status::RemoteInvalidRequest),
+            Violation::Invalidated => {
+                *length = (*length).min(mtu);
+                let rkey = self.invalidated_key.unwrap_or(garbage.rkey);
+                let remote = RemoteAddress { addr: self.invalidated.addr, rkey };
+                (SendOperation::Write(remote), Status::RemoteAccess)
+            }
+            Violation::LocalKey => {
+                let remote = target.place(0);
+                (SendOperation::Write(remote), Status::LocalProtection)
+            }
+            Violation::ForbiddenInvalidate => {
+                (SendOperation::SendInvalidate(target.key), Status::RemoteAccess)
+            }
+        }
+    }
+
+    /// A place of its own for an answer, in up to three pieces.
+    fn land(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
+        let start = self.landed;
+        self.landed += length;
+        split(random, start, length)
+    }
+
+    /// Books a request that was posted.
+    fn book(&mut self, draft: Draft, number: usize, mtu: u32) {
+        let mut posted = draft.posted;
+        if let Some((bytes, (offset, _))) = draft.changed.zip(posted.change) {
+            let start = offset as usize;
+            if self.doomed.is_none() {
+                self.image[start..start + bytes.len()].copy_from_slice(&bytes);
+                self.changes.push(Change { request: number, offset, bytes });
+            }
+        }
+        if posted.must_fail.is_some() && self.doomed.is_none() {
+            self.doomed = Some(number);
+        }
+        if posted.action.consumes_receive() {
+            posted.consumes = Some(self.consumed);
+            self.consumed += 1;
+        }
+        let packets = match posted.operation {
+            SendOperation::LocalInvalidate(_) => 0,
+            _ => posted.length.div_ceil(mtu).max(1),
+        };
+        if packets > 0 {
+            let start = self.message_ends.last().copied().unwrap_or(0);
+            self.message_ends.push(start + packets);
+        }
+        self.posted.push(posted);
+    }
+}
+
+/// A range in one to three pieces.
+fn split(random: &mut Random, start: u32, length: u32) -> Vec<(u32, u32)> {
+    let mut cuts = [0, 0].map(|_| random.below(u64::from(length) + 1) as u32);
+    cuts.sort_unstable();
+    match random.below(3) {
+        0 => vec![(start, length)],
+        1 => vec![(start, cuts[0]), (start + cuts[0], length - cuts[0])],
+        _ => {
+            vec![(start, cuts[0]), (start + cuts[0], cuts[1] - cuts[0]), (start + cuts[1], length - cuts[1])]
+        }
+    }
+}
+
+/// One to three pieces of an area, anywhere in it.
+fn split_anywhere(random: &mut Random, area: u32, length: u32) -> Vec<(u32, u32)> {
+    let pieces = split(random, 0, length);
+    pieces
+        .into_iter()
+        .map(|(_, length)| (random.below(u64::from(area - length) + 1) as u32, length))
+        .collect()
+}

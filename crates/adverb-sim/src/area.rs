@@ -1,0 +1,72 @@
+//! Pieces of registered memory, and what their bytes were at first.
+
+use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
+use adverb_proto::{Device, Sink};
+
+use crate::Random;
+
+/// Bytes behind each region that nobody may touch.
+pub(crate) const GUARD: usize = 64;
+
+/// A region and the bytes behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct Area {
+    pub(crate) device: usize,
+    pub(crate) backing: Backing,
+    pub(crate) key: u32,
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    /// The bytes at first, the guard among them.
+    pub(crate) initial: Vec<u8>,
+}
+
+/// What areas are made of.
+pub(crate) struct Maker<'a, S> {
+    pub(crate) index: usize,
+    pub(crate) device: &'a mut Device<S>,
+    pub(crate) memory: &'a mut HeapMemory,
+    pub(crate) keys: &'a mut Vec<u32>,
+}
+
+impl<S: Sink> Maker<'_, S> {
+    pub(crate) fn area(&mut self, random: &mut Random, pd: Pd, length: u32, access: Access) -> Area {
+        let initial = random.bytes(length as usize + GUARD);
+        let backing = self.memory.add(initial.clone());
+        let addr = (random.u64() >> 16) & !0xfff | 0x1000;
+        let mut area = Area { device: self.index, backing, key: 0, addr, length, initial };
+        area.key = self.register(random, pd, &area, access, RemoteInvalidate::Denied);
+        area
+    }
+
+    /// Registers an area once more.
+    pub(crate) fn register(
+        &mut self,
+        random: &mut Random,
+        pd: Pd,
+        area: &Area,
+        access: Access,
+        remote_invalidate: RemoteInvalidate,
+    ) -> u32 {
+        let registration = Registration {
+            addr: area.addr,
+            length: u64::from(area.length),
+            access,
+            backing: area.backing,
+            remote_invalidate,
+        };
+        let key = self.device.register(pd, registration, || random.u32()).expect("a valid registration");
+        self.keys.push(key);
+        key
+    }
+}
+
+impl Area {
+    pub(crate) fn segment(&self, offset: u32, length: u32) -> Segment {
+        Segment { addr: self.addr + u64::from(offset), length, lkey: self.key }
+    }
+
+    pub(crate) fn place(&self, offset: u32) -> RemoteAddress {
+        RemoteAddress { addr: self.addr + u64::from(offset), rkey: self.key }
+    }
+}

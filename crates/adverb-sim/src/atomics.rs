@@ -1,0 +1,169 @@
+//! Whether atomics on one word happened one after the other, each once.
+
+use adverb_proto::Time;
+
+/// An atomic on a shared word, as its requester saw it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomic {
+    pub(crate) kind: Kind,
+    /// What the word was before, if the answer came; otherwise it may have been executed or not.
+    pub(crate) old: Option<u64>,
+    /// When it was posted, and when it completed.
+    pub(crate) start: Time,
+    pub(crate) end: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+}
+
+impl Kind {
+    /// What the word becomes, if that differs.
+    fn apply(self, value: u64) -> Option<u64> {
+        match self {
+            Kind::Add(add) => (add != 0).then(|| value.wrapping_add(add)),
+            Kind::Swap { compare, swap } => (value == compare && swap != value).then_some(swap),
+        }
+    }
+}
+
+/// Finds an order of the atomics that leads from `first` to `last`, gives each the old value that it saw, and puts
+/// none before another that had completed before it was posted.
+///
+/// Added and swapped-in numbers are random, so that no value comes twice and each old value has one successor.
+pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), String> {
+    let mut changing: Vec<&Atomic> = Vec::new();
+    let mut observing: Vec<&Atomic> = Vec::new();
+    let mut unsure: Vec<&Atomic> = Vec::new();
+    for atomic in atomics {
+        match atomic.old {
+            None => unsure.push(atomic),
+            Some(old) if atomic.kind.apply(old).is_some() => changing.push(atomic),
+            Some(_) => observing.push(atomic),
+        }
+    }
+    let mut search =
+        Search { changing: &changing, unsure: &unsure, last, used: vec![false; unsure.len()], steps: 0 };
+    let found = search.chain(first, changing.len(), unsure.len());
+    if search.steps > MOST_STEPS {
+        // Too many that nobody knows of: no verdict.
+        return Ok(());
+    }
+    let Some(chain) = found else {
+        return Err(format!(
+            "no order of {} atomics leads from {first:#x} to {last:#x} with the old values that were returned",
+            atomics.len()
+        ));
+    };
+    // Real time: nothing goes before what had completed before it was posted.
+    let mut latest_start = Time::ZERO;
+    for (atomic, _) in &chain {
+        if atomic.old.is_some() && atomic.end < latest_start {
+            return Err("an atomic took effect behind one that was posted after it had completed".to_owned());
+        }
+        latest_start = latest_start.max(atomic.start);
+    }
+    for atomic in observing {
+        let seen = atomic.old.unwrap_or_default();
+        if seen != first && !chain.iter().any(|(_, value)| *value == seen) {
+            return Err(format!("a compare-and-swap saw {seen:#x}, which the word never was"));
+        }
+    }
+    Ok(())
+}
+
+/// As far as a search for an order goes.
+const MOST_STEPS: u32 = 100_000;
+
+struct Search<'a> {
+    changing: &'a [&'a Atomic],
+    unsure: &'a [&'a Atomic],
+    last: u64,
+    used: Vec<bool>,
+    steps: u32,
+}
+
+impl<'a> Search<'a> {
+    /// The order, each atomic with the value behind it. Atomics whose answer never came fill gaps.
+    fn chain(&mut self, value: u64, left: usize, unsure_left: usize) -> Option<Vec<(&'a Atomic, u64)>> {
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            return None;
+        }
+        if left == 0 && value == self.last {
+            return Some(Vec::new());
+        }
+        if let Some(next) = self.changing.iter().find(|atomic| atomic.old == Some(value)) {
+            let behind = next.kind.apply(value)?;
+            let mut rest = self.chain(behind, left.checked_sub(1)?, unsure_left)?;
+            rest.insert(0, (next, behind));
+            return Some(rest);
+        }
+        if unsure_left == 0 {
+            return None;
+        }
+        for index in 0..self.unsure.len() {
+            if self.used[index] {
+                continue;
+            }
+            let Some(behind) = self.unsure[index].kind.apply(value) else { continue };
+            self.used[index] = true;
+            if let Some(mut rest) = self.chain(behind, left, unsure_left - 1) {
+                rest.insert(0, (self.unsure[index], behind));
+                return Some(rest);
+            }
+            self.used[index] = false;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(add: u64, old: Option<u64>, start: u64, end: u64) -> Atomic {
+        Atomic { kind: Kind::Add(add), old, start: Time::from_nanos(start), end: Time::from_nanos(end) }
+    }
+
+    #[test]
+    fn a_chain_of_adds_is_accepted_and_a_repeated_one_is_not() {
+        let atomics = [add(10, Some(0), 0, 5), add(3, Some(10), 0, 5)];
+        assert!(check(0, 13, &atomics).is_ok());
+        assert!(check(0, 23, &atomics).is_err());
+        assert!(check(0, 10, &atomics).is_err());
+    }
+
+    #[test]
+    fn two_that_saw_the_same_value_are_not_accepted() {
+        assert!(check(0, 13, &[add(10, Some(0), 0, 5), add(3, Some(0), 0, 5)]).is_err());
+    }
+
+    #[test]
+    fn one_without_an_answer_may_have_happened_once_or_not() {
+        let atomics = [add(10, Some(0), 0, 5), add(3, None, 0, 5)];
+        assert!(check(0, 10, &atomics).is_ok());
+        assert!(check(0, 13, &atomics).is_ok());
+        assert!(check(0, 16, &atomics).is_err());
+    }
+
+    #[test]
+    fn order_in_real_time_is_kept() {
+        assert!(check(0, 13, &[add(10, Some(3), 0, 5), add(3, Some(0), 6, 9)]).is_err());
+        assert!(check(0, 13, &[add(10, Some(3), 0, 7), add(3, Some(0), 6, 9)]).is_ok());
+    }
+
+    #[test]
+    fn a_compare_and_swap_sees_only_values_that_were() {
+        let swap = |old| Atomic {
+            kind: Kind::Swap { compare: 99, swap: 1 },
+            old: Some(old),
+            start: Time::ZERO,
+            end: Time::ZERO,
+        };
+        assert!(check(5, 5, &[swap(5)]).is_ok());
+        assert!(check(5, 5, &[swap(6)]).is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! The fabric: carries packets, and fails on purpose.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use adverb_proto::Time;
+
+use crate::Random;
+
+/// How a fabric fails, in chances per million packets, until it heals.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Packets that are lost.
+    pub loss: u32,
+    /// Packets that come twice.
+    pub duplication: u32,
+    /// Packets that are overtaken by those behind them.
+    pub reordering: u32,
+    /// Packets of which up to three bits are turned over.
+    pub corruption: u32,
+    /// Packets that are held up for longer than a timeout.
+    pub delay: u32,
+    /// Times during which nothing passes between two devices.
+    pub partitions: Vec<Partition>,
+    /// Times during which a device doesn't look at what has come.
+    pub stalls: Vec<Stall>,
+}
+
+/// A time during which nothing passes between two devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Partition {
+    /// The devices.
+    pub between: [usize; 2],
+    /// From when.
+    pub start: Time,
+    /// Until when.
+    pub end: Time,
+}
+
+/// A time during which a device doesn't look at what has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Stall {
+    /// The device.
+    pub device: usize,
+    /// From when.
+    pub start: Time,
+    /// Until when.
+    pub end: Time,
+}
+
+/// How many faults of each kind there were.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultCounts {
+    /// Packets lost.
+    pub lost: u64,
+    /// Packets that came twice.
+    pub duplicated: u64,
+    /// Packets overtaken.
+    pub reordered: u64,
+    /// Packets corrupted.
+    pub corrupted: u64,
+    /// Packets held up.
+    pub delayed: u64,
+    /// Packets lost in a partition.
+    pub partitioned: u64,
+    /// Packets that waited for a device.
+    pub stalled: u64,
+}
+
+impl FaultCounts {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.lost
+            + self.duplicated
+            + self.reordered
+            + self.corrupted
+            + self.delayed
+            + self.partitioned
+            + self.stalled
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &FaultCounts) {
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.corrupted += other.corrupted;
+        self.delayed += other.delayed;
+        self.partitioned += other.partitioned;
+        self.stalled += other.stalled;
+    }
+}
+
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} lost, {} duplicated, {} reordered, {} corrupted, {} delayed, {} partitioned, {} stalled",
+            self.lost,
+            self.duplicated,
+            self.reordered,
+            self.corrupted,
+            self.delayed,
+            self.partitioned,
+            self.stalled,
+        )
+    }
+}
+
+/// A packet under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InFlight {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) source_port: u16,
+    pub(crate) identification: u16,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What became of a packet that was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    Carried,
+    Lost,
+    Duplicated,
+    Reordered,
+    Corrupted,
+    Delayed,
+    Partitioned,
+    Stalled,
+}
+
+/// The fabric between the devices.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    faults: Faults,
+    heal_at: Time,
+    latency: Duration,
+    /// How long a delay is: longer than timeouts.
+    long: Duration,
+    random: Random,
+    queue: BinaryHeap<Reverse<Queued>>,
+    sent: u64,
+    /// When the last packet between two devices arrives: others don't overtake it but by a fault.
+    latest: HashMap<(usize, usize), Time>,
+    pub(crate) counts: FaultCounts,
+}
+
+/// Ordered by time, then by the order of sending.
+#[derive(Debug, PartialEq, Eq)]
+struct Queued {
+    at: Time,
+    order: u64,
+    packet: InFlight,
+}
+
+impl Ord for Queued {
+    fn cmp(&self, other: &Queued) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, other: &Queued) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Fabric {
+    pub(crate) fn new(faults: Faults, heal_at: Time, latency: Duration, long: Duration, seed: u64) -> Fabric {
+        Fabric {
+            faults,
+            heal_at,
+            latency,
+            long,
+            random: Random::new(seed),
+            queue: BinaryHeap::new(),
+            sent: 0,
+            latest: HashMap::new(),
+            counts: FaultCounts::default(),
+        }
+    }
+
+    /// Takes a packet, and decides its fate.
+    pub(crate) fn send(&mut self, now: Time, mut packet: InFlight) -> Fate {
+        // The same draws for each packet, whatever becomes of it: leaving out one kind of fault changes no other.
+        let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
+        let amount = self.random.u64();
+        let latest = self.latest.entry((packet.from, packet.to)).or_default();
+        let mut at = (now + self.latency + Duration::from_nanos(amount % 64)).max(*latest);
+        *latest = at;
+        if now >= self.heal_at {
+            self.queue(at, packet);
+            return Fate::Carried;
+        }
+        let between =
+            |p: &Partition| p.between == [packet.from, packet.to] || p.between == [packet.to, packet.from];
+        if self.faults.partitions.iter().any(|p| between(p) && p.start <= now && now < p.end) {
+            self.counts.partitioned += 1;
+            return Fate::Partitioned;
+        }
+        if draws[0] < self.faults.loss {
+            self.counts.lost += 1;
+            return Fate::Lost;
+        }
+        let mut fate = Fate::Carried;
+        if draws[1] < self.faults.duplication {
+            self.counts.duplicated += 1;
+            fate = Fate::Duplicated;
+            let extra = if amount & 1 == 0 { self.latency } else { self.long };
+            self.queue(at + extra.mul_f64((amount >> 40) as f64 / (1u64 << 24) as f64), packet.clone());
+        }
+        if draws[2] < self.faults.reordering {
+            self.counts.reordered += 1;
+            fate = Fate::Reordered;
+            at = at + self.latency * (1 + (amount >> 8 & 3) as u32);
+        }
+        if draws[3] < self.faults.corruption {
+            self.counts.corrupted += 1;
+            fate = Fate::Corrupted;
+            // A CRC of 32 bits finds up to three wrong ones, wherever they are in packets of this length.
+            for shift in 0..1 + (amount >> 16 & 3).min(2) {
+                let bit = (amount >> (20 + 12 * shift)) as usize % (packet.bytes.len() * 8);
+                packet.bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+        if draws[4] < self.faults.delay {
+            self.counts.delayed += 1;
+            fate = Fate::Delayed;
+            at = at + self.long.mul_f64(0.5 + (amount >> 40) as f64 / (1u64 << 23) as f64);
+        }
+        let stalled = |s: &&Stall| s.device == packet.to && s.start <= at && at < s.end;
+        if let Some(stall) = self.faults.stalls.iter().find(stalled) {
+            self.counts.stalled += 1;
+            fate = Fate::Stalled;
+            at = stall.end;
+        }
+        self.queue(at, packet);
+        fate
+    }
+
+    fn queue(&mut self, at: Time, packet: InFlight) {
+        self.sent += 1;
+        self.queue.push(Reverse(Queued { at, order: self.sent, packet }));
+    }
+
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.queue.peek().map(|Reverse(queued)| queued.at)
+    }
+
+    pub(crate) fn receive(&mut self, now: Time) -> Option<InFlight> {
+        if self.next()? > now {
+            return None;
+        }
+        self.queue.pop().map(|Reverse(queued)| queued.packet)
+    }
+}

@@ -1,0 +1,43 @@
+//! A fabric that loses, delays, reorders and corrupts on purpose, reproducibly, and oracles that watch what the
+//! engine of `adverb-proto` makes of it.
+//!
+//! A [`Scenario`] follows from a seed: some devices, connections between them, what each side does, and how the
+//! fabric between them fails. [`run`] runs it in virtual time, with real packets that are written and parsed by
+//! `adverb-wire` and whose ICRCs are checked. The same seed gives the same run, to the byte.
+//!
+//! Every run checks that
+//!
+//! - each posted request completes once, in order, and not before its effect is there;
+//! - bytes at both ends are those of a model, and nothing outside the bounds or rights of a region was touched;
+//! - atomics on one word happened one after the other, each once;
+//! - what must be refused is, and nothing else; failures have a reason;
+//! - after the fabric has healed everything finishes or reports an error;
+//! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind.
+//!
+//! ```
+//! use adverb_sim::{Scenario, run};
+//!
+//! let outcome = run(&Scenario::new(7), false);
+//! assert_eq!(outcome.violation, None);
+//! assert_eq!(run(&Scenario::new(7), false).digest, outcome.digest);
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod actor;
+mod area;
+mod atomics;
+mod fabric;
+mod model;
+mod oracle;
+mod random;
+mod runner;
+mod scenario;
+mod setup;
+mod world;
+
+pub use fabric::{FaultCounts, Faults, Partition, Stall};
+pub use random::Random;
+pub use runner::{Totals, run_seeds, shrink};
+pub use scenario::{Action, Connection, Program, Scenario, Step, Violation};
+pub use world::{Outcome, run};

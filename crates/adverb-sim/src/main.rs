@@ -1,0 +1,199 @@
+//! Runs simulations: many seeds, one seed with its trace, or the planted mutations.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use adverb_sim::{Scenario, Totals, run, run_seeds, shrink};
+
+/// What was asked for.
+struct Args {
+    first: u64,
+    seeds: u64,
+    seed: Option<u64>,
+    mutants: bool,
+    mutant: Option<String>,
+    threads: usize,
+}
+
+const USAGE: &str = "usage: adverb-sim [--seeds N] [--first S] [--threads T] | --seed S [--mutant NAME] | --mutants [--seeds N]";
+
+fn parse() -> Result<Args, String> {
+    let mut args = Args { first: 0, seeds: 2000, seed: None, mutants: false, mutant: None, threads: 2 };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        let number = |value: String| value.parse::<u64>().map_err(|_| format!("{value} isn't a number"));
+        match word.as_str() {
+            "--seeds" => args.seeds = number(value()?)?,
+            "--first" => args.first = number(value()?)?,
+            "--seed" => args.seed = Some(number(value()?)?),
+            "--threads" => args.threads = number(value()?)? as usize,
+            "--mutant" => args.mutant = Some(value()?),
+            "--mutants" => args.mutants = true,
+            _ => return Err(format!("unknown option {word}")),
+        }
+    }
+    Ok(args)
+}
+
+fn main() -> ExitCode {
+    let args = match parse() {
+        Ok(args) => args,
+        Err(error) => {
+            eprintln!("{error}\n{USAGE}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let passed = if args.mutants {
+        mutants(&args)
+    } else if let Some(seed) = args.seed {
+        replay(seed, args.mutant.as_deref())
+    } else {
+        many(&args)
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs many seeds, and shows the smallest form of the first that fails.
+fn many(args: &Args) -> bool {
+    let start = Instant::now();
+    let totals = run_seeds(args.first..args.first + args.seeds, args.threads, 10);
+    print_totals(&totals, start);
+    for (seed, what) in &totals.violations {
+        println!("seed {seed}: {what}");
+    }
+    if let Some((seed, _)) = totals.violations.first() {
+        show_smallest(*seed);
+    }
+    totals.violations.is_empty()
+}
+
+fn print_totals(totals: &Totals, start: Instant) {
+    let Totals { seeds, operations, packets, queue_pairs, failures, faults, violations } = totals;
+    let per_seed = |number: &u64| *number as f64 / (*seeds).max(1) as f64;
+    println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
+    println!("{operations} operations ({:.0} per seed)", per_seed(operations));
+    println!(
+        "{queue_pairs} queue pairs ({:.1} per seed), {failures} of which failed with a reason",
+        per_seed(queue_pairs)
+    );
+    println!("{packets} packets");
+    println!("{} faults: {faults}", faults.total());
+    println!("{} violations", violations.len());
+}
+
+/// Runs one seed, and prints all that happens.
+fn replay(seed: u64, mutant: Option<&str>) -> bool {
+    if !select(mutant) {
+        return false;
+    }
+    let scenario = Scenario::new(seed);
+    let outcome = run(&scenario, true);
+    for line in &outcome.trace {
+        println!("{line}");
+    }
+    println!(
+        "seed {seed}: {} operations, {} packets, {} faults, digest {:#018x}, until {}",
+        outcome.operations,
+        outcome.packets,
+        outcome.faults.total(),
+        outcome.digest,
+        outcome.time
+    );
+    match &outcome.violation {
+        Some(what) => {
+            println!("violation: {what}");
+            show_smallest(seed);
+        }
+        None => println!("no violation"),
+    }
+    outcome.violation.is_none()
+}
+
+/// Makes a failing seed smaller, and prints what is left of it.
+fn show_smallest(seed: u64) {
+    let smallest = shrink(&Scenario::new(seed), 2000);
+    let outcome = run(&smallest, true);
+    println!("\nseed {seed} made smaller: {} requests, faults {:?}", smallest.requests(), smallest.faults);
+    for (index, connection) in smallest.connections.iter().enumerate() {
+        println!("connection {index}: {connection:?}");
+    }
+    let from = outcome.trace.len().saturating_sub(200);
+    for line in &outcome.trace[from..] {
+        println!("{line}");
+    }
+    if let Some(what) = &outcome.violation {
+        println!("violation: {what}");
+    }
+}
+
+#[cfg(feature = "mutants")]
+fn select(mutant: Option<&str>) -> bool {
+    use adverb_proto::mutation::{Mutation, select};
+    let Some(name) = mutant else { return true };
+    let found = Mutation::ALL.iter().find(|mutation| format!("{mutation:?}") == name);
+    select(found.copied());
+    if found.is_none() {
+        eprintln!("there is no mutant {name}");
+    }
+    found.is_some()
+}
+
+#[cfg(not(feature = "mutants"))]
+fn select(mutant: Option<&str>) -> bool {
+    if mutant.is_some() {
+        eprintln!("built without the feature `mutants`");
+    }
+    mutant.is_none()
+}
+
+/// Plants each mutation in turn, and says which seed finds it.
+#[cfg(feature = "mutants")]
+fn mutants(args: &Args) -> bool {
+    use adverb_proto::mutation::{Mutation, select};
+    use std::sync::Mutex;
+
+    let start = Instant::now();
+    let queue = Mutex::new(Mutation::ALL.iter());
+    let survivors = Mutex::new(0);
+    let work = || {
+        loop {
+            let next = queue.lock().map(|mut queue| queue.next().copied()).ok().flatten();
+            let Some(mutation) = next else { break };
+            select(Some(mutation));
+            // A planted fault may also make the engine panic: that is found too.
+            let caught = (args.first..args.first + args.seeds).find_map(|seed| {
+                let outcome = std::panic::catch_unwind(|| run(&Scenario::new(seed), false).violation);
+                match outcome {
+                    Ok(violation) => violation.map(|what| (seed, what)),
+                    Err(_) => Some((seed, "panic".to_owned())),
+                }
+            });
+            select(None);
+            match caught {
+                Some((seed, what)) => println!("{:<30} seed {seed}: {what}", format!("{mutation:?}")),
+                None => {
+                    println!("{:<30} SURVIVED {} seeds", format!("{mutation:?}"), args.seeds);
+                    if let Ok(mut survivors) = survivors.lock() {
+                        *survivors += 1;
+                    }
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let survivors = survivors.into_inner().unwrap_or(1);
+    let total = Mutation::ALL.len();
+    println!("{} of {total} mutants caught in {:.1} s", total - survivors, start.elapsed().as_secs_f64());
+    survivors == 0
+}
+
+#[cfg(not(feature = "mutants"))]
+fn mutants(_: &Args) -> bool {
+    eprintln!("built without the feature `mutants`: add `--features mutants`");
+    false
+}

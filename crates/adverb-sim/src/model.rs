@@ -1,0 +1,292 @@
+//! What must become of each request: the model of one direction of a connection.
+
+use adverb_proto::Time;
+use adverb_proto::memory::HeapMemory;
+use adverb_proto::vocabulary::{CompletedOperation, SendOperation, Status, Success};
+
+use crate::area::Area;
+use crate::scenario::Action;
+
+/// One direction of a connection: requests of one side, executed in the other side's memory.
+#[derive(Debug)]
+pub(crate) struct Direction {
+    /// At the requester: bytes to be sent, which never change.
+    pub(crate) source: Area,
+    /// At the requester: where answers go, each to a place of its own.
+    pub(crate) landing: Area,
+    /// At the responder: what is written and read.
+    pub(crate) target: Area,
+    /// At the responder: where messages go, each to a place of its own.
+    pub(crate) receives: Area,
+    /// At the responder: what may only be read, only be written, belongs to another domain, is invalidated.
+    pub(crate) read_only: Area,
+    pub(crate) write_only: Area,
+    pub(crate) other_domain: Area,
+    pub(crate) invalidated: Area,
+    /// At the responder: what is taken away during the run, and what was in it then.
+    pub(crate) revocable: Area,
+    pub(crate) revoked: Option<Vec<u8>>,
+    pub(crate) revocation_planned: bool,
+    /// The key that was invalidated last.
+    pub(crate) invalidated_key: Option<u32>,
+    /// What the target holds if all requests posted so far succeed.
+    pub(crate) image: Vec<u8>,
+    /// Every change of the target, in order.
+    pub(crate) changes: Vec<Change>,
+    /// READs since the last fence: what overlaps them must be fenced.
+    pub(crate) reads: Vec<(u32, u32)>,
+    pub(crate) posted: Vec<Posted>,
+    /// How many are done.
+    pub(crate) done: usize,
+    /// The first that failed.
+    pub(crate) failed: Option<usize>,
+    /// The first that must fail.
+    pub(crate) doomed: Option<usize>,
+    pub(crate) landed: u32,
+    /// The receives of the other side, in order.
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots_done: usize,
+    pub(crate) slots_used: u32,
+    /// How many requests consume receives.
+    pub(crate) consumed: usize,
+    /// The first sequence number behind each message, counted from the first.
+    pub(crate) message_ends: Vec<u32>,
+    /// When requests ended.
+    pub(crate) ended: std::collections::HashMap<usize, Time>,
+    /// Whether the other side was ever without a receive.
+    pub(crate) starved: bool,
+}
+
+/// A change of the target.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) request: usize,
+    pub(crate) offset: u32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// A request that was posted.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) action: Action,
+    pub(crate) operation: SendOperation,
+    pub(crate) signaled: bool,
+    pub(crate) length: u32,
+    pub(crate) at: Time,
+    /// What it must end with, if not with success.
+    pub(crate) must_fail: Option<Status>,
+    /// Which receive it consumes.
+    pub(crate) consumes: Option<usize>,
+    /// What is sent.
+    pub(crate) payload: Vec<u8>,
+    /// Where its answer goes: places in the landing area, and what must be there then, if that is known.
+    pub(crate) landing: Vec<(u32, u32)>,
+    pub(crate) answer: Option<Vec<u8>>,
+    /// What it changes in the target.
+    pub(crate) change: Option<(u32, u32)>,
+    /// Its shared word.
+    pub(crate) shared: Option<usize>,
+    pub(crate) outcome: Option<Status>,
+}
+
+/// A receive that was posted.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    /// Places in the receive area.
+    pub(crate) places: Vec<(u32, u32)>,
+    pub(crate) outcome: Option<Result<u32, Status>>,
+}
+
+impl Direction {
+    /// What the target must hold where `request` put something, leaving out what later requests may have changed.
+    pub(crate) fn check_written(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
+        let Some((offset, length)) = self.posted[request].change else { return Ok(()) };
+        let bytes = &memory.bytes(self.target.backing)[offset as usize..(offset + length) as usize];
+        let first_later = self.changes.partition_point(|change| change.request <= request);
+        let change = self.changes[..first_later].iter().rev().find(|change| change.request == request);
+        let Some(change) = change else { return Ok(()) };
+        for (index, (byte, expected)) in bytes.iter().zip(&change.bytes).enumerate() {
+            let at = offset + index as u32;
+            let covers = |later: &Change| later.offset <= at && at < later.offset + later.bytes.len() as u32;
+            if byte != expected && !self.changes[first_later..].iter().any(covers) {
+                return Err(format!(
+                    "its byte {index} isn't in the peer's memory: {byte:#04x}, not {expected:#04x}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a READ or an atomic must have brought.
+    pub(crate) fn check_landed(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
+        let posted = &self.posted[request];
+        let Some(expected) = &posted.answer else { return Ok(()) };
+        let found = gather(memory.bytes(self.landing.backing), &posted.landing);
+        match expected.iter().zip(&found).position(|(a, b)| a != b) {
+            Some(index) => Err(format!(
+                "byte {index} of its answer is {:#04x}, not {:#04x}",
+                found[index], expected[index]
+            )),
+            None if expected.len() != found.len() => Err("its answer has another length".to_owned()),
+            None => Ok(()),
+        }
+    }
+
+    /// What a receive must have brought, when it completes.
+    pub(crate) fn check_received(
+        &self,
+        slot: usize,
+        success: &Success,
+        memory: &HeapMemory,
+    ) -> Result<(), String> {
+        let request = self.posted.iter().position(|posted| posted.consumes == Some(slot));
+        let Some(request) = request else { return Err("no message was sent for it".to_owned()) };
+        let posted = &self.posted[request];
+        if success.length != posted.length {
+            return Err(format!("{} bytes came, and {} were sent", success.length, posted.length));
+        }
+        let expected = match posted.operation {
+            SendOperation::Send => received(None, None),
+            SendOperation::SendImmediate(immediate) => received(Some(immediate), None),
+            SendOperation::SendInvalidate(key) => received(None, Some(key)),
+            SendOperation::WriteImmediate(_, immediate) => CompletedOperation::RecvWrite { immediate },
+            other => return Err(format!("{other:?} doesn't consume a receive")),
+        };
+        if success.operation != expected {
+            return Err(format!("{:?} came, and {expected:?} was sent", success.operation));
+        }
+        if let SendOperation::WriteImmediate(..) = posted.operation {
+            return self.check_written(request, memory);
+        }
+        let found = gather(memory.bytes(self.receives.backing), &self.slots[slot].places);
+        let found = &found[..posted.payload.len()];
+        match found.iter().zip(&posted.payload).position(|(a, b)| a != b) {
+            Some(index) => Err(format!(
+                "byte {index} is {:#04x}, and {:#04x} was sent",
+                found[index], posted.payload[index]
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// How many messages are done when all numbers before `behind`, counted from the first, are executed.
+    pub(crate) fn messages_before(&self, behind: u32) -> usize {
+        self.message_ends.partition_point(|end| *end <= behind)
+    }
+
+    /// Every byte of every area, at the end of the run.
+    pub(crate) fn check_memory(&self, memories: &[HeapMemory], alive: bool) -> Result<(), String> {
+        let bytes = |area: &Area| memories[area.device].bytes(area.backing);
+        let same = |name: &str, area: &Area| same(name, bytes(area), &area.initial);
+        same("source", &self.source)?;
+        same("read-only area", &self.read_only)?;
+        same("write-only area", &self.write_only)?;
+        same("other domain's area", &self.other_domain)?;
+        same("invalidated area", &self.invalidated)?;
+        if let Some(revoked) = &self.revoked
+            && bytes(&self.revocable) != revoked.as_slice()
+        {
+            return Err("memory was written after it was taken away".to_owned());
+        }
+
+        let mut expected = self.landing.initial.clone();
+        let mut known = vec![true; expected.len()];
+        for posted in &self.posted {
+            let sure = posted.outcome == Some(Status::Success) && posted.answer.is_some();
+            let mut answer = posted.answer.as_deref().unwrap_or_default();
+            for (offset, length) in &posted.landing {
+                let range = *offset as usize..(*offset + *length) as usize;
+                if sure {
+                    let (now, later) = answer.split_at(*length as usize);
+                    answer = later;
+                    expected[range].copy_from_slice(now);
+                } else {
+                    known[range].fill(false);
+                }
+            }
+        }
+        same_where("landing area", bytes(&self.landing), &expected, &known)?;
+
+        let mut expected = self.receives.initial.clone();
+        let mut known = vec![true; expected.len()];
+        for (index, slot) in self.slots.iter().enumerate() {
+            let posted = self.posted.iter().find(|posted| posted.consumes == Some(index));
+            let payload = match (slot.outcome, posted) {
+                (Some(Ok(_)), Some(posted))
+                    if !matches!(posted.operation, SendOperation::WriteImmediate(..)) =>
+                {
+                    Some(posted.payload.as_slice())
+                }
+                (Some(Ok(_)), _) => Some(&[][..]),
+                (_, None) => Some(&[][..]),
+                _ => None,
+            };
+            let mut rest = payload.unwrap_or_default();
+            for (offset, length) in &slot.places {
+                let range = *offset as usize..(*offset + *length) as usize;
+                match payload {
+                    Some(_) => {
+                        let (now, later) = rest.split_at(rest.len().min(*length as usize));
+                        rest = later;
+                        expected[range.start..range.start + now.len()].copy_from_slice(now);
+                    }
+                    None => known[range].fill(false),
+                }
+            }
+        }
+        same_where("receive area", bytes(&self.receives), &expected, &known)?;
+        self.check_target(bytes(&self.target), alive)
+    }
+
+    /// The target holds what the requests that succeeded put there; those behind them may have been executed or not.
+    fn check_target(&self, found: &[u8], alive: bool) -> Result<(), String> {
+        let sure = if alive { self.posted.len() } else { self.failed.unwrap_or(self.done) };
+        let mut expected = self.target.initial.clone();
+        let mut maybe: Vec<&Change> = Vec::new();
+        for change in &self.changes {
+            if change.request < sure {
+                let start = change.offset as usize;
+                expected[start..start + change.bytes.len()].copy_from_slice(&change.bytes);
+            } else if self.doomed.is_none_or(|doomed| change.request < doomed) {
+                maybe.push(change);
+            }
+        }
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let candidate = |change: &&&Change| {
+                let within = index.checked_sub(change.offset as usize);
+                within.and_then(|within| change.bytes.get(within)) == Some(found)
+            };
+            if found != expected && !maybe.iter().any(|change| candidate(&change)) {
+                return Err(format!("byte {index} of the target is {found:#04x}, not {expected:#04x}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn received(immediate: Option<u32>, invalidated: Option<u32>) -> CompletedOperation {
+    CompletedOperation::Recv { immediate, invalidated, source: None, has_grh: false }
+}
+
+/// The bytes of several places, one behind the other.
+pub(crate) fn gather(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
+    let piece = |(offset, length): &(u32, u32)| &bytes[*offset as usize..(*offset + *length) as usize];
+    places.iter().map(piece).collect::<Vec<_>>().concat()
+}
+
+fn same(name: &str, found: &[u8], expected: &[u8]) -> Result<(), String> {
+    match found.iter().zip(expected).position(|(a, b)| a != b) {
+        Some(index) => Err(format!("byte {index} of the {name} has changed")),
+        None => Ok(()),
+    }
+}
+
+fn same_where(name: &str, found: &[u8], expected: &[u8], known: &[bool]) -> Result<(), String> {
+    let differs = |index: &usize| known[*index] && found[*index] != expected[*index];
+    match (0..found.len()).find(differs) {
+        Some(index) => {
+            Err(format!("byte {index} of the {name} is {:#04x}, not {:#04x}", found[index], expected[index]))
+        }
+        None => Ok(()),
+    }
+}

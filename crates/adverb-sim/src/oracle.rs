@@ -1,0 +1,442 @@
+//! What is checked during a run and at its end.
+
+use adverb_proto::vocabulary::{Completion, QpState, SendOperation, Status, Success};
+use adverb_proto::{Holdings, Notice, Time, Transition};
+use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
+
+use crate::atomics::{self, Atomic, Kind};
+use crate::model::gather;
+use crate::world::{Task, World};
+
+impl World {
+    /// Looks at everything that a device has to say.
+    pub(crate) fn observe(&mut self, node: usize) {
+        while let Some(notice) = self.nodes[node].device.poll_notice() {
+            self.heed(node, notice);
+        }
+        let cq = self.nodes[node].cq;
+        while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
+            self.complete(node, &completion);
+        }
+    }
+
+    fn heed(&mut self, node: usize, notice: Notice) {
+        let (qpn, what) = match notice {
+            Notice::SendQueueDrained(qpn) => {
+                if let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() {
+                    self.connections[connection].sides[side].draining = false;
+                    let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Resume);
+                    self.plan(self.now, Task::Go { connection, side });
+                    self.plan_pump(node);
+                }
+                return;
+            }
+            Notice::RequestError(qpn) | Notice::AccessError(qpn) => (qpn, notice),
+            Notice::Fatal(qpn) => (qpn, notice),
+            Notice::CqOverflow(_) => return self.violate("a completion queue overflowed".to_owned()),
+            _ => return,
+        };
+        let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
+        // A refusal needs a request that must be refused.
+        let refused = matches!(what, Notice::RequestError(_) | Notice::AccessError(_));
+        let peer = &self.connections[connection].directions[1 - side];
+        let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
+        if refused && !deserved && peer.revoked.is_none() {
+            self.violate(format!(
+                "connection {connection} side {side}: {what:?}, but all requests were right"
+            ));
+        }
+        let state = &mut self.connections[connection].sides[side];
+        state.failed = true;
+        state.draining = false;
+        self.plan(self.now, Task::Go { connection, side });
+    }
+
+    fn complete(&mut self, node: usize, completion: &Completion) {
+        let id = completion.wr_id;
+        let (connection, side) = ((id >> 33 & 0x3fff_ffff) as usize, (id >> 32 & 1) as usize);
+        let number = (id & 0xffff_ffff) as usize;
+        let known = self.nodes[node].ends.get(&completion.qpn) == Some(&(connection, side));
+        if !known {
+            return self.violate(format!("a completion of queue pair {} names {id:#x}", completion.qpn));
+        }
+        let outcome = completion.outcome.map_err(|failure| failure.status);
+        let result = if id >> 63 == 1 {
+            self.complete_receive(connection, side, number, outcome)
+        } else {
+            self.complete_send(connection, side, number, outcome)
+        };
+        if let Err(what) = result {
+            let queue = if id >> 63 == 1 { "receive" } else { "request" };
+            let action = self.connections[connection].directions[side].posted.get(number).map(|p| p.action);
+            let action = action.filter(|_| id >> 63 == 0);
+            self.violate(format!("connection {connection} side {side} {queue} {number} {action:?}: {what}"));
+        }
+    }
+
+    /// A receive completes: each once, in order, and with what was sent.
+    fn complete_receive(
+        &mut self,
+        connection: usize,
+        side: usize,
+        number: usize,
+        outcome: Result<Success, Status>,
+    ) -> Result<(), String> {
+        let state = &self.connections[connection].sides[side];
+        let (node, failed) = (state.node, state.failed);
+        let direction = &mut self.connections[connection].directions[1 - side];
+        if number != direction.slots_done {
+            return Err(format!("completed when it was the turn of {}", direction.slots_done));
+        }
+        direction.slots_done += 1;
+        direction.slots[number].outcome = Some(outcome.map(|success| success.length));
+        direction.starved |= direction.slots_done == direction.slots.len();
+        match outcome {
+            Ok(success) => {
+                direction.check_received(number, &success, &self.memories[node])?;
+                let request = direction.posted.iter().position(|posted| posted.consumes == Some(number));
+                if request.is_some() && direction.doomed.is_some_and(|doomed| request >= Some(doomed)) {
+                    return Err("a message was delivered that must be refused".to_owned());
+                }
+                let delay = self.scenario.connections[connection].programs[side].recv_delay;
+                let at = self.now + delay;
+                self.plan(at, Task::Receive { connection, side });
+                Ok(())
+            }
+            Err(Status::Flushed) if failed => Ok(()),
+            Err(status) => {
+                // Of those in use when the connection was refused.
+                let doomed = direction.doomed.is_some() || direction.revoked.is_some();
+                if doomed { Ok(()) } else { Err(format!("failed without a reason: {status}")) }
+            }
+        }
+    }
+
+    /// A request completes: each once, in order, after its effect.
+    fn complete_send(
+        &mut self,
+        connection: usize,
+        side: usize,
+        number: usize,
+        outcome: Result<Success, Status>,
+    ) -> Result<(), String> {
+        let direction = &mut self.connections[connection].directions[side];
+        if number >= direction.posted.len() {
+            return Err("was never posted".to_owned());
+        }
+        if number < direction.done {
+            return Err("completed again, or out of order".to_owned());
+        }
+        // Those before it that wanted no completion have succeeded.
+        for skipped in direction.done..number {
+            let direction = &self.connections[connection].directions[side];
+            if direction.posted[skipped].signaled || direction.failed.is_some() {
+                return Err(format!("completed before request {skipped}"));
+            }
+            self.succeed(connection, side, skipped)?;
+        }
+        match outcome {
+            Ok(success) => {
+                let direction = &self.connections[connection].directions[side];
+                if direction.failed.is_some() {
+                    return Err("succeeded behind one that failed".to_owned());
+                }
+                if !direction.posted[number].signaled {
+                    return Err("completed although that wasn't wanted".to_owned());
+                }
+                if success.length != direction.posted[number].length {
+                    return Err(format!("completed with {} bytes", success.length));
+                }
+                self.succeed(connection, side, number)?;
+            }
+            Err(status) => self.fail(connection, side, number, status)?,
+        }
+        let state = &mut self.connections[connection].sides[side];
+        if state.waiting {
+            state.waiting = false;
+            self.plan(self.now, Task::Go { connection, side });
+        }
+        Ok(())
+    }
+
+    fn succeed(&mut self, connection: usize, side: usize, number: usize) -> Result<(), String> {
+        let (here, there) = {
+            let sides = &self.connections[connection].sides;
+            (sides[side].node, sides[1 - side].node)
+        };
+        let direction = &mut self.connections[connection].directions[side];
+        direction.done = number + 1;
+        direction.posted[number].outcome = Some(Status::Success);
+        if direction.doomed.is_some_and(|doomed| number >= doomed) {
+            return Err("succeeded, but must fail".to_owned());
+        }
+        if let Some(slot) = direction.posted[number].consumes
+            && slot >= direction.slots_done
+        {
+            return Err("succeeded before the peer's receive completed".to_owned());
+        }
+        direction.check_landed(number, &self.memories[here])?;
+        direction.check_written(number, &self.memories[there])?;
+        if let Some(word) = direction.posted[number].shared {
+            let found = gather(
+                self.memories[here].bytes(direction.landing.backing),
+                &direction.posted[number].landing,
+            );
+            direction.posted[number].answer = Some(found);
+            let _ = word;
+        }
+        // When it ended matters for atomics.
+        self.ends_at(connection, side, number);
+        Ok(())
+    }
+
+    fn ends_at(&mut self, connection: usize, side: usize, number: usize) {
+        let now = self.now;
+        self.connections[connection].directions[side].ended.insert(number, now);
+    }
+
+    fn fail(&mut self, connection: usize, side: usize, number: usize, status: Status) -> Result<(), String> {
+        let peer_is_gone = self.state(connection, 1 - side).is_none_or(|state| state == QpState::Error);
+        let spec = &self.scenario.connections[connection];
+        let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
+        let period = 4096u64 << spec.timeout;
+        let now = self.now;
+        let state = &self.connections[connection];
+        // So long do all retries take together, with room for waits between them.
+        let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * period + 2_000_000);
+        let recent = state.faults.iter().filter(|at| at.as_nanos() >= since).count();
+        let failed_before = state.sides[side].failed;
+        let direction = &mut self.connections[connection].directions[side];
+        direction.done = number + 1;
+        direction.posted[number].outcome = Some(status);
+        let first = direction.failed.is_none();
+        let must = direction.posted[number].must_fail;
+        if first {
+            direction.failed = Some(number);
+        }
+        let excused = match status {
+            Status::Flushed => !first || failed_before,
+            _ if !first => false,
+            status if must == Some(status) => direction.doomed == Some(number),
+            Status::RetryExceeded => peer_is_gone || recent >= usize::from(retry_count),
+            Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
+            Status::RemoteAccess => direction.revoked.is_some(),
+            _ => false,
+        };
+        let state = &mut self.connections[connection].sides[side];
+        state.failed = true;
+        state.draining = false;
+        if excused {
+            Ok(())
+        } else {
+            Err(format!(
+                "failed without a reason ({recent} faults of late, peer gone: {peer_is_gone}): {status}"
+            ))
+        }
+    }
+
+    /// The message count of an answer is that of the messages before it (vol. 1, 9.7.7.1). `side` is the requester.
+    pub(crate) fn check_msn(&mut self, connection: usize, side: usize, header: &Header) {
+        let Operation::Rc(rc) = header.operation else { return };
+        let first = self.scenario.connections[connection].psns[side];
+        let direction = &self.connections[connection].directions[side];
+        let place = header.psn.get().wrapping_sub(first) & 0xff_ffff;
+        let messages = |behind: u32| direction.messages_before(behind);
+        let (msn, expected) = match rc {
+            Rc::Acknowledge(Aeth { syndrome: Syndrome::Ack(_), msn }) => {
+                // What acknowledges nothing yet names the number before the first.
+                (msn, if place == 0xff_ffff { 0 } else { messages(place + 1) })
+            }
+            Rc::Acknowledge(aeth) => (aeth.msn, messages(place)),
+            Rc::ReadResponse(
+                ReadResponse::First(aeth) | ReadResponse::Last(aeth) | ReadResponse::Only(aeth),
+            )
+            | Rc::AtomicAcknowledge(aeth, _) => (aeth.msn, messages(place) + 1),
+            _ => return,
+        };
+        let known = place == 0xff_ffff || place <= direction.message_ends.last().copied().unwrap_or(0);
+        if !known {
+            self.violate(format!(
+                "connection {connection}: an answer to side {side} names psn {}, which was never sent",
+                header.psn
+            ));
+        } else if msn as usize != expected {
+            self.violate(format!(
+                "connection {connection}: an answer to side {side} for psn {} counts {msn} messages, not {expected}",
+                header.psn
+            ));
+        }
+    }
+
+    /// The end of a run: everything is done, or comes back; nothing else was touched; nothing is left.
+    pub(crate) fn finish(&mut self) {
+        if self.violation.is_some() {
+            return;
+        }
+        for connection in 0..self.connections.len() {
+            for side in 0..2 {
+                self.finish_side(connection, side);
+            }
+        }
+        for connection in 0..self.connections.len() {
+            for side in 0..2 {
+                self.flush_side(connection, side);
+            }
+        }
+        if self.violation.is_some() {
+            return;
+        }
+        self.check_bytes();
+        self.check_atomics();
+        self.check_leaks();
+    }
+
+    /// A queue pair that works has done all that was posted.
+    fn finish_side(&mut self, connection: usize, side: usize) {
+        let state = &self.connections[connection].sides[side];
+        let Some(status) = self.nodes[state.node].device.query_qp(state.qpn) else { return };
+        let steps = self.scenario.connections[connection].programs[side].steps.len();
+        let (next, failed) = (state.step, state.failed);
+        if failed || status.state == QpState::Error {
+            return;
+        }
+        if status.send_queue != 0 || next < steps {
+            return self.violate(format!(
+                "connection {connection} side {side} is stuck in state {} at step {next} of {steps} with {} requests",
+                status.state, status.send_queue
+            ));
+        }
+        self.finish_silent(connection, side);
+    }
+
+    /// Requests behind which no other completed, and which wanted no completion, have succeeded: failures are told.
+    fn finish_silent(&mut self, connection: usize, side: usize) {
+        let direction = &self.connections[connection].directions[side];
+        if direction.failed.is_some() {
+            return;
+        }
+        for number in direction.done..direction.posted.len() {
+            let signaled = self.connections[connection].directions[side].posted[number].signaled;
+            let result = if signaled {
+                Err("never completed".to_owned())
+            } else {
+                self.succeed(connection, side, number)
+            };
+            if let Err(what) = result {
+                return self.violate(format!("connection {connection} side {side} request {number}: {what}"));
+            }
+        }
+    }
+
+    /// In error everything that was posted comes back.
+    fn flush_side(&mut self, connection: usize, side: usize) {
+        let state = &mut self.connections[connection].sides[side];
+        if state.destroyed {
+            return;
+        }
+        let was_failed = state.failed;
+        let (node, qpn) = (state.node, state.qpn);
+        state.failed = true;
+        let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
+        self.observe(node);
+        self.connections[connection].sides[side].failed = was_failed;
+        self.finish_silent(connection, side);
+        let sends = &self.connections[connection].directions[side];
+        let receives = &self.connections[connection].directions[1 - side];
+        if sends.done != sends.posted.len() {
+            let (done, posted) = (sends.done, sends.posted.len());
+            self.violate(format!(
+                "connection {connection} side {side}: {done} of {posted} requests came back"
+            ));
+        } else if receives.slots_done != receives.slots.len() {
+            let (done, posted) = (receives.slots_done, receives.slots.len());
+            self.violate(format!(
+                "connection {connection} side {side}: {done} of {posted} receives came back"
+            ));
+        }
+    }
+
+    fn check_bytes(&mut self) {
+        for connection in 0..self.connections.len() {
+            for side in 0..2 {
+                let alive = {
+                    let sides = &self.connections[connection].sides;
+                    !sides[side].failed && !sides[side].destroyed
+                };
+                let direction = &self.connections[connection].directions[side];
+                if let Err(what) = direction.check_memory(&self.memories, alive) {
+                    return self.violate(format!("connection {connection} side {side}: {what}"));
+                }
+            }
+        }
+    }
+
+    fn check_atomics(&mut self) {
+        for node in 0..self.nodes.len() {
+            for word in 0..self.scenario.shared_words {
+                let mut atomics = Vec::new();
+                for connection in &self.connections {
+                    for side in 0..2 {
+                        if connection.sides[1 - side].node != node {
+                            continue;
+                        }
+                        let direction = &connection.directions[side];
+                        for (number, posted) in direction.posted.iter().enumerate() {
+                            if posted.shared != Some(word) || direction.doomed.is_some_and(|d| number >= d) {
+                                continue;
+                            }
+                            let kind = match posted.operation {
+                                SendOperation::FetchAdd { add, .. } => Kind::Add(add),
+                                SendOperation::CompareSwap { compare, swap, .. } => {
+                                    Kind::Swap { compare, swap }
+                                }
+                                _ => continue,
+                            };
+                            let old =
+                                posted.answer.as_ref().filter(|_| posted.outcome == Some(Status::Success));
+                            let old = old.map(|bytes| {
+                                u64::from_ne_bytes(bytes.as_slice().try_into().unwrap_or_default())
+                            });
+                            let end = direction.ended.get(&number).copied().unwrap_or(Time::MAX);
+                            atomics.push(Atomic { kind, old, start: posted.at, end });
+                        }
+                    }
+                }
+                let area = &self.shared[node];
+                let value = |bytes: &[u8]| {
+                    u64::from_ne_bytes(bytes[word * 8..word * 8 + 8].try_into().unwrap_or_default())
+                };
+                let (first, last) = (value(&area.initial), value(self.memories[node].bytes(area.backing)));
+                if let Err(what) = atomics::check(first, last, &atomics) {
+                    return self.violate(format!("dev {node} word {word}: {what}"));
+                }
+            }
+        }
+    }
+
+    /// When all is given back, nothing is left.
+    fn check_leaks(&mut self) {
+        for connection in 0..self.connections.len() {
+            for side in 0..2 {
+                let state = &self.connections[connection].sides[side];
+                let (node, qpn, destroyed) = (state.node, state.qpn, state.destroyed);
+                if self.nodes[node].device.destroy_qp(qpn) == destroyed {
+                    self.violate(format!(
+                        "connection {connection} side {side}: destroyed {} times",
+                        u8::from(destroyed) * 2
+                    ));
+                }
+            }
+        }
+        for node in 0..self.nodes.len() {
+            for key in std::mem::take(&mut self.nodes[node].keys) {
+                self.nodes[node].device.deregister(key);
+            }
+            let cq = self.nodes[node].cq;
+            let holdings = self.nodes[node].device.holdings();
+            if holdings != Holdings::default() || !self.nodes[node].device.destroy_cq(cq) {
+                self.violate(format!("dev {node} still has {holdings}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Randomness that repeats itself.
+
+/// A generator of numbers that look random and follow from a seed (xoshiro256**, seeded by splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random([u64; 4]);
+
+impl Random {
+    /// The generator of this seed.
+    pub fn new(seed: u64) -> Random {
+        let mut state = seed;
+        Random([(); 4].map(|()| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ mixed >> 31
+        }))
+    }
+
+    /// Any number.
+    pub fn u64(&mut self) -> u64 {
+        let [a, b, c, d] = &mut self.0;
+        let result = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
+        let shifted = *b << 17;
+        *c ^= *a;
+        *d ^= *b;
+        *b ^= *c;
+        *a ^= *d;
+        *c ^= shifted;
+        *d = d.rotate_left(45);
+        result
+    }
+
+    /// Any 32-bit number.
+    pub fn u32(&mut self) -> u32 {
+        (self.u64() >> 32) as u32
+    }
+
+    /// A number below `end`, which isn't 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.u64()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// A number from `first` to `last`.
+    pub fn between(&mut self, first: u64, last: u64) -> u64 {
+        first + self.below(last - first + 1)
+    }
+
+    /// Whether a thing happens that happens so many times in a million.
+    pub fn chance(&mut self, per_million: u32) -> bool {
+        per_million > 0 && self.below(1_000_000) < u64::from(per_million)
+    }
+
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// So many bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(length + 8);
+        while bytes.len() < length {
+            bytes.extend_from_slice(&self.u64().to_le_bytes());
+        }
+        bytes.truncate(length);
+        bytes
+    }
+}

@@ -1,0 +1,135 @@
+//! Runs many seeds, and makes those that fail smaller.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use crate::fabric::FaultCounts;
+use crate::scenario::Scenario;
+use crate::world::{Outcome, run};
+
+/// What many runs were, together.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Runs.
+    pub seeds: u64,
+    /// Send requests posted.
+    pub operations: u64,
+    /// Packets sent.
+    pub packets: u64,
+    /// Queue pairs.
+    pub queue_pairs: u64,
+    /// Queue pairs that failed with a reason.
+    pub failures: u64,
+    /// Faults injected.
+    pub faults: FaultCounts,
+    /// Runs that violated something: seed and what.
+    pub violations: Vec<(u64, String)>,
+}
+
+impl Totals {
+    fn add(&mut self, outcome: &Outcome) {
+        self.seeds += 1;
+        self.operations += outcome.operations;
+        self.packets += outcome.packets;
+        self.queue_pairs += outcome.queue_pairs;
+        self.failures += outcome.failures;
+        self.faults.add(&outcome.faults);
+        if let Some(what) = &outcome.violation {
+            self.violations.push((outcome.seed, what.clone()));
+        }
+    }
+}
+
+/// Runs these seeds on so many threads, and stops after `most_violations`.
+pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: usize) -> Totals {
+    let next = AtomicU64::new(seeds.start);
+    let totals = Mutex::new(Totals::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let outcome = run(&Scenario::new(seed), false);
+            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            totals.add(&outcome);
+            if totals.violations.len() >= most_violations {
+                break;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    totals.violations.sort();
+    totals
+}
+
+/// Makes a scenario that violates something smaller, as long as it still does: fewer connections, fewer steps, fewer
+/// kinds of faults. Gives the smallest that was found within so many runs.
+pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
+    let mut runs = 0;
+    let mut fails = |candidate: &Scenario| {
+        runs += 1;
+        runs <= most_runs && run(candidate, false).violation.is_some()
+    };
+    let mut best = scenario.clone();
+    loop {
+        let before = (best.connections.len(), best.requests());
+        let mut index = 0;
+        while best.connections.len() > 1 && index < best.connections.len() {
+            let mut candidate = best.clone();
+            candidate.connections.remove(index);
+            if fails(&candidate) { best = candidate } else { index += 1 }
+        }
+        for connection in 0..best.connections.len() {
+            for side in 0..2 {
+                shrink_steps(&mut best, connection, side, &mut fails);
+            }
+        }
+        for kind in 0..7 {
+            let mut candidate = best.clone();
+            let faults = &mut candidate.faults;
+            match kind {
+                0 => faults.loss = 0,
+                1 => faults.duplication = 0,
+                2 => faults.reordering = 0,
+                3 => faults.corruption = 0,
+                4 => faults.delay = 0,
+                5 => faults.partitions.clear(),
+                _ => faults.stalls.clear(),
+            }
+            if fails(&candidate) {
+                best = candidate;
+            }
+        }
+        if (best.connections.len(), best.requests()) == before {
+            return best;
+        }
+    }
+}
+
+/// Leaves out runs of steps, long ones first.
+fn shrink_steps(
+    best: &mut Scenario,
+    connection: usize,
+    side: usize,
+    fails: &mut impl FnMut(&Scenario) -> bool,
+) {
+    let mut chunk = best.connections[connection].programs[side].steps.len();
+    while chunk > 0 {
+        let mut start = 0;
+        while start < best.connections[connection].programs[side].steps.len() {
+            let mut candidate = best.clone();
+            let steps = &mut candidate.connections[connection].programs[side].steps;
+            let end = (start + chunk).min(steps.len());
+            steps.drain(start..end);
+            if fails(&candidate) { *best = candidate } else { start += chunk }
+        }
+        chunk /= 2;
+    }
+}

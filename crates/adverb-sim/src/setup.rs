@@ -1,0 +1,178 @@
+//! Builds the devices, connections and memory of a run.
+
+use std::time::Duration;
+
+use adverb_proto::memory::HeapMemory;
+use adverb_proto::vocabulary::Access;
+use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Time, Transition};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{Psn, RnrTimer};
+
+use crate::Random;
+use crate::area::{Area, Maker};
+use crate::fabric::Fabric;
+use crate::model::Direction;
+use crate::scenario::{Action, Connection, Scenario, Violation};
+use crate::world::{ConnectionState, Node, Side, Task, World};
+
+/// The world of a scenario, at its beginning.
+pub(crate) fn world(scenario: Scenario, trace: bool) -> World {
+    let timeout = scenario.connections.first().map_or(5, |connection| connection.timeout);
+    let long = Duration::from_nanos(4096 << timeout);
+    let faults = scenario.faults.clone();
+    let fabric =
+        Fabric::new(faults, scenario.heal_at, scenario.latency, long, scenario.seed ^ 0x6661_6272_6963);
+    let mut world = World::new(scenario, fabric, trace);
+    let specs = world.scenario.connections.clone();
+    for (index, v6) in world.scenario.devices.clone().into_iter().enumerate() {
+        world.nodes.push(Node::new(index, v6, trace));
+        world.memories.push(HeapMemory::default());
+        let length = world.scenario.shared_words as u32 * 8;
+        let pd = world.nodes[index].pd;
+        let shared = world.area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+        world.shared.push(shared);
+    }
+    for spec in &specs {
+        world.connect(spec);
+    }
+    world
+}
+
+impl World {
+    pub(crate) fn maker(&mut self, node: usize) -> (Maker<'_, crate::world::Trace>, &mut Random) {
+        let Node { device, keys, .. } = &mut self.nodes[node];
+        let memory = &mut self.memories[node];
+        (Maker { index: node, device, memory, keys }, &mut self.random)
+    }
+
+    fn area(&mut self, node: usize, pd: adverb_proto::memory::Pd, length: u32, access: Access) -> Area {
+        let (mut maker, random) = self.maker(node);
+        maker.area(random, pd, length.max(8), access)
+    }
+
+    /// Makes a connection, its memory and its first tasks.
+    fn connect(&mut self, spec: &Connection) {
+        let index = self.connections.len();
+        let directions = [0, 1].map(|side| self.direction(spec, side));
+        let sides = [0, 1].map(|side| self.side(spec, side));
+        for side in 0..2 {
+            self.ready(spec, &sides, side);
+        }
+        for (side, state) in sides.iter().enumerate() {
+            self.nodes[state.node].ends.insert(state.qpn, (index, side));
+        }
+        self.connections.push(ConnectionState { sides, directions, faults: Vec::new() });
+        for side in 0..2 {
+            for _ in 0..spec.programs[side].recv_depth {
+                self.post_receive(index, side);
+            }
+            let start = Time::from_nanos(self.random.below(10_000));
+            self.plan(start, Task::Go { connection: index, side });
+        }
+    }
+
+    fn side(&mut self, spec: &Connection, side: usize) -> Side {
+        let node = spec.devices[side];
+        let Node { device, pd, cq, .. } = &mut self.nodes[node];
+        let mut config = QpConfig::rc(*pd, *cq, *cq);
+        config.credits = spec.credits;
+        config.window = spec.window;
+        config.max_recv_wr = 4096;
+        let random = &mut self.random;
+        let qpn = device.create_qp(config, || random.u32()).expect("a valid configuration");
+        let steps = &spec.programs[1 - side].steps;
+        let rooms =
+            steps.iter().filter(|step| step.action.consumes_receive()).map(|step| match step.action {
+                Action::Violate(Violation::TooLong) => step.length.max(2) - 1,
+                Action::Violate(_) => step.length.max(2),
+                Action::SendInline => step.length.min(256),
+                _ => step.length,
+            });
+        Side {
+            node,
+            qpn,
+            step: 0,
+            waiting: false,
+            draining: false,
+            stopped: false,
+            destroyed: false,
+            failed: false,
+            rooms: rooms.collect(),
+        }
+    }
+
+    fn ready(&mut self, spec: &Connection, sides: &[Side; 2], side: usize) {
+        let (here, there) = (&sides[side], &sides[1 - side]);
+        let remote = self.nodes[there.node].address;
+        let Node { device, address, .. } = &mut self.nodes[here.node];
+        let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
+        let path = Path::new(*address, remote, port).expect("addresses of one family");
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let receiving = Receiving {
+            remote_qpn: there.qpn,
+            path,
+            path_mtu: spec.mtu,
+            psn: Psn::wrapping(spec.psns[1 - side]),
+            max_dest_rd_atomic: spec.reads,
+            min_rnr_timer: RnrTimer::new(spec.rnr_timer).expect("below 32"),
+        };
+        let sending = Sending {
+            psn: Psn::wrapping(spec.psns[side]),
+            timeout: Timeout::new(spec.timeout).expect("below 32"),
+            retry_count: spec.retry_count,
+            rnr_retry: spec.rnr_retry,
+            max_rd_atomic: spec.reads,
+        };
+        for transition in [
+            Transition::Init(Init::new(access)),
+            Transition::ReadyToReceive(receiving),
+            Transition::ReadyToSend(sending),
+        ] {
+            device.modify_qp(Time::ZERO, here.qpn, &transition).expect("the usual way");
+        }
+    }
+
+    fn direction(&mut self, spec: &Connection, side: usize) -> Direction {
+        let (here, there) = (spec.devices[side], spec.devices[1 - side]);
+        let (pd, remote_pd) = (self.nodes[here].pd, self.nodes[there].pd);
+        let other_pd = self.nodes[there].other_pd;
+        let steps = &spec.programs[side].steps;
+        let mtu = u32::from(spec.mtu.bytes());
+        let answers: u32 =
+            steps.iter().map(|step| if step.action == Action::Read { step.length } else { 8 }).sum();
+        let messages: u32 =
+            steps.iter().filter(|step| step.action.consumes_receive()).map(|step| step.length + 64).sum();
+        let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let everything = Access::LOCAL_WRITE | Access::REMOTE;
+        let target = self.area(there, remote_pd, 10 * mtu, everything);
+        Direction {
+            source: self.area(here, pd, 16 * mtu, Access::empty()),
+            landing: self.area(here, pd, answers, Access::LOCAL_WRITE),
+            receives: self.area(there, remote_pd, messages, Access::LOCAL_WRITE),
+            read_only: self.area(there, remote_pd, mtu, Access::REMOTE_READ),
+            write_only: self.area(there, remote_pd, mtu, write),
+            other_domain: self.area(there, other_pd, mtu, everything),
+            invalidated: self.area(there, remote_pd, mtu, Access::empty()),
+            revocable: self.area(there, remote_pd, 8 * mtu, everything),
+            revoked: None,
+            revocation_planned: false,
+            invalidated_key: None,
+            image: target.initial.clone(),
+            target,
+            changes: Vec::new(),
+            reads: Vec::new(),
+            posted: Vec::new(),
+            done: 0,
+            failed: None,
+            doomed: None,
+            landed: 0,
+            slots: Vec::new(),
+            slots_done: 0,
+            slots_used: 0,
+            consumed: 0,
+            message_ends: Vec::new(),
+            starved: false,
+            ended: std::collections::HashMap::new(),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! A run: devices, the fabric between them, those who use them, and virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use adverb_proto::memory::{HeapMemory, Pd};
+use adverb_proto::vocabulary::QpState;
+use adverb_proto::{Arrival, Cq, Device, Event, IcrcCheck, Sink, Time};
+use adverb_wire::{Header, Packet, Qpn};
+
+use crate::area::Area;
+use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
+use crate::model::Direction;
+use crate::scenario::Scenario;
+use crate::{Random, setup};
+
+/// What a run was.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Its seed.
+    pub seed: u64,
+    /// Send requests posted.
+    pub operations: u64,
+    /// Packets sent.
+    pub packets: u64,
+    /// Queue pairs.
+    pub queue_pairs: u64,
+    /// Queue pairs that failed, as they had to or could not avoid.
+    pub failures: u64,
+    /// Faults injected.
+    pub faults: FaultCounts,
+    /// How much virtual time it took.
+    pub time: Time,
+    /// A number that follows from every packet and its time: the same for the same seed.
+    pub digest: u64,
+    /// What went wrong first.
+    pub violation: Option<String>,
+    /// What happened, if that was to be remembered.
+    pub trace: Vec<String>,
+}
+
+/// Runs a scenario. `trace` says whether to remember what happens.
+pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
+    let mut world = setup::world(scenario.clone(), trace);
+    world.run();
+    world.finish();
+    Outcome {
+        seed: scenario.seed,
+        operations: world.operations,
+        packets: world.packets,
+        queue_pairs: 2 * scenario.connections.len() as u64,
+        failures: world.connections.iter().flat_map(|c| &c.sides).filter(|side| side.failed).count() as u64,
+        faults: world.fabric.counts,
+        time: world.now,
+        digest: world.digest,
+        violation: world.violation,
+        trace: world.trace.unwrap_or_default(),
+    }
+}
+
+/// Everything there is in a run.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) now: Time,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) memories: Vec<HeapMemory>,
+    /// Words that everybody does atomics on, for each device.
+    pub(crate) shared: Vec<Area>,
+    pub(crate) connections: Vec<ConnectionState>,
+    pub(crate) fabric: Fabric,
+    pub(crate) tasks: BinaryHeap<Reverse<(Time, u64, Task)>>,
+    pub(crate) order: u64,
+    pub(crate) random: Random,
+    pub(crate) operations: u64,
+    packets: u64,
+    digest: u64,
+    pub(crate) violation: Option<String>,
+    pub(crate) trace: Option<Vec<String>>,
+}
+
+/// A device and what belongs to it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) device: Device<Trace>,
+    pub(crate) address: IpAddr,
+    pub(crate) pd: Pd,
+    pub(crate) other_pd: Pd,
+    pub(crate) cq: Cq,
+    /// All keys, to be given back at the end.
+    pub(crate) keys: Vec<u32>,
+    /// Which side of which connection a queue pair is.
+    pub(crate) ends: HashMap<Qpn, (usize, usize)>,
+    identification: u16,
+    pump_planned: bool,
+}
+
+impl Node {
+    pub(crate) fn new(index: usize, v6: bool, trace: bool) -> Node {
+        let mut device = Device::new(Trace { on: trace, events: Vec::new() });
+        let (pd, other_pd) = (device.create_domain(), device.create_domain());
+        let cq = device.create_cq(1 << 20);
+        let host = index as u16 + 1;
+        let address = if v6 {
+            IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, host))
+        } else {
+            IpAddr::V4(Ipv4Addr::new(10, 77, 0, host as u8))
+        };
+        let (keys, ends) = (Vec::new(), HashMap::new());
+        Node { device, address, pd, other_pd, cq, keys, ends, identification: 0, pump_planned: false }
+    }
+}
+
+/// Remembers what happens in a device, if it is to.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    on: bool,
+    events: Vec<(Time, Event)>,
+}
+
+impl Sink for Trace {
+    fn event(&mut self, now: Time, event: Event) {
+        if self.on {
+            self.events.push((now, event));
+        }
+    }
+}
+
+/// A connection during a run.
+#[derive(Debug)]
+pub(crate) struct ConnectionState {
+    pub(crate) sides: [Side; 2],
+    /// The requests of each side.
+    pub(crate) directions: [Direction; 2],
+    /// When the fabric failed it.
+    pub(crate) faults: Vec<Time>,
+}
+
+/// One side of a connection during a run.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(crate) node: usize,
+    pub(crate) qpn: Qpn,
+    /// The next step of its program.
+    pub(crate) step: usize,
+    /// It waits for completions before it goes on.
+    pub(crate) waiting: bool,
+    /// It waits until its send queue is drained.
+    pub(crate) draining: bool,
+    /// It goes on no more.
+    pub(crate) stopped: bool,
+    pub(crate) destroyed: bool,
+    /// Its queue pair is in error, and there was a reason for it.
+    pub(crate) failed: bool,
+    /// What it was told of the messages to come: their lengths, and how much room to give.
+    pub(crate) rooms: Vec<u32>,
+}
+
+/// Something to be done at a certain time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Task {
+    /// A side goes on with its program.
+    Go { connection: usize, side: usize },
+    /// A side posts a receive.
+    Receive { connection: usize, side: usize },
+    /// A device's packets and completions are looked after.
+    Pump { node: usize },
+    /// Memory is taken away that the other side's requests of this direction write to.
+    Revoke { connection: usize, side: usize },
+}
+
+/// Longer than anything can take after the fabric has healed: retries, waits and pauses.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, fabric: Fabric, trace: bool) -> World {
+        World {
+            now: Time::ZERO,
+            nodes: Vec::new(),
+            memories: Vec::new(),
+            shared: Vec::new(),
+            connections: Vec::new(),
+            fabric,
+            tasks: BinaryHeap::new(),
+            order: 0,
+            random: Random::new(scenario.seed ^ 0x776f_726c_6400),
+            operations: 0,
+            packets: 0,
+            digest: 0xcbf2_9ce4_8422_2325,
+            violation: None,
+            trace: trace.then(Vec::new),
+            scenario,
+        }
+    }
+
+    /// Plans a task.
+    pub(crate) fn plan(&mut self, at: Time, task: Task) {
+        self.order += 1;
+        self.tasks.push(Reverse((at, self.order, task)));
+    }
+
+    /// Notes what must not happen. The first is what counts.
+    pub(crate) fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION: {what}"));
+        if self.violation.is_none() {
+            self.violation = Some(format!("at {}: {what}", self.now));
+        }
+    }
+
+    pub(crate) fn note(&mut self, what: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{now} {}", what()));
+        }
+    }
+
+    /// Lets time pass until nothing is left to do.
+    fn run(&mut self) {
+        let end = self.scenario.heal_at + PATIENCE;
+        while self.violation.is_none() {
+            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
+            let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
+            let Some(next) = timeouts.chain(task).chain(self.fabric.next()).min() else { break };
+            self.now = next.max(self.now);
+            if self.now > end {
+                return self.violate("the run doesn't come to an end".to_owned());
+            }
+            while let Some(packet) = self.fabric.receive(self.now) {
+                self.deliver(&packet);
+            }
+            for node in 0..self.nodes.len() {
+                if self.nodes[node].device.poll_timeout().is_some_and(|at| at <= self.now) {
+                    self.nodes[node].device.handle_timeout(self.now);
+                    self.plan_pump(node);
+                }
+            }
+            while let Some(Reverse((at, _, task))) = self.tasks.peek().copied() {
+                if at > self.now {
+                    break;
+                }
+                self.tasks.pop();
+                self.perform(task);
+            }
+        }
+    }
+
+    fn perform(&mut self, task: Task) {
+        match task {
+            Task::Go { connection, side } => self.go(connection, side),
+            Task::Receive { connection, side } => self.post_receive(connection, side),
+            Task::Pump { node } => {
+                self.nodes[node].pump_planned = false;
+                self.pump(node);
+            }
+            Task::Revoke { connection, side } => self.revoke(connection, side),
+        }
+    }
+
+    pub(crate) fn plan_pump(&mut self, node: usize) {
+        if !self.nodes[node].pump_planned {
+            self.nodes[node].pump_planned = true;
+            let at = self.now + self.scenario.batching;
+            self.plan(at, Task::Pump { node });
+        }
+    }
+
+    /// A packet arrives at a device.
+    fn deliver(&mut self, packet: &InFlight) {
+        let (source, destination) = (self.nodes[packet.from].address, self.nodes[packet.to].address);
+        let arrival = Arrival {
+            source: SocketAddr::new(source, packet.source_port),
+            destination,
+            icrc: IcrcCheck::Identification(packet.identification),
+        };
+        match Packet::parse(&packet.bytes) {
+            Ok(parsed) => {
+                let node = &mut self.nodes[packet.to];
+                node.device.handle_packet(self.now, &arrival, &parsed, &mut self.memories[packet.to]);
+                self.plan_pump(packet.to);
+            }
+            Err(error) => self.note(|| format!("dev {} can't read a packet: {error}", packet.to)),
+        }
+    }
+
+    /// Sends what a device wants sent, and looks at what it has completed.
+    pub(crate) fn pump(&mut self, index: usize) {
+        loop {
+            let node = &mut self.nodes[index];
+            node.identification = node.identification.wrapping_add(1);
+            let identification = node.identification;
+            let Some(transmit) = node.device.poll_transmit(self.now) else { break };
+            let header = transmit.header;
+            let mut bytes = Vec::with_capacity(header.len() + transmit.payload.len() + 8);
+            if transmit.write_to(&self.memories[index], identification, &mut bytes).is_err() {
+                return self.violate("a packet's payload isn't in registered memory".to_owned());
+            }
+            let (remote, source_port) = (transmit.path.remote(), transmit.path.source_port());
+            let to = self.nodes.iter().position(|node| node.address == remote).unwrap_or(index);
+            self.sent(index, to, &header, &bytes);
+            let end = self.nodes[to].ends.get(&header.dest_qp).copied();
+            let packet = InFlight { from: index, to, source_port, identification, bytes };
+            let fate = self.fabric.send(self.now, packet);
+            if let Some((connection, _)) = end
+                && fate != Fate::Carried
+            {
+                self.connections[connection].faults.push(self.now);
+                self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));
+            }
+        }
+        self.observe(index);
+        self.take_trace(index);
+    }
+
+    /// Books a packet that a device sends, and checks what can be seen of it.
+    fn sent(&mut self, from: usize, to: usize, header: &Header, bytes: &[u8]) {
+        self.packets += 1;
+        let icrc = bytes.last_chunk::<4>().map_or(0, |icrc| u32::from_le_bytes(*icrc));
+        for number in [self.now.as_nanos(), u64::from(icrc), bytes.len() as u64] {
+            self.digest = (self.digest ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+        self.take_trace(from);
+        if let Some((connection, side)) = self.nodes[to].ends.get(&header.dest_qp).copied() {
+            self.check_msn(connection, side, header);
+        }
+    }
+
+    fn take_trace(&mut self, node: usize) {
+        let events = std::mem::take(&mut self.nodes[node].device.sink_mut().events);
+        if let Some(trace) = &mut self.trace {
+            trace.extend(events.iter().map(|(time, event)| format!("{time} dev {node} {event}")));
+        }
+    }
+
+    pub(crate) fn state(&self, connection: usize, side: usize) -> Option<QpState> {
+        let Side { node, qpn, .. } = self.connections[connection].sides[side];
+        self.nodes[node].device.query_qp(qpn).map(|status| status.state)
+    }
+}
