@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::net::SocketAddr;
 
-use adverb_proto::vocabulary::{Failure, QpState};
+use adverb_proto::vocabulary::{Failure, QpState, RejectReason};
 
 /// The result of what can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -118,6 +119,31 @@ pub enum Error {
         /// For what.
         waiting: &'static str,
     },
+    /// A peer couldn't be reached: in time, or at all.
+    #[error("{peer} couldn't be reached while {stage}: {error}{}", hint_line(.hint))]
+    Unreachable {
+        /// The peer.
+        peer: SocketAddr,
+        /// How far it came: "asking for a connection".
+        stage: &'static str,
+        /// Why not; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if there was no answer.
+        #[source]
+        error: io::Error,
+        /// What to try.
+        hint: Cow<'static, str>,
+    },
+    /// A peer doesn't want to be connected.
+    #[error("{peer} rejected the connection: {reason}{}", hint_line(.hint))]
+    Rejected {
+        /// The peer.
+        peer: SocketAddr,
+        /// Why.
+        reason: RejectReason,
+        /// What the peer's program sent along, if it was the program that rejected; zeros may follow.
+        private_data: Vec<u8>,
+        /// What to try.
+        hint: Cow<'static, str>,
+    },
     /// Memory couldn't be had.
     #[error("allocating {len} bytes failed: {error}")]
     Allocation {
@@ -134,6 +160,7 @@ impl Error {
         let hint: &str = match self {
             Error::NoDevice { hint, .. } => hint,
             Error::Unsupported { hint, .. } | Error::Verb { hint, .. } | Error::Limit { hint, .. } => hint,
+            Error::Unreachable { hint, .. } | Error::Rejected { hint, .. } => hint,
             Error::WrongState { hint, .. } => hint,
             Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
             _ => "",

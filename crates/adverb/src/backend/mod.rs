@@ -4,6 +4,7 @@
 
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "without an engine nothing is asked"))]
 
+pub(crate) mod connection_manager;
 #[cfg(feature = "ibv")]
 mod ibv;
 

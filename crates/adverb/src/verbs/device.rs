@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use adverb_proto::vocabulary::Gid;
 
@@ -230,6 +230,25 @@ impl Device {
     /// Begins to make a completion queue with room for `depth` completions.
     pub fn completion_queue(&self, depth: u32) -> CompletionQueueBuilder {
         CompletionQueueBuilder::new(self, depth)
+    }
+
+    /// The device of this name, opened once for all who ask here while any of them keeps it: what they make of it goes
+    /// together.
+    pub(super) fn shared(name: &str) -> Result<Device> {
+        /// Devices, and the processes that opened them: a forked child must not use its parent's.
+        static SHARED: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        shared.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
+        // One that was removed, and came back under its name, is another: the old one doesn't answer.
+        let is_it = |device: &Arc<Inner>| device.name == name && device.backend.port(1).is_ok();
+        let found = shared.iter().filter_map(|(_, device)| device.upgrade()).find(is_it);
+        if let Some(device) = found {
+            return Ok(Device(device));
+        }
+        let device = Device::open(name)?;
+        shared.push((process, Arc::downgrade(&device.0)));
+        Ok(device)
     }
 
     pub(super) fn backend(&self) -> &backend::Device {

@@ -19,6 +19,7 @@
 //! it fails they are leaked, with an error in the log. Memory that a peer may write is never a `&[u8]`.
 
 mod address_handle;
+pub mod cm;
 mod completion;
 mod completion_queue;
 mod datagram;

@@ -5,6 +5,7 @@
 
 mod address_handle;
 mod completion_queue;
+mod connection_manager;
 mod device;
 mod event;
 mod protection_domain;
@@ -14,6 +15,7 @@ mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
 pub(super) use completion_queue::CompletionQueue;
+pub(super) use connection_manager::Identifier;
 pub(super) use device::Device;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::{QueuePair, RequestList};

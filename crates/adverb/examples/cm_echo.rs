@@ -1,0 +1,94 @@
+//! Messages there and back, over a connection made by IP address and port.
+//!
+//! ```text
+//! $ cargo run --example cm_echo -- listen 192.0.2.7:7471
+//! $ cargo run --example cm_echo -- 192.0.2.7:7471 "any text"
+//! ```
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use adverb::memory::Buffer;
+use adverb::verbs::cm::{Connection, Connector, Listener, Path};
+use adverb::verbs::{CompletionQueue, QueuePair, RequestId, SendRequest};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["listen", address] => {
+            let listener = Listener::bind(address.parse()?)?;
+            println!("listening at {}", listener.local_address());
+            loop {
+                let request = listener.accept()?;
+                println!("{}", request.path());
+                let (queue_pair, desk) = Desk::new(request.path())?;
+                let connection = request.accept(queue_pair, b"echo")?;
+                if let Err(error) = desk.echo(&connection) {
+                    println!("{error}");
+                }
+            }
+        }
+        [address, text] => {
+            let mut desk = None;
+            let connection = Connector::new().timeout(PATIENCE).connect(address.parse()?, |path| {
+                let (queue_pair, made) = Desk::new(path)?;
+                desk = Some(made);
+                Ok(queue_pair)
+            })?;
+            let desk = desk.expect("it goes with the queue pair");
+            let mut message = connection.queue_pair().protection_domain().buffer(text.len())?;
+            message.copy_from_slice(text.as_bytes());
+            desk.send(&connection, message)?;
+            let answer = desk.completions.wait(desk.receiving, PATIENCE)?.into_message()?;
+            println!("{}: {}", connection.path(), String::from_utf8_lossy(&answer));
+            connection.close(PATIENCE)?;
+            Ok(())
+        }
+        _ => Err("say `listen ADDRESS:PORT`, or `ADDRESS:PORT TEXT`".into()),
+    }
+}
+
+/// What goes with a queue pair: where its requests complete, and the receive that it has.
+struct Desk {
+    completions: CompletionQueue,
+    receiving: RequestId,
+}
+
+impl Desk {
+    fn new(path: &Path) -> Result<(QueuePair, Desk), adverb::Error> {
+        let device = path.device()?;
+        let domain = device.protection_domain()?;
+        let completions = device.completion_queue(8).events().create()?;
+        let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
+        let receiving = queue_pair.post_recv(domain.buffer(4096)?)?;
+        Ok((queue_pair, Desk { completions, receiving }))
+    }
+
+    fn send(&self, connection: &Connection, message: Buffer) -> Result<(), adverb::Error> {
+        let id = connection.queue_pair().post_send(SendRequest::send(message))?;
+        self.completions.wait(id, PATIENCE)?.success()?;
+        Ok(())
+    }
+
+    /// Sends the first message back, and waits until the peer leaves.
+    fn echo(&self, connection: &Connection) -> Result<(), adverb::Error> {
+        let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
+        self.send(connection, message)?;
+        let event = connection.wait_event(PATIENCE)?;
+        println!("{event:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,208 @@
+//! The engines below [`verbs::cm`](crate::verbs::cm): what establishes connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{Gid, Qpn, RejectReason, Transport};
+
+#[cfg(feature = "ibv")]
+use super::ibv;
+use super::{Connection, ReadyToSend};
+use crate::error::Result;
+
+/// Asks whichever engine it is.
+macro_rules! ask {
+    ($value:expr, $engine:ident => $answer:expr) => {
+        match *$value {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref $engine) => $answer,
+        }
+    };
+}
+
+/// An identifier: to connections what a socket is to TCP. It has an event queue of its own.
+pub(crate) enum Identifier {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::Identifier),
+}
+
+impl Identifier {
+    /// A new one, for reliable connections.
+    pub(crate) fn new() -> Result<Identifier> {
+        #[cfg(feature = "ibv")]
+        return Ok(Identifier::Ibv(ibv::Identifier::new()?));
+        #[cfg(not(feature = "ibv"))]
+        Err(super::no_engine())
+    }
+
+    /// The descriptor that is readable while there are events.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        ask!(self, identifier => identifier.event_fd())
+    }
+
+    /// Waits until there are events; `false` if none came in time, or the wait was interrupted.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        ask!(self, identifier => identifier.wait(timeout))
+    }
+
+    /// Takes an event, copied and acknowledged, if there is one.
+    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
+        ask!(self, identifier => identifier.take_event())
+    }
+
+    /// Lets its address be used by others too. Before it is bound.
+    pub(crate) fn reuse_address(&self) -> Result<()> {
+        ask!(self, identifier => identifier.reuse_address())
+    }
+
+    /// How long both ends are to wait for acknowledgements, as a code; ignored where it can't be chosen.
+    pub(crate) fn ack_timeout(&self, code: u8) {
+        ask!(self, identifier => identifier.ack_timeout(code));
+    }
+
+    /// The traffic class of the connection's packets.
+    pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
+        ask!(self, identifier => identifier.traffic_class(traffic_class))
+    }
+
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+        ask!(self, identifier => identifier.bind(address))
+    }
+
+    pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
+        ask!(self, identifier => identifier.listen(backlog))
+    }
+
+    /// Begins to find the device that leads to an address.
+    pub(crate) fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        ask!(self, identifier => identifier.resolve_address(local, peer, timeout))
+    }
+
+    /// Begins to find the path from that device.
+    pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        ask!(self, identifier => identifier.resolve_route(timeout))
+    }
+
+    /// The local address, once there is one.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        ask!(self, identifier => identifier.local_address())
+    }
+
+    /// Between which addresses, and over which device. Once the route is known, or for a request.
+    pub(crate) fn path(&self) -> Result<Path> {
+        ask!(self, identifier => identifier.path())
+    }
+
+    /// With what a queue pair becomes ready: for a request, or after a response.
+    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+        ask!(self, identifier => identifier.ready(transport))
+    }
+
+    /// Asks the peer for a connection.
+    pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
+        ask!(self, identifier => identifier.connect(parameters))
+    }
+
+    /// Accepts a request, with a queue pair that is ready.
+    pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
+        ask!(self, identifier => identifier.accept(parameters))
+    }
+
+    /// Rejects a request, or a response.
+    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
+        ask!(self, identifier => identifier.reject(private_data))
+    }
+
+    /// Completes a connection that the peer accepted, with a queue pair that is ready.
+    pub(crate) fn establish(&self) -> Result<()> {
+        ask!(self, identifier => identifier.establish())
+    }
+
+    /// Ends a connection, or agrees to its end.
+    pub(crate) fn disconnect(&self) -> Result<()> {
+        ask!(self, identifier => identifier.disconnect())
+    }
+}
+
+/// Between which addresses a connection is, and over which device.
+pub(crate) struct Path {
+    pub(crate) device: String,
+    pub(crate) port: u8,
+    pub(crate) gid: Gid,
+    pub(crate) pkey_index: u16,
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+}
+
+/// What a connection is asked for or accepted with.
+pub(crate) struct Parameters<'a> {
+    pub(crate) qpn: Qpn,
+    /// Whether its receives come from a shared queue.
+    pub(crate) shared_receives: bool,
+    pub(crate) private_data: &'a [u8],
+    pub(crate) depths: Depths,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+}
+
+/// How many READs and atomics may be outstanding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Depths {
+    /// Of the peer's, at this side.
+    pub(crate) max_dest_rd_atomic: u8,
+    /// Of this side's, at the peer.
+    pub(crate) max_rd_atomic: u8,
+}
+
+impl Depths {
+    /// The smaller of both.
+    pub(crate) fn min(self, other: Depths) -> Depths {
+        Depths {
+            max_dest_rd_atomic: self.max_dest_rd_atomic.min(other.max_dest_rd_atomic),
+            max_rd_atomic: self.max_rd_atomic.min(other.max_rd_atomic),
+        }
+    }
+}
+
+/// What happened to an identifier.
+pub(crate) enum Event {
+    AddressResolved,
+    RouteResolved,
+    /// A peer asks for a connection.
+    Request(Request),
+    /// The peer accepted.
+    Response {
+        private_data: Vec<u8>,
+    },
+    /// The peer rejected.
+    Rejected {
+        reason: RejectReason,
+        private_data: Vec<u8>,
+    },
+    /// The address, the route or the peer couldn't be reached.
+    Failed(io::Error),
+    Established,
+    Disconnected,
+    DeviceRemoved,
+    AddressChanged,
+    /// The queue pair's number may be used for a new connection.
+    TimewaitOver,
+    /// Something that nobody here asked for.
+    Other,
+}
+
+/// A peer's wish for a connection.
+pub(crate) struct Request {
+    /// The connection to be.
+    pub(crate) identifier: Identifier,
+    /// As many as the peer would use, and offers.
+    pub(crate) depths: Depths,
+    pub(crate) private_data: Vec<u8>,
+}

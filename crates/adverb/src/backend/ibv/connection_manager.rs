@@ -1,0 +1,412 @@
+//! Identifiers of librdmacm, each with an event channel of its own.
+//!
+//! Queue pairs aren't made on the identifiers: the connection manager is only told their numbers, and tells with what
+//! attributes they become ready. So they can be of any context of the device, and neither holds the other.
+
+mod address;
+mod event;
+
+use std::ffi::CStr;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{Gid, PathMtu, Psn, Qpn, Transport};
+use adverb_sys::{
+    self as sys, Ibverbs, RdmaCm, ibv_qp_attr, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+};
+
+use self::address::RawAddress;
+use super::completion_queue::wait_readable;
+use super::{check, verb_error};
+use crate::backend::connection_manager::{Parameters, Path};
+use crate::backend::{Address, Connection, ReadyToSend};
+use crate::error::{Error, Result};
+
+pub(crate) struct Identifier {
+    library: &'static RdmaCm,
+    handle: NonNull<rdma_cm_id>,
+    /// This identifier's alone, so that no event of one is taken by who waits for another.
+    channel: Channel,
+}
+
+// SAFETY: librdmacm's identifiers may be used from any thread.
+unsafe impl Send for Identifier {}
+// SAFETY: as above. The library writes to an identifier's fields only where it is bound or resolved, and when it takes
+// an event that resolves it: all before the owner shares it with others.
+unsafe impl Sync for Identifier {}
+
+impl Identifier {
+    pub(crate) fn new() -> Result<Identifier> {
+        let library = library()?;
+        let channel = Channel::new(library)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the channel is alive, and the identifier may be written. No context is given, and none is read.
+        let code = unsafe {
+            let channel = channel.handle.as_ptr();
+            library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), sys::RDMA_PS_TCP)
+        };
+        check(code, || "making an identifier of the connection manager".to_owned())?;
+        let handle = NonNull::new(handle).ok_or_else(|| {
+            verb_error(io::Error::from(io::ErrorKind::OutOfMemory), "making an identifier".to_owned())
+        })?;
+        Ok(Identifier { library, handle, channel })
+    }
+
+    /// Takes over the identifier that came with a request.
+    ///
+    /// # Safety
+    ///
+    /// The identifier is alive, nobody else uses it, and no event of it is unacknowledged.
+    unsafe fn adopt(library: &'static RdmaCm, handle: NonNull<rdma_cm_id>) -> Result<Identifier> {
+        let moved = Channel::new(library).and_then(|channel| {
+            // SAFETY: both are alive. There is nothing to wait for: no event of the identifier is unacknowledged.
+            let code = unsafe { library.rdma_migrate_id(handle.as_ptr(), channel.handle.as_ptr()) };
+            check(code, || "giving a request an event channel".to_owned()).map(|()| channel)
+        });
+        match moved {
+            Ok(channel) => Ok(Identifier { library, handle, channel }),
+            Err(error) => {
+                // SAFETY: the caller vouches that it is alive and nobody's; this rejects the request.
+                unsafe { library.rdma_destroy_id(handle.as_ptr()) };
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and so its descriptor, lives as long as the identifier, which is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
+    }
+
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        wait_readable(self.channel.fd(), timeout)
+    }
+
+    pub(crate) fn reuse_address(&self) -> Result<()> {
+        let mut yes: libc::c_int = 1;
+        let code = self.option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
+        check(code, || "letting an address be used again".to_owned())
+    }
+
+    pub(crate) fn ack_timeout(&self, mut code: u8) {
+        // Linux has it since 5.1. Elsewhere our own queue pair still gets it, and only the peer's doesn't.
+        if self.option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
+            let error = io::Error::last_os_error();
+            tracing::debug!(%error, "the peer can't be told the ACK timeout");
+        }
+    }
+
+    pub(crate) fn traffic_class(&self, mut traffic_class: u8) -> Result<()> {
+        let code = self.option(sys::RDMA_OPTION_ID_TOS, &mut traffic_class);
+        check(code, || format!("setting the traffic class {traffic_class:#04x}"))
+    }
+
+    /// Sets an option to a value of the option's own type: a plain number.
+    fn option<T: Copy>(&self, name: libc::c_int, value: &mut T) -> libc::c_int {
+        let value = std::ptr::from_mut(value).cast();
+        // SAFETY: the identifier is alive, and the value as long as is said.
+        unsafe { self.library.rdma_set_option(self.id(), sys::RDMA_OPTION_ID, name, value, size_of::<T>()) }
+    }
+
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+        let mut raw = RawAddress::from(address);
+        // SAFETY: the identifier is alive, and the address as long as its family's.
+        let code = unsafe { self.library.rdma_bind_addr(self.id(), raw.as_mut_ptr()) };
+        check(code, || format!("binding to {address}")).map_err(|error| explain(error, address_hint))
+    }
+
+    pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
+        let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the identifier is alive.
+        let code = unsafe { self.library.rdma_listen(self.id(), backlog) };
+        check(code, || "listening".to_owned()).map_err(|error| explain(error, address_hint))
+    }
+
+    pub(crate) fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        let mut raw_local = local.map(RawAddress::from);
+        let mut raw_peer = RawAddress::from(peer);
+        let local = raw_local.as_mut().map_or(std::ptr::null_mut(), RawAddress::as_mut_ptr);
+        // SAFETY: the identifier is alive, and the addresses as long as their families'.
+        let code = unsafe {
+            self.library.rdma_resolve_addr(self.id(), local, raw_peer.as_mut_ptr(), milliseconds(timeout))
+        };
+        check(code, || format!("looking for the way to {peer}")).map_err(|error| explain(error, address_hint))
+    }
+
+    pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        // SAFETY: the identifier is alive.
+        let code = unsafe { self.library.rdma_resolve_route(self.id(), milliseconds(timeout)) };
+        check(code, || "looking for a route".to_owned())
+    }
+
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is alive, and has room for an address of any family.
+        unsafe { address::read(sys::rdma_get_local_addr(self.id())) }
+    }
+
+    fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        unsafe { address::read(sys::rdma_get_peer_addr(self.id())) }
+    }
+
+    pub(crate) fn path(&self) -> Result<Path> {
+        let no_device = || {
+            let error = io::Error::from_raw_os_error(libc::ENODEV);
+            verb_error(error, "asking a connection for its device".to_owned())
+        };
+        let verbs = Ibverbs::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })?;
+        let id = self.id();
+        // SAFETY: the identifier is alive, and the fields are plain values.
+        let (context, port, gid) =
+            unsafe { ((*id).verbs, (*id).port_num, (*id).route.addr.addr.ibaddr.sgid.octets()) };
+        let context = NonNull::new(context).ok_or_else(no_device)?;
+        // SAFETY: the library keeps the context open while an identifier has it, and the device lives as long as the
+        // context; its name is a C string in it.
+        let name = unsafe { CStr::from_ptr(verbs.ibv_get_device_name((*context.as_ptr()).device)) };
+        let (local, peer) = self.local_address().zip(self.peer_address()).ok_or_else(no_device)?;
+        Ok(Path {
+            device: name.to_string_lossy().into_owned(),
+            port,
+            gid: Gid::new(gid),
+            pkey_index: self.attributes(sys::IBV_QPS_INIT)?.pkey_index,
+            local,
+            peer,
+        })
+    }
+
+    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+        let receive = self.attributes(sys::IBV_QPS_RTR)?;
+        let send = self.attributes(sys::IBV_QPS_RTS)?;
+        let (path, grh) = (&receive.ah_attr, &receive.ah_attr.grh);
+        let connection = Connection {
+            address: Address {
+                gid: Gid::new(grh.dgid.octets()),
+                lid: path.dlid,
+                port: path.port_num,
+                gid_index: grh.sgid_index,
+                uses_grh: path.is_global != 0,
+                traffic_class: grh.traffic_class,
+                flow_label: grh.flow_label,
+                hop_limit: grh.hop_limit,
+                service_level: path.sl,
+            },
+            qpn: Qpn::truncate(receive.dest_qp_num),
+            psn: Psn::wrapping(receive.rq_psn),
+            mtu: u8::try_from(receive.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256),
+            max_dest_rd_atomic: receive.max_dest_rd_atomic,
+            min_rnr_timer: receive.min_rnr_timer,
+        };
+        let send = ReadyToSend {
+            transport,
+            psn: Psn::wrapping(send.sq_psn),
+            timeout: send.timeout,
+            retry_count: send.retry_cnt,
+            rnr_retry: send.rnr_retry,
+            max_rd_atomic: send.max_rd_atomic,
+        };
+        Ok((connection, send))
+    }
+
+    /// The attributes with which a queue pair goes to a state.
+    fn attributes(&self, state: sys::ibv_qp_state) -> Result<ibv_qp_attr> {
+        let mut attr = ibv_qp_attr::zeroed();
+        attr.qp_state = state;
+        let mut mask = 0;
+        // SAFETY: the identifier is alive, and both may be written.
+        let code = unsafe { self.library.rdma_init_qp_attr(self.id(), &mut attr, &mut mask) };
+        let action = || "asking the connection manager for a queue pair's attributes".to_owned();
+        check(code, action).map_err(|error| {
+            explain(error, |error| match error.raw_os_error() {
+                Some(libc::EINVAL) => "the peer may have given up meanwhile",
+                Some(libc::EOPNOTSUPP) => "librdmacm is too old: install rdma-core 23 or newer",
+                _ => "",
+            })
+        })?;
+        Ok(attr)
+    }
+
+    pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
+        let mut raw = lower(parameters);
+        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
+        check(code, || "asking for a connection".to_owned())
+    }
+
+    pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
+        let mut raw = lower(parameters);
+        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
+        check(code, || "accepting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+    }
+
+    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let len = short_len(private_data);
+        // SAFETY: the identifier is alive, and the private data can be read.
+        let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
+        check(code, || "rejecting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+    }
+
+    pub(crate) fn establish(&self) -> Result<()> {
+        // SAFETY: the identifier is alive.
+        let code = unsafe { self.library.rdma_establish(self.id()) };
+        check(code, || "completing a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+    }
+
+    pub(crate) fn disconnect(&self) -> Result<()> {
+        // SAFETY: the identifier is alive.
+        let code = unsafe { self.library.rdma_disconnect(self.id()) };
+        check(code, || "ending a connection".to_owned())
+    }
+
+    fn id(&self) -> *mut rdma_cm_id {
+        self.handle.as_ptr()
+    }
+}
+
+impl Drop for Identifier {
+    fn drop(&mut self) {
+        if !self.channel.is_ours() {
+            return;
+        }
+        // SAFETY: destroyed once, before its channel. There is nothing to wait for: events are acknowledged as they are
+        // taken. No queue pair was made on it.
+        let code = unsafe { self.library.rdma_destroy_id(self.id()) };
+        if let Err(error) = check(code, || "destroying an identifier of the connection manager".to_owned()) {
+            tracing::error!(%error, "an identifier could not be destroyed");
+            // The library would still use it.
+            self.channel.leaked = true;
+        }
+    }
+}
+
+/// Where an identifier's events come.
+struct Channel {
+    library: &'static RdmaCm,
+    handle: NonNull<rdma_event_channel>,
+    /// The process that made it.
+    owner: u32,
+    leaked: bool,
+}
+
+impl Channel {
+    fn new(library: &'static RdmaCm) -> Result<Channel> {
+        // SAFETY: the library asks for nothing.
+        let handle = unsafe { library.rdma_create_event_channel() };
+        let failed = |error| {
+            let error = verb_error(error, "making an event channel of the connection manager".to_owned());
+            explain(error, |error| match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENODEV | libc::ENOSYS) => {
+                    "is there an RDMA device, and the kernel module rdma_ucm? It makes /dev/infiniband/rdma_cm"
+                }
+                Some(libc::EMFILE | libc::ENFILE) => {
+                    "each connection has a file descriptor of its own: raise the limit (ulimit -n)"
+                }
+                Some(libc::EACCES | libc::EPERM) => "is the process allowed to use /dev/infiniband/rdma_cm?",
+                _ => "",
+            })
+        };
+        let Some(handle) = NonNull::new(handle) else { return Err(failed(io::Error::last_os_error())) };
+        let channel = Channel { library, handle, owner: std::process::id(), leaked: false };
+        let fd = channel.fd();
+        // SAFETY: the descriptor is open.
+        let result =
+            unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
+        if result < 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        Ok(channel)
+    }
+
+    fn fd(&self) -> libc::c_int {
+        // SAFETY: the channel is alive.
+        unsafe { (*self.handle.as_ptr()).fd }
+    }
+
+    /// Whether this process made it. A forked child didn't, and must leave the parent's connections alone.
+    fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if self.is_ours() && !self.leaked {
+            // SAFETY: destroyed once, after the only identifier that used it.
+            unsafe { self.library.rdma_destroy_event_channel(self.handle.as_ptr()) };
+        }
+    }
+}
+
+/// The library, or why there is none.
+fn library() -> Result<&'static RdmaCm> {
+    RdmaCm::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })
+}
+
+/// Parameters in the library's form, which borrows the private data.
+fn lower(parameters: &Parameters<'_>) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: parameters.private_data.as_ptr().cast(),
+        private_data_len: short_len(parameters.private_data),
+        responder_resources: parameters.depths.max_dest_rd_atomic,
+        initiator_depth: parameters.depths.max_rd_atomic,
+        flow_control: 1,
+        retry_count: parameters.retry_count,
+        rnr_retry_count: parameters.rnr_retry,
+        srq: parameters.shared_receives.into(),
+        qp_num: parameters.qpn.get(),
+    }
+}
+
+/// The length of private data, which was checked against less than 256 before.
+fn short_len(private_data: &[u8]) -> u8 {
+    u8::try_from(private_data.len()).unwrap_or(0)
+}
+
+/// Rounded up, and at least 1: the kernel takes 0 for no time at all.
+fn milliseconds(timeout: Duration) -> libc::c_int {
+    libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX).max(1)
+}
+
+/// Adds a hint, if there is one.
+fn explain(error: Error, hint: impl FnOnce(&io::Error) -> &'static str) -> Error {
+    match error {
+        Error::Verb { action, error, hint: before } => {
+            let hint = hint(&error);
+            let hint = if hint.is_empty() { before } else { hint.into() };
+            Error::Verb { action, error, hint }
+        }
+        other => other,
+    }
+}
+
+fn address_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => {
+            "no RDMA device has, or leads to, that address: `Device::gids` tells the addresses that devices have"
+        }
+        Some(libc::EADDRNOTAVAIL) => {
+            "this machine doesn't have that address, or somebody uses the port at one of its addresses"
+        }
+        Some(libc::EADDRINUSE) => "somebody uses that port already: port 0 takes a free one",
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => "there is no route to that address",
+        Some(libc::EINVAL) => {
+            "are both addresses of one family, and does a link-local one say by which interface?"
+        }
+        _ => "",
+    }
+}
+
+fn gone_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOTCONN) => "the peer may have given up meanwhile",
+        _ => "",
+    }
+}

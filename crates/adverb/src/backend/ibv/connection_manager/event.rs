@@ -1,0 +1,91 @@
+//! Events of librdmacm: copied and acknowledged in one place, before anybody else sees them.
+
+use std::io;
+use std::ptr::NonNull;
+
+use adverb_proto::vocabulary::RejectReason;
+use adverb_sys::{self as sys, rdma_cm_event};
+
+use super::super::verb_error;
+use super::Identifier;
+use crate::backend::connection_manager::{self as plain, Depths, Event, Request};
+use crate::error::Result;
+
+impl Identifier {
+    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the channel is alive, and the event may be written; it is acknowledged below.
+        let code = unsafe { self.library.rdma_get_cm_event(self.channel.handle.as_ptr(), &mut event) };
+        if code != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(verb_error(error, "taking an event of the connection manager".to_owned())),
+            };
+        }
+        // SAFETY: the event was taken, and isn't acknowledged yet. Identifiers here are for connections, so that what
+        // comes with it is of a connection.
+        let (event, parameters, private_data) = unsafe {
+            let copy: rdma_cm_event = *event;
+            let parameters = copy.param.conn;
+            let len = usize::from(parameters.private_data_len);
+            let private_data = if parameters.private_data.is_null() || len == 0 {
+                Vec::new()
+            } else {
+                std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), len).to_vec()
+            };
+            // Acknowledged at once: an identifier with an event outstanding can't be destroyed.
+            self.library.rdma_ack_cm_event(event);
+            (copy, parameters, private_data)
+        };
+        Ok(Some(match event.event {
+            sys::RDMA_CM_EVENT_CONNECT_REQUEST => {
+                let Some(handle) = NonNull::new(event.id) else { return Ok(Some(Event::Other)) };
+                // SAFETY: the identifier was made for the request, and is nobody's yet; the kernel makes no event of it
+                // before it is accepted (ucma_event_handler in the kernel's ucma.c).
+                let identifier = unsafe { Identifier::adopt(self.library, handle) }?;
+                Event::Request(Request {
+                    identifier: plain::Identifier::Ibv(identifier),
+                    depths: Depths {
+                        max_dest_rd_atomic: parameters.responder_resources,
+                        max_rd_atomic: parameters.initiator_depth,
+                    },
+                    private_data,
+                })
+            }
+            sys::RDMA_CM_EVENT_REJECTED => {
+                let reason = u16::try_from(event.status).unwrap_or(0);
+                Event::Rejected { reason: RejectReason::from_code(reason), private_data }
+            }
+            sys::RDMA_CM_EVENT_ADDR_ERROR
+            | sys::RDMA_CM_EVENT_ROUTE_ERROR
+            | sys::RDMA_CM_EVENT_CONNECT_ERROR
+            | sys::RDMA_CM_EVENT_UNREACHABLE => Event::Failed(failure(event.status)),
+            sys::RDMA_CM_EVENT_ADDR_RESOLVED
+            | sys::RDMA_CM_EVENT_ROUTE_RESOLVED
+            | sys::RDMA_CM_EVENT_CONNECT_RESPONSE
+            | sys::RDMA_CM_EVENT_ESTABLISHED
+                if event.status != 0 =>
+            {
+                Event::Failed(failure(event.status))
+            }
+            sys::RDMA_CM_EVENT_ADDR_RESOLVED => Event::AddressResolved,
+            sys::RDMA_CM_EVENT_ROUTE_RESOLVED => Event::RouteResolved,
+            sys::RDMA_CM_EVENT_CONNECT_RESPONSE => Event::Response { private_data },
+            sys::RDMA_CM_EVENT_ESTABLISHED => Event::Established,
+            sys::RDMA_CM_EVENT_DISCONNECTED => Event::Disconnected,
+            sys::RDMA_CM_EVENT_DEVICE_REMOVAL => Event::DeviceRemoved,
+            sys::RDMA_CM_EVENT_ADDR_CHANGE => Event::AddressChanged,
+            sys::RDMA_CM_EVENT_TIMEWAIT_EXIT => Event::TimewaitOver,
+            _ => Event::Other,
+        }))
+    }
+}
+
+/// The error that a status stands for: the negative of an error number, or for all we know a time that ran out.
+fn failure(status: libc::c_int) -> io::Error {
+    match status {
+        0 => io::Error::from_raw_os_error(libc::ETIMEDOUT),
+        status => io::Error::from_raw_os_error(status.abs()),
+    }
+}

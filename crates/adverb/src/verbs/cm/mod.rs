@@ -1,0 +1,166 @@
+//! The connection manager: queue pairs connected by IP address and port, as TCP connections are.
+//!
+//! Without it, two programs tell each other their [`Endpoint`](super::Endpoint)s themselves, over TCP, say. With it, one
+//! [listens](Listener) at an address of an RDMA device, the other [connects](Connector) to it, both get what their queue
+//! pairs need, may send each other a few bytes of their own on the way, and are told when the other [disconnects].
+//! It speaks InfiniBand's communication management protocol with IP addresses, so that the peer may be any program that
+//! uses librdmacm, or a kernel's NVMe over Fabrics.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use adverb::verbs::cm::{Connector, Listener, Path};
+//! use adverb::verbs::QueuePair;
+//!
+//! fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
+//!     let device = path.device()?;
+//!     let domain = device.protection_domain()?;
+//!     let completions = device.completion_queue(128).events().create()?;
+//!     let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).create()?;
+//!     queue_pair.post_recv(domain.buffer(4096)?)?; // before the peer can send
+//!     Ok(queue_pair)
+//! }
+//!
+//! # fn server() -> adverb::Result<()> {
+//! let listener = Listener::bind("192.0.2.7:7471".parse().unwrap())?;
+//! let request = listener.accept()?;
+//! println!("{} says {:?}", request.path().peer_address(), request.private_data());
+//! let queue_pair = queue_pair(request.path())?;
+//! let connection = request.accept(queue_pair, b"welcome")?;
+//! # Ok(())
+//! # }
+//!
+//! # fn client() -> adverb::Result<()> {
+//! let connector = Connector::new().timeout(Duration::from_secs(2)).private_data(b"hello");
+//! let connection = connector.connect("192.0.2.7:7471".parse().unwrap(), queue_pair)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Blocking or not
+//!
+//! Every step that waits for a peer has a method that blocks up to a deadline, and a type that can be asked without
+//! blocking: [`Listener::try_accept`], [`Resolving::poll`], [`Connecting::poll`], [`Connection::try_event`]. These have
+//! a descriptor that is readable when there is something to be had, for any event loop.
+//!
+//! # Private data
+//!
+//! The bytes that come with a request, an answer or a rejection arrive padded with zeros to the most that fit: the
+//! protocol carries no length. Send one along if zeros matter.
+//!
+//! # What this is not
+//!
+//! Only reliable connections are made here; looking up datagram queue pairs (SIDR) is to come.
+//!
+//! [disconnects]: Connection::try_event
+
+/// Makes a type an event source: its descriptor is readable when there is something to be had.
+macro_rules! event_source {
+    ($type:ident) => {
+        impl std::os::fd::AsFd for $type {
+            fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+                self.identifier.event_fd()
+            }
+        }
+
+        impl std::os::fd::AsRawFd for $type {
+            fn as_raw_fd(&self) -> std::os::fd::RawFd {
+                std::os::fd::AsRawFd::as_raw_fd(&self.identifier.event_fd())
+            }
+        }
+    };
+}
+
+mod connecting;
+mod connection;
+mod connector;
+mod failure;
+mod listener;
+mod path;
+
+use std::time::{Duration, Instant};
+
+pub use adverb_proto::vocabulary::RejectReason;
+
+pub use connecting::Connecting;
+pub use connection::{Connection, ConnectionEvent};
+pub use connector::{Connector, Resolving, Route};
+pub use listener::{Incoming, Listener, ListenerBuilder};
+pub use path::Path;
+
+use crate::error::{Error, Result};
+
+/// How many bytes may go with a request for a connection: 92 of the protocol's, less the 36 of its IP addresses.
+pub const MAX_CONNECT_DATA: usize = 56;
+/// How many bytes may go with the acceptance of a request.
+pub const MAX_ACCEPT_DATA: usize = 196;
+/// How many bytes may go with a rejection.
+pub const MAX_REJECT_DATA: usize = 148;
+
+/// How long a connection may take to be made, unless something else is said.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Until when something has to be done.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    timeout: Duration,
+    at: Instant,
+}
+
+impl Deadline {
+    fn new(timeout: Duration) -> Deadline {
+        // A deadline that the clock can't tell is one that never comes.
+        let now = Instant::now();
+        let at = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(u32::MAX.into()));
+        Deadline { timeout, at }
+    }
+
+    fn left(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Checks the length of private data.
+fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()> {
+    if data.len() <= most {
+        return Ok(());
+    }
+    Err(Error::Limit {
+        what: format!("the length of private data with {with}").into(),
+        asked: data.len() as u64,
+        most: most as u64,
+        hint: "send the rest as a message, once there is a connection".into(),
+    })
+}
+
+// What the compiler finds out here is part of the API.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<Listener>();
+    shared_between_threads::<Incoming>();
+    shared_between_threads::<Connector>();
+    shared_between_threads::<Resolving>();
+    shared_between_threads::<Route>();
+    shared_between_threads::<Connecting>();
+    shared_between_threads::<Connection>();
+    shared_between_threads::<Path>();
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_much_private_data_is_refused_with_the_limit() {
+        check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a request").unwrap();
+        let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a request").unwrap_err();
+        assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
+        assert!(error.to_string().starts_with("the length of private data with a request is 57"), "{error}");
+    }
+
+    #[test]
+    fn a_deadline_beyond_the_clock_is_far_away() {
+        assert!(Deadline::new(Duration::MAX).left() > Duration::from_secs(1 << 30));
+        assert_eq!(Deadline::new(Duration::ZERO).left(), Duration::ZERO);
+    }
+}

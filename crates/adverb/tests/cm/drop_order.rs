@@ -1,0 +1,127 @@
+//! Everything of the connection manager may be dropped in any order, and leaves nothing behind.
+
+use super::*;
+
+#[test]
+fn listeners_and_what_came_of_them_are_dropped_in_any_order() {
+    let Some(address) = ipv4() else { return };
+    // The listener first: requests that were taken, and connections, don't need it.
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    drop(listener);
+    let (server, mut desk) = accept(request);
+    let (client, client_desk) = client.join().unwrap();
+    client_desk.send(&client, b"still here");
+    assert_eq!(desk.receive(&server), b"still here");
+    // What a queue pair stands on, before the connection.
+    drop((client_desk, desk));
+    drop(server);
+    assert_eq!(client.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+}
+
+#[test]
+fn a_listener_dropped_with_requests_pending_rejects_them() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let clients: Vec<_> = (0..3)
+        .map(|_| thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err()))
+        .collect();
+    readable(&listener);
+    thread::sleep(Duration::from_millis(300));
+    drop(listener);
+    for client in clients {
+        let error = client.join().unwrap();
+        assert!(matches!(error, Error::Rejected { .. }), "{error}");
+    }
+}
+
+#[test]
+fn every_step_can_be_given_up() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let connector = Connector::new().timeout(PATIENCE);
+    drop(connector.begin_resolve(peer).unwrap());
+    let route = connector.resolve(peer).unwrap();
+    let (queue_pair, desk) = Desk::new(route.path()).unwrap();
+    drop(route);
+    drop((desk, queue_pair));
+    let route = connector.resolve(peer).unwrap();
+    let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+    drop(route.begin_connect(queue_pair).unwrap());
+    // The request may have arrived before it was given up; accepting it is an error, now or at the deadline.
+    if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
+        let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+        request.accept(queue_pair, b"").unwrap_err();
+    }
+    // Given up by the side that accepted.
+    let connecting = {
+        let route = connector.resolve(peer).unwrap();
+        let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+        route.begin_connect(queue_pair).unwrap()
+    };
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+    drop(request.begin_accept(queue_pair, b"").unwrap());
+    match connecting.wait() {
+        // The answer may have gone out before: then the connection ends as soon as it is there.
+        Ok(connection) => {
+            let ended = connection.wait_event(PATIENCE).unwrap();
+            assert_eq!(ended, Some(ConnectionEvent::Disconnected));
+        }
+        Err(error) => println!("{error}"),
+    }
+}
+
+#[test]
+fn connections_leave_no_descriptors_behind() {
+    let Some(address) = ipv4() else { return };
+    // The first opens what librdmacm keeps open.
+    drop(connected(address));
+    let device = Device::by_address(address).unwrap();
+    let before = descriptors();
+    for _ in 0..20 {
+        let ((client, mut client_desk), (server, desk)) = connected(address);
+        desk.send(&server, b"hello");
+        assert_eq!(client_desk.receive(&client), b"hello");
+        drop(server);
+        drop(client);
+    }
+    // Other tests come and go meanwhile: what 20 connections would leave is more than they have.
+    let after = descriptors();
+    println!("descriptors: {before} before, {after} after");
+    assert!(after < before + 60, "{before} before, {after} after");
+    drop(device);
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn a_forked_child_leaves_its_parents_connection_alone() {
+    let Some(address) = ipv4() else { return };
+    let ((client, client_desk), (server, mut desk)) = connected(address);
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    // SAFETY: the child does nothing but drop, and ends without running what the parent would run at its end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop((client, server, listener));
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: the status may be written.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(server.wait_event(Duration::from_millis(300)).unwrap(), None);
+    client_desk.send(&client, b"still here");
+    assert_eq!(desk.receive(&server), b"still here");
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
+    let _server = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    client.join().unwrap();
+}

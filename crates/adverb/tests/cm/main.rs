@@ -1,0 +1,458 @@
+//! The connection manager at work, on the first device that has addresses; skipped, with the reason printed, where there
+//! is none.
+
+mod drop_order;
+mod rping;
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::verbs::cm::{
+    Connection, ConnectionEvent, Connector, Incoming, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA,
+    MAX_REJECT_DATA, Path, RejectReason,
+};
+use adverb::verbs::{
+    CompletionQueue, ConnectOptions, Device, ProtectionDomain, QpState, QueuePair, RequestId, SendRequest,
+    Status,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The addresses that RDMA devices of this machine have, as far as the connection manager can use them.
+fn addresses() -> Vec<IpAddr> {
+    let devices = match Device::list() {
+        Ok(devices) => devices,
+        Err(error) => {
+            println!("skipped: {error}");
+            return Vec::new();
+        }
+    };
+    let usable = devices.iter().filter(|device| device.unsupported.is_none());
+    let addresses: Vec<IpAddr> = usable
+        .flat_map(|device| Device::open(&device.name).unwrap().gids().unwrap())
+        .filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local())
+        .map(|entry| entry.gid.ip())
+        .collect();
+    let Some(first) = addresses.first() else {
+        println!("skipped: no RDMA device with an IP address");
+        return addresses;
+    };
+    match Listener::bind(SocketAddr::new(*first, 0)) {
+        Err(error @ Error::NotInstalled { .. }) => {
+            println!("skipped: {error}");
+            Vec::new()
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => addresses,
+    }
+}
+
+fn ipv4() -> Option<IpAddr> {
+    let found = addresses().into_iter().find(IpAddr::is_ipv4);
+    if found.is_none() {
+        println!("skipped: no IPv4 address");
+    }
+    found
+}
+
+/// What goes with a queue pair: where its requests complete, and the receive that it has.
+#[derive(Debug)]
+struct Desk {
+    domain: ProtectionDomain,
+    completions: CompletionQueue,
+    receiving: RequestId,
+}
+
+impl Desk {
+    fn new(path: &Path) -> adverb::Result<(QueuePair, Desk)> {
+        Desk::on(&path.device()?, path)
+    }
+
+    fn on(device: &Device, path: &Path) -> adverb::Result<(QueuePair, Desk)> {
+        let domain = device.protection_domain()?;
+        let completions = device.completion_queue(16).events().create()?;
+        let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
+        let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
+        Ok((queue_pair, Desk { domain, completions, receiving }))
+    }
+
+    fn send(&self, connection: &Connection, text: &[u8]) {
+        let mut buffer = self.domain.buffer(text.len()).unwrap();
+        buffer.copy_from_slice(text);
+        let id = connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap();
+        self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+    }
+
+    fn receive(&mut self, connection: &Connection) -> Vec<u8> {
+        let message = self.completions.wait(self.receiving, PATIENCE).unwrap().into_message().unwrap();
+        let text = message.to_vec();
+        self.receiving = connection.queue_pair().post_recv(self.domain.buffer(64).unwrap()).unwrap();
+        text
+    }
+}
+
+/// A connection within this process: the client's side first.
+fn connected(address: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
+    let server = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    (client.join().unwrap(), server)
+}
+
+fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<(Connection, Desk)> {
+    let mut desk = None;
+    let connection = connector.connect(peer, |path| {
+        let (queue_pair, made) = Desk::new(path)?;
+        desk = Some(made);
+        Ok(queue_pair)
+    })?;
+    Ok((connection, desk.unwrap()))
+}
+
+fn accept(request: Incoming) -> (Connection, Desk) {
+    let (queue_pair, desk) = Desk::new(request.path()).unwrap();
+    (request.accept(queue_pair, b"").unwrap(), desk)
+}
+
+fn starts_with(data: &[u8], text: &[u8]) -> bool {
+    data.starts_with(text) && data[text.len()..].iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
+    for address in addresses() {
+        let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+        let peer = listener.local_address();
+        assert_eq!(peer.ip(), address);
+        assert_ne!(peer.port(), 0);
+        let client = thread::spawn(move || {
+            let connector = Connector::new().timeout(PATIENCE).private_data(b"who is there?");
+            let (connection, mut desk) = connect(&connector, peer).unwrap();
+            assert!(starts_with(connection.private_data(), b"a friend"));
+            assert_eq!(connection.path().peer_address(), peer);
+            desk.send(&connection, b"ping");
+            assert_eq!(desk.receive(&connection), b"pong");
+            (connection.path().local_address(), connection.close(PATIENCE))
+        });
+        let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+        assert!(starts_with(request.private_data(), b"who is there?"));
+        assert_eq!(request.path().local_address(), peer);
+        let (queue_pair, mut desk) = Desk::new(request.path()).unwrap();
+        let connection = request.accept(queue_pair, b"a friend").unwrap();
+        assert!(starts_with(connection.private_data(), b"who is there?"));
+        assert_eq!(connection.queue_pair().state().unwrap(), QpState::ReadyToSend);
+        assert_eq!(desk.receive(&connection), b"ping");
+        desk.send(&connection, b"pong");
+        assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+        let (local, closed) = client.join().unwrap();
+        closed.unwrap();
+        assert_eq!(connection.path().peer_address(), local);
+        println!("connected: {}", connection.path());
+    }
+}
+
+#[test]
+fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let error = Connector::new().private_data(&[1; MAX_CONNECT_DATA + 1]).resolve(peer).unwrap_err();
+    assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
+
+    let connector = Connector::new().timeout(PATIENCE).private_data(&[1; MAX_CONNECT_DATA]);
+    let client = thread::spawn(move || {
+        let (connection, _desk) = connect(&connector, peer).unwrap();
+        let error = connect(&connector, peer).unwrap_err();
+        (connection.private_data().to_vec(), error)
+    });
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    assert_eq!(request.private_data(), [1; MAX_CONNECT_DATA]);
+    let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+    let _connection = request.accept(queue_pair, &[2; MAX_ACCEPT_DATA]).unwrap();
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    request.reject(&[3; MAX_REJECT_DATA]).unwrap();
+    let (accepted, error) = client.join().unwrap();
+    assert_eq!(accepted, [2; MAX_ACCEPT_DATA]);
+    let Error::Rejected { private_data, .. } = error else { panic!("{error}") };
+    assert_eq!(private_data, [3; MAX_REJECT_DATA]);
+}
+
+#[test]
+fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
+    listener.accept_timeout(PATIENCE).unwrap().expect("a request").reject(b"not you").unwrap();
+    let error = client.join().unwrap();
+    println!("{error}");
+    assert!(error.hint().is_some());
+    let Error::Rejected { peer: by, reason, private_data, .. } = error else { panic!("{error}") };
+    assert_eq!((by, reason), (peer, RejectReason::ConsumerReject));
+    assert!(starts_with(&private_data, b"not you"));
+
+    // A request that is dropped is rejected too.
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
+    drop(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let error = client.join().unwrap();
+    assert!(matches!(error, Error::Rejected { reason: RejectReason::ConsumerReject, .. }), "{error}");
+}
+
+#[test]
+fn a_port_without_listener_is_said_in_words_and_soon() {
+    let Some(address) = ipv4() else { return };
+    let peer = SocketAddr::new(address, 1);
+    let start = Instant::now();
+    let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
+    println!("after {:?}: {error}", start.elapsed());
+    assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
+    assert!(error.to_string().contains("nobody listens on port 1 there"), "{error}");
+    assert!(start.elapsed() < PATIENCE / 2);
+}
+
+#[test]
+fn a_dead_address_is_given_up_at_the_deadline() {
+    let Some(IpAddr::V4(address)) = ipv4() else { return };
+    let [a, b, c, _] = address.octets();
+    let peer = SocketAddr::from((Ipv4Addr::new(a, b, c, 99), 7471));
+    let timeout = Duration::from_millis(700);
+    let start = Instant::now();
+    let error = Connector::new().timeout(timeout).resolve(peer).unwrap_err();
+    let took = start.elapsed();
+    println!("after {took:?}: {error}");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(error.hint().is_some());
+    assert!(took < timeout + Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_host_without_rdma_is_given_up_at_the_deadline() {
+    let Some(IpAddr::V4(address)) = ipv4() else { return };
+    let [a, b, c, d] = address.octets();
+    let peer = SocketAddr::from((Ipv4Addr::new(a, b, c, if d == 2 { 1 } else { 2 }), 7471));
+    let timeout = Duration::from_millis(1500);
+    let start = Instant::now();
+    let error = connect(&Connector::new().timeout(timeout), peer).unwrap_err();
+    let took = start.elapsed();
+    println!("after {took:?}: {error}");
+    // Whatever that host is: nobody listens there.
+    assert!(matches!(error, Error::Unreachable { .. } | Error::Rejected { .. }), "{error}");
+    assert!(took < timeout + Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_listener_that_doesnt_answer_is_given_up_at_the_deadline() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let timeout = Duration::from_millis(700);
+    let start = Instant::now();
+    let error = connect(&Connector::new().timeout(timeout), listener.local_address()).unwrap_err();
+    let took = start.elapsed();
+    println!("after {took:?}: {error}");
+    let Error::Unreachable { error, .. } = error else { panic!("{error}") };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(took >= timeout && took < timeout + Duration::from_secs(2), "{took:?}");
+
+    // The request is still there, and nothing comes of it.
+    if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
+        let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+        let error = request.accept(queue_pair, b"too late").unwrap_err();
+        println!("{error}");
+    }
+}
+
+#[test]
+fn a_disconnect_reaches_the_peer_and_flushes_its_receives() {
+    let Some(address) = ipv4() else { return };
+    let ((client, _client_desk), (server, desk)) = connected(address);
+    assert_eq!(server.try_event().unwrap(), None);
+    assert_eq!(server.wait_event(Duration::from_millis(50)).unwrap(), None);
+    client.disconnect().unwrap();
+    client.disconnect().unwrap();
+    assert!(!client.is_connected() && server.is_connected());
+    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    assert!(!server.is_connected());
+    let completion = desk.completions.wait(desk.receiving, PATIENCE).unwrap();
+    assert_eq!(completion.outcome().as_ref().unwrap_err().status, Status::Flushed);
+    assert_eq!(server.queue_pair().state().unwrap(), QpState::Error);
+    client.close(PATIENCE).unwrap();
+    server.close(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_dropped_connection_is_a_disconnect_too() {
+    let Some(address) = ipv4() else { return };
+    let ((client, _client_desk), (server, _desk)) = connected(address);
+    drop(client);
+    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+}
+
+#[test]
+fn both_sides_connect_from_one_thread_without_blocking() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    assert!(listener.try_accept().unwrap().is_none());
+    let mut resolving = Connector::new().timeout(PATIENCE).begin_resolve(listener.local_address()).unwrap();
+    let route = until_readable(|| resolving.poll().unwrap());
+    assert!(matches!(resolving.poll(), Err(Error::InvalidRequest { .. })));
+    drop(resolving);
+    let (queue_pair, client_desk) = Desk::new(route.path()).unwrap();
+    let mut connecting = route.begin_connect(queue_pair).unwrap();
+    assert!(connecting.poll().unwrap().is_none());
+    assert!(connecting.deadline() > Instant::now());
+    readable(&listener);
+    let request = listener.try_accept().unwrap().expect("a request");
+    let (queue_pair, mut server_desk) = Desk::new(request.path()).unwrap();
+    let mut accepting = request.begin_accept(queue_pair, b"").unwrap();
+    readable(&connecting);
+    let client = connecting.poll().unwrap().expect("a connection");
+    readable(&accepting);
+    let server = accepting.poll().unwrap().expect("a connection");
+    assert!(matches!(accepting.poll(), Err(Error::InvalidRequest { .. })));
+    drop((connecting, accepting));
+    client_desk.send(&client, b"hello");
+    assert_eq!(server_desk.receive(&server), b"hello");
+    drop(client);
+    readable(&server);
+    assert_eq!(server.try_event().unwrap(), Some(ConnectionEvent::Disconnected));
+}
+
+/// Waits as an event loop would.
+fn readable(source: &impl AsFd) {
+    let mut poll = libc::pollfd { fd: source.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which may be written.
+    assert_eq!(unsafe { libc::poll(&mut poll, 1, 20_000) }, 1);
+}
+
+fn until_readable<T>(mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = poll() {
+            return value;
+        }
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_device_that_was_opened_otherwise_can_be_connected_too() {
+    let Some(address) = ipv4() else { return };
+    let device = Device::by_address(address).unwrap();
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let options = ConnectOptions::new().traffic_class(0x60).timeout(15);
+    let client = thread::spawn(move || {
+        let mut desk = None;
+        let connector =
+            Connector::new().timeout(PATIENCE).options(options).local(SocketAddr::new(address, 0));
+        let connection = connector.connect(peer, |path| {
+            assert_eq!(path.device_name(), device.name());
+            let (queue_pair, made) = Desk::on(&device, path)?;
+            desk = Some(made);
+            Ok(queue_pair)
+        });
+        (connection.unwrap(), desk.unwrap())
+    });
+    let (server, mut server_desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let (client, client_desk) = client.join().unwrap();
+    client_desk.send(&client, b"over another handle");
+    assert_eq!(server_desk.receive(&server), b"over another handle");
+}
+
+#[test]
+fn a_listener_at_every_address_learns_the_device_from_the_request() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
+    let peer = SocketAddr::new(address, listener.local_address().port());
+    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
+    let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    assert_eq!(server.path().local_address().ip(), address);
+    let (client, client_desk) = client.join().unwrap();
+    client_desk.send(&client, b"found you");
+    assert_eq!(desk.receive(&server), b"found you");
+}
+
+#[test]
+fn several_threads_accept_many_clients_from_one_listener() {
+    const CLIENTS: usize = 24;
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..CLIENTS / 3 {
+                    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+                    let name = request.private_data()[0];
+                    let (queue_pair, desk) = Desk::new(request.path()).unwrap();
+                    let connection = request.accept(queue_pair, &[name]).unwrap();
+                    desk.send(&connection, &[name]);
+                    assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+                }
+            });
+        }
+        for client in 0..4 {
+            scope.spawn(move || {
+                for round in 0..CLIENTS / 4 {
+                    let name = u8::try_from(client * CLIENTS + round).unwrap();
+                    let connector = Connector::new().timeout(PATIENCE).private_data(&[name]);
+                    let (connection, mut desk) = connect(&connector, peer).unwrap();
+                    assert!(starts_with(connection.private_data(), &[name]));
+                    assert_eq!(desk.receive(&connection), [name]);
+                    connection.close(PATIENCE).unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn connections_share_a_local_port_if_all_ask_for_it() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
+    let shared = Connector::new().timeout(PATIENCE).reuse_address(true).local(SocketAddr::new(address, 0));
+    let first = shared.resolve(peer).unwrap();
+    let local = first.path().local_address();
+    let second = shared.clone().local(local).resolve(peer).unwrap();
+    assert_eq!(second.path().local_address(), local);
+    let error = shared.clone().local(local).reuse_address(false).resolve(peer).unwrap_err();
+    println!("{error}");
+    assert!(error.to_string().contains("comes from that local port"), "{error}");
+}
+
+#[test]
+fn an_address_that_cant_be_had_is_said_in_words() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let taken = Listener::bind(listener.local_address()).unwrap_err();
+    println!("{taken}");
+    assert!(taken.to_string().contains("somebody uses that port already"), "{taken}");
+    let foreign = Listener::bind("192.0.2.1:7471".parse().unwrap()).unwrap_err();
+    println!("{foreign}");
+    assert!(foreign.hint().is_some(), "{foreign}");
+    let loopback = Connector::new().resolve("127.0.0.1:7471".parse().unwrap()).unwrap_err();
+    println!("{loopback}");
+    assert!(loopback.to_string().contains("use an address of the device"), "{loopback}");
+    let nowhere = Connector::new().resolve("[2001:db8::1]:7471".parse().unwrap()).unwrap_err();
+    println!("{nowhere}");
+    assert!(matches!(nowhere, Error::Unreachable { .. }), "{nowhere}");
+    assert!(nowhere.hint().is_some(), "{nowhere}");
+}
+
+#[test]
+fn a_queue_pair_that_is_connected_already_is_refused() {
+    let Some(address) = ipv4() else { return };
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let route = Connector::new().timeout(PATIENCE).resolve(listener.local_address()).unwrap();
+    let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+    queue_pair.fail().unwrap();
+    let error = route.connect(queue_pair).unwrap_err();
+    assert!(matches!(error, Error::WrongState { state: QpState::Error, .. }), "{error}");
+}
