@@ -5,6 +5,7 @@
 
 mod ci;
 mod clippy;
+mod conformance;
 mod deny;
 mod doc;
 mod fmt;
@@ -56,6 +57,8 @@ enum Command {
     Deny,
     /// Fuzz for a while, the time shared among the targets.
     Fuzz(fuzz::Args),
+    /// Run the conformance suite on a device.
+    Conformance(conformance::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
     Sim(sim::Args),
     /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
@@ -82,6 +85,7 @@ impl Command {
             Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
+            Self::Conformance(args) => return conformance::run(args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Overhead => overhead::run()?,
             Self::WireCheck => wire_check::run()?,

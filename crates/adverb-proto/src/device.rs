@@ -3,7 +3,7 @@
 use core::fmt;
 use std::collections::{HashMap, VecDeque};
 
-use adverb_wire::{Operation, Packet, Psn, Qpn, Rc};
+use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Psn, Qpn, Rc};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Wake};
@@ -13,7 +13,7 @@ use crate::memory::{DomainError, Keys, Memory, Pd, RegisterError, Registration, 
 use crate::mutation::mutant;
 use crate::path::{Arrival, Path};
 use crate::qp::{
-    Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair,
+    Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
     Transition,
 };
 use crate::stats::Statistics;
@@ -108,6 +108,8 @@ pub struct Device<S = ()> {
     timers: Timers,
     /// Slots of queue pairs that may have something to send, each once.
     ready: VecDeque<u32>,
+    /// How many packets in a row the first of them has sent.
+    burst: u32,
     notices: VecDeque<Notice>,
     spans: Vec<Span>,
     stats: Statistics,
@@ -176,6 +178,7 @@ impl<S: Sink> Device<S> {
             keys: Keys::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
+            burst: 0,
             notices: VecDeque::new(),
             spans: Vec::new(),
             stats: Statistics::default(),
@@ -197,7 +200,10 @@ impl<S: Sink> Device<S> {
         self.keys.destroy_domain(pd)
     }
 
-    /// Registers memory, and gives its key, which is both local and remote. See [`Keys::register`].
+    /// Registers memory, and gives its key, which is both local and remote.
+    ///
+    /// Keys are all that stands between a peer and memory, so `random` must not be guessable: a cryptographic
+    /// generator, or a seed in a simulation.
     ///
     /// # Errors
     ///
@@ -305,16 +311,16 @@ impl<S: Sink> Device<S> {
             self.numbers.remove(&qpn.get());
         }
         self.timers.clear(slot);
-        if qp.queued {
-            self.ready.retain(|ready| *ready != slot);
-        }
         for cq in [qp.config.send_cq, qp.config.recv_cq] {
             if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
                 cq.users -= 1;
             }
         }
         self.keys.release_domain(qp.config.pd);
-        self.free.push(slot);
+        // One that stands in line keeps its slot until its turn comes: looking for it there would be a scan.
+        if !qp.queued {
+            self.free.push(slot);
+        }
         true
     }
 
@@ -327,6 +333,9 @@ impl<S: Sink> Device<S> {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(ModifyError::UnknownQp) };
         let modified = qp.modify(&mut context!(self, now), transition);
+        if qp.deadline().is_none() {
+            self.timers.clear(slot);
+        }
         self.settle(now, slot);
         modified
     }
@@ -417,7 +426,35 @@ impl<S: Sink> Device<S> {
         packet: &Packet<'_>,
         memory: &mut impl Memory,
     ) {
-        let header = packet.header();
+        let received = Received { header: packet.header(), payload: packet.payload() };
+        self.handle(now, arrival, received, Some(packet), memory);
+    }
+
+    /// Takes in a packet that never was bytes in a row: one that comes from a device in the same memory, whose
+    /// payload lies where the sender has it. There is no ICRC to be checked, and nothing was copied.
+    pub fn handle_parts(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        header: &Header,
+        payload: &[u8],
+        memory: &mut impl Memory,
+    ) {
+        // What parsing checks.
+        if header.opcode().payload().allows(payload.len()) && payload.len() <= MAX_PACKET_LEN {
+            self.handle(now, arrival, Received { header, payload }, None, memory);
+        }
+    }
+
+    fn handle(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        received: Received<'_>,
+        packet: Option<&Packet<'_>>,
+        memory: &mut impl Memory,
+    ) {
+        let header = received.header;
         let (qpn, psn) = (header.dest_qp, header.psn);
         let Some(slot) = self.slot(qpn) else {
             return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
@@ -434,10 +471,12 @@ impl<S: Sink> Device<S> {
         if !is_same_partition(header.pkey, pkey) {
             return self.drop_packet(now, qpn, psn, DropReason::Partition);
         }
-        if !incoming.is_intact(path, arrival, packet) {
+        if let Some(packet) = packet
+            && !incoming.is_intact(path, arrival, packet)
+        {
             return self.drop_packet(now, qpn, psn, DropReason::Icrc);
         }
-        let rc = match packet.operation() {
+        let rc = match &header.operation {
             Operation::Rc(rc) => rc,
             Operation::Cnp => {
                 self.stats.cnps_received += 1;
@@ -447,43 +486,54 @@ impl<S: Sink> Device<S> {
                 return self.drop_packet(now, qpn, psn, DropReason::Transport);
             }
         };
-        let payload_len = packet.payload().len() as u32;
+        let payload_len = received.payload.len() as u32;
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
-        self.sink.event(now, Event::PacketIn { qpn, psn, opcode: packet.opcode(), payload_len });
+        if S::ACTIVE {
+            let opcode = header.opcode();
+            self.sink.event(now, Event::PacketIn { qpn, psn, opcode, payload_len });
+        }
         let mut cx = context!(self, now);
         match rc {
             Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_) => {
-                qp.handle_response(&mut cx, packet, rc, memory);
+                qp.handle_response(&mut cx, received, rc, memory);
             }
-            _ => qp.handle_request(&mut cx, packet, rc, memory),
+            _ => qp.handle_request(&mut cx, received, rc, memory),
         }
         self.settle(now, slot);
     }
 
     /// The next packet to be sent, if there is one. Ask again until there is none.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
-        let (slot, Outgoing { header, payload }) = loop {
+        let (slot, Outgoing { header, payload, payload_len }) = loop {
             let slot = *self.ready.front()?;
             let Some(qp) = self.qps[slot as usize].as_mut() else {
+                // It was destroyed while it stood in line; now its slot is free for another.
                 self.ready.pop_front();
+                self.free.push(slot);
                 continue;
             };
             let outgoing = qp.poll_transmit(&mut context!(self, now));
-            // A packet each, in turn.
-            self.ready.pop_front();
-            qp.queued = false;
-            self.settle(now, slot);
-            if let Some(outgoing) = outgoing {
-                break (slot, outgoing);
+            if qp.is_poisoned() {
+                qp.settle(&mut context!(self, now));
             }
-            // Nothing came although something may be there: it waits for the peer or for a timer.
-            if let Some(qp) = self.qps[slot as usize].as_mut()
-                && qp.queued
-            {
+            if let Some(deadline) = qp.deadline() {
+                self.timers.set_no_later(slot, deadline);
+            }
+            let Some(outgoing) = outgoing else {
+                // What is left, if anything, waits for the peer or for a timer.
                 qp.queued = false;
-                self.ready.pop_back();
+                self.ready.pop_front();
+                self.burst = 0;
+                continue;
+            };
+            // A few packets each, in turn: those of one queue pair share what the processor has at hand.
+            self.burst += 1;
+            if self.burst >= BURST {
+                self.burst = 0;
+                self.ready.rotate_left(1);
             }
+            break (slot, outgoing);
         };
         let qp = self.qps[slot as usize].as_ref()?;
         let payload = match payload {
@@ -495,7 +545,7 @@ impl<S: Sink> Device<S> {
             }
         };
         self.stats.packets_sent += 1;
-        self.stats.bytes_sent += payload.len() as u64;
+        self.stats.bytes_sent += u64::from(payload_len);
         let path: &Path = qp.path()?;
         Some(Transmit { header, path, payload })
     }
@@ -549,7 +599,7 @@ impl<S: Sink> Device<S> {
         Holdings {
             queue_pairs: self.qps.iter().flatten().count(),
             numbers: self.numbers.len(),
-            ready: self.ready.len(),
+            ready: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
             timers: self.timers.len(),
             regions: self.keys.len(),
             domain_users: self.keys.domain_users(),
@@ -566,13 +616,17 @@ impl<S: Sink> Device<S> {
     #[inline]
     fn settle(&mut self, now: Time, slot: u32) {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        qp.settle(&mut context!(self, now));
+        if qp.is_poisoned() {
+            qp.settle(&mut context!(self, now));
+        }
         if let Some(deadline) = qp.deadline() {
             self.timers.set_no_later(slot, deadline);
         }
         if !qp.queued && qp.may_transmit() {
             qp.queued = true;
-            self.sink.event(now, Event::Doorbell { qpn: qp.qpn });
+            if S::ACTIVE {
+                self.sink.event(now, Event::Doorbell { qpn: qp.qpn });
+            }
             self.ready.push_back(slot);
         }
     }
@@ -585,9 +639,14 @@ impl<S: Sink> Device<S> {
             DropReason::Address | DropReason::Partition => self.stats.wrong_address += 1,
             _ => {}
         }
-        self.sink.event(now, Event::Dropped { qpn, psn, reason });
+        if S::ACTIVE {
+            self.sink.event(now, Event::Dropped { qpn, psn, reason });
+        }
     }
 }
+
+/// How many packets in a row one queue pair sends while others wait.
+const BURST: u32 = 16;
 
 /// Half of the queue pair numbers.
 const MAX_QPS: usize = 1 << 23;

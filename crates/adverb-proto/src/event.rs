@@ -174,12 +174,17 @@ pub enum TimerKind {
 ///
 /// Devices are generic over this, so that nobody watching, which is `()`, costs nothing.
 pub trait Sink {
+    /// Whether anybody listens at all. Where this is `false`, events aren't even made.
+    const ACTIVE: bool = true;
+
     /// Something happened.
     fn event(&mut self, now: Time, event: Event);
 }
 
 /// Nobody.
 impl Sink for () {
+    const ACTIVE: bool = false;
+
     #[inline(always)]
     fn event(&mut self, _now: Time, _event: Event) {}
 }

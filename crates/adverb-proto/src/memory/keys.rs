@@ -41,7 +41,7 @@ pub enum RemoteInvalidate {
 
 /// The table of protection domains and keys.
 #[derive(Debug, Default)]
-pub struct Keys {
+pub(crate) struct Keys {
     /// How many things hold each domain; `None` where one was destroyed.
     domains: Vec<Option<u32>>,
     regions: HashMap<u32, Region, NumberHasher>,
@@ -61,7 +61,7 @@ struct Region {
 
 impl Keys {
     /// Makes a protection domain.
-    pub fn create_domain(&mut self) -> Pd {
+    pub(crate) fn create_domain(&mut self) -> Pd {
         // There are few of these, and they are made rarely.
         let index = self.domains.iter().position(Option::is_none).unwrap_or_else(|| {
             self.domains.push(None);
@@ -71,12 +71,8 @@ impl Keys {
         Pd(index as u32)
     }
 
-    /// Ends a protection domain.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such domain, or queue pairs or regions still belong to it.
-    pub fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
+    /// Ends a protection domain, if nothing belongs to it.
+    pub(crate) fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
         match self.domains.get_mut(pd.0 as usize) {
             Some(slot @ Some(0)) => {
                 *slot = None;
@@ -109,11 +105,7 @@ impl Keys {
     ///
     /// Keys are all that stands between a peer and memory, so `random` must not be guessable: a cryptographic
     /// generator, or a seed in a simulation.
-    ///
-    /// # Errors
-    ///
-    /// If the range is empty or wraps, the rights don't go together, or there is no such domain.
-    pub fn register(
+    pub(crate) fn register(
         &mut self,
         pd: Pd,
         registration: Registration,
@@ -142,7 +134,7 @@ impl Keys {
 
     /// Ends a registration. Requests under way that use the key fail from now on: it is looked up for each packet.
     /// Says what was registered, or `None` if the key isn't known.
-    pub fn deregister(&mut self, key: u32) -> Option<Registration> {
+    pub(crate) fn deregister(&mut self, key: u32) -> Option<Registration> {
         let region = self.regions.remove(&key)?;
         #[cfg(feature = "mutants")]
         self.buried.insert(key, region);
@@ -151,13 +143,8 @@ impl Keys {
     }
 
     /// How many regions are registered, the invalidated among them.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.regions.len()
-    }
-
-    /// Whether no region is registered.
-    pub fn is_empty(&self) -> bool {
-        self.regions.is_empty()
     }
 
     /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4.1.5 and 10.6.3.1; `rxe_resp.c`, `check_rkey`).
@@ -241,7 +228,7 @@ impl Keys {
     }
 
     /// How many things hold any domain: for finding leaks.
-    pub fn domain_users(&self) -> u32 {
+    pub(crate) fn domain_users(&self) -> u32 {
         self.domains.iter().flatten().sum()
     }
 }
@@ -266,7 +253,7 @@ pub(crate) struct Part {
 
 /// Why memory may not be touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Denied {
+pub(crate) enum Denied {
     /// No such key, or it was invalidated.
     Key,
     /// The region belongs to another protection domain.

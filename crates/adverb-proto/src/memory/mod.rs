@@ -8,8 +8,8 @@ mod heap;
 mod keys;
 
 pub use heap::HeapMemory;
-pub use keys::{Denied, DomainError, Keys, Pd, RegisterError, Registration, RemoteInvalidate};
-pub(crate) use keys::{Part, Range};
+pub use keys::{DomainError, Pd, RegisterError, Registration, RemoteInvalidate};
+pub(crate) use keys::{Keys, Part, Range};
 
 /// What the caller keeps a region's bytes in: an index, a handle, a pointer. It means nothing to the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

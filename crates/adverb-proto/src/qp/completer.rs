@@ -1,9 +1,9 @@
 //! The completer: makes completions of the peer's answers (vol. 1, 9.7.6; `rxe_comp.c`).
 
-use adverb_wire::{Aeth, Credits, NakCode, Packet, Psn, Rc, ReadResponse, Syndrome};
+use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Syndrome};
 
 use super::segments::Unreachable;
-use super::{Context, QueuePair};
+use super::{Context, QueuePair, Received};
 use crate::event::{DropReason, Event, RetryCause, Sink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
@@ -34,15 +34,15 @@ impl QueuePair {
     pub(crate) fn handle_response<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
     ) {
         if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrained) {
             return self.drop_packet(cx, packet, DropReason::State);
         }
-        let psn = packet.header().psn;
-        let payload = packet.payload();
+        let psn = packet.header.psn;
+        let payload = packet.payload;
         match rc {
             Rc::Acknowledge(aeth) => self.handle_acknowledge(cx, packet, psn, *aeth),
             Rc::ReadResponse(response) => {
@@ -67,7 +67,7 @@ impl QueuePair {
     fn handle_acknowledge<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         psn: Psn,
         aeth: Aeth,
     ) {
@@ -81,7 +81,7 @@ impl QueuePair {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
         if let Syndrome::Nak(_) | Syndrome::RnrNak(_) = aeth.syndrome {
-            cx.event(Event::NakReceived { qpn: self.qpn, psn, syndrome: aeth.syndrome });
+            cx.event(|| Event::NakReceived { qpn: self.qpn, psn, syndrome: aeth.syndrome });
         }
         match aeth.syndrome {
             Syndrome::Ack(credits) => {
@@ -131,7 +131,7 @@ impl QueuePair {
     fn handle_answer<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         psn: Psn,
         aeth: Option<Aeth>,
         answer: Answer<'_>,
@@ -202,7 +202,7 @@ impl QueuePair {
             // The request isn't the one to be sent next, unless it is to be sent again.
         }
         self.requester.progress(cx.now);
-        cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
     fn take_atomic<S: Sink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
@@ -219,7 +219,7 @@ impl QueuePair {
         }
         self.complete_front(cx);
         self.requester.progress(cx.now);
-        cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
     fn cannot_scatter<S: Sink>(&mut self, cx: &mut Context<'_, S>, unreachable: Unreachable) {
@@ -262,7 +262,7 @@ impl QueuePair {
         }
         if self.requester.unacked != before {
             self.requester.progress(cx.now);
-            cx.event(Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+            cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
         }
         outcome
     }

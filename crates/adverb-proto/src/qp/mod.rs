@@ -1,9 +1,8 @@
 //! A queue pair: requester, responder and completer around two queues.
 //!
 //! All that a queue pair knows is in here; what it shares with others (keys, completion queues) is passed in. The
-//! roles are those of the specification: the [requester](requester) sends requests, the peer's
-//! [responder](responder) executes and answers them, and the [completer](completer) makes completions of the
-//! answers.
+//! roles are those of the specification: the [requester] sends requests, the peer's [responder] executes and answers
+//! them, and the [completer] makes completions of the answers.
 
 mod completer;
 mod config;
@@ -49,10 +48,20 @@ pub(crate) struct Context<'a, S> {
 }
 
 impl<S: Sink> Context<'_, S> {
-    #[inline]
-    pub(crate) fn event(&mut self, event: Event) {
-        self.sink.event(self.now, event);
+    /// Tells what happened, if somebody wants to know.
+    #[inline(always)]
+    pub(crate) fn event(&mut self, event: impl FnOnce() -> Event) {
+        if S::ACTIVE {
+            self.sink.event(self.now, event());
+        }
     }
+}
+
+/// A packet that has come: parsed, or never taken apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received<'a> {
+    pub(crate) header: &'a Header,
+    pub(crate) payload: &'a [u8],
 }
 
 /// A packet that a queue pair wants sent.
@@ -60,6 +69,7 @@ impl<S: Sink> Context<'_, S> {
 pub(crate) struct Outgoing {
     pub(crate) header: Header,
     pub(crate) payload: OutgoingPayload,
+    pub(crate) payload_len: u32,
 }
 
 /// Where the payload of an [`Outgoing`] lies.
@@ -100,7 +110,10 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(qpn: Qpn, config: QpConfig) -> QueuePair {
+    pub(crate) fn new(qpn: Qpn, mut config: QpConfig) -> QueuePair {
+        // As many as are counted in 16 bits, which is more than anybody posts.
+        config.max_send_sge = config.max_send_sge.min(u32::from(u16::MAX));
+        config.max_recv_sge = config.max_recv_sge.min(u32::from(u16::MAX));
         QueuePair {
             qpn,
             config,
@@ -123,6 +136,11 @@ impl QueuePair {
 
     pub(crate) const fn state(&self) -> QpState {
         self.state
+    }
+
+    /// Whether a completion was lost: see [`settle`](QueuePair::settle).
+    pub(crate) const fn is_poisoned(&self) -> bool {
+        self.poisoned
     }
 
     pub(crate) const fn path(&self) -> Option<&Path> {
@@ -175,23 +193,13 @@ impl QueuePair {
             return Err(PostError::QueueFull);
         }
         let length = self.check_send(request, inline)?;
-        let inline = inline.map(|bytes| self.send_queue.push_inline(bytes));
-        let segments = if inline.is_some() { &[] } else { request.segments };
-        let segments = self.send_queue.segments.push(segments);
-        self.send_queue.push(SendEntry {
-            wr_id: request.wr_id,
-            operation: request.operation,
-            segments,
-            inline,
-            length,
-            flags: request.flags,
-            packets: 0,
-            first_psn: Default::default(),
-            answered: 0,
-            ssn: Default::default(),
-            failed: None,
-        });
-        cx.event(Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
+        let segments = match inline {
+            Some(bytes) => self.send_queue.push_inline(bytes),
+            None => self.send_queue.segments.push(request.segments),
+        };
+        let &SendRequest { wr_id, operation, flags, .. } = request;
+        self.send_queue.push(SendEntry::new(wr_id, operation, flags, segments, length));
+        cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
         if self.state == QpState::Error {
             self.flush_sends(cx);
         }
@@ -262,7 +270,7 @@ impl QueuePair {
             return Err(PostError::TooManySegments);
         }
         self.recv_queue.push(request);
-        cx.event(Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
+        cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
         if self.state == QpState::Error {
             self.flush_receives(cx);
         }
@@ -270,18 +278,20 @@ impl QueuePair {
     }
 
     /// The next packet to be sent, if there is one.
+    #[inline]
     pub(crate) fn poll_transmit<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         cx.spans.clear();
-        let outgoing = if self.requests_first {
-            self.next_request(cx).or_else(|| self.next_response(cx))
-        } else {
-            self.next_response(cx).or_else(|| self.next_request(cx))
-        };
+        // In turn, if there are both.
+        let requests = self.requests_first || !self.responder.has_answers();
         self.requests_first = !self.requests_first;
-        outgoing
+        if requests && let Some(outgoing) = self.next_request(cx) {
+            return Some(outgoing);
+        }
+        self.next_response(cx)
     }
 
     /// The headers of a packet to the peer.
+    #[inline]
     fn header(&self, psn: adverb_wire::Psn, rc: Rc) -> Header {
         Header { pkey: self.pkey, ..Header::new(self.remote_qpn, psn, Operation::Rc(rc)) }
     }
@@ -294,7 +304,7 @@ impl QueuePair {
         outcome: Result<(), Status>,
     ) {
         // Failures complete, wanted or not (vol. 1, 10.7.3.1).
-        let wanted = self.config.signal_all || entry.flags.contains(SendFlags::SIGNALED);
+        let wanted = self.config.signal_all || entry.has(SendFlags::SIGNALED);
         if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
             return;
         }
@@ -315,7 +325,7 @@ impl QueuePair {
         solicited: bool,
     ) {
         let status = outcome.map_or_else(|failure| failure.status, |_| Status::Success);
-        cx.event(Event::Completed { qpn: self.qpn, wr_id, queue, status });
+        cx.event(|| Event::Completed { qpn: self.qpn, wr_id, queue, status });
         cx.stats.completions += 1;
         let completion = Completion { wr_id, qpn: self.qpn, outcome };
         let pushed = match cx.cqs.get_mut(cq.0 as usize) {
@@ -349,3 +359,19 @@ const MAX_MESSAGE: u64 = 1 << 31;
 
 /// How many sequence numbers may be unacknowledged: fewer than half of them (vol. 1, 9.7.2).
 const MAX_UNACKED: u32 = (1 << 23) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_queue_pair_takes_less_than_a_kibibyte() {
+        // Its rings take nothing before something is posted.
+        assert!(size_of::<QueuePair>() <= 1024, "{}", size_of::<QueuePair>());
+    }
+
+    #[test]
+    fn request_in_the_send_queue_takes_little_more_than_a_cache_line() {
+        assert!(size_of::<SendEntry>() <= 80, "{}", size_of::<SendEntry>());
+    }
+}

@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use adverb_wire::{CompareSwap, FetchAdd, Flush, Psn, Rc, Reth, Send, Write};
+use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, Psn, Rc, Reth, Send, Write};
 
 use super::segments::Unreachable;
-use super::send_queue::{SendEntry, SendQueue};
+use super::send_queue::{LocalFailure, SendEntry, SendQueue};
 use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, Sending};
 use crate::Time;
 use crate::event::{Event, RetryCause, Sink, TimerKind};
@@ -127,17 +127,18 @@ impl Requester {
 
 impl QueuePair {
     /// The next request packet, if one may be sent now.
+    #[inline]
     pub(super) fn next_request<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if !self.requester.running || self.requester.rnr_until.is_some() {
             return None;
         }
         loop {
             let cursor = self.requester.cursor;
-            let entry = *self.send_queue.get(cursor)?;
-            if let Some(status) = entry.failed {
+            let entry = self.send_queue.get(cursor)?;
+            if let Some(failure) = entry.failed {
                 // Its turn to fail comes when those before it are done: completions are in order.
                 if cursor == 0 {
-                    self.fail_front(cx, status);
+                    self.fail_front(cx, failure.into());
                 }
                 return None;
             }
@@ -159,11 +160,11 @@ impl QueuePair {
                     }
                     continue;
                 }
-                if !self.may_begin(&entry) {
+                if !self.may_begin(entry) {
                     return None;
                 }
             }
-            if !self.fits_window(&entry) {
+            if !self.fits_window(entry) {
                 return None;
             }
             return self.emit_request(cx, cursor);
@@ -171,10 +172,11 @@ impl QueuePair {
     }
 
     /// Whether a request that isn't begun may be.
+    #[inline]
     fn may_begin(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
         // A fence waits for READs and atomics before it (vol. 1, 10.8.3.3).
-        if entry.flags.contains(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
+        if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
             return false;
         }
         // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3.1; `rxe_req.c`, check_init_depth).
@@ -192,6 +194,7 @@ impl QueuePair {
     }
 
     /// Whether the next packet of this request stays within the window. Packets sent again always do.
+    #[inline]
     fn fits_window(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
         if entry.is_begun() {
@@ -206,6 +209,7 @@ impl QueuePair {
     }
 
     /// Makes the packet under the cursor, and moves the cursor behind it.
+    #[inline(always)]
     fn emit_request<S: Sink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<Outgoing> {
         let mtu = self.mtu;
         let requester = &mut self.requester;
@@ -213,11 +217,10 @@ impl QueuePair {
         if !entry.is_begun() {
             entry.packets = packets(entry, mtu);
             entry.first_psn = requester.unsent;
-            entry.ssn = requester.next_ssn;
             requester.next_ssn += 1;
             requester.reads += u32::from(entry.is_answered());
         }
-        let entry = *entry;
+        let entry = self.send_queue.get(cursor)?;
         let packet = if entry.is_answered() { entry.answered } else { requester.packet };
         let psn = entry.first_psn + packet;
         let last = entry.is_answered() || packet + 1 == entry.packets;
@@ -271,7 +274,7 @@ impl QueuePair {
         let payload = match entry.operation {
             SendOperation::AtomicWrite { bytes, .. } => OutgoingPayload::Word(bytes),
             _ if entry.is_answered() => OutgoingPayload::Spans,
-            _ => match entry.inline {
+            _ => match entry.segments.inline() {
                 Some(first) => OutgoingPayload::Inline { first, offset, length },
                 None => {
                     let (keys, pd) = (&*cx.keys, self.config.pd);
@@ -285,20 +288,30 @@ impl QueuePair {
                 }
             },
         };
-        Some(self.sent(cx, &entry, psn, last, rc, payload, length))
+        let answered = entry.is_answered();
+        let sent = Sent {
+            psn,
+            // An answer numbers as many packets as it will have (vol. 1, 9.7.3.1).
+            behind: if answered { entry.first_psn + entry.packets } else { psn + 1 },
+            last,
+            solicited: last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED),
+            payload_len: match payload {
+                OutgoingPayload::Word(_) => 8,
+                _ if answered => 0,
+                _ => length,
+            },
+        };
+        Some(self.sent(cx, sent, rc, payload))
     }
 
     /// Books a request packet as sent.
-    #[expect(clippy::too_many_arguments, reason = "the pieces of one packet")]
+    #[inline(always)]
     fn sent<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        entry: &SendEntry,
-        psn: Psn,
-        last: bool,
+        Sent { psn, behind, last, solicited, payload_len }: Sent,
         rc: Rc,
         payload: OutgoingPayload,
-        length: u32,
     ) -> Outgoing {
         let requester = &mut self.requester;
         let again = psn != requester.unsent;
@@ -308,8 +321,6 @@ impl QueuePair {
         } else {
             requester.packet += 1;
         }
-        // An answer numbers as many packets as it will have (vol. 1, 9.7.3.1).
-        let behind = if entry.is_answered() { entry.first_psn + entry.packets } else { psn + 1 };
         if behind.since(requester.unsent) > 0 {
             requester.unsent = behind;
         }
@@ -325,17 +336,9 @@ impl QueuePair {
         if ack_request {
             requester.since_ack_request = 0;
         }
-        let mut header = self.header(psn, rc);
-        header.ack_request = ack_request;
-        header.solicited = last && entry.consumes_receive() && entry.flags.contains(SendFlags::SOLICITED);
-        let payload_len = match payload {
-            OutgoingPayload::Word(_) => 8,
-            _ if entry.is_answered() => 0,
-            _ => length,
-        };
-        let opcode = header.opcode();
-        cx.event(Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len, again });
-        Outgoing { header, payload }
+        let header = Header { ack_request, solicited, ..self.header(psn, rc) };
+        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
+        Outgoing { header, payload, payload_len }
     }
 
     /// A segment of the request under the cursor is wrong. The request fails when those before it are done.
@@ -345,14 +348,14 @@ impl QueuePair {
         cursor: usize,
         unreachable: Unreachable,
     ) -> Option<Outgoing> {
-        let status = match unreachable {
-            Unreachable::Denied => Status::LocalProtection,
-            Unreachable::Fault | Unreachable::TooLong => Status::LocalQpOperation,
+        let failure = match unreachable {
+            Unreachable::Denied => LocalFailure::Protection,
+            Unreachable::Fault | Unreachable::TooLong => LocalFailure::Operation,
         };
         if cursor == 0 {
-            self.fail_front(cx, status);
+            self.fail_front(cx, failure.into());
         } else if let Some(entry) = self.send_queue.get_mut(cursor) {
-            entry.failed = Some(status);
+            entry.failed = Some(failure);
         }
         None
     }
@@ -361,7 +364,7 @@ impl QueuePair {
     pub(crate) fn handle_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(until) = self.requester.rnr_until {
             if until <= cx.now {
-                cx.event(Event::Timer { qpn: self.qpn, timer: TimerKind::NotReady });
+                cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::NotReady });
                 self.requester.rnr_until = None;
                 // The wait is over, and the peer knows nothing of it: it must hear from us again in time.
                 self.requester.ack_deadline = None;
@@ -369,7 +372,7 @@ impl QueuePair {
             return;
         }
         if self.requester.ack_deadline.is_some_and(|deadline| deadline <= cx.now) {
-            cx.event(Event::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
+            cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
             cx.stats.ack_timeouts += 1;
             self.retry(cx, RetryCause::Timeout);
         }
@@ -419,7 +422,7 @@ impl QueuePair {
 
     fn go_back<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
-        cx.sink.event(cx.now, Event::Retransmit { qpn: self.qpn, psn: requester.unacked, cause });
+        cx.event(|| Event::Retransmit { qpn: self.qpn, psn: requester.unacked, cause });
         requester.cursor = 0;
         requester.since_ack_request = 0;
         requester.packet = match self.send_queue.front() {
@@ -435,17 +438,31 @@ impl QueuePair {
     }
 }
 
+/// A request packet, as it is booked.
+struct Sent {
+    psn: Psn,
+    /// The first number behind it and its answer.
+    behind: Psn,
+    /// Whether it is the last of its request.
+    last: bool,
+    solicited: bool,
+    payload_len: u32,
+}
+
 /// `rnr_retry` of this value means for ever (vol. 1, 9.7.5.2.8).
 const RNR_RETRY_FOR_EVER: u8 = 7;
 
 /// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3.1).
+#[inline]
 fn packets(entry: &SendEntry, mtu: u32) -> u32 {
     match entry.operation {
         SendOperation::CompareSwap { .. }
         | SendOperation::FetchAdd { .. }
         | SendOperation::AtomicWrite { .. }
         | SendOperation::Flush(_) => 1,
-        _ => entry.length.div_ceil(mtu).max(1),
+        // Most messages are short, and division is slow.
+        _ if entry.length <= mtu => 1,
+        _ => entry.length.div_ceil(mtu),
     }
 }
 

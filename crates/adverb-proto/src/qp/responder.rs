@@ -1,10 +1,10 @@
 //! The responder: executes a peer's requests (vol. 1, 9.7.4; `rxe_resp.c`).
 
-use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Packet, Psn, Rc, Reth, RnrTimer, Send, Write};
+use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer, Send, Write};
 
 use super::response::{Pending, Response, Responses, Saved};
 use super::segments::Unreachable;
-use super::{Context, QueuePair, Receiving};
+use super::{Context, QueuePair, Received, Receiving};
 use crate::event::{DropReason, Event, Notice, Queue, Sink};
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
@@ -122,7 +122,7 @@ impl QueuePair {
     pub(crate) fn handle_request<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
     ) {
@@ -132,7 +132,7 @@ impl QueuePair {
                 cx.notices.push_back(Notice::Established(self.qpn));
             }
         }
-        let psn = packet.header().psn;
+        let psn = packet.header.psn;
         let mut ahead = psn.since(self.responder.expected);
         if mutant!(PsnWithoutWrap) {
             ahead = psn.get() as i32 - self.responder.expected.get() as i32;
@@ -158,7 +158,7 @@ impl QueuePair {
         match self.execute(cx, packet, rc, memory) {
             // READs, atomics and the like have their own answers, which acknowledge.
             Ok(Done::Executed) => {
-                if packet.header().ack_request {
+                if packet.header.ack_request {
                     self.responder.responses.acknowledge();
                 }
             }
@@ -176,7 +176,7 @@ impl QueuePair {
     fn execute<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
     ) -> Result<Done, Refusal> {
@@ -247,7 +247,7 @@ impl QueuePair {
     fn execute_send<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         place: Place,
         tail: Tail,
         memory: &mut impl Memory,
@@ -257,7 +257,7 @@ impl QueuePair {
             (false, Current::Send { received }) => received,
             _ => return Err(INVALID),
         };
-        let payload = packet.payload();
+        let payload = packet.payload;
         self.check_place(place, payload.len())?;
         let entry = self.recv_queue.front().ok_or(Refusal::NotReady)?;
         // From here on the receive request is in use, and shares the message's fate.
@@ -299,7 +299,7 @@ impl QueuePair {
             source: None,
             has_grh: false,
         };
-        self.complete_recv(cx, Success { operation, length: received }, packet.header().solicited);
+        self.complete_recv(cx, Success { operation, length: received }, packet.header.solicited);
         Ok(())
     }
 
@@ -312,7 +312,7 @@ impl QueuePair {
     fn execute_write<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         place: Place,
         reth: Option<Reth>,
         immediate: Option<u32>,
@@ -326,7 +326,7 @@ impl QueuePair {
             _ => return Err(INVALID),
         };
         self.check_right(Access::REMOTE_WRITE)?;
-        let payload = packet.payload();
+        let payload = packet.payload;
         let length = payload.len() as u32;
         self.check_place(place, payload.len())?;
         if writing.total > MAX_LENGTH {
@@ -371,7 +371,7 @@ impl QueuePair {
         if let Some(immediate) = immediate {
             let operation = CompletedOperation::RecvWrite { immediate };
             let success = Success { operation, length: writing.total };
-            self.complete_recv(cx, success, packet.header().solicited);
+            self.complete_recv(cx, success, packet.header.solicited);
         }
         Ok(())
     }
@@ -437,11 +437,11 @@ impl QueuePair {
     fn execute_atomic_write<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         reth: Reth,
         memory: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let Some(bytes) = packet.payload().first_chunk().filter(|_| reth.length == 8) else {
+        let Some(bytes) = packet.payload.first_chunk().filter(|_| reth.length == 8) else {
             return Err(INVALID);
         };
         let word = self.word(cx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
@@ -504,12 +504,12 @@ impl QueuePair {
     fn handle_duplicate<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
     ) {
         cx.stats.duplicate_requests += 1;
-        let psn = packet.header().psn;
+        let psn = packet.header.psn;
         if self.mutant_duplicate(cx, packet, rc, memory) {
             return;
         }
@@ -538,7 +538,7 @@ impl QueuePair {
     fn mutant_duplicate<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
     ) -> bool {
@@ -550,7 +550,7 @@ impl QueuePair {
         };
         if again {
             let (expected, msn) = (self.responder.expected, self.responder.msn);
-            self.responder.expected = packet.header().psn;
+            self.responder.expected = packet.header.psn;
             let _ = self.execute(cx, packet, rc, memory);
             self.responder.expected = expected;
             self.responder.msn = msn;
@@ -590,11 +590,11 @@ impl QueuePair {
     pub(super) fn drop_packet<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        packet: &Packet<'_>,
+        packet: Received<'_>,
         reason: DropReason,
     ) {
         cx.stats.packets_dropped += 1;
-        cx.event(Event::Dropped { qpn: self.qpn, psn: packet.header().psn, reason });
+        cx.event(|| Event::Dropped { qpn: self.qpn, psn: packet.header.psn, reason });
     }
 }
 

@@ -275,8 +275,8 @@ impl QueuePair {
 
     fn respond<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn, rc: Rc, payload_len: u32) -> Outgoing {
         let header = self.header(psn, rc);
-        let opcode = header.opcode();
-        cx.event(Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len, again: false });
-        Outgoing { header, payload: OutgoingPayload::Spans }
+        let again = false;
+        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
+        Outgoing { header, payload: OutgoingPayload::Spans, payload_len }
     }
 }

@@ -14,11 +14,24 @@ pub(crate) struct Segments {
     gone: u32,
 }
 
-/// Which segments of a ring are a request's.
+/// Which segments of a ring are a request's; or, if it was posted inline, its first inline byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SegmentRange {
     first: u32,
-    count: u32,
+    count: u16,
+    inline: bool,
+}
+
+impl SegmentRange {
+    /// No segments: the bytes are inline, and this is the number of the first.
+    pub(crate) const fn of_inline(first: u32) -> SegmentRange {
+        SegmentRange { first, count: 0, inline: true }
+    }
+
+    /// The number of the first inline byte, if the request was posted inline.
+    pub(crate) const fn inline(self) -> Option<u32> {
+        if self.inline { Some(self.first) } else { None }
+    }
 }
 
 /// Why a request's bytes can't be reached.
@@ -42,16 +55,25 @@ impl Segments {
     #[inline]
     pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
         let first = self.gone.wrapping_add(self.ring.len() as u32);
-        self.ring.extend(segments);
-        SegmentRange { first, count: segments.len() as u32 }
+        match segments {
+            [segment] => self.ring.push_back(*segment),
+            _ => self.ring.extend(segments),
+        }
+        // Far more than a queue pair can be made for.
+        let count = segments.len() as u16;
+        SegmentRange { first, count, inline: false }
     }
 
     /// Removes the segments of the oldest request.
     #[inline]
     pub(crate) fn pop(&mut self, range: SegmentRange) {
         debug_assert_eq!(range.first, self.gone);
-        self.ring.drain(..range.count as usize);
-        self.gone = self.gone.wrapping_add(range.count);
+        if range.count == 1 {
+            self.ring.pop_front();
+        } else {
+            self.ring.drain(..usize::from(range.count));
+        }
+        self.gone = self.gone.wrapping_add(u32::from(range.count));
     }
 
     /// Gives the parts of segments that hold `length` bytes from `offset` on.
@@ -64,7 +86,17 @@ impl Segments {
         mut each: impl FnMut(&Segment, Part) -> Result<(), Unreachable>,
     ) -> Result<(), Unreachable> {
         let first = range.first.wrapping_sub(self.gone) as usize;
-        for index in first..first + range.count as usize {
+        // Most requests have one segment.
+        if range.count == 1 {
+            let segment = &self.ring[first];
+            let left = segment.length.checked_sub(offset).ok_or(Unreachable::TooLong)?;
+            return match length {
+                0 => Ok(()),
+                _ if length <= left => each(segment, Part { offset, length }),
+                _ => Err(Unreachable::TooLong),
+            };
+        }
+        for index in first..first + usize::from(range.count) {
             let segment = &self.ring[index];
             if length == 0 {
                 break;

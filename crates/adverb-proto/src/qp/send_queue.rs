@@ -24,23 +24,65 @@ pub(crate) struct SendEntry {
     pub(crate) wr_id: u64,
     pub(crate) operation: SendOperation,
     pub(crate) segments: SegmentRange,
-    /// The number of the first inline byte, if it was posted inline.
-    pub(crate) inline: Option<u32>,
     /// How many bytes go, or come back.
     pub(crate) length: u32,
-    pub(crate) flags: SendFlags,
     /// How many sequence numbers it takes; 0 as long as it isn't begun.
     pub(crate) packets: u32,
     pub(crate) first_psn: Psn,
     /// How many packets of the answer to a READ have come.
     pub(crate) answered: u32,
-    /// The message's number, from 1 on, wrapping at 24 bits.
-    pub(crate) ssn: Psn,
+    /// The low bits of its flags: those that matter after the post.
+    flags: u8,
     /// Why it can't be sent on; it fails when those before it are done.
-    pub(crate) failed: Option<Status>,
+    pub(crate) failed: Option<LocalFailure>,
+}
+
+/// Why a request can't be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LocalFailure {
+    /// A segment isn't in a region of its key.
+    Protection,
+    /// Something else.
+    Operation,
+}
+
+impl From<LocalFailure> for Status {
+    fn from(failure: LocalFailure) -> Status {
+        match failure {
+            LocalFailure::Protection => Status::LocalProtection,
+            LocalFailure::Operation => Status::LocalQpOperation,
+        }
+    }
 }
 
 impl SendEntry {
+    pub(crate) fn new(
+        wr_id: u64,
+        operation: SendOperation,
+        flags: SendFlags,
+        segments: SegmentRange,
+        length: u32,
+    ) -> SendEntry {
+        // Many entries are under way, so they are small: FENCE, SIGNALED, SOLICITED and INLINE fit eight bits.
+        let flags = flags.bits() as u8;
+        let first_psn = Psn::ZERO;
+        SendEntry {
+            wr_id,
+            operation,
+            segments,
+            length,
+            packets: 0,
+            first_psn,
+            answered: 0,
+            flags,
+            failed: None,
+        }
+    }
+
+    pub(crate) const fn has(&self, flag: SendFlags) -> bool {
+        self.flags & flag.bits() as u8 != 0
+    }
+
     /// Whether it has sequence numbers.
     pub(crate) const fn is_begun(&self) -> bool {
         self.packets != 0
@@ -96,11 +138,11 @@ impl SendQueue {
         self.entries.push_back(entry);
     }
 
-    /// Takes in the bytes of a request, and gives the number of the first.
-    pub(crate) fn push_inline(&mut self, bytes: &[u8]) -> u32 {
+    /// Takes in the bytes of a request.
+    pub(crate) fn push_inline(&mut self, bytes: &[u8]) -> SegmentRange {
         let first = self.inline_gone.wrapping_add(self.inline.len() as u32);
         self.inline.extend(bytes);
-        first
+        SegmentRange::of_inline(first)
     }
 
     /// A part of a request's inline bytes, in two pieces.
@@ -136,10 +178,11 @@ impl SendQueue {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<SendEntry> {
         let entry = self.entries.pop_front()?;
-        self.segments.pop(entry.segments);
-        if entry.inline.is_some() {
+        if entry.segments.inline().is_some() {
             self.inline.drain(..entry.length as usize);
             self.inline_gone = self.inline_gone.wrapping_add(entry.length);
+        } else {
+            self.segments.pop(entry.segments);
         }
         Some(entry)
     }

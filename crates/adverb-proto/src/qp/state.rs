@@ -62,7 +62,7 @@ impl QueuePair {
     }
 
     fn change<S: Sink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
-        cx.event(Event::State { qpn: self.qpn, from: self.state, to });
+        cx.event(|| Event::State { qpn: self.qpn, from: self.state, to });
         self.state = to;
     }
 

@@ -3,6 +3,7 @@
 mod arrival;
 mod credits;
 mod harness;
+mod hostile;
 mod memory;
 mod posting;
 mod recovery;

@@ -1,0 +1,161 @@
+//! What a device is known to do otherwise than the standard says.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Outcome, Suite};
+
+/// The tests that a device is known not to pass: with what they show instead, and why.
+///
+/// A file of them has paragraphs of three lines. Lines that begin with `#` are comments.
+///
+/// ```
+/// use adverb_conformance::Deviations;
+///
+/// let deviations: Deviations = "\
+/// ## What the card of the year 1999 does its own way
+/// test: rc_empty_messages_arrive
+/// result: fail: nothing came within 10s while waiting for a completion
+/// cause: its firmware forgets who waits
+/// ".parse()?;
+/// assert_eq!(deviations.iter().len(), 1);
+/// # Ok::<(), adverb_conformance::ParseDeviationsError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Deviations(Vec<Deviation>);
+
+/// One test that a device is known not to pass.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Deviation {
+    /// The name of the test.
+    pub test: String,
+    /// What becomes of it.
+    pub observed: Observed,
+    /// Why.
+    pub cause: String,
+}
+
+/// What becomes of a test that a device is known not to pass.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Observed {
+    /// It fails, with just this reason.
+    Fails(String),
+    /// It must not be run: it would take the machine down.
+    NotRun,
+}
+
+impl Deviations {
+    /// All of them.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Deviation> {
+        self.0.iter()
+    }
+
+    /// What is known of a test.
+    pub fn find(&self, test: &str) -> Option<&Deviation> {
+        self.0.iter().find(|deviation| deviation.test == test)
+    }
+
+    /// Whether this is what is known of the test; `None` if nothing is.
+    pub(crate) fn fits(&self, test: &str, outcome: &Outcome) -> Option<bool> {
+        let deviation = self.find(test)?;
+        Some(match (&deviation.observed, outcome) {
+            (Observed::Fails(expected), Outcome::Failed { reason }) => expected == reason,
+            (Observed::NotRun, Outcome::Skipped { .. }) => true,
+            _ => false,
+        })
+    }
+}
+
+impl FromStr for Deviations {
+    type Err = ParseDeviationsError;
+
+    fn from_str(text: &str) -> Result<Deviations, ParseDeviationsError> {
+        let known: HashSet<&str> = Suite::all().tests().map(|test| test.name()).collect();
+        let mut seen = HashSet::new();
+        let mut deviations = Vec::new();
+        let mut lines =
+            (1..).zip(text.lines()).filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
+        while let Some((number, line)) = lines.next() {
+            let error = |reason: String| ParseDeviationsError { line: number, reason };
+            let field = |name: &str, line: Option<&str>| {
+                let rest = line.and_then(|line| line.strip_prefix(name)?.strip_prefix(':'));
+                rest.map(|rest| rest.trim().to_owned()).ok_or_else(|| error(format!("`{name}:` is missing")))
+            };
+            let test = field("test", Some(line))?;
+            let result = field("result", lines.next().map(|(_, line)| line))?;
+            let cause = field("cause", lines.next().map(|(_, line)| line))?;
+            if !known.contains(test.as_str()) {
+                return Err(error(format!("there is no test {test}")));
+            }
+            if !seen.insert(test.clone()) {
+                return Err(error(format!("{test} is there twice")));
+            }
+            let observed = match result.strip_prefix("fail:") {
+                Some(reason) => Observed::Fails(reason.trim().to_owned()),
+                None if result == "not run" => Observed::NotRun,
+                None => return Err(error("the result is neither `fail: REASON` nor `not run`".to_owned())),
+            };
+            deviations.push(Deviation { test, observed, cause });
+        }
+        Ok(Deviations(deviations))
+    }
+}
+
+/// A file of deviations that makes no sense.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ParseDeviationsError {
+    /// Where the paragraph begins, counted from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl fmt::Display for ParseDeviationsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.reason)
+    }
+}
+
+impl std::error::Error for ParseDeviationsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(reason: &str) -> Outcome {
+        Outcome::Failed { reason: reason.to_owned() }
+    }
+
+    const TEST: &str = "rc_empty_messages_arrive";
+
+    #[test]
+    fn only_the_listed_result_fits() {
+        let deviations: Deviations = format!("test: {TEST}\nresult: fail: so\ncause: why\n").parse().unwrap();
+        assert_eq!(deviations.fits(TEST, &failed("so")), Some(true));
+        assert_eq!(deviations.fits(TEST, &failed("otherwise")), Some(false));
+        assert_eq!(deviations.fits(TEST, &Outcome::Passed), Some(false));
+        assert_eq!(deviations.fits("another", &failed("so")), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_line() {
+        let cases = [
+            ("# a comment\n\ntest: no_such_rule\nresult: fail: x\ncause: y\n", 3, "no test"),
+            (&format!("test: {TEST}\ncause: y\n"), 1, "result"),
+            (&format!("test: {TEST}\nresult: pass\ncause: y\n"), 1, "neither"),
+        ];
+        for (text, line, words) in cases {
+            let error = text.parse::<Deviations>().unwrap_err();
+            assert_eq!(error.line, line, "{error}");
+            assert!(error.reason.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_files_of_this_crate_make_sense() {
+        let rxe: Deviations = include_str!("../deviations/rxe.txt").parse().unwrap();
+        assert!(rxe.iter().all(|deviation| !deviation.cause.is_empty()));
+    }
+}

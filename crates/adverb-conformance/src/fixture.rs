@@ -1,0 +1,431 @@
+//! What tests stand on: a device, and pairs of queue pairs that are connected to each other.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use adverb::memory::{Buffer, MemoryRegion, Payload, RegionSlice};
+use adverb::verbs::{
+    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Device, Port, PortState,
+    ProtectionDomain, QpState, QueuePair, RecvRequest, RequestId, SendRequest, Status, Transport,
+};
+use anyhow::{Context, Result, ensure};
+
+/// How long a completion may take to come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long to wait for what must not come.
+pub(crate) const MOMENT: Duration = Duration::from_millis(60);
+
+/// All rights that a region can give a peer.
+pub(crate) const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC));
+
+/// The rights that a region needs for WRITE and READ, also on devices without atomics.
+pub(crate) const READ_WRITE: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// The device under test, opened for one test.
+pub(crate) struct Fixture {
+    pub(crate) device: Device,
+    pub(crate) port: Port,
+}
+
+impl Fixture {
+    pub(crate) fn new(device: &str) -> Result<Fixture> {
+        let device = Device::open(device)?;
+        let port = device.ports()?.into_iter().find(|port| port.state == PortState::Active);
+        Ok(Fixture { device, port: port.context("no port of the device is active")? })
+    }
+
+    /// Two queue pairs that are to be connected.
+    pub(crate) fn pair(&self, transport: Transport) -> PairBuilder {
+        PairBuilder {
+            device: self.device.clone(),
+            port: self.port.number,
+            transport,
+            depth: (64, 64),
+            segments: (1, 1),
+            inline: 0,
+            events: false,
+            address: None,
+            gid_index: None,
+            right_access: None,
+            options: ConnectOptions::new(),
+        }
+    }
+
+    /// Two queue pairs, connected reliably, with defaults in everything.
+    pub(crate) fn rc(&self) -> Result<Pair> {
+        self.pair(Transport::Rc).connect()
+    }
+
+    /// How many bytes a packet carries.
+    pub(crate) fn mtu(&self) -> usize {
+        self.port.active_mtu.bytes().into()
+    }
+
+    /// Lengths at which something changes: in packets, in pages, in what a driver does.
+    pub(crate) fn sizes(&self) -> Vec<usize> {
+        let mtu = self.mtu();
+        let sizes = vec![0, 1, mtu - 1, mtu, mtu + 1, 2 * mtu, 64 << 10, 1 << 20];
+        sizes.into_iter().filter(|size| *size <= self.port.max_message as usize).collect()
+    }
+}
+
+/// Makes a [`Pair`].
+#[derive(Clone)]
+pub(crate) struct PairBuilder {
+    device: Device,
+    port: u8,
+    transport: Transport,
+    depth: (u32, u32),
+    segments: (u32, u32),
+    inline: u32,
+    events: bool,
+    address: Option<IpAddr>,
+    gid_index: Option<u8>,
+    right_access: Option<Access>,
+    options: ConnectOptions,
+}
+
+impl PairBuilder {
+    pub(crate) fn depth(mut self, send: u32, recv: u32) -> PairBuilder {
+        self.depth = (send, recv);
+        self
+    }
+
+    pub(crate) fn segments(mut self, send: u32, recv: u32) -> PairBuilder {
+        self.segments = (send, recv);
+        self
+    }
+
+    pub(crate) fn inline(mut self, bytes: u32) -> PairBuilder {
+        self.inline = bytes;
+        self
+    }
+
+    pub(crate) fn events(mut self) -> PairBuilder {
+        self.events = true;
+        self
+    }
+
+    pub(crate) fn address(mut self, address: IpAddr) -> PairBuilder {
+        self.address = Some(address);
+        self
+    }
+
+    pub(crate) fn gid_index(mut self, index: u8) -> PairBuilder {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// What the left side may do through the right queue pair.
+    pub(crate) fn right_access(mut self, access: Access) -> PairBuilder {
+        self.right_access = Some(access);
+        self
+    }
+
+    pub(crate) fn options(mut self, options: ConnectOptions) -> PairBuilder {
+        self.options = options;
+        self
+    }
+
+    /// Gives up soon on a peer that doesn't answer.
+    pub(crate) fn impatient(self) -> PairBuilder {
+        let options = self.options.timeout(12).retry_count(1);
+        self.options(options)
+    }
+
+    /// Gives up soon on a peer that has no receive.
+    pub(crate) fn impatient_for_receives(self) -> PairBuilder {
+        let options = self.options.rnr_retry(1).min_rnr_timer(1);
+        self.options(options)
+    }
+
+    /// Both sides, not connected.
+    pub(crate) fn create(self) -> Result<Pair> {
+        let left = self.side(None)?;
+        let right = self.side(self.right_access)?;
+        Ok(Pair { left, right, options: self.options })
+    }
+
+    /// Both sides, connected.
+    pub(crate) fn connect(self) -> Result<Pair> {
+        let pair = self.create()?;
+        pair.connect()?;
+        Ok(pair)
+    }
+
+    /// One side, not connected, in a protection domain and with a completion queue of its own.
+    pub(crate) fn side(&self, access: Option<Access>) -> Result<Side> {
+        let domain = self.device.protection_domain()?;
+        let cq = self.device.completion_queue(self.depth.0 + self.depth.1);
+        let cq = if self.events { cq.events() } else { cq }.create()?;
+        self.side_of(&domain, &cq, access)
+    }
+
+    /// One side, not connected, made of these.
+    pub(crate) fn side_of(
+        &self,
+        domain: &ProtectionDomain,
+        cq: &CompletionQueue,
+        access: Option<Access>,
+    ) -> Result<Side> {
+        let mut builder = domain
+            .queue_pair(self.transport)
+            .completion_queue(cq)
+            .port(self.port)
+            .depth(self.depth.0, self.depth.1)
+            .segments(self.segments.0, self.segments.1)
+            .inline(self.inline);
+        if let Some(address) = self.address {
+            builder = builder.address(address);
+        }
+        if let Some(index) = self.gid_index {
+            builder = builder.gid_index(index);
+        }
+        if let Some(access) = access {
+            builder = builder.access(access);
+        }
+        Ok(Side { qp: builder.create()?, cq: cq.clone(), domain: domain.clone() })
+    }
+}
+
+/// Two queue pairs that are connected to each other.
+pub(crate) struct Pair {
+    pub(crate) left: Side,
+    pub(crate) right: Side,
+    options: ConnectOptions,
+}
+
+impl Pair {
+    pub(crate) fn connect(&self) -> Result<()> {
+        self.left.qp.connect_with(&self.right.qp.endpoint(), &self.options)?;
+        self.right.qp.connect_with(&self.left.qp.endpoint(), &self.options)?;
+        Ok(())
+    }
+
+    /// Sends a message from left to right; gives what was received.
+    pub(crate) fn deliver(&self, payload: impl Into<Payload>) -> Result<Buffer> {
+        let payload = payload.into();
+        let receiving = self.right.offer(payload.len())?;
+        self.left.done(SendRequest::send(payload))?;
+        Ok(self.right.wait(receiving)?.into_message()?)
+    }
+
+    /// Shows that both directions work.
+    pub(crate) fn ping(&self) -> Result<()> {
+        for (from, to) in [(&self.left, &self.right), (&self.right, &self.left)] {
+            let receiving = to.offer(100)?;
+            from.done(SendRequest::send(from.filled(100, 77)?)).context("a message over the connection")?;
+            check(&to.wait(receiving)?.into_message()?, 77)?;
+        }
+        Ok(())
+    }
+}
+
+/// A queue pair and what it stands on.
+pub(crate) struct Side {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) domain: ProtectionDomain,
+}
+
+impl Side {
+    /// A buffer of zeros, which may have none.
+    pub(crate) fn buffer(&self, len: usize) -> Result<Buffer> {
+        buffer(&self.domain, len)
+    }
+
+    /// A buffer of bytes that [`check`] knows.
+    pub(crate) fn filled(&self, len: usize, seed: u64) -> Result<Buffer> {
+        let mut buffer = self.buffer(len)?;
+        fill(&mut buffer, seed);
+        Ok(buffer)
+    }
+
+    pub(crate) fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
+        Ok(self.domain.region(len, access)?)
+    }
+
+    /// Posts a send request.
+    pub(crate) fn post(&self, request: SendRequest) -> Result<RequestId> {
+        Ok(self.qp.post_send(request).map_err(adverb::Error::from)?)
+    }
+
+    /// Posts a receive request.
+    pub(crate) fn recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId> {
+        Ok(self.qp.post_recv(request).map_err(adverb::Error::from)?)
+    }
+
+    /// Posts a receive request with a buffer of this length.
+    pub(crate) fn offer(&self, len: usize) -> Result<RequestId> {
+        self.recv(self.buffer(len)?)
+    }
+
+    pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
+        Ok(self.cq.wait(id, PATIENCE)?)
+    }
+
+    /// Posts a send request and waits for its completion, whatever it says.
+    pub(crate) fn run(&self, request: SendRequest) -> Result<Completion> {
+        let id = self.post(request)?;
+        self.wait(id)
+    }
+
+    /// Posts a send request and waits for its success.
+    pub(crate) fn done(&self, request: SendRequest) -> Result<()> {
+        self.completed(request).map(drop)
+    }
+
+    /// Posts a send request, waits for its success, and gives its completion.
+    pub(crate) fn completed(&self, request: SendRequest) -> Result<Completion> {
+        let completion = self.run(request)?;
+        completion.success()?;
+        Ok(completion)
+    }
+
+    /// Posts a send request and waits for its failure, with just this status.
+    pub(crate) fn fails(&self, request: SendRequest, expected: Status) -> Result<()> {
+        expect("the request", &self.run(request)?, expected)
+    }
+
+    /// Shows that the queue pair has this state.
+    pub(crate) fn is(&self, expected: QpState) -> Result<()> {
+        let state = self.qp.state()?;
+        ensure!(state == expected, "the queue pair is in state “{state}”, not “{expected}”");
+        Ok(())
+    }
+
+    /// Shows that a send request is refused before it is posted, and comes back; gives the reason.
+    pub(crate) fn refuses(&self, request: SendRequest) -> Result<adverb::Error> {
+        let outstanding = self.qp.sends_outstanding();
+        refused(self.qp.post_send(request), 1, outstanding, self.qp.sends_outstanding())
+    }
+
+    /// Shows that a receive request is refused before it is posted, and comes back; gives the reason.
+    pub(crate) fn refuses_recv(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
+        let outstanding = self.qp.recvs_outstanding();
+        refused(self.qp.post_recv(request), 1, outstanding, self.qp.recvs_outstanding())
+    }
+
+    /// Takes just so many completions.
+    pub(crate) fn take(&self, count: usize) -> Result<Vec<Completion>> {
+        take(&self.cq, count)
+    }
+
+    /// Shows that no completion comes.
+    pub(crate) fn stays_silent(&self) -> Result<()> {
+        let mut completions = Vec::new();
+        self.cq.poll_timeout(&mut completions, MOMENT)?;
+        match completions.first() {
+            Some(completion) => anyhow::bail!("a completion came that nothing was to cause: {completion}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Shows that requests were refused, that all came back, and that nothing was posted; gives the reason.
+pub(crate) fn refused<T, R>(
+    posted: Result<T, adverb::verbs::PostError<R>>,
+    count: usize,
+    before: u32,
+    after: u32,
+) -> Result<adverb::Error> {
+    let refused = posted.err().context("it was posted")?;
+    ensure!(refused.requests.len() == count, "{} of {count} requests came back", refused.requests.len());
+    ensure!(before == after, "{before} requests were outstanding, and now there are {after}");
+    Ok(refused.error)
+}
+
+/// A buffer of zeros, which may have none.
+pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
+    let mut buffer = domain.buffer(len.max(1))?;
+    buffer.narrow(0..len)?;
+    Ok(buffer)
+}
+
+/// Takes just so many completions.
+pub(crate) fn take(cq: &CompletionQueue, count: usize) -> Result<Vec<Completion>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut completions = Vec::with_capacity(count);
+    while completions.len() < count {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let came = cq.poll_timeout(&mut completions, left)?;
+        ensure!(came > 0, "only {} of {count} completions came", completions.len());
+    }
+    ensure!(completions.len() == count, "{} completions came, and {count} were due", completions.len());
+    Ok(completions)
+}
+
+/// Fills with bytes that depend on the seed and on their place.
+pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for chunk in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// The bytes that [`fill`] makes.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fill(&mut bytes, seed);
+    bytes
+}
+
+/// Whether these are the bytes that [`fill`] made.
+pub(crate) fn check(bytes: &[u8], seed: u64) -> Result<()> {
+    same(bytes, &pattern(bytes.len(), seed))
+}
+
+/// Whether these are the bytes that were to be expected.
+pub(crate) fn same(bytes: &[u8], expected: &[u8]) -> Result<()> {
+    ensure!(bytes.len() == expected.len(), "there are {} bytes, not {}", bytes.len(), expected.len());
+    if let Some(at) = bytes.iter().zip(expected).position(|(byte, expected)| byte != expected) {
+        anyhow::bail!("byte {at} of {} is {:#04x}, not {:#04x}", bytes.len(), bytes[at], expected[at]);
+    }
+    Ok(())
+}
+
+/// Copies out of a region.
+pub(crate) fn read(region: &MemoryRegion, offset: usize, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    region.read(offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// All of a region, for a request.
+pub(crate) fn whole(region: &MemoryRegion) -> Result<RegionSlice> {
+    Ok(region.slice(0..region.len())?)
+}
+
+/// The status of a completion.
+pub(crate) fn status(completion: &Completion) -> Status {
+    completion.outcome().as_ref().map_or_else(|failure| failure.status, |_| Status::Success)
+}
+
+/// Whether a completion has this status.
+pub(crate) fn expect(what: &str, completion: &Completion, expected: Status) -> Result<()> {
+    let status = status(completion);
+    ensure!(status == expected, "{what}: {status:?}, not {expected:?}");
+    Ok(())
+}
+
+/// The immediate data of a completion.
+pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
+    Ok(match completion.success()?.operation {
+        CompletedOperation::Recv { immediate, .. } => immediate,
+        CompletedOperation::RecvWrite { immediate } => Some(immediate),
+        _ => None,
+    })
+}
+
+/// The word in the buffer that an atomic operation gives back.
+pub(crate) fn original(completion: Completion) -> Result<u64> {
+    completion.success()?;
+    let buffer = completion.into_buffer().context("the completion has no buffer")?;
+    Ok(u64::from_ne_bytes(buffer[..].try_into()?))
+}

@@ -1,0 +1,162 @@
+//! The tests that there are, and what they need of a device.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use adverb::verbs::{Device, PathMtu, PortState};
+
+use crate::fixture::Fixture;
+use crate::suite;
+
+/// A test: a rule, and a function that checks it.
+pub struct Test {
+    pub(crate) name: &'static str,
+    pub(crate) group: &'static str,
+    pub(crate) needs: &'static [Need],
+    pub(crate) check: fn(&Fixture) -> anyhow::Result<()>,
+}
+
+impl Test {
+    /// The rule that it checks, in words that are joined by underscores.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What the rule is about.
+    pub fn group(&self) -> &'static str {
+        self.group
+    }
+
+    /// What the device must have for the rule to make sense.
+    pub fn needs(&self) -> &'static [Need] {
+        self.needs
+    }
+}
+
+impl fmt::Debug for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Test({}: {})", self.group, self.name)
+    }
+}
+
+/// Declares the tests of a group: `tests! { "group"; a_rule, [Need::Atomics] another_rule }`.
+macro_rules! tests {
+    ($group:literal; $($([$($need:expr),+])? $name:ident),* $(,)?) => {
+        pub(super) const TESTS: &[$crate::Test] = &[
+            $($crate::Test {
+                name: stringify!($name),
+                group: $group,
+                needs: &[$($($need),+)?],
+                check: $name,
+            }),*
+        ];
+    };
+}
+pub(crate) use tests;
+
+/// What a test needs of a device. A device says of itself whether it has it; nothing is tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Need {
+    /// Atomic operations.
+    Atomics,
+    /// Queues of this depth.
+    Depth(u32),
+    /// Requests of this many segments.
+    Segments(u32),
+    /// A completion queue of this depth.
+    Completions(u32),
+    /// A port whose MTU is at least this.
+    Mtu(PathMtu),
+    /// A global IPv6 address.
+    Ipv6,
+    /// Addresses of both kinds.
+    BothFamilies,
+}
+
+impl Need {
+    /// Why the device lacks it, or `None` if it doesn't.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked.
+    pub fn missing(self, device: &Device) -> adverb::Result<Option<String>> {
+        let attributes = device.attributes();
+        let at_least = |what: &str, has: u32, needed: u32| {
+            (has < needed).then(|| format!("the device's {what} is {has}, and {needed} is needed"))
+        };
+        Ok(match self {
+            Need::Atomics => (!attributes.atomics).then(|| "the device has no atomic operations".to_owned()),
+            Need::Depth(depth) => at_least("largest queue depth", attributes.max_depth, depth),
+            Need::Segments(count) => at_least("largest number of segments", attributes.max_segments, count),
+            Need::Completions(count) => {
+                at_least("largest completion queue", attributes.max_completions, count)
+            }
+            Need::Mtu(mtu) => {
+                let ports = device.ports()?;
+                let active = ports.iter().find(|port| port.state == PortState::Active);
+                let has = active.map_or(0, |port| u32::from(port.active_mtu.bytes()));
+                at_least("active MTU", has, mtu.bytes().into())
+            }
+            Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
+                .then(|| "the port has no global IPv6 address".to_owned()),
+            Need::BothFamilies => {
+                let both = has_address(device, IpAddr::is_ipv6)? && has_address(device, IpAddr::is_ipv4)?;
+                (!both).then(|| "the port doesn't have both IPv4 and global IPv6 addresses".to_owned())
+            }
+        })
+    }
+}
+
+/// Whether the device has an address of a kind that is good beyond its link.
+fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
+    Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.ip())))
+}
+
+/// Tests to run.
+#[derive(Debug)]
+pub struct Suite {
+    pub(crate) tests: Vec<&'static Test>,
+}
+
+impl Suite {
+    /// All tests that there are.
+    pub fn all() -> Suite {
+        Suite { tests: suite::GROUPS.iter().copied().flatten().collect() }
+    }
+
+    /// Those of them whose group or name contains `words`.
+    #[must_use]
+    pub fn matching(mut self, words: &str) -> Suite {
+        self.tests.retain(|test| test.name.contains(words) || test.group.contains(words));
+        self
+    }
+
+    /// The tests.
+    pub fn tests(&self) -> impl ExactSizeIterator<Item = &'static Test> {
+        self.tests.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod rules {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_rule_has_its_own_name() {
+        let mut names = HashSet::new();
+        for test in Suite::all().tests() {
+            assert!(names.insert(test.name()), "{} is there twice", test.name());
+        }
+    }
+
+    #[test]
+    fn tests_are_found_by_group_and_name() {
+        let all = Suite::all().tests().len();
+        let some = Suite::all().matching("atomic").tests().len();
+        assert!(some > 0 && some < all);
+        assert_eq!(Suite::all().matching("no such rule").tests().len(), 0);
+    }
+}

@@ -1,0 +1,238 @@
+//! What became of the tests.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Duration;
+
+use adverb::verbs::Device;
+use serde::Serialize;
+
+/// What became of all tests of a run, and on what they ran.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The version of the suite.
+    pub version: &'static str,
+    /// The device.
+    pub device: DeviceReport,
+    /// The tests, in the order in which they ran.
+    pub tests: Vec<TestResult>,
+}
+
+/// The device that the tests ran on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// The version of its firmware.
+    pub firmware: String,
+    /// Its maker's number.
+    pub vendor_id: u32,
+    /// Its maker's number for the part.
+    pub vendor_part_id: u32,
+    /// What is under its first port.
+    pub link_layer: String,
+    /// The MTU of its first port.
+    pub active_mtu: u16,
+}
+
+impl DeviceReport {
+    pub(crate) fn new(device: &Device) -> adverb::Result<DeviceReport> {
+        let attributes = device.attributes();
+        let port = device.port(1)?;
+        Ok(DeviceReport {
+            name: device.name().to_owned(),
+            firmware: attributes.firmware.clone(),
+            vendor_id: attributes.vendor_id,
+            vendor_part_id: attributes.vendor_part_id,
+            link_layer: port.link_layer.to_string(),
+            active_mtu: port.active_mtu.bytes(),
+        })
+    }
+}
+
+/// What became of a test.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct TestResult {
+    /// The rule.
+    pub name: &'static str,
+    /// What the rule is about.
+    pub group: &'static str,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// Whether this is what was to be expected: a pass, a skip, or just what is listed as the device's deviation.
+    pub expected: bool,
+    /// Why a test that deviates as listed does so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deviation: Option<String>,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+}
+
+/// How a test ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "result", rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The device keeps the rule.
+    Passed,
+    /// It doesn't.
+    Failed {
+        /// What it does instead, on one line.
+        reason: String,
+    },
+    /// The device says that it can't, or the test must not be run.
+    Skipped {
+        /// What is missing.
+        reason: String,
+    },
+}
+
+impl fmt::Display for TestResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.outcome, self.expected, &self.deviation) {
+            (Outcome::Passed, true, _) => f.write_str("ok"),
+            (Outcome::Passed, false, _) => f.write_str("FAILED: it passes, and is listed as a deviation"),
+            (Outcome::Failed { .. } | Outcome::Skipped { .. }, true, Some(cause)) => {
+                write!(f, "deviates as listed: {cause}")
+            }
+            (Outcome::Failed { reason }, _, None) => write!(f, "FAILED: {reason}"),
+            (Outcome::Failed { reason }, _, Some(_)) => {
+                write!(f, "FAILED otherwise than the listed deviation: {reason}")
+            }
+            (Outcome::Skipped { reason }, _, _) => write!(f, "skipped: {reason}"),
+        }
+    }
+}
+
+impl TestResult {
+    /// Passed, or deviates as listed.
+    fn counts_as_passed(&self) -> bool {
+        self.expected && (self.outcome == Outcome::Passed || self.deviation.is_some())
+    }
+}
+
+impl Report {
+    /// Whether every test passed, was skipped because the device can't, or deviates just as listed.
+    pub fn is_as_expected(&self) -> bool {
+        self.tests.iter().all(|test| test.expected)
+    }
+
+    /// How many passed, a listed deviation counting as such; failed; and were skipped.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        count(self.tests.iter())
+    }
+
+    /// The report for machines.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be written down, which doesn't happen.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
+    /// The report for people: a line for each group, the deviations, what went wrong, and the sum.
+    pub fn table(&self) -> String {
+        let mut seen = HashSet::new();
+        let groups: Vec<&str> =
+            self.tests.iter().map(|test| test.group).filter(|group| seen.insert(*group)).collect();
+        let width = groups.iter().map(|group| group.len()).max().unwrap_or(0).max("group".len());
+        let mut text = format!("{:width$}  passed  failed  skipped  seconds\n", "group");
+        for group in groups {
+            let tests = || self.tests.iter().filter(|test| test.group == group);
+            let (passed, failed, skipped) = count(tests());
+            let took: f64 = tests().map(|test| test.seconds).sum();
+            text += &format!("{group:width$}  {passed:>6}  {failed:>6}  {skipped:>7}  {took:>7.1}\n");
+        }
+        for test in &self.tests {
+            if !test.expected || matches!(test.outcome, Outcome::Skipped { .. }) {
+                text += &format!("{}: {test}\n", test.name);
+            }
+        }
+        let deviating = self.tests.iter().filter(|test| test.expected && test.deviation.is_some()).count();
+        if deviating > 0 {
+            text += &format!("{deviating} of those that passed deviate from the standard as is listed\n");
+        }
+        let (passed, failed, skipped) = self.counts();
+        text + &format!("{passed} passed, {failed} failed, {skipped} skipped\n")
+    }
+}
+
+fn count<'a>(tests: impl Iterator<Item = &'a TestResult>) -> (usize, usize, usize) {
+    tests.fold((0, 0, 0), |(passed, failed, skipped), test| {
+        if !test.expected {
+            (passed, failed + 1, skipped)
+        } else if test.counts_as_passed() {
+            (passed + 1, failed, skipped)
+        } else {
+            (passed, failed, skipped + 1)
+        }
+    })
+}
+
+/// Seconds, for a report.
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(group: &'static str, outcome: Outcome, expected: bool, deviation: Option<&str>) -> TestResult {
+        let deviation = deviation.map(str::to_owned);
+        TestResult { name: "a_rule", group, outcome, expected, deviation, seconds: 0.25 }
+    }
+
+    fn report() -> Report {
+        let failed = |reason: &str| Outcome::Failed { reason: reason.to_owned() };
+        let device = DeviceReport {
+            name: "d0".into(),
+            firmware: "1".into(),
+            vendor_id: 2,
+            vendor_part_id: 3,
+            link_layer: "Ethernet".into(),
+            active_mtu: 1024,
+        };
+        Report {
+            version: "0",
+            device,
+            tests: vec![
+                result("one", Outcome::Passed, true, None),
+                result("one", failed("listed"), true, Some("old silicon")),
+                result("another", failed("new"), false, None),
+                result("another", Outcome::Skipped { reason: "no atomics".into() }, true, None),
+                result("another", Outcome::Passed, false, Some("old silicon")),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_line_per_group_and_ends_with_the_sum() {
+        assert_eq!(
+            report().table(),
+            "group    passed  failed  skipped  seconds\n\
+             one           2       0        0      0.5\n\
+             another       0       2        1      0.8\n\
+             a_rule: FAILED: new\n\
+             a_rule: skipped: no atomics\n\
+             a_rule: FAILED: it passes, and is listed as a deviation\n\
+             1 of those that passed deviate from the standard as is listed\n\
+             2 passed, 2 failed, 1 skipped\n"
+        );
+        assert!(!report().is_as_expected());
+    }
+
+    #[test]
+    fn machines_get_it_as_json() {
+        let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
+        assert_eq!(json["device"]["active_mtu"], 1024);
+        assert_eq!(json["tests"][1]["result"], "failed");
+        assert_eq!(json["tests"][1]["reason"], "listed");
+        assert_eq!(json["tests"][1]["expected"], true);
+    }
+}

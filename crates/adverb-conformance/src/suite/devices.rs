@@ -1,0 +1,133 @@
+//! Finding devices, and what they say of themselves.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use adverb::Error;
+use adverb::verbs::{Device, DeviceEvent, PortState};
+use anyhow::{Context, Result, ensure};
+
+use crate::fixture::{Fixture, MOMENT};
+use crate::registry::tests;
+
+/// An address for documentation (RFC 5737), which no device has.
+pub(super) const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+tests! { "devices";
+    the_device_is_listed,
+    a_device_can_be_opened_twice,
+    an_unknown_name_is_answered_with_those_there_are,
+    a_device_is_found_by_each_of_its_addresses,
+    an_unknown_address_is_answered_with_those_there_are,
+    the_first_device_has_an_active_port,
+    the_limits_are_plausible,
+    ports_count_from_one,
+    a_port_that_is_not_there_is_an_error,
+    a_port_has_a_plausible_mtu_and_message_length,
+    an_idle_device_has_no_events,
+}
+
+fn the_device_is_listed(fixture: &Fixture) -> Result<()> {
+    let list = Device::list()?;
+    let found: Vec<_> = list.iter().filter(|info| info.name == fixture.device.name()).collect();
+    ensure!(found.len() == 1, "it is listed {} times", found.len());
+    ensure!(found[0].unsupported.is_none(), "it is listed as unsupported");
+    ensure!(found[0].guid == fixture.device.attributes().guid, "its identifier is another in the list");
+    Ok(())
+}
+
+fn a_device_can_be_opened_twice(fixture: &Fixture) -> Result<()> {
+    let again = Device::open(fixture.device.name())?;
+    ensure!(again.attributes() == fixture.device.attributes(), "it is another device");
+    drop(again);
+    fixture.rc()?.ping()
+}
+
+fn an_unknown_name_is_answered_with_those_there_are(fixture: &Fixture) -> Result<()> {
+    let error = Device::open("no such device").err().context("it was opened")?;
+    ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
+    let named = error.hint().is_some_and(|hint| hint.contains(fixture.device.name()));
+    ensure!(named, "the hint doesn't name the device: {error}");
+    Ok(())
+}
+
+fn a_device_is_found_by_each_of_its_addresses(fixture: &Fixture) -> Result<()> {
+    for entry in fixture.device.gids()?.iter().filter(|entry| !entry.gid.is_link_local()) {
+        let found = Device::by_address(entry.gid.ip())?;
+        ensure!(found.name() == fixture.device.name(), "{} is {}'s", entry.gid, found.name());
+    }
+    Ok(())
+}
+
+fn an_unknown_address_is_answered_with_those_there_are(fixture: &Fixture) -> Result<()> {
+    let error = Device::by_address(NOBODY).err().context("a device was found")?;
+    ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
+    let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
+    ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint doesn't have {best}: {error}");
+    Ok(())
+}
+
+fn the_first_device_has_an_active_port(_: &Fixture) -> Result<()> {
+    let ports = Device::first()?.ports()?;
+    ensure!(ports.iter().any(|port| port.state == PortState::Active), "none of its ports is active");
+    Ok(())
+}
+
+fn the_limits_are_plausible(fixture: &Fixture) -> Result<()> {
+    let attributes = fixture.device.attributes();
+    let limits = [
+        ("ports", attributes.ports.into()),
+        ("queue pairs", attributes.max_queue_pairs),
+        ("depth", attributes.max_depth),
+        ("segments", attributes.max_segments),
+        ("completion queues", attributes.max_completion_queues),
+        ("completions", attributes.max_completions),
+        ("memory regions", attributes.max_memory_regions),
+        ("protection domains", attributes.max_protection_domains),
+        ("READs of a peer", attributes.max_dest_rd_atomic.into()),
+        ("READs", attributes.max_rd_atomic.into()),
+    ];
+    for (what, most) in limits {
+        ensure!(most > 0, "there can be no {what}");
+    }
+    ensure!(attributes.max_memory_region_len >= 1 << 20, "a region can't have a mebibyte");
+    Ok(())
+}
+
+fn ports_count_from_one(fixture: &Fixture) -> Result<()> {
+    let ports = fixture.device.ports()?;
+    ensure!(ports.len() == usize::from(fixture.device.attributes().ports), "there are {} ports", ports.len());
+    for (number, port) in (1..).zip(ports) {
+        ensure!(port.number == number, "port {number} says that it is port {}", port.number);
+    }
+    Ok(())
+}
+
+fn a_port_that_is_not_there_is_an_error(fixture: &Fixture) -> Result<()> {
+    for number in [0, fixture.device.attributes().ports + 1, u8::MAX] {
+        ensure!(fixture.device.port(number).is_err(), "there is a port {number}");
+    }
+    Ok(())
+}
+
+fn a_port_has_a_plausible_mtu_and_message_length(fixture: &Fixture) -> Result<()> {
+    let port = &fixture.port;
+    ensure!(port.active_mtu <= port.max_mtu, "its MTU is more than its largest");
+    // Vol. 1, 9.7.7: messages have up to 2³¹ bytes; no device is known to have less than a few packets.
+    ensure!(
+        port.max_message >= 4096 && port.max_message <= 1 << 31,
+        "messages of {} bytes",
+        port.max_message
+    );
+    ensure!(port.gid_table_len > 0, "its GID table has no entries");
+    ensure!(port.pkey_table_len > 0, "its table of partition keys has no entries");
+    Ok(())
+}
+
+fn an_idle_device_has_no_events(fixture: &Fixture) -> Result<()> {
+    let event: Option<DeviceEvent> = fixture.device.wait_event(Duration::ZERO)?;
+    ensure!(event.is_none(), "something happened: {event:?}");
+    let event = fixture.device.wait_event(MOMENT)?;
+    ensure!(event.is_none(), "something happened: {event:?}");
+    Ok(())
+}

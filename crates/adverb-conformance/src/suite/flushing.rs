@@ -1,0 +1,209 @@
+//! What becomes of requests when their queue pair fails.
+
+use adverb::verbs::{Access, Completion, QpState, SendRequest, Status, Transport, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, expect, status};
+use crate::registry::tests;
+
+tests! { "flushing";
+    receives_are_flushed_once_each_and_in_order,
+    sends_are_flushed_once_each_and_in_order,
+    both_queues_are_flushed,
+    unsignaled_requests_are_flushed_once_each,
+    receives_of_an_unreliable_connection_are_flushed,
+    a_refused_peers_receives_are_flushed,
+    the_requests_behind_a_refused_one_are_flushed,
+    flushed_buffers_come_back_whole,
+    draining_brings_back_what_is_in_flight,
+    draining_what_is_idle_is_done_at_once,
+    draining_keeps_the_completions_of_others,
+    a_send_posted_to_a_failed_queue_pair_comes_back,
+    a_receive_posted_to_a_failed_queue_pair_comes_back,
+}
+
+/// Whether these are the completions of requests with tags from `first`, flushed, each once and in order.
+fn all_flushed(completions: &[Completion], first: u64) -> Result<()> {
+    for (tag, completion) in (first..).zip(completions) {
+        ensure!(completion.tag() == tag, "request {} came back when {tag} was due", completion.tag());
+        expect(&format!("request {tag}"), completion, Status::Flushed)?;
+    }
+    Ok(())
+}
+
+/// Posts receives to the left side, with tags from `first`.
+fn offer(pair: &Pair, first: u64, count: u64) -> Result<()> {
+    for tag in first..first + count {
+        pair.left.recv(adverb::verbs::RecvRequest::new(pair.left.buffer(64)?).tag(tag))?;
+    }
+    Ok(())
+}
+
+/// Posts messages from the left side for which there is no receive, with tags from `first`.
+fn send(pair: &Pair, first: u64, count: u64) -> Result<()> {
+    for tag in first..first + count {
+        pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag))?;
+    }
+    Ok(())
+}
+
+fn receives_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    offer(&pair, 1, 40)?;
+    pair.left.qp.fail()?;
+    all_flushed(&pair.left.take(40)?, 1)?;
+    pair.left.stays_silent()
+}
+
+fn sends_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    send(&pair, 1, 40)?;
+    pair.left.qp.fail()?;
+    all_flushed(&pair.left.take(40)?, 1)?;
+    pair.left.stays_silent()
+}
+
+fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    offer(&pair, 100, 20)?;
+    send(&pair, 1, 20)?;
+    pair.left.qp.fail()?;
+    let (receives, sends): (Vec<_>, Vec<_>) =
+        pair.left.take(40)?.into_iter().partition(|completion| completion.tag() >= 100);
+    ensure!(sends.len() == 20, "{} of 20 sends came back", sends.len());
+    all_flushed(&sends, 1)?;
+    all_flushed(&receives, 100)?;
+    pair.left.stays_silent()
+}
+
+/// Vol. 1, 10.7.3.1: a request that fails completes, whether it asked or not.
+fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for tag in 0..16 {
+        pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag).unsignaled())?;
+    }
+    pair.left.stays_silent()?;
+    pair.left.qp.fail()?;
+    all_flushed(&pair.left.take(16)?, 0)?;
+    pair.left.stays_silent()
+}
+
+fn receives_of_an_unreliable_connection_are_flushed(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Transport::Uc).connect()?;
+    offer(&pair, 1, 10)?;
+    pair.left.qp.fail()?;
+    all_flushed(&pair.left.take(10)?, 1)?;
+    pair.left.stays_silent()
+}
+
+fn a_refused_peers_receives_are_flushed(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    offer(&pair, 1, 10)?;
+    let region = pair.left.region(8, Access::LOCAL_WRITE)?;
+    let request = SendRequest::write(pair.right.filled(8, 1)?, region.remote().at(0));
+    pair.right.fails(request, Status::RemoteAccess)?;
+    all_flushed(&pair.left.take(10)?, 1)?;
+    pair.left.stays_silent()
+}
+
+fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, Access::LOCAL_WRITE)?;
+    (0..30).try_for_each(|_| pair.right.offer(64).map(drop))?;
+    send(&pair, 0, 10)?;
+    pair.left.post(SendRequest::write(pair.left.filled(8, 1)?, region.remote().at(0)).tag(10))?;
+    send(&pair, 11, 10)?;
+    let completions = pair.left.take(21)?;
+    for completion in &completions[..10] {
+        completion.success()?;
+    }
+    expect("the write", &completions[10], Status::RemoteAccess)?;
+    all_flushed(&completions[11..], 11)?;
+    let theirs = pair.right.take(30)?;
+    let received = theirs.iter().filter(|completion| completion.is_ok()).count();
+    ensure!(received == 10, "{received} messages came, not 10");
+    ensure!(
+        theirs[10..].iter().all(|completion| status(completion) == Status::Flushed),
+        "not all are flushed"
+    );
+    pair.left.stays_silent()?;
+    pair.right.stays_silent()
+}
+
+fn flushed_buffers_come_back_whole(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut buffer = pair.left.filled(1000, 5)?;
+    buffer.narrow(100..300)?;
+    pair.left.recv(buffer)?;
+    pair.left.qp.fail()?;
+    let completion = pair.left.take(1)?.pop();
+    let mut buffer = completion.and_then(Completion::into_buffer).expect("one was taken, and had a buffer");
+    ensure!(buffer.range() == (100..300) && buffer.capacity() == 1000, "it is another: {buffer:?}");
+    buffer.widen();
+    crate::fixture::check(&buffer, 5)
+}
+
+fn draining_brings_back_what_is_in_flight(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(512, 512).connect()?;
+    offer(&pair, 1000, 512)?;
+    send(&pair, 0, 512)?;
+    pair.left.qp.drain(PATIENCE)?;
+    let outstanding = (pair.left.qp.sends_outstanding(), pair.left.qp.recvs_outstanding());
+    ensure!(outstanding == (0, 0), "outstanding sends and receives: {outstanding:?}");
+    let (receives, sends): (Vec<_>, Vec<_>) =
+        pair.left.take(1024)?.into_iter().partition(|completion| completion.tag() >= 1000);
+    all_flushed(&sends, 0)?;
+    all_flushed(&receives, 1000)?;
+    pair.left.stays_silent()
+}
+
+fn draining_what_is_idle_is_done_at_once(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        let side = fixture.pair(transport).side(None)?;
+        side.qp.drain(MOMENT)?;
+        side.is(QpState::Error)?;
+        side.stays_silent()?;
+    }
+    Ok(())
+}
+
+fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc);
+    let cq = fixture.device.completion_queue(256).create()?;
+    let domain = fixture.device.protection_domain()?;
+    let (drained, other) = (builder.side_of(&domain, &cq, None)?, builder.side_of(&domain, &cq, None)?);
+    let peer = builder.side(None)?;
+    other.qp.connect(&peer.qp.endpoint())?;
+    peer.qp.connect(&other.qp.endpoint())?;
+    let receiving = other.offer(64)?;
+    let flushed = drained.offer(64)?;
+    peer.done(SendRequest::send(peer.filled(64, 3)?))?;
+    drained.qp.drain(PATIENCE)?;
+    crate::fixture::check(&other.wait(receiving)?.into_message()?, 3)?;
+    expect("the drained receive", &drained.wait(flushed)?, Status::Flushed)
+}
+
+/// The device knows that the queue pair has failed, and the program doesn't yet: vol. 1, 10.3.1.7.
+fn a_send_posted_to_a_failed_queue_pair_comes_back(fixture: &Fixture) -> Result<()> {
+    let pair = failed(fixture)?;
+    pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::Flushed)
+}
+
+fn a_receive_posted_to_a_failed_queue_pair_comes_back(fixture: &Fixture) -> Result<()> {
+    let pair = failed(fixture)?;
+    let receiving = pair.left.offer(8)?;
+    let mut completions = Vec::new();
+    pair.left.cq.poll_timeout(&mut completions, 10 * MOMENT)?;
+    ensure!(!completions.is_empty(), "no completion came");
+    ensure!(completions[0].id() == receiving, "another request's completion came");
+    expect("the receive", &completions[0], Status::Flushed)
+}
+
+/// A pair whose left side has failed at the device.
+fn failed(fixture: &Fixture) -> Result<Pair> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, Access::LOCAL_WRITE)?;
+    let request = SendRequest::write(pair.left.filled(8, 1)?, region.remote().at(0));
+    pair.left.fails(request, Status::RemoteAccess)?;
+    Ok(pair)
+}

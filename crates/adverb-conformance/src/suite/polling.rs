@@ -1,0 +1,220 @@
+//! Completion queues that are polled.
+
+use std::time::{Duration, Instant};
+
+use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, take};
+use crate::registry::tests;
+
+tests! { "polling";
+    an_idle_queue_has_nothing,
+    waiting_for_nothing_ends_in_time,
+    every_request_completes_once,
+    waiting_for_one_keeps_the_others,
+    waiting_twice_for_one_finds_it_once,
+    tags_come_back,
+    buffers_come_back_as_they_went,
+    sends_and_receives_may_complete_on_different_queues,
+    many_queue_pairs_share_a_completion_queue,
+    completions_of_destroyed_queue_pairs_are_counted_and_not_delivered,
+    a_new_queue_pair_never_gets_the_completions_of_an_old_one,
+}
+
+fn an_idle_queue_has_nothing(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut completions = Vec::new();
+    ensure!(pair.left.cq.poll(&mut completions)? == 0, "there is something");
+    pair.left.stays_silent()?;
+    ensure!(pair.left.cq.stale() == 0, "there are stale completions");
+    Ok(())
+}
+
+fn waiting_for_nothing_ends_in_time(fixture: &Fixture) -> Result<()> {
+    for events in [false, true] {
+        let builder = fixture.pair(Rc);
+        let pair = if events { builder.events() } else { builder }.connect()?;
+        let receiving = pair.left.offer(8)?;
+        let start = Instant::now();
+        let waited = pair.left.cq.wait(receiving, MOMENT);
+        ensure!(matches!(waited, Err(adverb::Error::Timeout { .. })), "{waited:?}");
+        ensure!(start.elapsed() >= MOMENT, "it waited only for {:?}", start.elapsed());
+        ensure!(start.elapsed() < 20 * MOMENT, "it waited for {:?}", start.elapsed());
+    }
+    Ok(())
+}
+
+fn every_request_completes_once(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for round in 0..10 {
+        for tag in 0..50 {
+            pair.right.recv(RecvRequest::new(pair.right.buffer(8)?).tag(100 * round + tag))?;
+        }
+        for tag in 0..50 {
+            pair.left.post(SendRequest::send(pair.left.buffer(8)?).tag(100 * round + tag))?;
+        }
+        for side in [&pair.left, &pair.right] {
+            for (tag, completion) in (100 * round..).zip(side.take(50)?) {
+                completion.success()?;
+                ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+            }
+        }
+    }
+    pair.left.stays_silent()?;
+    pair.right.stays_silent()
+}
+
+fn waiting_for_one_keeps_the_others(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let write = |tag| {
+        Ok::<_, anyhow::Error>(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag))
+    };
+    let ids = (0..10).map(|tag| pair.left.post(write(tag)?)).collect::<Result<Vec<_>>>()?;
+    for tag in [9, 4] {
+        let completion = pair.left.wait(ids[tag])?;
+        ensure!(completion.tag() == tag as u64, "request {} came, not {tag}", completion.tag());
+    }
+    let tags: Vec<u64> = pair.left.take(8)?.iter().map(|completion| completion.tag()).collect();
+    ensure!(tags == [0, 1, 2, 3, 5, 6, 7, 8], "these were left: {tags:?}");
+    pair.left.stays_silent()
+}
+
+fn waiting_twice_for_one_finds_it_once(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let id = pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
+    pair.left.wait(id)?.success()?;
+    let again = pair.left.cq.wait(id, MOMENT);
+    ensure!(matches!(again, Err(adverb::Error::Timeout { .. })), "{again:?}");
+    Ok(())
+}
+
+fn tags_come_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for tag in [0, 1, 1 << 32, u64::MAX] {
+        let receiving = pair.right.recv(RecvRequest::new(pair.right.buffer(8)?).tag(!tag))?;
+        let sent = pair.left.completed(SendRequest::send(pair.left.buffer(8)?).tag(tag))?;
+        let received = pair.right.wait(receiving)?;
+        ensure!((sent.tag(), received.tag()) == (tag, !tag), "tags changed: {sent:?}, {received:?}");
+        ensure!(received.id() == receiving, "the id is another");
+    }
+    Ok(())
+}
+
+fn buffers_come_back_as_they_went(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).segments(3, 3).connect()?;
+    pair.right.offer(1000)?;
+    let mut buffers = Vec::new();
+    for (seed, len) in [(1, 100), (2, 200), (3, 300)] {
+        let mut buffer = pair.left.filled(2 * len, seed)?;
+        buffer.narrow(len / 2..len)?;
+        buffers.push(buffer);
+    }
+    let completion = pair.left.completed(SendRequest::send(buffers))?;
+    let pieces = completion.into_payload().into_pieces();
+    ensure!(pieces.len() == 3, "{} pieces came back", pieces.len());
+    for ((seed, len), piece) in [(1, 100), (2, 200), (3, 300)].into_iter().zip(pieces) {
+        let adverb::memory::Piece::Buffer(mut buffer) = piece else { anyhow::bail!("it is no buffer") };
+        ensure!(buffer.range() == (len / 2..len), "its range is {:?}", buffer.range());
+        buffer.widen();
+        check(&buffer, seed)?;
+    }
+    Ok(())
+}
+
+fn sends_and_receives_may_complete_on_different_queues(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let (send_cq, recv_cq) =
+        (fixture.device.completion_queue(16).create()?, fixture.device.completion_queue(16).create()?);
+    let queue_pair = pair.right.domain.queue_pair(Rc).port(fixture.port.number).depth(16, 16);
+    let queue_pair = queue_pair.send_completion_queue(&send_cq).recv_completion_queue(&recv_cq).create()?;
+    pair.left.qp.reset()?;
+    pair.left.qp.connect(&queue_pair.endpoint())?;
+    queue_pair.connect(&pair.left.qp.endpoint())?;
+    queue_pair.post_recv(pair.right.buffer(8)?)?;
+    pair.left.offer(8)?;
+    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    queue_pair.post_send(SendRequest::send(pair.right.buffer(8)?).tag(1))?;
+    let (sent, received) = (take(&send_cq, 1)?, take(&recv_cq, 1)?);
+    ensure!((sent[0].tag(), received[0].tag()) == (1, 0), "they were mixed up: {sent:?}, {received:?}");
+    Ok(())
+}
+
+fn many_queue_pairs_share_a_completion_queue(fixture: &Fixture) -> Result<()> {
+    const COUNT: u64 = 32;
+    let builder = fixture.pair(Rc).depth(4, 4);
+    let cq = fixture.device.completion_queue(8 * 32).create()?;
+    let domain = fixture.device.protection_domain()?;
+    let ours = (0..COUNT).map(|_| builder.side_of(&domain, &cq, None)).collect::<Result<Vec<_>>>()?;
+    let theirs = (0..COUNT).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
+    for (one, other) in ours.iter().zip(&theirs) {
+        one.qp.connect(&other.qp.endpoint())?;
+        other.qp.connect(&one.qp.endpoint())?;
+        (0..4).try_for_each(|_| other.offer(64).map(drop))?;
+    }
+    for message in 0..4 {
+        for (number, side) in (0..).zip(&ours) {
+            let seed = 10 * number + message;
+            side.post(SendRequest::send(side.filled(64, seed)?).tag(seed))?;
+        }
+    }
+    let mut next = [0; COUNT as usize];
+    for completion in take(&cq, 4 * COUNT as usize)? {
+        completion.success()?;
+        let (number, message) = (completion.tag() / 10, completion.tag() % 10);
+        ensure!(next[number as usize] == message, "queue pair {number} is out of order");
+        next[number as usize] += 1;
+    }
+    for (number, side) in (0..).zip(theirs) {
+        for (message, completion) in (0..).zip(side.take(4)?) {
+            check(&completion.into_message()?, 10 * number + message)?;
+        }
+    }
+    Ok(())
+}
+
+fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    for _ in 0..10 {
+        pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    drop(pair.left.qp);
+    let mut completions = Vec::new();
+    pair.left.cq.poll_timeout(&mut completions, MOMENT)?;
+    ensure!(completions.is_empty(), "{} completions of a queue pair that is gone came", completions.len());
+    // A device may take them out of the queue with the queue pair, or leave them: never more than there were.
+    ensure!(pair.left.cq.stale() <= 10, "{} are counted", pair.left.cq.stale());
+    Ok(())
+}
+
+fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc).depth(8, 8);
+    let cq = fixture.device.completion_queue(16).create()?;
+    let domain = fixture.device.protection_domain()?;
+    let peer_domain = fixture.device.protection_domain()?;
+    let region = peer_domain.region(8, READ_WRITE)?;
+    for round in 0..5 {
+        // Each time the queue pair takes its predecessor's place in the completion queue.
+        let side = builder.side_of(&domain, &cq, None)?;
+        let peer_cq = fixture.device.completion_queue(16).create()?;
+        let peer = builder.side_of(&peer_domain, &peer_cq, None)?;
+        side.qp.connect(&peer.qp.endpoint())?;
+        peer.qp.connect(&side.qp.endpoint())?;
+        let write =
+            |tag| Ok::<_, anyhow::Error>(SendRequest::write(side.buffer(8)?, region.remote().at(0)).tag(tag));
+        let first = side.post(write(100 * round)?)?;
+        ensure!(side.wait(first)?.tag() == 100 * round, "another's completion came");
+        for tag in 1..8 {
+            side.post(write(100 * round + tag)?)?;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut completions = Vec::new();
+    cq.poll_timeout(&mut completions, MOMENT)?;
+    ensure!(completions.is_empty(), "completions of queue pairs that are gone came");
+    Ok(())
+}

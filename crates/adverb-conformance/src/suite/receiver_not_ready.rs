@@ -1,0 +1,96 @@
+//! Messages that come before there is a receive for them.
+
+use std::time::Instant;
+
+use adverb::verbs::{ConnectOptions, QpState, SendRequest, Status, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, expect, immediate, read};
+use crate::registry::tests;
+
+tests! { "receiver not ready";
+    a_message_waits_for_a_receive,
+    a_write_with_immediate_data_waits_for_a_receive,
+    messages_that_waited_arrive_in_order_and_once,
+    a_write_does_not_wait_for_a_receive,
+    without_a_receive_a_sender_gives_up_when_told,
+    a_sender_that_may_not_retry_gives_up_at_once,
+    who_gave_up_has_failed_and_the_receiver_has_not,
+}
+
+fn a_message_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
+    pair.left.stays_silent()?;
+    let receiving = pair.right.offer(500)?;
+    check(&pair.right.wait(receiving)?.into_message()?, 1)?;
+    pair.left.wait(sending)?.success()?;
+    Ok(())
+}
+
+fn a_write_with_immediate_data_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(500, READ_WRITE)?;
+    let request = SendRequest::write_immediate(pair.left.filled(500, 1)?, region.remote().at(0), 5);
+    let writing = pair.left.post(request)?;
+    pair.left.stays_silent()?;
+    let receiving = pair.right.offer(0)?;
+    ensure!(immediate(&pair.right.wait(receiving)?)? == Some(5), "the immediate data is another");
+    check(&read(&region, 0, 500)?, 1)?;
+    pair.left.wait(writing)?.success()?;
+    Ok(())
+}
+
+fn messages_that_waited_arrive_in_order_and_once(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = fixture.mtu() + 1;
+    for seed in 0..16 {
+        pair.left.post(SendRequest::send(pair.left.filled(size, seed)?))?;
+    }
+    // Each comes before the next has a place.
+    for seed in 0..16 {
+        let receiving = pair.right.offer(size)?;
+        check(&pair.right.wait(receiving)?.into_message()?, seed)?;
+    }
+    for completion in pair.left.take(16)? {
+        completion.success()?;
+    }
+    pair.right.stays_silent()
+}
+
+fn a_write_does_not_wait_for_a_receive(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(500, READ_WRITE)?;
+    pair.left.done(SendRequest::write(pair.left.filled(500, 1)?, region.remote().at(0)))?;
+    check(&read(&region, 0, 500)?, 1)
+}
+
+fn without_a_receive_a_sender_gives_up_when_told(fixture: &Fixture) -> Result<()> {
+    // Code 12 is 0.64 ms.
+    let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(3).min_rnr_timer(12)).connect()?;
+    let start = Instant::now();
+    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
+    let least = 3 * std::time::Duration::from_micros(640);
+    ensure!(start.elapsed() >= least, "it gave up after {:?}, which is less than {least:?}", start.elapsed());
+    Ok(())
+}
+
+fn a_sender_that_may_not_retry_gives_up_at_once(fixture: &Fixture) -> Result<()> {
+    // Code 0 is 655.36 ms, the longest.
+    let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(0).min_rnr_timer(0)).connect()?;
+    let start = Instant::now();
+    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
+    ensure!(start.elapsed().as_millis() < 600, "it waited for {:?}", start.elapsed());
+    Ok(())
+}
+
+fn who_gave_up_has_failed_and_the_receiver_has_not(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
+    let behind = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;
+    expect("the message", &pair.left.wait(sending)?, Status::RnrRetryExceeded)?;
+    expect("the one behind it", &pair.left.wait(behind)?, Status::Flushed)?;
+    pair.left.is(QpState::Error)?;
+    std::thread::sleep(MOMENT);
+    pair.right.is(QpState::ReadyToSend)
+}

@@ -1,0 +1,211 @@
+//! The life of a queue pair.
+
+use adverb::Error;
+use adverb::verbs::{PathMtu, QpState, SendRequest, Status, Transport, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, PATIENCE, READ_WRITE, check};
+use crate::registry::tests;
+
+tests! { "states";
+    a_queue_pair_goes_from_init_to_ready_to_error,
+    receives_may_be_posted_before_connecting,
+    sending_before_connecting_is_refused_and_comes_back,
+    posting_after_failing_is_refused_and_comes_back,
+    connecting_twice_is_refused_with_a_hint,
+    datagrams_are_not_connected_and_connections_not_activated,
+    a_reset_queue_pair_is_as_new_and_connects_again,
+    a_failed_queue_pair_recovers_by_a_reset,
+    a_reset_gives_back_the_memory_of_all_requests,
+    a_reset_queue_pair_connects_to_another_peer,
+    completions_from_before_a_reset_are_not_mistaken,
+    queue_pairs_have_their_own_numbers,
+    a_mtu_larger_than_the_ports_is_refused,
+    queue_pairs_need_a_completion_queue,
+}
+
+fn a_queue_pair_goes_from_init_to_ready_to_error(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let pair = fixture.pair(transport).create()?;
+        pair.left.is(QpState::Init)?;
+        pair.connect()?;
+        pair.left.is(QpState::ReadyToSend)?;
+        pair.left.qp.fail()?;
+        pair.left.is(QpState::Error)?;
+        pair.right.is(QpState::ReadyToSend)?;
+    }
+    Ok(())
+}
+
+fn receives_may_be_posted_before_connecting(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).create()?;
+    let receiving = pair.right.offer(64)?;
+    pair.connect()?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?))?;
+    check(&pair.right.wait(receiving)?.into_message()?, 1)
+}
+
+fn sending_before_connecting_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        let side = fixture.pair(transport).side(None)?;
+        let error = side.refuses(SendRequest::send(side.buffer(8)?))?;
+        ensure!(
+            matches!(error, Error::WrongState { state: QpState::Init, .. }),
+            "refused otherwise: {error}"
+        );
+    }
+    Ok(())
+}
+
+fn posting_after_failing_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    pair.left.qp.fail()?;
+    let send = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
+    let recv = pair.left.refuses_recv(pair.left.buffer(8)?)?;
+    for error in [send, recv] {
+        ensure!(
+            matches!(error, Error::WrongState { state: QpState::Error, .. }),
+            "refused otherwise: {error}"
+        );
+        ensure!(error.hint().is_some(), "there is no hint: {error}");
+    }
+    Ok(())
+}
+
+fn connecting_twice_is_refused_with_a_hint(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let error = pair.left.qp.connect(&pair.right.qp.endpoint()).expect_err("it connected twice");
+    ensure!(matches!(error, Error::WrongState { .. }), "refused otherwise: {error}");
+    ensure!(error.hint().is_some_and(|hint| hint.contains("reset")), "the hint doesn't help: {error}");
+    pair.ping()
+}
+
+fn datagrams_are_not_connected_and_connections_not_activated(fixture: &Fixture) -> Result<()> {
+    let datagrams = fixture.pair(Transport::Ud).side(None)?;
+    let connection = fixture.pair(Rc).side(None)?;
+    let connect = datagrams.qp.connect(&connection.qp.endpoint());
+    ensure!(matches!(connect, Err(Error::InvalidRequest { .. })), "connecting datagrams: {connect:?}");
+    let activate = connection.qp.activate();
+    ensure!(matches!(activate, Err(Error::InvalidRequest { .. })), "activating a connection: {activate:?}");
+    datagrams.qp.activate()?;
+    let again = datagrams.qp.activate();
+    ensure!(matches!(again, Err(Error::WrongState { .. })), "activating twice: {again:?}");
+    Ok(())
+}
+
+fn a_reset_queue_pair_is_as_new_and_connects_again(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for _ in 0..5 {
+        pair.ping()?;
+        let before = pair.left.qp.endpoint();
+        for side in [&pair.left, &pair.right] {
+            let left = side.qp.reset()?;
+            ensure!(left.is_empty(), "{} requests were left", left.len());
+            side.is(QpState::Init)?;
+        }
+        let after = pair.left.qp.endpoint();
+        ensure!(after.qpn == before.qpn, "its number has changed");
+        pair.connect()?;
+    }
+    pair.ping()
+}
+
+fn a_failed_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::RnrRetryExceeded)?;
+    pair.left.is(QpState::Error)?;
+    for side in [&pair.left, &pair.right] {
+        side.qp.reset()?;
+    }
+    pair.connect()?;
+    pair.ping()
+}
+
+fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for len in 1..=10 {
+        pair.left.post(SendRequest::send(pair.left.buffer(len)?))?;
+        pair.left.offer(100 + len)?;
+    }
+    let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(adverb::memory::Payload::len).collect();
+    let expected: Vec<usize> = (1..=10).chain(101..=110).collect();
+    ensure!(lengths == expected, "payloads of these lengths came back: {lengths:?}");
+    ensure!(pair.left.qp.sends_outstanding() + pair.left.qp.recvs_outstanding() == 0, "some are outstanding");
+    pair.left.stays_silent()
+}
+
+fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    pair.ping()?;
+    let other = fixture.pair(Rc).side(None)?;
+    pair.left.qp.reset()?;
+    pair.left.qp.connect(&other.qp.endpoint())?;
+    other.qp.connect(&pair.left.qp.endpoint())?;
+    let receiving = other.offer(64)?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 4)?))?;
+    check(&other.wait(receiving)?.into_message()?, 4)?;
+    pair.right.stays_silent()
+}
+
+/// Completions that the device had made before the reset, and nobody had polled, belong to requests whose memory was given
+/// back.
+fn completions_from_before_a_reset_are_not_mistaken(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(64, READ_WRITE)?;
+    for _ in 0..8 {
+        pair.left.post(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
+    }
+    // The last of a series that is in order.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let left = pair.left.qp.reset()?;
+    ensure!(left.len() == 8, "{} of 8 payloads came back", left.len());
+    pair.left.stays_silent()?;
+    pair.right.qp.reset()?;
+    pair.connect()?;
+    let writing = pair.left.post(SendRequest::write(pair.left.filled(64, 2)?, region.remote().at(0)))?;
+    pair.left.cq.wait(writing, PATIENCE)?.success()?;
+    pair.left.stays_silent()?;
+    pair.ping()
+}
+
+fn queue_pairs_have_their_own_numbers(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc);
+    let sides = (0..32).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
+    let mut numbers: Vec<u32> = sides.iter().map(|side| side.qp.qpn().get()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    ensure!(numbers.len() == 32, "32 queue pairs have {} numbers", numbers.len());
+    ensure!(numbers[0] > 1, "0 and 1 belong to the management");
+    let mut psns: Vec<u32> = sides.iter().map(|side| side.qp.endpoint().psn.get()).collect();
+    psns.dedup();
+    ensure!(psns.len() > 16, "first packets are numbered alike: {psns:?}");
+    Ok(())
+}
+
+fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
+    let larger = PathMtu::ALL.into_iter().find(|mtu| *mtu > fixture.port.active_mtu);
+    let pair = fixture.pair(Rc).create()?;
+    let mut remote = pair.right.qp.endpoint();
+    let options = adverb::verbs::ConnectOptions::new();
+    if let Some(larger) = larger {
+        remote.mtu = larger.bytes();
+        let refused = pair.left.qp.connect_with(&remote, &options.mtu(larger));
+        ensure!(matches!(refused, Err(Error::Limit { .. })), "the port's MTU: {refused:?}");
+    }
+    remote.mtu = 256;
+    let refused = pair.left.qp.connect_with(&remote, &options.mtu(PathMtu::Mtu512));
+    ensure!(
+        matches!(refused, Err(Error::Limit { asked: 512, most: 256, .. })),
+        "the peer's MTU: {refused:?}"
+    );
+    // Nothing has changed: it can still be connected.
+    pair.connect()?;
+    pair.ping()
+}
+
+fn queue_pairs_need_a_completion_queue(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let refused = domain.queue_pair(Rc).create();
+    ensure!(matches!(refused, Err(Error::InvalidRequest { .. })), "{refused:?}");
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What queues count.
+
+use adverb::verbs::{QueueStats, SendRequest, Status, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, READ_WRITE, status};
+use crate::registry::tests;
+
+tests! { "statistics";
+    a_new_queue_pair_has_counted_nothing,
+    successes_and_bytes_are_counted,
+    failures_and_flushes_are_counted,
+    refused_requests_are_not_counted,
+    unsignaled_requests_are_counted,
+    the_most_outstanding_are_counted,
+    outstanding_requests_are_known,
+}
+
+/// Posted, succeeded, flushed, failed, bytes.
+fn counts(stats: QueueStats) -> [u64; 5] {
+    [stats.posted, stats.succeeded, stats.flushed, stats.failed, stats.bytes]
+}
+
+fn same(what: &str, stats: QueueStats, expected: [u64; 5]) -> Result<()> {
+    let counted = counts(stats);
+    ensure!(
+        counted == expected,
+        "{what}: posted, succeeded, flushed, failed, bytes: {counted:?}, not {expected:?}"
+    );
+    Ok(())
+}
+
+fn a_new_queue_pair_has_counted_nothing(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    ensure!(pair.left.qp.stats() == Default::default(), "{:?}", pair.left.qp.stats());
+    Ok(())
+}
+
+fn successes_and_bytes_are_counted(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(1000, READ_WRITE)?;
+    let mut bytes = 0;
+    for len in [0, 1, 100, 999] {
+        pair.deliver(pair.left.buffer(len)?)?;
+        bytes += len as u64;
+    }
+    same("the receiver", pair.right.qp.stats().recv, [4, 4, 0, 0, bytes])?;
+    let before = counts(pair.left.qp.stats().send)[4];
+    pair.left.done(SendRequest::read(pair.left.buffer(700)?, region.remote().at(0)))?;
+    let stats = pair.left.qp.stats().send;
+    same("the sender", stats, [5, 5, 0, 0, before + 700])?;
+    same("its receives", pair.left.qp.stats().recv, [0; 5])
+}
+
+fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    // All receives before the failure: what comes of later ones is another rule's matter.
+    (0..5).try_for_each(|_| pair.left.offer(8).map(drop))?;
+    for _ in 0..5 {
+        pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
+    }
+    let completions = pair.left.take(10)?;
+    let exhausted = completions.iter().filter(|completion| status(completion) == Status::RnrRetryExceeded);
+    ensure!(exhausted.count() == 1, "it failed otherwise");
+    same("sends", pair.left.qp.stats().send, [5, 0, 4, 1, 0])?;
+    same("receives", pair.left.qp.stats().recv, [5, 0, 5, 0, 0])
+}
+
+fn refused_requests_are_not_counted(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(1, 1).connect()?;
+    pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.offer(8)?;
+    pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.refuses_recv(pair.left.buffer(8)?)?;
+    same("sends", pair.left.qp.stats().send, [1, 0, 0, 0, 0])?;
+    same("receives", pair.left.qp.stats().recv, [1, 0, 0, 0, 0])
+}
+
+fn unsignaled_requests_are_counted(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let write = || Ok::<_, anyhow::Error>(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)));
+    for _ in 0..9 {
+        pair.left.post(write()?.unsignaled())?;
+    }
+    pair.left.post(write()?)?;
+    pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    let stats = counts(pair.left.qp.stats().send);
+    ensure!(stats[..4] == [10, 10, 0, 0], "posted, succeeded, flushed, failed, bytes: {stats:?}");
+    Ok(())
+}
+
+fn the_most_outstanding_are_counted(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for count in [3, 17, 5] {
+        (0..count).try_for_each(|_| pair.right.offer(8).map(drop))?;
+        for _ in 0..count {
+            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        }
+        pair.right.take(count)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    let stats = pair.right.qp.stats().recv;
+    ensure!(stats.high_water == 17, "the most is {}, not 17", stats.high_water);
+    ensure!(pair.left.qp.stats().send.high_water == 1, "the sender had more than one outstanding");
+    Ok(())
+}
+
+fn outstanding_requests_are_known(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for count in 1..=10 {
+        pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
+        pair.left.offer(8)?;
+        pair.left.offer(8)?;
+        let outstanding = (pair.left.qp.sends_outstanding(), pair.left.qp.recvs_outstanding());
+        ensure!(outstanding == (count, 2 * count), "outstanding sends and receives: {outstanding:?}");
+    }
+    for _ in 0..10 {
+        pair.right.offer(8)?;
+    }
+    pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    ensure!(pair.left.qp.sends_outstanding() == 0, "some are still outstanding");
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Rules that hold on every transport that has the operation: the reliable and the unreliable connection call these.
+
+use adverb::memory::{Payload, Piece};
+use adverb::verbs::{CompletedOperation, RecvRequest, SendRequest, Transport};
+use anyhow::{Context, Result, ensure};
+
+use crate::fixture::{Fixture, PATIENCE, READ_WRITE, check, fill, immediate, pattern, read, same, whole};
+
+/// Immediate data in which every bit is seen to travel.
+const IMMEDIATES: [u32; 6] = [0, 1, 0x8000_0000, 0x0102_0304, 0xdead_beef, u32::MAX];
+
+pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    for (seed, size) in (1..).zip(fixture.sizes()) {
+        let received =
+            pair.deliver(pair.left.filled(size, seed)?).with_context(|| format!("{size} bytes"))?;
+        ensure!(received.len() == size, "{size} bytes were sent, and {} received", received.len());
+        check(&received, seed).with_context(|| format!("{size} bytes"))?;
+    }
+    Ok(())
+}
+
+/// The memory is shared by all segments, so that a message of a gibibyte needs far less.
+pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let longest = fixture.port.max_message as usize;
+    let count = fixture.device.attributes().max_segments.clamp(1, 16);
+    let pair = fixture.pair(transport).segments(count, count).connect()?;
+    let chunk = longest.div_ceil(count as usize);
+    let split = |region: &adverb::memory::MemoryRegion| -> Result<Payload> {
+        let starts = (0..longest).step_by(chunk);
+        let pieces = starts.map(|at| Ok(Piece::Region(region.slice(0..chunk.min(longest - at))?)));
+        Ok(Payload::from(pieces.collect::<Result<Vec<_>>>()?))
+    };
+    let from = pair.left.region(chunk, READ_WRITE)?;
+    let to = pair.right.region(chunk, READ_WRITE)?;
+    from.write(0, &pattern(chunk, 3))?;
+    let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
+    pair.left.done(SendRequest::send(split(&from)?))?;
+    let completion = pair.right.cq.wait(receiving, PATIENCE)?;
+    let length = completion.success()?.length as usize;
+    ensure!(length == longest, "{longest} bytes were sent, and {length} received");
+    check(&read(&to, 0, chunk)?, 3)
+}
+
+pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).segments(2, 1).connect()?;
+    let longest = fixture.port.max_message as usize;
+    let half = longest / 2 + 1;
+    let region = pair.left.region(half, READ_WRITE)?;
+    let payload = vec![Piece::Region(whole(&region)?), Piece::Region(region.slice(0..longest + 1 - half)?)];
+    let refused = pair.left.qp.post_send(SendRequest::send(payload));
+    let refused = refused.err().context("a message that is too long was posted")?;
+    ensure!(matches!(refused.error, adverb::Error::TooLong { .. }), "refused otherwise: {}", refused.error);
+    ensure!(refused.requests.len() == 1, "the request didn't come back");
+    ensure!(pair.left.qp.sends_outstanding() == 0, "something was posted");
+    pair.ping()
+}
+
+pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    // No segment at all, and one without bytes; into a receive with room, and into one without.
+    let receiving = [pair.right.offer(10)?, pair.right.recv(RecvRequest::new(()))?, pair.right.offer(10)?];
+    pair.left.done(SendRequest::send(()))?;
+    pair.left.done(SendRequest::send(pair.left.buffer(0)?))?;
+    pair.left.done(SendRequest::send(()))?;
+    for id in receiving {
+        let completion = pair.right.wait(id)?;
+        ensure!(completion.success()?.length == 0, "bytes came: {completion}");
+    }
+    Ok(())
+}
+
+pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    for bits in IMMEDIATES {
+        for size in [0, 40] {
+            let receiving = pair.right.offer(40)?;
+            pair.left.done(SendRequest::send_immediate(pair.left.filled(size, 5)?, bits))?;
+            let completion = pair.right.wait(receiving)?;
+            let got = immediate(&completion)?;
+            ensure!(got == Some(bits), "{bits:#x} was sent, and {got:x?} received");
+            check(&completion.into_message()?, 5)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn no_immediate(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let receiving = pair.right.offer(8)?;
+    pair.left.done(SendRequest::send(pair.left.filled(8, 5)?))?;
+    let completion = pair.right.wait(receiving)?;
+    let got = immediate(&completion)?;
+    ensure!(got.is_none(), "immediate data came that nobody sent: {got:x?}");
+    Ok(())
+}
+
+pub(super) fn shorter_than_receive(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let receiving = pair.right.recv(pair.right.filled(1000, 8)?)?;
+    pair.left.done(SendRequest::send(pair.left.filled(333, 9)?))?;
+    let completion = pair.right.wait(receiving)?;
+    ensure!(completion.success()?.length == 333, "not 333 bytes: {completion}");
+    let buffer = completion.into_buffer().context("no buffer came back")?;
+    check(&buffer[..333], 9)?;
+    same(&buffer[333..], &pattern(1000, 8)[333..])
+}
+
+pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let most = fixture.sizes().into_iter().max().unwrap_or(1);
+    let region = pair.right.region(most, READ_WRITE)?;
+    for (seed, size) in (1..).zip(fixture.sizes()) {
+        pair.left.done(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
+        settle(&pair)?;
+        check(&read(&region, 0, size)?, seed).with_context(|| format!("{size} bytes"))?;
+    }
+    Ok(())
+}
+
+/// Lets a message follow, so that what was sent before has arrived even where nothing is acknowledged.
+fn settle(pair: &crate::fixture::Pair) -> Result<()> {
+    pair.deliver(()).map(drop)
+}
+
+pub(super) fn longest_write(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let longest = (fixture.port.max_message as usize).min(64 << 20);
+    let pair = fixture.pair(transport).connect()?;
+    let region = pair.right.region(longest, READ_WRITE)?;
+    pair.left.done(SendRequest::write(pair.left.filled(longest, 4)?, region.remote().at(0)))?;
+    settle(&pair)?;
+    check(&read(&region, 0, longest)?, 4)
+}
+
+pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let mtu = fixture.mtu();
+    let region = pair.right.region(4 * mtu, READ_WRITE)?;
+    for (offset, len) in [(0, 1), (1, 7), (mtu - 1, 2), (13, mtu), (mtu + 3, 2 * mtu), (4 * mtu - 1, 1)] {
+        region.write(0, &pattern(4 * mtu, 1))?;
+        let request = SendRequest::write(pair.left.filled(len, 2)?, region.remote().at(offset as u64));
+        pair.left.done(request)?;
+        settle(&pair)?;
+        let mut expected = pattern(4 * mtu, 1);
+        fill(&mut expected[offset..offset + len], 2);
+        same(&read(&region, 0, 4 * mtu)?, &expected).with_context(|| format!("{len} bytes at {offset}"))?;
+    }
+    Ok(())
+}
+
+pub(super) fn write_takes_no_receive(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let region = pair.right.region(64, READ_WRITE)?;
+    let receiving = pair.right.offer(64)?;
+    for _ in 0..10 {
+        pair.left.done(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
+    }
+    pair.right.stays_silent()?;
+    pair.left.done(SendRequest::send(pair.left.filled(20, 6)?))?;
+    check(&pair.right.wait(receiving)?.into_message()?, 6)
+}
+
+pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let size = 3 * fixture.mtu() + 5;
+    let region = pair.right.region(size, READ_WRITE)?;
+    for (seed, bits) in (1..).zip(IMMEDIATES) {
+        for size in [0, 1, size] {
+            let receiving = pair.right.recv(pair.right.filled(16, 99)?)?;
+            let bytes = pair.left.filled(size, seed)?;
+            pair.left.done(SendRequest::write_immediate(bytes, region.remote().at(0), bits))?;
+            let completion = pair.right.wait(receiving)?;
+            let success = completion.success()?;
+            ensure!(
+                success.operation == CompletedOperation::RecvWrite { immediate: bits },
+                "{bits:#x} was sent, and came as {:x?}",
+                success.operation
+            );
+            let length = success.length as usize;
+            ensure!(length == size, "{size} bytes were written, and {length} announced");
+            check(&read(&region, 0, size)?, seed)?;
+            let buffer = completion.into_buffer().context("no buffer came back")?;
+            check(&buffer, 99).context("the receive's own buffer was touched")?;
+        }
+    }
+    Ok(())
+}
+
+/// Both directions at once, each with messages of several packets.
+pub(super) fn both_directions(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).depth(32, 32).connect()?;
+    let size = 2 * fixture.mtu() + 17;
+    for side in [&pair.left, &pair.right] {
+        (0..32).try_for_each(|_| side.offer(size).map(drop))?;
+    }
+    for seed in 0..32 {
+        pair.left.post(SendRequest::send(pair.left.filled(size, seed)?).tag(1000 + seed))?;
+        pair.right.post(SendRequest::send(pair.right.filled(size, 100 + seed)?).tag(1000 + seed))?;
+    }
+    for (side, base) in [(&pair.left, 100), (&pair.right, 0)] {
+        let mut next = base;
+        for completion in side.take(64)? {
+            completion.success()?;
+            if completion.tag() == 0 {
+                check(&completion.into_message()?, next)?;
+                next += 1;
+            }
+        }
+        ensure!(next == base + 32, "only {} messages came", next - base);
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Peers that don't answer.
+
+use std::time::{Duration, Instant};
+
+use adverb::verbs::{ConnectOptions, QpState, SendRequest, Status, Transport::Rc};
+use anyhow::{Result, ensure};
+
+use crate::fixture::{Fixture, READ_WRITE, expect};
+use crate::registry::tests;
+
+tests! { "unreachable peers";
+    a_message_to_nobody_fails_when_all_retries_are_used,
+    a_write_and_a_read_to_nobody_fail_too,
+    a_peer_that_is_not_connected_does_not_answer,
+    a_peer_that_has_failed_does_not_answer,
+    a_peer_that_was_destroyed_in_flight_does_not_answer,
+    more_retries_take_longer,
+    what_is_behind_a_failure_is_flushed_in_order,
+}
+
+fn a_message_to_nobody_fails_when_all_retries_are_used(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient().connect()?;
+    drop(pair.right);
+    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+    pair.left.is(QpState::Error)
+}
+
+fn a_write_and_a_read_to_nobody_fail_too(fixture: &Fixture) -> Result<()> {
+    for reads in [false, true] {
+        let pair = fixture.pair(Rc).impatient().connect()?;
+        let region = pair.right.region(500, READ_WRITE)?;
+        drop(pair.right);
+        let (buffer, remote) = (pair.left.filled(500, 1)?, region.remote().at(0));
+        let request =
+            if reads { SendRequest::read(buffer, remote) } else { SendRequest::write(buffer, remote) };
+        pair.left.fails(request, Status::RetryExceeded)?;
+    }
+    Ok(())
+}
+
+/// Vol. 1, 10.3.1.2: in Init, packets that come are dropped.
+fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()> {
+    let options = ConnectOptions::new().timeout(12).retry_count(1);
+    let pair = fixture.pair(Rc).create()?;
+    pair.right.offer(500)?;
+    pair.left.qp.connect_with(&pair.right.qp.endpoint(), &options)?;
+    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+    pair.right.stays_silent()?;
+    pair.right.is(QpState::Init)
+}
+
+fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient().connect()?;
+    pair.right.qp.fail()?;
+    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)
+}
+
+fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Result<()> {
+    // Long enough for a peer that is slow, and yet there, to say that it has no receive.
+    let options = ConnectOptions::new().timeout(16).retry_count(1);
+    let pair = fixture.pair(Rc).options(options).connect()?;
+    // There is no receive: the message waits.
+    let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
+    pair.left.stays_silent()?;
+    drop(pair.right);
+    expect("the message", &pair.left.wait(sending)?, Status::RetryExceeded)
+}
+
+/// Vol. 1, 9.7.6.1.3: a timeout of code t is at least 4.096 µs × 2^t, and each try has one.
+fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
+    for (retries, least) in [(0_u8, 1_u32), (3, 4)] {
+        let options = ConnectOptions::new().timeout(13).retry_count(retries);
+        let pair = fixture.pair(Rc).options(options).connect()?;
+        drop(pair.right);
+        let start = Instant::now();
+        pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+        let (took, least) = (start.elapsed(), Duration::from_nanos(4096 << 13) * least);
+        ensure!(took >= least, "{retries} retries took {took:?}, which is less than {least:?}");
+    }
+    Ok(())
+}
+
+fn what_is_behind_a_failure_is_flushed_in_order(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).impatient().connect()?;
+    drop(pair.right);
+    for tag in 0..20 {
+        pair.left.post(SendRequest::send(pair.left.filled(100, 1)?).tag(tag))?;
+    }
+    for (tag, completion) in (0..).zip(pair.left.take(20)?) {
+        ensure!(completion.tag() == tag, "request {} came back before {tag}", completion.tag());
+        let expected = if tag == 0 { Status::RetryExceeded } else { Status::Flushed };
+        expect(&format!("request {tag}"), &completion, expected)?;
+    }
+    pair.left.stays_silent()
+}

@@ -1,0 +1,173 @@
+//! A peer that sends whatever it likes.
+
+use adverb_proto::vocabulary::{QpState, RemoteAddress, SendFlags, SendOperation};
+use adverb_proto::{Arrival, IcrcCheck, Transition};
+use adverb_wire::{
+    Aeth, CompareSwap, FetchAdd, Flush, Header, Operation, Packet, Psn, Qpn, Rc, ReadResponse, Reth, Send,
+    Syndrome, Write,
+};
+
+use crate::harness::{ADDR, End, Options, PSN, SIZE};
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+fn reth(random: &mut Random, key: u32) -> Reth {
+    let offset = random.pick(&[0, 8, 9, SIZE - 1, SIZE, u64::MAX, 4096]);
+    Reth {
+        va: ADDR.wrapping_add(offset),
+        rkey: random.pick(&[key, key, key, 0, key ^ 1]),
+        length: random.pick(&[0, 1, 8, 1024, 1025, 3000, 1 << 31, u32::MAX]),
+    }
+}
+
+fn aeth(random: &mut Random) -> Aeth {
+    Aeth { syndrome: Syndrome::from_byte(random.next() as u8), msn: random.next() as u32 & 0xff_ffff }
+}
+
+fn operation(random: &mut Random, key: u32) -> Rc {
+    let number = random.next() as u32;
+    let immediate = if random.below(2) == 0 { None } else { Some(number) };
+    match random.below(20) {
+        0 => Rc::Send(Send::First),
+        1 => Rc::Send(Send::Middle),
+        2 => Rc::Send(Send::Last(immediate)),
+        3 => Rc::Send(Send::Only(immediate)),
+        4 => Rc::SendLastInvalidate(random.pick(&[key, number])),
+        5 => Rc::SendOnlyInvalidate(random.pick(&[key, number])),
+        6 => Rc::Write(Write::First(reth(random, key))),
+        7 => Rc::Write(Write::Middle),
+        8 => Rc::Write(Write::Last(immediate)),
+        9 => Rc::Write(Write::Only(reth(random, key), immediate)),
+        10 | 11 => Rc::ReadRequest(reth(random, key)),
+        12 => Rc::ReadResponse(ReadResponse::First(aeth(random))),
+        13 => Rc::ReadResponse(ReadResponse::Middle),
+        14 => Rc::ReadResponse(ReadResponse::Last(aeth(random))),
+        15 => Rc::ReadResponse(ReadResponse::Only(aeth(random))),
+        16 => Rc::Acknowledge(aeth(random)),
+        17 => Rc::AtomicAcknowledge(aeth(random), random.next()),
+        18 => {
+            let Reth { va, rkey, .. } = reth(random, key);
+            match random.below(2) {
+                0 => Rc::FetchAdd(FetchAdd { va, rkey, add: random.next() }),
+                _ => Rc::CompareSwap(CompareSwap { va, rkey, swap: random.next(), compare: random.next() }),
+            }
+        }
+        _ => match random.below(2) {
+            0 => Rc::AtomicWrite(reth(random, key)),
+            _ => Rc::Flush(Flush {
+                global: random.below(2) == 0,
+                persistent: random.below(2) == 0,
+                whole_region: random.below(2) == 0,
+                range: reth(random, key),
+            }),
+        },
+    }
+}
+
+/// An end in some state, with work under way.
+fn end_in(state: u64) -> End {
+    let options = Options { psn: PSN, timeout: 1, ..Options::default() };
+    let mut end = End::new(1, 2, &options);
+    if state >= 1 {
+        end.go_to_init(&options);
+        for id in 0..4 {
+            end.post_recv(id, 4096, 1500);
+        }
+    }
+    if state >= 2 {
+        let receiving = end.receiving(Qpn::truncate(0x77), &options);
+        end.modify(receiving);
+    }
+    if state >= 3 {
+        end.modify(End::sending(&options));
+        let remote = RemoteAddress { addr: 0x5000, rkey: 0x1234 };
+        for id in 0..4 {
+            let segment = end.segment(id * 4096, 3000);
+            end.try_post(id, SendOperation::Write(remote), SendFlags::SIGNALED, &[segment]).unwrap();
+            end.try_post(id, SendOperation::Read(remote), SendFlags::SIGNALED, &[segment]).unwrap();
+        }
+    }
+    if state == 4 {
+        end.modify(Transition::Drain);
+    }
+    end
+}
+
+#[test]
+fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let payload = vec![0x5a; 5000];
+    for round in 0..400 {
+        let mut end = end_in(round % 5);
+        // What nobody may touch.
+        let secret = end.memory.add(vec![7; 4096]);
+        for step in 0..50 {
+            let header = Header {
+                psn: Psn::wrapping(PSN) + random.pick(&[0, 0, 0, 1, 2, 5, 0xff_ffff, 0x80_0000]),
+                ack_request: random.below(2) == 0,
+                ..Header::new(end.qpn, Psn::ZERO, Operation::Rc(operation(&mut random, end.key)))
+            };
+            let expected = end.device.query_qp(end.qpn).unwrap().expected_psn;
+            let psn = if random.below(2) == 0 { expected + random.below(3) as u32 } else { header.psn };
+            let header = Header { psn, ..header };
+            let length = random.pick(&[0, 0, 1, 8, 1023, 1024, 1025, 4999]);
+            let arrival = Arrival { icrc: IcrcCheck::Trusted, ..end.arrival() };
+            end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+            let sent = end.transmits().len();
+            assert!(sent < 400_000, "{sent} packets for one");
+            if step % 16 == 15 {
+                end.now = end.device.poll_timeout().unwrap_or(end.now).max(end.now);
+                end.device.handle_timeout(end.now);
+            }
+            if end.state() == QpState::Error {
+                break;
+            }
+        }
+        assert!(end.memory.bytes(secret).iter().all(|byte| *byte == 7));
+        let posted = end.device.query_qp(end.qpn).unwrap();
+        assert!(posted.send_queue <= 8 && posted.recv_queue <= 4);
+    }
+}
+
+#[test]
+fn random_bytes_do_nothing() {
+    let mut random = Random(42);
+    let mut end = end_in(3);
+    end.transmits();
+    let before = end.memory.bytes(end.backing).to_vec();
+    for _ in 0..20_000 {
+        let length = random.below(80) as usize & !3;
+        let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+        if length >= 12 && random.below(2) == 0 {
+            // To a queue pair that is there.
+            bytes[1] &= 0xf0;
+            let [_, a, b, c] = end.qpn.get().to_be_bytes();
+            bytes[5..8].copy_from_slice(&[a, b, c]);
+        }
+        if let Ok(packet) = Packet::parse(&bytes) {
+            let arrival = end.arrival();
+            end.device.handle_packet(end.now, &arrival, &packet, &mut end.memory);
+        }
+    }
+    assert_eq!(end.says(), []);
+    assert!(end.memory.bytes(end.backing) == before);
+    assert_eq!(end.state(), QpState::ReadyToSend);
+}

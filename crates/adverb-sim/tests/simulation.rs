@@ -1,0 +1,70 @@
+//! The simulator itself: that it repeats itself, is as large as it should be, and finds what is planted.
+
+use adverb_sim::{Scenario, run, run_seeds};
+
+#[test]
+fn some_seeds_violate_nothing() {
+    let totals = run_seeds(1_000_000..1_000_040, 2, 1);
+    assert_eq!(totals.violations, []);
+    assert_eq!(totals.seeds, 40);
+}
+
+#[test]
+fn a_seed_repeats_itself_to_the_byte() {
+    for seed in 0..5 {
+        let (first, second) = (run(&Scenario::new(seed), true), run(&Scenario::new(seed), true));
+        assert_eq!(first.digest, second.digest);
+        assert_eq!(first.trace, second.trace);
+        assert_eq!(run(&Scenario::new(seed), false).digest, first.digest, "watching changes nothing");
+    }
+}
+
+#[test]
+fn seeds_are_large_enough_on_average() {
+    let scenarios: Vec<Scenario> = (0..300).map(Scenario::new).collect();
+    let requests: usize = scenarios.iter().map(Scenario::requests).sum();
+    assert!(requests / scenarios.len() >= 500);
+    assert!(scenarios.iter().all(|scenario| scenario.connections.len() >= 2), "at least 4 queue pairs");
+}
+
+#[test]
+fn every_kind_of_fault_happens() {
+    let totals = run_seeds(0..60, 2, 1);
+    let faults = totals.faults;
+    for count in [
+        faults.lost,
+        faults.duplicated,
+        faults.reordered,
+        faults.corrupted,
+        faults.delayed,
+        faults.partitioned,
+        faults.stalled,
+    ] {
+        assert!(count > 0, "{faults}");
+    }
+}
+
+#[cfg(feature = "mutants")]
+mod mutants {
+    use adverb_proto::mutation::{Mutation, select};
+    use adverb_sim::{Scenario, run, shrink};
+
+    #[test]
+    fn there_are_at_least_fifteen() {
+        assert!(Mutation::ALL.len() >= 15);
+    }
+
+    #[test]
+    fn a_planted_fault_is_found_and_made_smaller() {
+        select(Some(Mutation::IgnoreFence));
+        let found = (0..50).map(Scenario::new).find(|scenario| run(scenario, false).violation.is_some());
+        let scenario = found.expect("one of fifty seeds finds a missing fence");
+        let smaller = shrink(&scenario, 300);
+        assert!(smaller.requests() * 10 < scenario.requests(), "{} requests", smaller.requests());
+        let outcome = run(&smaller, true);
+        assert!(outcome.violation.is_some());
+        assert!(outcome.trace.iter().any(|line| line.contains("VIOLATION")));
+        select(None);
+        assert_eq!(run(&scenario, false).violation, None, "and it was that fault");
+    }
+}

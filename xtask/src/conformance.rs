@@ -1,0 +1,87 @@
+//! `cargo xtask conformance`: does a device do what an RDMA device must do?
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use crate::{Cli, paths, process};
+
+/// The options of `cargo xtask conformance`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What is under the API.
+    #[arg(long, value_enum, default_value_t = Backend::Ibv)]
+    backend: Backend,
+    /// Run only tests whose group or name contains this.
+    #[arg(long, value_name = "WORDS")]
+    filter: Option<String>,
+    /// A directory for the results, as conformance.json.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print a line for every test.
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// What Adverb's API can stand on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Backend {
+    /// rdma-core, with Linux soft-RoCE under it, in a virtual machine.
+    Ibv,
+}
+
+/// How long the guest may take, booting included.
+const SECONDS: &str = "420";
+
+/// Builds the suite, and runs it on the device of the backend. The status is that of the suite.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let Backend::Ibv = args.backend;
+    let deviations = paths::root().join("crates/adverb-conformance/deviations/rxe.txt");
+    let mut words: Vec<String> = ["xtask", "vm", "--timeout", SECONDS].map(str::to_owned).into();
+    if let Some(out) = &args.out {
+        words.extend(["--out".to_owned(), out.display().to_string()]);
+    }
+    words.extend(["--".to_owned(), build()?, "--device".to_owned(), "rxe0".to_owned()]);
+    words.extend(["--deviations".to_owned(), deviations.display().to_string()]);
+    if args.out.is_some() {
+        words.extend(["--report".to_owned(), "/run/out/conformance.json".to_owned()]);
+    }
+    if let Some(filter) = args.filter {
+        words.extend(["--filter".to_owned(), filter]);
+    }
+    if args.verbose {
+        words.push("--verbose".to_owned());
+    }
+    // Through the command line's own parser, so that this is something a person can type.
+    Cli::try_parse_from(words)?.command.run()
+}
+
+/// Builds the suite's program, optimised; gives its path.
+fn build() -> Result<String> {
+    let arguments = "build --release -p adverb-conformance --message-format json-render-diagnostics";
+    let mut cargo = process::cargo(arguments);
+    cargo.stderr(std::process::Stdio::inherit());
+    let messages = process::text(&mut cargo)?;
+    let path = executable(&messages).context("cargo didn't say where the program is")?;
+    Ok(path.to_owned())
+}
+
+/// The path of the executable in cargo's messages, of which just one has one. One string isn't worth a JSON parser; a path
+/// with a quotation mark or a backslash in it isn't supported.
+fn executable(messages: &str) -> Option<&str> {
+    messages.lines().find_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_executable_is_found_in_cargos_messages() {
+        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
+        assert_eq!(executable(messages), Some("/x/y"));
+        assert_eq!(executable("{\"executable\":null}"), None);
+    }
+}
