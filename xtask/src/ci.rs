@@ -20,6 +20,7 @@ const STEPS: &[&str] = &[
     "deny",
     "fuzz --seconds 60",
     "vm smoke",
+    "conformance --backend ibv",
 ];
 
 /// Runs the steps up to the first that fails, then prints what each took.

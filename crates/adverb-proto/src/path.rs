@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use adverb_wire::{Flow, Packet, ROCE_PORT};
+use adverb_wire::{Flow, Packet, Qpn, ROCE_PORT};
 
 use crate::mutation::mutant;
 
@@ -24,6 +24,24 @@ impl Path {
         let source = SocketAddr::new(local, source_port);
         let flow = Flow::new(source, SocketAddr::new(remote, ROCE_PORT))?;
         Some(Path { local, remote, source_port, flow })
+    }
+
+    /// The UDP source port for a connection between two queue pairs: one of the 2¹⁴ from 0xC000 on, always the same
+    /// for the same two, and spread over different ones (Annex A17.9.2; `rdma_get_udp_sport` in Linux's
+    /// `include/rdma/ib_verbs.h`).
+    ///
+    /// ```
+    /// use adverb_proto::Path;
+    /// use adverb_proto::vocabulary::Qpn;
+    ///
+    /// let port = Path::source_port_between(Qpn::truncate(0x11), Qpn::truncate(0x2345));
+    /// assert!(port >= 0xc000);
+    /// ```
+    pub const fn source_port_between(local: Qpn, remote: Qpn) -> u16 {
+        let product = local.get() as u64 * remote.get() as u64;
+        let folded = product ^ product >> 20 ^ product >> 40;
+        let label = folded & 0xf_ffff;
+        0xc000 | ((label ^ label >> 14) & 0x3fff) as u16
     }
 
     /// Our address.
@@ -100,5 +118,31 @@ impl Incoming {
             IcrcCheck::AnyIdentification => flow.solve(packet).is_ok(),
             IcrcCheck::Trusted => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_ports_are_spread_and_never_below_0xc000() {
+        let mut seen = std::collections::HashSet::new();
+        for local in 2..200 {
+            for remote in 2..200 {
+                let port =
+                    Path::source_port_between(Qpn::truncate(local * 0x1357), Qpn::truncate(remote * 0x2468));
+                assert!(port >= 0xc000);
+                seen.insert(port);
+            }
+        }
+        assert!(seen.len() > 5000, "{}", seen.len());
+    }
+
+    #[test]
+    fn path_between_two_families_does_not_exist() {
+        let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd77::1".parse().unwrap());
+        assert_eq!(Path::new(v4, v6, 0xc000), None);
+        assert!(Path::new(v6, v6, 0xc000).is_some());
     }
 }

@@ -177,22 +177,17 @@ impl World {
         }
         direction.check_landed(number, &self.memories[here])?;
         direction.check_written(number, &self.memories[there])?;
-        if let Some(word) = direction.posted[number].shared {
+        if direction.posted[number].shared.is_some() {
             let found = gather(
                 self.memories[here].bytes(direction.landing.backing),
                 &direction.posted[number].landing,
             );
             direction.posted[number].answer = Some(found);
-            let _ = word;
         }
         // When it ended matters for atomics.
-        self.ends_at(connection, side, number);
-        Ok(())
-    }
-
-    fn ends_at(&mut self, connection: usize, side: usize, number: usize) {
         let now = self.now;
         self.connections[connection].directions[side].ended.insert(number, now);
+        Ok(())
     }
 
     fn fail(&mut self, connection: usize, side: usize, number: usize, status: Status) -> Result<(), String> {
@@ -421,10 +416,8 @@ impl World {
                 let state = &self.connections[connection].sides[side];
                 let (node, qpn, destroyed) = (state.node, state.qpn, state.destroyed);
                 if self.nodes[node].device.destroy_qp(qpn) == destroyed {
-                    self.violate(format!(
-                        "connection {connection} side {side}: destroyed {} times",
-                        u8::from(destroyed) * 2
-                    ));
+                    let what = if destroyed { "is there although it was destroyed" } else { "is gone" };
+                    self.violate(format!("connection {connection} side {side}: its queue pair {what}"));
                 }
             }
         }

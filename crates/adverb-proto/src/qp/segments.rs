@@ -73,6 +73,9 @@ impl Segments {
         } else {
             self.ring.drain(..usize::from(range.count));
         }
+        if self.ring.is_empty() {
+            self.ring.clear();
+        }
         self.gone = self.gone.wrapping_add(u32::from(range.count));
     }
 

@@ -11,7 +11,7 @@ mod state;
 mod status;
 
 pub use access::Access;
-pub use adverb_wire::cm::PathMtu;
+pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
 pub use completion::{CompletedOperation, Completion, Failure, Success};
 pub use gid::Gid;
