@@ -15,11 +15,15 @@ const STEPS: &[&str] = &[
     "clippy",
     "doc",
     "test",
+    "loom",
     "exhaustive",
+    "sim --seeds 2000",
     "wire-check",
+    "overhead",
     "deny",
     "fuzz --seconds 60",
     "vm smoke",
+    "device-tests",
     "conformance --backend ibv",
 ];
 

@@ -7,6 +7,7 @@ mod ci;
 mod clippy;
 mod conformance;
 mod deny;
+mod device_tests;
 mod doc;
 mod fmt;
 mod fuzz;
@@ -57,6 +58,8 @@ enum Command {
     Deny,
     /// Fuzz for a while, the time shared among the targets.
     Fuzz(fuzz::Args),
+    /// Run the tests of adverb that need a device, on soft-RoCE.
+    DeviceTests,
     /// Run the conformance suite on a device.
     Conformance(conformance::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
@@ -85,6 +88,7 @@ impl Command {
             Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
+            Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Overhead => overhead::run()?,

@@ -58,6 +58,20 @@ pub(crate) fn text(command: &mut Command) -> Result<String> {
     output(command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Builds one executable with `cargo ARGUMENTS…`, and says where it is.
+pub(crate) fn build(arguments: &str) -> Result<String> {
+    let mut command = cargo(arguments);
+    command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let messages = text(&mut command)?;
+    executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")
+}
+
+/// The path of the executable in cargo's messages, of which just one has one. One string isn't worth a JSON parser; a path
+/// with a quotation mark or a backslash in it isn't supported.
+fn executable(messages: &str) -> Option<&str> {
+    messages.lines().find_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
+}
+
 fn not_started(command: &Command) -> String {
     format!("could not start `{}`: is it installed and on PATH?", command.get_program().to_string_lossy())
 }

@@ -37,7 +37,7 @@ pub(crate) fn run() -> Result<()> {
     let directory = paths::cache()?.join("overhead");
     std::fs::create_dir_all(&directory)?;
     let baseline = build_c(&directory)?;
-    let overhead = build_rust()?;
+    let overhead = PathBuf::from(process::build("bench -p adverb --bench overhead --no-run")?);
     println!(
         "{:14} {:>8} {:>8} {:>10} {:>8} {:>6}",
         "per request", "C", "adverb", "difference", "allowed", "goal"
@@ -80,16 +80,6 @@ fn build_c(directory: &Path) -> Result<PathBuf> {
     process::run(gcc().args(["-shared", "-fPIC", "-o"]).arg(&library).arg("null_provider.c"))?;
     process::run(gcc().arg("-o").arg(&baseline).arg("baseline.c").arg(&library))?;
     Ok(baseline)
-}
-
-/// Builds the benchmark, and finds it: its name has a hash in it, which cargo tells.
-fn build_rust() -> Result<PathBuf> {
-    let mut cargo = process::cargo("bench -p adverb --bench overhead --no-run --message-format short");
-    let output = cargo.current_dir(paths::root()).output().context("cargo didn't start")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let path = said.lines().find_map(|line| line.trim().strip_prefix("Executable")?.split(['(', ')']).nth(1));
-    let path = path.with_context(|| format!("cargo didn't say where the benchmark is:\n{said}"))?;
-    Ok(paths::root().join(path))
 }
 
 /// The instructions of a request.
