@@ -24,6 +24,9 @@ pub(crate) const ALL: Access =
 pub(crate) const READ_WRITE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
+/// The queue key of all datagram queue pairs.
+pub(crate) const QKEY: u32 = 0x1234_5678;
+
 /// The device under test, opened for one test.
 pub(crate) struct Fixture {
     pub(crate) device: Device,
@@ -62,6 +65,11 @@ impl Fixture {
     /// How many bytes a packet carries.
     pub(crate) fn mtu(&self) -> usize {
         self.port.active_mtu.bytes().into()
+    }
+
+    /// How many bytes a datagram and the header before it take at most.
+    pub(crate) fn datagram_room(&self) -> usize {
+        40 + self.mtu()
     }
 
     /// Lengths at which something changes: in packets, in pages, in what a driver does.
@@ -177,7 +185,8 @@ impl PairBuilder {
             .port(self.port)
             .depth(self.depth.0, self.depth.1)
             .segments(self.segments.0, self.segments.1)
-            .inline(self.inline);
+            .inline(self.inline)
+            .qkey(QKEY);
         if let Some(address) = self.address {
             builder = builder.address(address);
         }
@@ -199,7 +208,13 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
+    /// Makes both sides ready: for each other, or for anyone if they are for datagrams.
     pub(crate) fn connect(&self) -> Result<()> {
+        if self.left.qp.transport() == Transport::Ud {
+            self.left.qp.activate()?;
+            self.right.qp.activate()?;
+            return Ok(());
+        }
         self.left.qp.connect_with(&self.right.qp.endpoint(), &self.options)?;
         self.right.qp.connect_with(&self.left.qp.endpoint(), &self.options)?;
         Ok(())

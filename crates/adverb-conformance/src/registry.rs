@@ -66,6 +66,8 @@ pub enum Need {
     Segments(u32),
     /// A completion queue of this depth.
     Completions(u32),
+    /// Shared receive queues.
+    SharedReceives,
     /// A port whose MTU is at least this.
     Mtu(PathMtu),
     /// A global IPv6 address.
@@ -92,6 +94,8 @@ impl Need {
             Need::Completions(count) => {
                 at_least("largest completion queue", attributes.max_completions, count)
             }
+            Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
+                .then(|| "the device has no shared receive queues".to_owned()),
             Need::Mtu(mtu) => {
                 let ports = device.ports()?;
                 let active = ports.iter().find(|port| port.state == PortState::Active);

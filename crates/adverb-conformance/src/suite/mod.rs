@@ -2,15 +2,22 @@
 
 mod addressing;
 mod atomics;
+mod datagram_refusals;
+mod datagrams;
 mod devices;
+mod drops;
+mod events;
 mod flushing;
 mod inline;
 mod polling;
 mod protection;
+mod queues;
 mod rc;
 mod receiver_not_ready;
+mod shared_receives;
 mod states;
 mod statistics;
+mod threads;
 mod transfers;
 mod uc;
 mod unreachable;
@@ -23,13 +30,20 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     addressing::TESTS,
     rc::TESTS,
     uc::TESTS,
+    datagrams::TESTS,
+    datagram_refusals::TESTS,
     atomics::TESTS,
     inline::TESTS,
+    queues::TESTS,
     receiver_not_ready::TESTS,
     unreachable::TESTS,
     protection::TESTS,
     flushing::TESTS,
     states::TESTS,
     polling::TESTS,
+    events::TESTS,
+    threads::TESTS,
+    shared_receives::TESTS,
+    drops::TESTS,
     statistics::TESTS,
 ];

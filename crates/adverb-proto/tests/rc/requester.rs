@@ -521,6 +521,29 @@ fn answer_of_another_length_is_a_bad_response() {
 }
 
 #[test]
+fn answer_in_one_packet_is_neither_first_nor_last() {
+    for response in [ReadResponse::First(aeth(1)), ReadResponse::Last(aeth(1)), ReadResponse::Middle] {
+        let mut end = solo();
+        end.post(1, READ, 0, 1024);
+        end.transmits();
+        end.hear(0, Rc::ReadResponse(response), &pattern(1024, 1));
+        assert_eq!(end.statuses(), [(1, Status::BadResponse)], "{response:?}");
+    }
+}
+
+#[test]
+fn read_with_a_bad_segment_writes_none_of_them() {
+    let mut end = solo();
+    let before = end.bytes(0, 8).to_vec();
+    let segments = [end.segment(0, 4), Segment { addr: ADDR, length: 4, lkey: 0xbad }];
+    end.try_post(1, READ, SendFlags::SIGNALED, &segments).unwrap();
+    end.transmits();
+    end.hear(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
+    assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
+    assert_eq!(end.bytes(0, 8), before);
+}
+
+#[test]
 fn answer_of_another_kind_is_a_bad_response() {
     let operations = [
         (WRITE, Rc::ReadResponse(ReadResponse::Only(aeth(1)))),

@@ -129,6 +129,7 @@ fn error_flushes_everything_that_is_posted_in_order() {
     let flushed = |id| (id, Status::Flushed);
     let expected: Vec<_> = (0..10).map(flushed).chain((100..110).map(flushed)).collect();
     assert_eq!(end.statuses(), expected, "signalled or not");
+    assert_eq!(end.device.poll_timeout(), None);
     assert_eq!(end.says(), []);
 }
 
@@ -163,6 +164,7 @@ fn reset_forgets_what_was_posted_without_a_completion() {
     assert_eq!(pair.a.says(), []);
     let status = pair.a.device.query_qp(pair.a.qpn).unwrap();
     assert_eq!((status.send_queue, status.recv_queue), (0, 0));
+    assert_eq!(pair.a.device.poll_timeout(), None);
 }
 
 #[test]
@@ -207,6 +209,16 @@ fn drain_of_an_idle_queue_is_done_at_once_and_told_once() {
     end.post(1, WRITE, 0, 8);
     assert_eq!(end.says(), []);
     assert_eq!(end.notices(), []);
+}
+
+#[test]
+fn each_drain_is_told() {
+    let mut end = solo();
+    for _ in 0..3 {
+        end.modify(Transition::Drain);
+        assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+        end.modify(Transition::Resume);
+    }
 }
 
 #[test]

@@ -57,7 +57,9 @@ fn every_step_can_be_given_up() {
         let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
         request.accept(queue_pair, b"").unwrap_err();
     }
-    // Given up by the side that accepted.
+    // Given up by the side that accepted. At another listener: the request from above may still be under way.
+    let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
+    let peer = listener.local_address();
     let connecting = {
         let route = connector.resolve(peer).unwrap();
         let (queue_pair, _desk) = Desk::new(route.path()).unwrap();

@@ -1,0 +1,144 @@
+//! Datagrams that don't arrive, and those that are not even sent.
+
+use adverb::Error;
+use adverb::verbs::{QpState, Recipient, SendRequest, Status, Transport::Ud};
+use anyhow::{Result, ensure};
+
+use super::datagrams::{exchange, offer, way};
+use crate::fixture::{Fixture, MOMENT, QKEY, READ_WRITE, check, expect};
+use crate::registry::tests;
+
+tests! { "datagrams that are refused";
+    a_datagram_with_another_queue_key_is_dropped,
+    a_datagram_without_a_receive_is_dropped,
+    a_datagram_to_nobody_is_lost_and_nobody_hears_of_it,
+    a_datagram_longer_than_a_packet_is_refused_and_comes_back,
+    a_datagram_without_a_recipient_is_refused_and_comes_back,
+    a_connection_refuses_a_recipient,
+    a_receive_too_small_for_any_datagram_is_refused_and_comes_back,
+    datagrams_only_send,
+    datagrams_are_flushed_when_the_queue_pair_fails,
+    a_datagram_queue_pair_recovers_by_a_reset,
+    a_message_of_a_connection_is_no_datagram,
+}
+
+/// Vol. 1, 9.6.1.4.2.2: dropped in silence, and the receive is still there.
+fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let receiving = offer(fixture, &pair.right)?;
+    for qkey in [0, QKEY ^ 1, QKEY ^ 0x4000_0000] {
+        let wrong = Recipient { qkey, ..way(&pair.left, &pair.right)? };
+        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&wrong))?;
+    }
+    pair.right.stays_silent()?;
+    pair.right.is(QpState::ReadyToSend)?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 2)?).to(&way(&pair.left, &pair.right)?))?;
+    check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
+}
+
+fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))?;
+    std::thread::sleep(MOMENT);
+    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&came.message, 2)
+}
+
+fn a_datagram_to_nobody_is_lost_and_nobody_hears_of_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let gone = fixture.pair(Ud).side(None)?;
+    let recipient = way(&pair.left, &gone)?;
+    drop(gone);
+    for _ in 0..10 {
+        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&recipient))?;
+    }
+    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&came.message, 2)
+}
+
+fn a_datagram_longer_than_a_packet_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
+    let error = pair.left.refuses(request.to(&way(&pair.left, &pair.right)?))?;
+    ensure!(matches!(error, Error::TooLong { .. }), "refused otherwise: {error}");
+    Ok(())
+}
+
+fn a_datagram_without_a_recipient_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    Ok(())
+}
+
+fn a_connection_refuses_a_recipient(fixture: &Fixture) -> Result<()> {
+    let datagrams = fixture.pair(Ud).connect()?;
+    let recipient = way(&datagrams.left, &datagrams.right)?;
+    for transport in [adverb::verbs::Transport::Rc, adverb::verbs::Transport::Uc] {
+        let pair = fixture.pair(transport).connect()?;
+        let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?).to(&recipient))?;
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        pair.ping()?;
+    }
+    Ok(())
+}
+
+fn a_receive_too_small_for_any_datagram_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+    let side = fixture.pair(Ud).side(None)?;
+    for size in [0, 40, fixture.datagram_room() - 1] {
+        let error = side.refuses_recv(side.buffer(size)?)?;
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    }
+    side.offer(fixture.datagram_room())?;
+    Ok(())
+}
+
+fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let recipient = way(&pair.left, &pair.right)?;
+    let region = pair.right.region(64, READ_WRITE)?;
+    let (remote, buffer) = (region.remote().at(0), || pair.left.buffer(8));
+    for request in [
+        SendRequest::write(buffer()?, remote),
+        SendRequest::write_immediate(buffer()?, remote, 1),
+        SendRequest::read(buffer()?, remote),
+        SendRequest::fetch_add(buffer()?, remote, 1),
+        SendRequest::compare_swap(buffer()?, remote, 0, 1),
+        SendRequest::send_invalidate(buffer()?, remote.rkey),
+    ] {
+        let error = pair.left.refuses(request.to(&recipient))?;
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    }
+    Ok(())
+}
+
+fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    (0..10).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    pair.right.qp.fail()?;
+    for completion in pair.right.take(10)? {
+        expect("a receive", &completion, Status::Flushed)?;
+    }
+    pair.right.stays_silent()?;
+    // To the sender it makes no difference.
+    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))
+}
+
+fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    offer(fixture, &pair.right)?;
+    let left = pair.right.qp.reset()?;
+    ensure!(left.len() == 1, "{} payloads came back", left.len());
+    pair.right.qp.activate()?;
+    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&came.message, 2)
+}
+
+fn a_message_of_a_connection_is_no_datagram(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let receiving = pair.right.offer(100)?;
+    pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
+    let came = pair.right.wait(receiving)?.into_datagram();
+    ensure!(matches!(came, Err(Error::InvalidRequest { .. })), "it was taken for one: {came:?}");
+    Ok(())
+}

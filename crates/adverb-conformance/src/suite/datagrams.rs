@@ -1,0 +1,279 @@
+//! Datagrams: single packets, to and from anyone.
+
+use adverb::memory::Piece;
+use adverb::verbs::{
+    CompletedOperation, Datagram, QpState, Recipient, RecvRequest, RequestId, SendRequest, Transport::Ud,
+};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{Fixture, MOMENT, Pair, QKEY, READ_WRITE, Side, check, pattern, read, same, take};
+use crate::registry::tests;
+
+tests! { "datagrams";
+    datagrams_of_every_size_arrive_whole,
+    a_datagram_brings_all_bits_of_its_immediate_data,
+    a_datagram_without_immediate_data_brings_none,
+    a_datagram_says_who_sent_it,
+    a_datagram_can_be_answered,
+    datagrams_go_to_many_recipients,
+    datagrams_come_from_many_senders,
+    a_queue_pair_can_write_to_itself,
+    [Need::Ipv6] datagrams_work_over_ipv6,
+    datagrams_work_over_every_gid,
+    datagrams_are_gathered_and_scattered,
+    datagrams_can_be_inlined,
+    unsignaled_datagrams_come_back,
+    an_address_handle_serves_many_datagrams,
+    an_address_handle_may_go_while_its_datagram_is_in_flight,
+    an_address_handle_is_made_from_an_address,
+    a_full_queue_of_datagrams_arrives,
+}
+
+/// How to reach one side from the other.
+pub(super) fn way(from: &Side, to: &Side) -> Result<Recipient> {
+    Ok(from.qp.recipient(&to.qp.endpoint(), QKEY)?)
+}
+
+/// Posts a receive for any datagram.
+pub(super) fn offer(fixture: &Fixture, side: &Side) -> Result<RequestId> {
+    side.offer(fixture.datagram_room())
+}
+
+/// Sends a datagram from left to right, and gives what came.
+pub(super) fn exchange(fixture: &Fixture, pair: &Pair, request: SendRequest) -> Result<Datagram> {
+    let receiving = offer(fixture, &pair.right)?;
+    pair.left.done(request.to(&way(&pair.left, &pair.right)?))?;
+    Ok(pair.right.wait(receiving)?.into_datagram()?)
+}
+
+fn datagrams_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let mtu = fixture.mtu();
+    for (seed, size) in (1..).zip([0, 1, 2, 3, 4, 100, mtu - 1, mtu]) {
+        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, seed)?))?;
+        ensure!(came.message.len() == size, "{size} bytes were sent, and {} came", came.message.len());
+        check(&came.message, seed).with_context(|| format!("{size} bytes"))?;
+    }
+    Ok(())
+}
+
+fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    for bits in [0, 1, 0x8000_0000, 0x0102_0304, u32::MAX] {
+        for size in [0, 9] {
+            let request = SendRequest::send_immediate(pair.left.filled(size, 2)?, bits);
+            let came = exchange(fixture, &pair, request)?;
+            ensure!(came.immediate == Some(bits), "{bits:#x} was sent, and {:x?} came", came.immediate);
+            check(&came.message, 2)?;
+        }
+    }
+    Ok(())
+}
+
+fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(9, 2)?))?;
+    ensure!(came.immediate.is_none(), "immediate data came that nobody sent: {:x?}", came.immediate);
+    Ok(())
+}
+
+fn a_datagram_says_who_sent_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let receiving = offer(fixture, &pair.right)?;
+    pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).to(&way(&pair.left, &pair.right)?))?;
+    let completion = pair.right.wait(receiving)?;
+    let success = completion.success()?;
+    // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
+    ensure!(success.length == 49, "the length is {}, not 49", success.length);
+    let CompletedOperation::Recv { source, .. } = success.operation else {
+        anyhow::bail!("it isn't a receive: {:?}", success.operation)
+    };
+    ensure!(source == Some(pair.left.qp.qpn()), "it came from {source:?}");
+    let came = completion.into_datagram()?;
+    if let Some(ip) = came.ip {
+        let (ours, theirs) = (pair.left.qp.endpoint().gid.ip(), pair.right.qp.endpoint().gid.ip());
+        ensure!(ip.source() == ours, "it came from {}, not {ours}", ip.source());
+        ensure!(ip.destination() == theirs, "it went to {}, not {theirs}", ip.destination());
+    }
+    Ok(())
+}
+
+fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let answer = offer(fixture, &pair.left)?;
+    let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
+    let sender = question.reply_to(&pair.right.qp, QKEY)?;
+    ensure!(sender.qpn == pair.left.qp.qpn(), "the answer would go to {}", sender.qpn);
+    pair.right.done(SendRequest::send(question.message).to(&sender))?;
+    let came = pair.left.wait(answer)?.into_datagram()?;
+    ensure!(came.source == pair.right.qp.qpn(), "the answer came from {}", came.source);
+    check(&came.message, 1)
+}
+
+fn datagrams_go_to_many_recipients(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Ud).depth(16, 16);
+    let pair = builder.clone().connect()?;
+    let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
+    for (seed, other) in (0..).zip(&others) {
+        other.qp.activate()?;
+        offer(fixture, other)?;
+        let request = SendRequest::send(pair.left.filled(64, seed)?);
+        pair.left.post(request.to(&way(&pair.left, other)?))?;
+    }
+    for (seed, other) in (0..).zip(&others) {
+        for completion in other.take(1)? {
+            check(&completion.into_datagram()?.message, seed)?;
+        }
+    }
+    pair.right.stays_silent()
+}
+
+fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Ud).depth(16, 16);
+    let pair = builder.clone().connect()?;
+    let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
+    for (seed, other) in (0..).zip(&others) {
+        other.qp.activate()?;
+        offer(fixture, &pair.right)?;
+        other.done(SendRequest::send(other.filled(64, seed)?).to(&way(other, &pair.right)?))?;
+    }
+    for completion in pair.right.take(8)? {
+        let came = completion.into_datagram()?;
+        let seed = others.iter().position(|other| other.qp.qpn() == came.source).context("from nobody")?;
+        check(&came.message, seed as u64)?;
+    }
+    Ok(())
+}
+
+fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let receiving = offer(fixture, &pair.left)?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).to(&way(&pair.left, &pair.left)?))?;
+    let came = pair.left.wait(receiving)?.into_datagram()?;
+    ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
+    check(&came.message, 5)
+}
+
+fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
+    let gids = fixture.device.gids()?;
+    let good = |gid: adverb::verbs::Gid| gid.ip().is_ipv6() && !gid.is_link_local();
+    let gid = gids.iter().map(|entry| entry.gid).find(|gid| good(*gid)).context("no IPv6")?;
+    let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
+    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
+    check(&came.message, 3)?;
+    let ip = came.ip.context("there is no route header")?;
+    ensure!(
+        ip.source() == gid.ip() && ip.destination() == gid.ip(),
+        "from {} to {}",
+        ip.source(),
+        ip.destination()
+    );
+    Ok(())
+}
+
+fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
+    for entry in fixture.device.gids()?.iter().filter(|entry| entry.port == fixture.port.number) {
+        let Ok(index) = u8::try_from(entry.index) else { continue };
+        let pair = fixture.pair(Ud).gid_index(index).connect()?;
+        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 3)?));
+        let came = came.with_context(|| format!("over {}", entry.gid))?;
+        check(&came.message, 3)?;
+        let back = came.reply_to(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
+        ensure!(back.address.gid() == entry.gid, "the answer would go to {}", back.address.gid());
+    }
+    Ok(())
+}
+
+fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).segments(3, 3).connect()?;
+    let (size, room) = (fixture.mtu(), fixture.datagram_room());
+    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(room, READ_WRITE)?);
+    from.write(0, &pattern(size, 6))?;
+    let split = |region: &adverb::memory::MemoryRegion, at: [usize; 4]| -> Result<Vec<Piece>> {
+        at.windows(2).map(|ends| Ok(Piece::Region(region.slice(ends[0]..ends[1])?))).collect()
+    };
+    // The first piece is the header and no more; then a byte; then the rest.
+    let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;
+    let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
+    pair.left.done(request.to(&way(&pair.left, &pair.right)?))?;
+    let length = pair.right.wait(receiving)?.success()?.length as usize;
+    ensure!(length == room, "{room} bytes were due, and {length} came");
+    same(&read(&to, 40, size)?, &pattern(size, 6))
+}
+
+fn datagrams_can_be_inlined(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).inline(64).connect()?;
+    for size in [0, 1, 64] {
+        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inlined())?;
+        ensure!(came.message.len() == size, "{size} bytes were sent, and {} came", came.message.len());
+        check(&came.message, 4)?;
+    }
+    Ok(())
+}
+
+fn unsignaled_datagrams_come_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).depth(16, 16).connect()?;
+    let recipient = way(&pair.left, &pair.right)?;
+    for _ in 0..4 {
+        let request = SendRequest::send(pair.left.filled(8, 1)?).to(&recipient).unsignaled();
+        pair.left.post(request)?;
+    }
+    pair.left.stays_silent()?;
+    pair.left.post(SendRequest::send(pair.left.filled(8, 1)?).to(&recipient))?;
+    pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    Ok(())
+}
+
+fn an_address_handle_serves_many_datagrams(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let recipient = way(&pair.left, &pair.right)?;
+    for seed in 0..50 {
+        let receiving = offer(fixture, &pair.right)?;
+        pair.left.done(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient))?;
+        check(&pair.right.wait(receiving)?.into_datagram()?.message, seed)?;
+    }
+    Ok(())
+}
+
+fn an_address_handle_may_go_while_its_datagram_is_in_flight(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).depth(64, 64).connect()?;
+    (0..64).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    for seed in 0..64 {
+        // The handle is dropped as soon as the request is posted.
+        let recipient = way(&pair.left, &pair.right)?;
+        pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient))?;
+    }
+    pair.left.take(64)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    for (seed, completion) in (0..).zip(pair.right.take(64)?) {
+        check(&completion.into_datagram()?.message, seed)?;
+    }
+    Ok(())
+}
+
+fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).connect()?;
+    let gid = pair.right.qp.endpoint().gid;
+    let address = pair.left.qp.address_handle(gid.ip())?;
+    ensure!(address.gid() == gid, "it reaches {}, not {gid}", address.gid());
+    let receiving = offer(fixture, &pair.right)?;
+    let recipient = Recipient { address, qpn: pair.right.qp.qpn(), qkey: QKEY };
+    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).to(&recipient))?;
+    check(&pair.right.wait(receiving)?.into_datagram()?.message, 5)
+}
+
+fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).depth(128, 128).connect()?;
+    let recipient = way(&pair.left, &pair.right)?;
+    (0..128).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    let requests = (0..128)
+        .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient)))
+        .collect::<Result<Vec<_>>>()?;
+    pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
+    take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    for (seed, completion) in (0..).zip(pair.right.take(128)?) {
+        check(&completion.into_datagram()?.message, seed)?;
+    }
+    std::thread::sleep(MOMENT);
+    pair.right.is(QpState::ReadyToSend)
+}

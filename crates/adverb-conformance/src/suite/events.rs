@@ -1,0 +1,195 @@
+//! Completion queues that tell when something has come.
+
+use std::time::Instant;
+
+use adverb::Error;
+use adverb::verbs::{SendRequest, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE, check, status};
+use crate::registry::tests;
+
+/// How many completions must come through events without one being lost.
+const MANY: u64 = 100_000;
+
+tests! { "events";
+    only_a_queue_made_for_them_has_events,
+    an_armed_queue_tells_of_a_completion,
+    a_queue_that_is_not_armed_tells_nothing,
+    arming_is_good_for_one_event,
+    what_came_before_arming_is_found_by_polling_again,
+    who_waits_for_solicited_completions_is_not_woken_by_others,
+    a_failure_wakes_who_waits_for_solicited_completions,
+    waiting_sleeps_until_the_completion_comes,
+    waiting_for_one_of_many_finds_it,
+    events_that_nobody_took_are_no_hindrance,
+    [Need::Depth(1024)] a_hundred_thousand_completions_come_through_events,
+}
+
+/// Sends a message from left to right, where there is a receive.
+fn send(pair: &Pair, request: SendRequest) -> Result<()> {
+    pair.right.offer(8)?;
+    pair.left.done(request)
+}
+
+/// Whether an event comes.
+fn told(pair: &Pair) -> Result<bool> {
+    let deadline = Instant::now() + MOMENT;
+    loop {
+        if pair.right.cq.take_event()? {
+            return Ok(true);
+        }
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn only_a_queue_made_for_them_has_events(fixture: &Fixture) -> Result<()> {
+    let without = fixture.device.completion_queue(4).create()?;
+    ensure!(without.event_fd().is_none(), "a queue without events has a descriptor");
+    let taken = without.take_event();
+    ensure!(matches!(taken, Err(Error::Unsupported { .. })), "it gave an event: {taken:?}");
+    let with = fixture.device.completion_queue(4).events().create()?;
+    ensure!(with.event_fd().is_some(), "a queue with events has no descriptor");
+    ensure!(!with.take_event()?, "a new queue has an event");
+    Ok(())
+}
+
+fn an_armed_queue_tells_of_a_completion(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.cq.arm(false)?;
+    ensure!(!pair.right.cq.take_event()?, "there is an event, and nothing has come");
+    send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(told(&pair)?, "it wasn't told");
+    pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    Ok(())
+}
+
+fn a_queue_that_is_not_armed_tells_nothing(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(!told(&pair)?, "it was told");
+    pair.right.take(1).map(drop)
+}
+
+fn arming_is_good_for_one_event(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.cq.arm(false)?;
+    for _ in 0..5 {
+        send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    }
+    ensure!(told(&pair)?, "it wasn't told");
+    ensure!(!told(&pair)?, "it was told twice");
+    pair.right.take(5).map(drop)
+}
+
+/// Vol. 1, 11.4.2.2: arming is for the next completion. Whoever doesn't look once more sleeps on one that has come.
+fn what_came_before_arming_is_found_by_polling_again(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    std::thread::sleep(MOMENT);
+    pair.right.cq.arm(false)?;
+    let mut completions = Vec::new();
+    ensure!(pair.right.cq.poll(&mut completions)? == 1, "it isn't found");
+    send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(told(&pair)?, "the next wasn't told");
+    Ok(())
+}
+
+fn who_waits_for_solicited_completions_is_not_woken_by_others(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.cq.arm(true)?;
+    send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(!told(&pair)?, "it was told of one that isn't solicited");
+    send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
+    ensure!(told(&pair)?, "it wasn't told of one that is solicited");
+    // WRITE with immediate data is marked in the same way.
+    let region = pair.right.region(8, READ_WRITE)?;
+    pair.right.cq.arm(true)?;
+    let write = SendRequest::write_immediate(pair.left.buffer(8)?, region.remote().at(0), 1);
+    send(&pair, write.solicited())?;
+    ensure!(told(&pair)?, "it wasn't told of a solicited WRITE");
+    pair.right.take(3).map(drop)
+}
+
+/// Vol. 1, 11.4.2.2: a completion in error counts as solicited.
+fn a_failure_wakes_who_waits_for_solicited_completions(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.offer(8)?;
+    pair.right.cq.arm(true)?;
+    pair.right.qp.fail()?;
+    ensure!(told(&pair)?, "it wasn't told");
+    pair.right.take(1).map(drop)
+}
+
+fn waiting_sleeps_until_the_completion_comes(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    for seed in 0..20 {
+        let receiving = pair.right.offer(8)?;
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pair.right.wait(receiving));
+            pair.left.done(SendRequest::send(pair.left.filled(8, seed)?))?;
+            let completion = waiting.join().ok().context("it panicked")??;
+            check(&completion.into_message()?, seed)
+        })?;
+    }
+    Ok(())
+}
+
+fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    let ids = (0..32).map(|_| pair.right.offer(8)).collect::<Result<Vec<_>>>()?;
+    for seed in 0..32 {
+        pair.left.post(SendRequest::send(pair.left.filled(8, seed)?))?;
+    }
+    // Each is waited for after later ones have come.
+    for (seed, id) in (0_u32..32).zip(ids).rev() {
+        check(&pair.right.wait(id)?.into_message()?, seed.into())?;
+    }
+    pair.right.stays_silent()
+}
+
+fn events_that_nobody_took_are_no_hindrance(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    for _ in 0..3 {
+        pair.right.cq.arm(false)?;
+        send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+        pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    // Events may be left in the channel: they wake a waiter once, who finds nothing, and waits on.
+    let receiving = pair.right.offer(8)?;
+    let waited = pair.right.cq.wait(receiving, MOMENT);
+    ensure!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    // And the queue can be destroyed.
+    Ok(())
+}
+
+/// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
+fn a_hundred_thousand_completions_come_through_events(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let source = pair.left.region(8, READ_WRITE)?;
+    let write = |tag| -> Result<SendRequest> {
+        Ok(SendRequest::write(source.slice(0..8)?, region.remote().at(0)).tag(tag))
+    };
+    let mut posted = 0;
+    let mut completions = Vec::with_capacity(1024);
+    let mut next = 0;
+    while next < MANY {
+        let room = u64::from(1024 - pair.left.qp.sends_outstanding()).min(MANY - posted);
+        let batch = (posted..posted + room).map(write).collect::<Result<Vec<_>>>()?;
+        pair.left.qp.post_sends(batch).map_err(Error::from)?;
+        posted += room;
+        let came = pair.left.cq.poll_timeout(&mut completions, PATIENCE)?;
+        ensure!(came > 0, "completion {next} of {MANY} didn't come");
+        for completion in completions.drain(..) {
+            ensure!(completion.is_ok(), "request {next}: {:?}", status(&completion));
+            ensure!(completion.tag() == next, "request {} completed when {next} was due", completion.tag());
+            next += 1;
+        }
+    }
+    pair.left.stays_silent()
+}

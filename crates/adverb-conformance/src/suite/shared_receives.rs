@@ -1,0 +1,370 @@
+//! Shared receive queues: one supply of buffers for many queue pairs.
+
+use adverb::Error;
+use adverb::memory::Piece;
+use adverb::verbs::{
+    CompletionQueue, DeviceEvent, ProtectionDomain, RecvRequest, SendRequest, SharedReceiveQueue, Status,
+    Transport, Transport::Rc,
+};
+use anyhow::{Context, Result, ensure};
+
+use super::datagrams::way;
+use crate::Need;
+use crate::fixture::{
+    Fixture, MOMENT, PATIENCE, READ_WRITE, Side, buffer, check, expect, immediate, pattern, read, refused,
+    same, take,
+};
+use crate::registry::tests;
+
+tests! { "shared receive queues";
+    [Need::SharedReceives] a_message_takes_a_shared_receive,
+    [Need::SharedReceives] many_queue_pairs_share_receives,
+    [Need::SharedReceives] shared_receives_go_out_in_order,
+    [Need::SharedReceives] a_write_with_immediate_data_takes_a_shared_receive,
+    [Need::SharedReceives] a_message_waits_for_a_shared_receive,
+    [Need::SharedReceives] shared_receives_are_scattered,
+    [Need::SharedReceives] datagrams_take_shared_receives,
+    [Need::SharedReceives] a_full_shared_queue_refuses_and_gives_back,
+    [Need::SharedReceives] a_shared_queue_is_used_round_and_round,
+    [Need::SharedReceives] a_queue_pair_with_a_shared_queue_takes_no_receives_itself,
+    [Need::SharedReceives] a_limit_is_told_once,
+    [Need::SharedReceives] a_limit_that_is_not_reached_is_not_told,
+    [Need::SharedReceives] a_limit_beyond_the_depth_is_refused,
+    [Need::SharedReceives] a_depth_of_none_or_too_many_is_refused,
+    [Need::SharedReceives] a_failed_queue_pair_leaves_the_others_their_receives,
+    [Need::SharedReceives] a_message_too_long_for_a_shared_receive_fails_only_its_connection,
+    [Need::SharedReceives] shared_receives_survive_their_handle,
+    [Need::SharedReceives] shared_receives_complete_on_the_receivers_queue,
+    [Need::SharedReceives] a_shared_queue_goes_with_requests_in_it,
+    [Need::SharedReceives] a_shared_queue_reserves_its_room_once,
+}
+
+/// A queue pair that takes its receives from a shared queue, connected to one that has its own.
+struct Shared {
+    receiver: Side,
+    sender: Side,
+}
+
+fn connect(
+    fixture: &Fixture,
+    domain: &ProtectionDomain,
+    cq: &CompletionQueue,
+    shared: &SharedReceiveQueue,
+) -> Result<Shared> {
+    let builder = domain.queue_pair(Rc).completion_queue(cq).port(fixture.port.number).depth(4, 4);
+    let receiver =
+        Side { qp: builder.shared_receive_queue(shared).create()?, cq: cq.clone(), domain: domain.clone() };
+    let sender = fixture.pair(Rc).side(None)?;
+    receiver.qp.connect(&sender.qp.endpoint())?;
+    sender.qp.connect(&receiver.qp.endpoint())?;
+    Ok(Shared { receiver, sender })
+}
+
+/// A shared queue of this depth, and so many queue pairs on it and on one completion queue.
+fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceiveQueue, Vec<Shared>)> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(depth).create()?;
+    let cq = fixture.device.completion_queue(depth + 4 * count as u32).create()?;
+    let sides = (0..count).map(|_| connect(fixture, &domain, &cq, &shared)).collect::<Result<Vec<_>>>()?;
+    Ok((shared, sides))
+}
+
+fn one(fixture: &Fixture, depth: u32) -> Result<(SharedReceiveQueue, Shared)> {
+    let (shared, mut sides) = several(fixture, depth, 1)?;
+    Ok((shared, sides.pop().context("one was made")?))
+}
+
+/// Posts a receive of this length.
+fn offer(shared: &SharedReceiveQueue, len: usize, tag: u64) -> Result<adverb::verbs::RequestId> {
+    let request = RecvRequest::new(buffer(shared.protection_domain(), len)?).tag(tag);
+    Ok(shared.post_recv(request).map_err(Error::from)?)
+}
+
+fn send(side: &Side, len: usize, seed: u64) -> Result<()> {
+    side.done(SendRequest::send(side.filled(len, seed)?))
+}
+
+fn a_message_takes_a_shared_receive(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 16)?;
+    ensure!(shared.outstanding() == 0, "a new one has {} requests", shared.outstanding());
+    for (seed, size) in (1..).zip(fixture.sizes()) {
+        let receiving = offer(&shared, size, seed)?;
+        ensure!(shared.outstanding() == 1, "it has {} requests, not 1", shared.outstanding());
+        send(&side.sender, size, seed)?;
+        let completion = side.receiver.wait(receiving)?;
+        ensure!(completion.tag() == seed, "the tag is {}", completion.tag());
+        check(&completion.into_message()?, seed)?;
+        ensure!(shared.outstanding() == 0, "it has {} requests, not 0", shared.outstanding());
+    }
+    Ok(())
+}
+
+fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
+    let (shared, sides) = several(fixture, 64, 16)?;
+    (0..64).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    for round in 0..4 {
+        for (number, side) in (0..).zip(&sides) {
+            send(&side.sender, 64, 100 * number + round)?;
+        }
+    }
+    let mut seen = Vec::new();
+    for completion in take(&sides[0].receiver.cq, 64)? {
+        let message = completion.into_message()?;
+        let find = |seed: &u64| pattern(64, *seed) == message[..];
+        let all = (0..16).flat_map(|number| (0..4).map(move |round| 100 * number + round));
+        seen.push(all.into_iter().find(find).context("a message came that nobody sent")?);
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    ensure!(seen.len() == 64, "{} of 64 messages came", seen.len());
+    Ok(())
+}
+
+fn shared_receives_go_out_in_order(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 32)?;
+    (0..32).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    (0..32).try_for_each(|seed| send(&side.sender, 8, seed))?;
+    for (tag, completion) in (0..).zip(side.receiver.take(32)?) {
+        ensure!(completion.tag() == tag, "request {} was taken when {tag} was due", completion.tag());
+        check(&completion.into_message()?, tag)?;
+    }
+    Ok(())
+}
+
+fn a_write_with_immediate_data_takes_a_shared_receive(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 4)?;
+    let region = side.receiver.region(64, READ_WRITE)?;
+    let receiving = offer(&shared, 8, 0)?;
+    let bytes = side.sender.filled(64, 1)?;
+    side.sender.done(SendRequest::write_immediate(bytes, region.remote().at(0), 77))?;
+    ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data is another");
+    check(&read(&region, 0, 64)?, 1)
+}
+
+fn a_message_waits_for_a_shared_receive(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 4)?;
+    let sending = side.sender.post(SendRequest::send(side.sender.filled(64, 1)?))?;
+    side.sender.stays_silent()?;
+    let receiving = offer(&shared, 64, 0)?;
+    check(&side.receiver.wait(receiving)?.into_message()?, 1)?;
+    side.sender.wait(sending)?.success()?;
+    Ok(())
+}
+
+fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(4).segments(2).create()?;
+    let cq = fixture.device.completion_queue(16).create()?;
+    let side = connect(fixture, &domain, &cq, &shared)?;
+    let size = fixture.mtu() + 10;
+    let region = domain.region(size, READ_WRITE)?;
+    let pieces = vec![Piece::Region(region.slice(0..7)?), Piece::Region(region.slice(7..size)?)];
+    let receiving = shared.post_recv(RecvRequest::new(pieces)).map_err(Error::from)?;
+    send(&side.sender, size, 5)?;
+    side.receiver.wait(receiving)?.success()?;
+    same(&read(&region, 0, size)?, &pattern(size, 5))?;
+    let three = (0..3).map(|_| Ok(Piece::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
+    let before = shared.outstanding();
+    // A device may give more segments than were asked for.
+    if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {
+        ensure!(matches!(refused.error, Error::Limit { .. }), "refused otherwise: {}", refused.error);
+        ensure!(refused.requests.len() == 1 && shared.outstanding() == before, "it didn't come back");
+    }
+    Ok(())
+}
+
+fn datagrams_take_shared_receives(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(8).create()?;
+    let cq = fixture.device.completion_queue(16).create()?;
+    let builder = domain.queue_pair(Transport::Ud).completion_queue(&cq).port(fixture.port.number);
+    let qp = builder.depth(4, 4).qkey(crate::fixture::QKEY).shared_receive_queue(&shared).create()?;
+    let receiver = Side { qp, cq, domain };
+    receiver.qp.activate()?;
+    let sender = fixture.pair(Transport::Ud).side(None)?;
+    sender.qp.activate()?;
+    for seed in 0..8 {
+        let receiving = offer(&shared, fixture.datagram_room(), seed)?;
+        sender.done(SendRequest::send(sender.filled(64, seed)?).to(&way(&sender, &receiver)?))?;
+        let came = receiver.wait(receiving)?.into_datagram()?;
+        ensure!(came.source == sender.qp.qpn(), "it came from {}", came.source);
+        check(&came.message, seed)?;
+    }
+    Ok(())
+}
+
+fn a_full_shared_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 8)?;
+    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding())?;
+    ensure!(matches!(refused, Error::QueueFull { .. }), "refused otherwise: {refused}");
+    send(&side.sender, 8, 1)?;
+    side.receiver.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    offer(&shared, 8, 8).context("there is room again")?;
+    Ok(())
+}
+
+fn a_shared_queue_is_used_round_and_round(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 4)?;
+    for tag in 0..4 {
+        offer(&shared, 8, tag)?;
+    }
+    for tag in 0..200 {
+        send(&side.sender, 8, tag)?;
+        let completion = side.receiver.take(1)?.pop().context("one was taken")?;
+        ensure!(completion.tag() == tag, "request {} was taken when {tag} was due", completion.tag());
+        check(&completion.into_message()?, tag)?;
+        offer(&shared, 8, tag + 4)?;
+    }
+    Ok(())
+}
+
+fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself(fixture: &Fixture) -> Result<()> {
+    let (_shared, side) = one(fixture, 4)?;
+    let error = side.receiver.refuses_recv(side.receiver.buffer(8)?)?;
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    Ok(())
+}
+
+/// Whether the limit of this queue is told.
+fn told(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
+    Ok(match fixture.device.wait_event(MOMENT)? {
+        Some(event) => {
+            ensure!(event == DeviceEvent::SharedReceiveQueueLimit(shared.id()), "something else: {event:?}");
+            true
+        }
+        None => false,
+    })
+}
+
+fn a_limit_is_told_once(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 16)?;
+    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    shared.arm(6)?;
+    for taken in 1..=2 {
+        send(&side.sender, 8, 1)?;
+        ensure!(!told(fixture, &shared)?, "it was told when {taken} of 8 were taken, and the limit is 6");
+    }
+    send(&side.sender, 8, 1)?;
+    let event = fixture.device.wait_event(PATIENCE)?;
+    ensure!(event == Some(DeviceEvent::SharedReceiveQueueLimit(shared.id())), "instead: {event:?}");
+    send(&side.sender, 8, 1)?;
+    ensure!(!told(fixture, &shared)?, "it was told twice");
+    shared.arm(4)?;
+    send(&side.sender, 8, 1)?;
+    ensure!(told(fixture, &shared)?, "it wasn't told again after it was armed again");
+    Ok(())
+}
+
+fn a_limit_that_is_not_reached_is_not_told(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 16)?;
+    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    shared.arm(2)?;
+    (0..6).try_for_each(|seed| send(&side.sender, 8, seed))?;
+    ensure!(!told(fixture, &shared)?, "it was told when 2 were left, and the limit is 2");
+    Ok(())
+}
+
+fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(8).create()?;
+    // A device may have made the queue deeper than it was asked to.
+    let refused = shared.arm(1 << 20);
+    ensure!(matches!(refused, Err(Error::Verb { .. } | Error::Limit { .. })), "{refused:?}");
+    Ok(())
+}
+
+fn a_depth_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    for depth in [0, u32::MAX] {
+        let refused = domain.shared_receive_queue(depth).create();
+        ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+    }
+    Ok(())
+}
+
+fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Result<()> {
+    let (shared, mut sides) = several(fixture, 16, 3)?;
+    (0..8).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    sides[0].receiver.qp.fail()?;
+    drop(sides.remove(1));
+    for seed in 0..8 {
+        send(&sides[1].sender, 64, seed)?;
+    }
+    for (seed, completion) in (0..).zip(take(&sides[1].receiver.cq, 8)?) {
+        check(&completion.into_message()?, seed)?;
+    }
+    Ok(())
+}
+
+fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &Fixture) -> Result<()> {
+    let (shared, sides) = several(fixture, 16, 2)?;
+    let small = offer(&shared, 10, 1)?;
+    offer(&shared, 100, 2)?;
+    let sender = &sides[0].sender;
+    let sent = sender.run(SendRequest::send(sender.filled(100, 1)?))?;
+    let received = sides[0].receiver.wait(small)?;
+    ensure!(!sent.is_ok() && !received.is_ok(), "it arrived");
+    send(&sides[1].sender, 100, 2)?;
+    let completion = take(&sides[1].receiver.cq, 1)?.pop().context("one was taken")?;
+    check(&completion.into_message()?, 2)?;
+    expect("the receiver", &received, Status::LocalLength)
+}
+
+fn shared_receives_survive_their_handle(fixture: &Fixture) -> Result<()> {
+    let (shared, side) = one(fixture, 4)?;
+    let receiving = offer(&shared, 64, 1)?;
+    drop(shared);
+    send(&side.sender, 64, 3)?;
+    check(&side.receiver.wait(receiving)?.into_message()?, 3)
+}
+
+fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(8).create()?;
+    let queue = || fixture.device.completion_queue(16).create();
+    let first = connect(fixture, &domain, &queue()?, &shared)?;
+    let second = connect(fixture, &domain, &queue()?, &shared)?;
+    (0..8).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    for round in 0..4 {
+        send(&first.sender, 64, round)?;
+        send(&second.sender, 64, 10 + round)?;
+    }
+    for (side, base) in [(first, 0), (second, 10)] {
+        for (seed, completion) in (base..).zip(side.receiver.take(4)?) {
+            check(&completion.into_message()?, seed)?;
+        }
+    }
+    Ok(())
+}
+
+fn a_shared_queue_goes_with_requests_in_it(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let region = domain.region(64, adverb::verbs::Access::LOCAL_WRITE)?;
+    let shared = domain.shared_receive_queue(8).create()?;
+    for _ in 0..8 {
+        shared.post_recv(RecvRequest::new(region.slice(0..64)?)).map_err(Error::from)?;
+    }
+    let region = region.into_buffer().err().context("the requests didn't hold their memory")?;
+    drop(shared);
+    ensure!(region.into_buffer().is_ok(), "the requests still hold their memory");
+    Ok(())
+}
+
+fn a_shared_queue_reserves_its_room_once(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let shared = domain.shared_receive_queue(8).create()?;
+    let cq = fixture.device.completion_queue(16).create()?;
+    let depth = cq.depth() - 8;
+    let make = |send| {
+        let builder = domain.queue_pair(Rc).completion_queue(&cq).port(fixture.port.number);
+        builder.depth(send, 1).shared_receive_queue(&shared).create()
+    };
+    let first = make(depth - 2)?;
+    let second = make(2).context("the shared queue's room was reserved twice")?;
+    ensure!(matches!(make(1), Err(Error::Limit { .. })), "there was room for more than fits");
+    drop(first);
+    make(depth - 2).context("the room of a queue pair that is gone isn't given back")?;
+    drop(second);
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! Posting and polling from many threads.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use adverb::Error;
+use adverb::verbs::{SendRequest, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{ALL, Fixture, PATIENCE, READ_WRITE, Side, check, original};
+use crate::registry::tests;
+
+tests! { "threads";
+    one_thread_posts_and_another_polls,
+    many_threads_post_to_one_queue_pair,
+    many_threads_poll_one_completion_queue,
+    two_threads_wait_for_different_requests,
+    two_threads_wait_for_different_requests_with_events,
+    many_threads_wait_on_one_queue_with_events,
+    [Need::Atomics] atomics_of_many_threads_all_count,
+    [Need::Atomics] a_lock_of_compare_and_swap_excludes,
+    buffers_travel_between_threads,
+    queue_pairs_come_and_go_while_others_work,
+    posting_and_failing_at_once_loses_no_request,
+}
+
+/// Joins threads, with the first error.
+fn join(threads: Vec<thread::ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
+    threads.into_iter().try_for_each(|thread| thread.join().ok().context("a thread panicked")?)
+}
+
+fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
+    const COUNT: u64 = 2000;
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    thread::scope(|scope| {
+        let poller = scope.spawn(|| -> Result<()> {
+            let mut next = 0;
+            let mut completions = Vec::new();
+            while next < COUNT {
+                ensure!(
+                    pair.left.cq.poll_timeout(&mut completions, PATIENCE)? > 0,
+                    "{next} came, and no more"
+                );
+                for completion in completions.drain(..) {
+                    completion.success()?;
+                    ensure!(
+                        completion.tag() == next,
+                        "request {} came when {next} was due",
+                        completion.tag()
+                    );
+                    next += 1;
+                }
+            }
+            Ok(())
+        });
+        for tag in 0..COUNT {
+            let mut request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag);
+            // A full queue gives the request back: it is posted again when there is room.
+            while let Err(refused) = pair.left.qp.post_send(request) {
+                ensure!(matches!(refused.error, Error::QueueFull { .. }), "{}", refused.error);
+                request = refused.requests.into_iter().next().context("the request didn't come back")?;
+                thread::yield_now();
+            }
+        }
+        join(vec![poller])
+    })
+}
+
+fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(256, 256).connect()?;
+    (0..256).try_for_each(|_| pair.right.offer(16).map(drop))?;
+    thread::scope(|scope| {
+        let post = |thread: u64| {
+            let side = &pair.left;
+            move || {
+                (0..64).try_for_each(|n| {
+                    side.post(SendRequest::send(side.filled(16, 1000 * thread + n)?)).map(drop)
+                })
+            }
+        };
+        join((0..4).map(|thread| scope.spawn(post(thread))).collect())
+    })?;
+    pair.left.take(256)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    // Those of one thread come in its order.
+    let mut next = [0_u64; 4];
+    for completion in pair.right.take(256)? {
+        let message = completion.into_message()?;
+        let from = (0..4).find(|thread| check(&message, 1000 * thread + next[*thread as usize]).is_ok());
+        next[from.context("a message came out of its order")? as usize] += 1;
+    }
+    ensure!(next == [64; 4], "so many came of each thread: {next:?}");
+    Ok(())
+}
+
+fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
+    const COUNT: u64 = 1000;
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let (count, sum) = (AtomicU64::new(0), AtomicU64::new(0));
+    let given_up = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let poll = || -> Result<()> {
+            let mut completions = Vec::new();
+            while count.load(Ordering::Relaxed) < COUNT && !given_up.load(Ordering::Relaxed) {
+                pair.left.cq.poll(&mut completions)?;
+                for completion in completions.drain(..) {
+                    completion.success()?;
+                    count.fetch_add(1, Ordering::Relaxed);
+                    sum.fetch_add(completion.tag(), Ordering::Relaxed);
+                }
+                thread::yield_now();
+            }
+            Ok(())
+        };
+        let pollers = (0..3).map(|_| scope.spawn(poll)).collect();
+        let start = std::time::Instant::now();
+        let mut posted = 0;
+        while posted < COUNT && start.elapsed() < PATIENCE {
+            let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(posted);
+            match pair.left.qp.post_send(request) {
+                Ok(_) => posted += 1,
+                Err(_) => thread::yield_now(),
+            }
+        }
+        while count.load(Ordering::Relaxed) < posted && start.elapsed() < PATIENCE {
+            thread::yield_now();
+        }
+        given_up.store(true, Ordering::Relaxed);
+        join(pollers)
+    })?;
+    let (count, sum) = (count.into_inner(), sum.into_inner());
+    ensure!((count, sum) == (COUNT, COUNT * (COUNT - 1) / 2), "{count} came, and their tags add up to {sum}");
+    Ok(())
+}
+
+/// Threads that each send on a queue pair of their own and wait for it on a completion queue that they share.
+fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result<()> {
+    let builder = fixture.pair(Rc).depth(2, 2);
+    let cq = fixture.device.completion_queue(4 * threads);
+    let cq = if events { cq.events() } else { cq }.create()?;
+    let domain = fixture.device.protection_domain()?;
+    let mut pairs: Vec<(Side, Side)> = Vec::new();
+    for _ in 0..threads {
+        let (one, other) = (builder.side_of(&domain, &cq, None)?, builder.side(None)?);
+        one.qp.connect(&other.qp.endpoint())?;
+        other.qp.connect(&one.qp.endpoint())?;
+        pairs.push((one, other));
+    }
+    thread::scope(|scope| {
+        let exchange = |one: &Side, other: &Side| -> Result<()> {
+            for round in 0..rounds {
+                let region = other.region(8, READ_WRITE)?;
+                let writing = one.post(SendRequest::write(one.filled(8, round)?, region.remote().at(0)))?;
+                let completion = one.wait(writing).with_context(|| format!("round {round}"))?;
+                completion.success()?;
+                ensure!(completion.id() == writing, "another's completion came");
+            }
+            Ok(())
+        };
+        join(pairs.iter().map(|(one, other)| scope.spawn(move || exchange(one, other))).collect())
+    })
+}
+
+fn two_threads_wait_for_different_requests(fixture: &Fixture) -> Result<()> {
+    waiters(fixture, false, 2, 300)
+}
+
+fn two_threads_wait_for_different_requests_with_events(fixture: &Fixture) -> Result<()> {
+    waiters(fixture, true, 2, 1000)
+}
+
+fn many_threads_wait_on_one_queue_with_events(fixture: &Fixture) -> Result<()> {
+    waiters(fixture, true, 8, 200)
+}
+
+fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc).depth(4, 1);
+    let target = fixture.device.protection_domain()?;
+    let region = target.region(8, ALL)?;
+    let cq = fixture.device.completion_queue(64).create()?;
+    let mut pairs = Vec::new();
+    for _ in 0..4 {
+        let (one, other) = (builder.side(None)?, builder.side_of(&target, &cq, None)?);
+        one.qp.connect(&other.qp.endpoint())?;
+        other.qp.connect(&one.qp.endpoint())?;
+        pairs.push((one, other));
+    }
+    let remote = region.remote().at(0);
+    thread::scope(|scope| {
+        let count = |side: &Side| -> Result<()> {
+            let mut last = None;
+            for _ in 0..100 {
+                let old = original(side.completed(SendRequest::fetch_add(side.buffer(8)?, remote, 1))?)?;
+                ensure!(last.is_none_or(|last| old > last), "the word went back from {last:?} to {old}");
+                last = Some(old);
+            }
+            Ok(())
+        };
+        join(pairs.iter().map(|(side, _)| scope.spawn(move || count(side))).collect())
+    })?;
+    let word = region.word(0)?.load(Ordering::Relaxed);
+    ensure!(word == 400, "400 were added, and the word is {word}");
+    Ok(())
+}
+
+fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc).depth(4, 1);
+    let target = fixture.device.protection_domain()?;
+    let region = target.region(16, ALL)?;
+    let cq = fixture.device.completion_queue(64).create()?;
+    let mut pairs = Vec::new();
+    for _ in 0..2 {
+        let (one, other) = (builder.side(None)?, builder.side_of(&target, &cq, None)?);
+        one.qp.connect(&other.qp.endpoint())?;
+        other.qp.connect(&one.qp.endpoint())?;
+        pairs.push((one, other));
+    }
+    let (lock, counter) = (region.remote().at(0), region.remote().at(8));
+    thread::scope(|scope| {
+        let work = |side: &Side| -> Result<()> {
+            for _ in 0..30 {
+                let take =
+                    || original(side.completed(SendRequest::compare_swap(side.buffer(8)?, lock, 0, 1))?);
+                while take()? != 0 {
+                    thread::yield_now();
+                }
+                // Read, add and write back: only a lock makes this right.
+                let mut word = side
+                    .completed(SendRequest::read(side.buffer(8)?, counter))?
+                    .into_buffer()
+                    .context("none")?;
+                let value = u64::from_ne_bytes(word[..].try_into()?) + 1;
+                word.copy_from_slice(&value.to_ne_bytes());
+                side.done(SendRequest::write(word, counter))?;
+                let old =
+                    original(side.completed(SendRequest::compare_swap(side.buffer(8)?, lock, 1, 0))?)?;
+                ensure!(old == 1, "the lock was opened by another");
+            }
+            Ok(())
+        };
+        join(pairs.iter().map(|(side, _)| scope.spawn(move || work(side))).collect())
+    })?;
+    let word = region.word(8)?.load(Ordering::Relaxed);
+    ensure!(word == 60, "60 were added, and the word is {word}");
+    Ok(())
+}
+
+fn buffers_travel_between_threads(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let side = &pair.left;
+    let mut buffer = side.filled(64, 1)?;
+    for _ in 0..10 {
+        let receiving = pair.right.offer(64)?;
+        // Each time another thread posts it, and yet another has its completion.
+        let completion = thread::scope(|scope| {
+            let posted = scope.spawn(move || side.post(SendRequest::send(buffer))).join();
+            let id = posted.ok().context("a thread panicked")??;
+            scope.spawn(move || side.wait(id)).join().ok().context("a thread panicked")?
+        })?;
+        completion.success()?;
+        buffer = completion.into_buffer().context("no buffer came back")?;
+        check(&pair.right.wait(receiving)?.into_message()?, 1)?;
+    }
+    Ok(())
+}
+
+fn queue_pairs_come_and_go_while_others_work(fixture: &Fixture) -> Result<()> {
+    let builder = fixture.pair(Rc).depth(8, 8);
+    let cq = fixture.device.completion_queue(256).create()?;
+    let domain = fixture.device.protection_domain()?;
+    let (one, other) = (builder.side_of(&domain, &cq, None)?, builder.side(None)?);
+    one.qp.connect(&other.qp.endpoint())?;
+    other.qp.connect(&one.qp.endpoint())?;
+    let region = other.region(8, READ_WRITE)?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let come_and_go = || -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                let side = builder.side_of(&domain, &cq, None)?;
+                (0..8).try_for_each(|_| side.offer(8).map(drop))?;
+            }
+            Ok(())
+        };
+        let visitors = (0..2).map(|_| scope.spawn(come_and_go)).collect();
+        let worked = (0..200)
+            .try_for_each(|seed| one.done(SendRequest::write(one.filled(8, seed)?, region.remote().at(0))));
+        done.store(true, Ordering::Relaxed);
+        join(visitors)?;
+        worked
+    })
+}
+
+fn posting_and_failing_at_once_loses_no_request(fixture: &Fixture) -> Result<()> {
+    for _ in 0..5 {
+        let pair = fixture.rc()?;
+        let region = pair.right.region(8, READ_WRITE)?;
+        let posted = thread::scope(|scope| {
+            let poster = scope.spawn(|| -> Result<usize> {
+                for count in 0..64 {
+                    let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
+                    if let Err(refused) = pair.left.qp.post_send(request) {
+                        ensure!(refused.requests.len() == 1, "a refused request didn't come back");
+                        return Ok(count);
+                    }
+                }
+                Ok(64)
+            });
+            pair.left.qp.fail()?;
+            poster.join().ok().context("a thread panicked")?
+        })?;
+        let completions = pair.left.take(posted)?;
+        ensure!(completions.len() == posted, "{posted} were posted, and {} came back", completions.len());
+        pair.left.stays_silent()?;
+    }
+    Ok(())
+}
