@@ -18,6 +18,7 @@ const STEPS: &[&str] = &[
     "loom",
     "exhaustive",
     "sim --seeds 2000",
+    "sim --mutants",
     "wire-check",
     "overhead",
     "deny",
