@@ -43,24 +43,13 @@ impl QueuePair {
         }
         let wr_id = queue.id(0);
         let opcode = completed_opcode(&operation);
-        let with = |segments: &[Segment], queue: &mut Posting, payload: Payload| {
+        let posted = self.with_segments(payload, |segments, payload| {
             let destination = recipient.as_ref().map(destination);
             // The memory is put away first: the completion may come before posting returns.
             let recipient = recipient.as_ref().map(|recipient| recipient.address.clone());
             queue.push(InFlight { payload, tag, opcode, _recipient: recipient });
             self.backend.post_send(&plain::SendRequest { wr_id, operation, flags, segments, destination })
-        };
-        let posted = match &payload {
-            Payload::Empty => with(&[], &mut queue, payload),
-            Payload::One(piece) => with(&[piece.segment()], &mut queue, payload),
-            Payload::Many(pieces) => {
-                let mut scratch = self.scratch();
-                let segments = &mut scratch.segments;
-                segments.clear();
-                segments.extend(pieces.iter().map(Piece::segment));
-                with(segments, &mut queue, payload)
-            }
-        };
+        });
         match posted {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
@@ -170,22 +159,11 @@ impl QueuePair {
         }
         let RecvRequest { payload, tag } = request;
         let wr_id = queue.id(0);
-        let with = |segments: &[Segment], queue: &mut Posting, payload: Payload| {
+        let posted = self.with_segments(payload, |segments, payload| {
             // The memory is put away first: the completion may come before posting returns.
             queue.push(InFlight { payload, tag, opcode: opcode::RECV, _recipient: None });
             self.backend.post_recv(&plain::RecvRequest { wr_id, segments })
-        };
-        let posted = match &payload {
-            Payload::Empty => with(&[], &mut queue, payload),
-            Payload::One(piece) => with(&[piece.segment()], &mut queue, payload),
-            Payload::Many(pieces) => {
-                let mut scratch = self.scratch();
-                let segments = &mut scratch.segments;
-                segments.clear();
-                segments.extend(pieces.iter().map(Piece::segment));
-                with(segments, &mut queue, payload)
-            }
-        };
+        });
         match posted {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
@@ -397,6 +375,22 @@ impl QueuePair {
         };
         let action = format!("{action} to queue pair {}", self.qpn());
         PostError { error: Error::Verb { action, error, hint: hint.into() }, requests: rest }
+    }
+
+    /// Does something with a request's memory and its plain form, which are apart so that the memory can be put away.
+    #[inline]
+    fn with_segments<T>(&self, payload: Payload, work: impl FnOnce(&[Segment], Payload) -> T) -> T {
+        match &payload {
+            Payload::Empty => work(&[], payload),
+            Payload::One(piece) => work(&[piece.segment()], payload),
+            Payload::Many(pieces) => {
+                let mut scratch = self.scratch();
+                let segments = &mut scratch.segments;
+                segments.clear();
+                segments.extend(pieces.iter().map(Piece::segment));
+                work(segments, payload)
+            }
+        }
     }
 
     fn scratch(&self) -> MutexGuard<'_, Scratch> {
