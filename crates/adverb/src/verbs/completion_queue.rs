@@ -91,14 +91,7 @@ impl CompletionQueue {
             if let Some(completion) = self.find(id)? {
                 return Ok(completion);
             }
-            if self.0.backend.event_fd().is_some() {
-                self.0.backend.arm(false)?;
-                // What came between the last look and the arming makes no event: look again before waiting.
-                if let Some(completion) = self.find(id)? {
-                    return Ok(completion);
-                }
-            }
-            if !self.pause(deadline)? {
+            if !self.pause(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
                 return Err(Error::Timeout { timeout, waiting: "waiting for a completion" });
             }
         }
@@ -115,12 +108,8 @@ impl CompletionQueue {
     pub fn poll_timeout(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Instant::now() + timeout;
         loop {
-            let mut count = self.poll(out)?;
-            if count == 0 && self.0.backend.event_fd().is_some() {
-                self.0.backend.arm(false)?;
-                count = self.poll(out)?;
-            }
-            if count > 0 || !self.pause(deadline)? {
+            let count = self.poll(out)?;
+            if count > 0 || !self.pause(deadline, |ready| !ready.is_empty())? {
                 return Ok(count);
             }
         }
@@ -168,9 +157,9 @@ impl CompletionQueue {
         &self.0.device
     }
 
-    /// Waits for an event, or for news from who waits for one, or a moment where there are none; `false` if the deadline
-    /// has passed.
-    fn pause(&self, deadline: Instant) -> Result<bool> {
+    /// Waits for an event, or for news from who waits for one, or a moment where there are none; not at all if what is
+    /// waited for is among those kept. `false` if the deadline has passed.
+    fn pause(&self, deadline: Instant, is_there: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
@@ -180,18 +169,34 @@ impl CompletionQueue {
             return Ok(true);
         }
         let mut state = self.lock();
+        // Another may have kept it since the last look, and told nobody who waits now.
+        if is_there(&state.ready) {
+            return Ok(true);
+        }
         if state.someone_waits {
             drop(self.0.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
             return Ok(true);
         }
         state.someone_waits = true;
         drop(state);
-        let waited = self.0.backend.wait_event(Some(left));
+        let waited = self.wait_event(left, is_there);
         self.lock().someone_waits = false;
-        // Another takes over, or finds what this one is going to keep.
+        // Another takes over, or finds what this one has kept.
         self.0.news.notify_all();
         waited?;
         Ok(true)
+    }
+
+    /// Waits for an event, and keeps what came. Only one thread does so at a time, and that one arms: an event that
+    /// another took, or that another's arming was for, would be missed.
+    fn wait_event(&self, timeout: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
+        self.0.backend.arm(false)?;
+        // What came before the arming makes no event: look again before waiting.
+        self.gather()?;
+        if !is_there(&self.lock().ready) {
+            self.0.backend.wait_event(Some(timeout))?;
+        }
+        self.gather()
     }
 
     /// The completion of a request, if it has come.
