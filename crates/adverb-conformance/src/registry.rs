@@ -68,6 +68,8 @@ pub enum Need {
     Completions(u32),
     /// Shared receive queues.
     SharedReceives,
+    /// Memory windows of type 2B.
+    MemoryWindows,
     /// A port whose MTU is at least this.
     Mtu(PathMtu),
     /// A global IPv6 address.
@@ -96,6 +98,9 @@ impl Need {
             }
             Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
                 .then(|| "the device has no shared receive queues".to_owned()),
+            Need::MemoryWindows => {
+                (!attributes.memory_windows).then(|| "the device has no memory windows of type 2B".to_owned())
+            }
             Need::Mtu(mtu) => {
                 let ports = device.ports()?;
                 let active = ports.iter().find(|port| port.state == PortState::Active);

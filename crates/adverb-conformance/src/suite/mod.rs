@@ -9,6 +9,7 @@ mod drops;
 mod events;
 mod flushing;
 mod inline;
+mod pollers;
 mod polling;
 mod protection;
 mod queues;
@@ -21,6 +22,7 @@ mod threads;
 mod transfers;
 mod uc;
 mod unreachable;
+mod windows;
 
 use crate::Test;
 
@@ -42,8 +44,10 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     states::TESTS,
     polling::TESTS,
     events::TESTS,
+    pollers::TESTS,
     threads::TESTS,
     shared_receives::TESTS,
+    windows::TESTS,
     drops::TESTS,
     statistics::TESTS,
 ];

@@ -7,13 +7,18 @@
 pub(crate) mod connection_manager;
 #[cfg(feature = "ibv")]
 mod ibv;
+mod wait;
 
+pub(crate) use wait::wait_either;
+
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::vocabulary::{
     Access, CompletedOperation, Failure, Qpn, RecvRequest, SendRequest, Status, Success, Transport,
+    WindowBind,
 };
 
 #[cfg(not(feature = "ibv"))]
@@ -64,6 +69,11 @@ impl Device {
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
         ask!(self, device => device.gid_table())
+    }
+
+    /// What the device counts for a port, by the kernel's names.
+    pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
+        ask!(self, device => device.counters(port))
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
@@ -123,6 +133,18 @@ impl ProtectionDomain {
         })
     }
 
+    pub(crate) fn memory_window(&self) -> Result<MemoryWindow> {
+        ask!(self, domain => Ok(MemoryWindow::Ibv(ibv::MemoryWindow::new(domain)?)))
+    }
+
+    /// Whether both are the same.
+    pub(crate) fn is(&self, other: &ProtectionDomain) -> bool {
+        ask!(self, domain => {
+            let ProtectionDomain::Ibv(other) = other;
+            Arc::ptr_eq(domain, other)
+        })
+    }
+
     pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
         ask!(self, domain => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)))
     }
@@ -173,9 +195,40 @@ impl Registration {
         ask!(self, registration => registration.rkey())
     }
 
+    /// Whether the memory was registered in this domain.
+    pub(crate) fn is_in(&self, domain: &ProtectionDomain) -> bool {
+        ask!(self, registration => {
+            let ProtectionDomain::Ibv(domain) = domain;
+            registration.is_in(domain)
+        })
+    }
+
     /// Makes the device forget the memory. If that fails it may still use it.
     pub(crate) fn deregister(&self) -> Result<()> {
         ask!(self, registration => registration.deregister())
+    }
+}
+
+/// A window on memory, of type 2B.
+pub(crate) enum MemoryWindow {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::MemoryWindow),
+}
+
+impl MemoryWindow {
+    /// The key that it gets when it is bound next.
+    pub(crate) fn next_rkey(&self) -> u32 {
+        ask!(self, window => window.next_rkey())
+    }
+
+    /// Says that it was bound, and has this key now.
+    pub(crate) fn has_rkey(&self, rkey: u32) {
+        ask!(self, window => window.has_rkey(rkey));
+    }
+
+    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    pub(crate) fn free(&self) -> Result<()> {
+        ask!(self, window => window.free())
     }
 }
 
@@ -201,6 +254,11 @@ impl CompletionQueue {
     /// Asks for an event at the next completion.
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
         ask!(self, queue => queue.arm(solicited_only))
+    }
+
+    /// Puts right what the device says in a way of its own, in an outcome with [unusual](flag::UNUSUAL) flags.
+    pub(crate) fn correct(&self, outcome: &mut RawOutcome) {
+        ask!(self, queue => queue.correct(outcome));
     }
 
     /// The descriptor that is readable when there is an event, if the queue has events.
@@ -256,6 +314,8 @@ pub(crate) mod opcode {
 
 /// What a completion has.
 pub(crate) mod flag {
+    /// Any of what is worth a closer look: [`INVALIDATED`], or what some device has in its place.
+    pub(crate) const UNUSUAL: u32 = INVALIDATED | 1 << 2;
     pub(crate) const GRH: u32 = 1 << 0;
     pub(crate) const IMMEDIATE: u32 = 1 << 1;
     pub(crate) const INVALIDATED: u32 = 1 << 3;
@@ -367,6 +427,20 @@ impl QueuePair {
 pub(crate) struct RequestList {
     #[cfg(feature = "ibv")]
     ibv: ibv::RequestList,
+}
+
+impl RequestList {
+    /// Notes to what the next request that binds a window binds it: posting needs more than the plain form tells. The
+    /// request must keep both until it has completed.
+    pub(crate) fn bind(&mut self, window: &MemoryWindow, region: &Registration, bind: &WindowBind) {
+        match *window {
+            #[cfg(feature = "ibv")]
+            MemoryWindow::Ibv(ref window) => {
+                let Registration::Ibv(region) = region;
+                self.ibv.bind(window, region, bind);
+            }
+        }
+    }
 }
 
 /// How to reach a peer with datagrams.

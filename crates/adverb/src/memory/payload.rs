@@ -3,8 +3,9 @@
 use adverb_proto::vocabulary::Segment;
 
 use super::{Buffer, RegionSlice};
+use crate::verbs::MemoryWindow;
 
-/// The memory of a request: nothing, one piece, or several that count as one.
+/// The memory of a request: nothing, one piece, or several that count as one; or the window that it works on.
 #[derive(Debug, Default)]
 pub enum Payload {
     /// No bytes.
@@ -14,6 +15,9 @@ pub enum Payload {
     One(Piece),
     /// Several, in this order.
     Many(Vec<Piece>),
+    /// No bytes, but a window: of requests that [bind](crate::verbs::SendRequest::bind) and
+    /// [invalidate](crate::verbs::SendRequest::local_invalidate), and of no others.
+    Window(MemoryWindow),
 }
 
 /// A piece of a request's memory.
@@ -30,7 +34,7 @@ impl Payload {
     #[inline]
     pub fn pieces(&self) -> &[Piece] {
         match self {
-            Payload::Empty => &[],
+            Payload::Empty | Payload::Window(_) => &[],
             Payload::One(piece) => std::slice::from_ref(piece),
             Payload::Many(pieces) => pieces,
         }
@@ -48,7 +52,7 @@ impl Payload {
     /// The pieces, as a list.
     pub fn into_pieces(self) -> Vec<Piece> {
         match self {
-            Payload::Empty => Vec::new(),
+            Payload::Empty | Payload::Window(_) => Vec::new(),
             Payload::One(piece) => vec![piece],
             Payload::Many(pieces) => pieces,
         }
@@ -58,7 +62,7 @@ impl Payload {
     #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Payload::Empty => 0,
+            Payload::Empty | Payload::Window(_) => 0,
             Payload::One(piece) => piece.len(),
             Payload::Many(pieces) => pieces.iter().map(Piece::len).sum(),
         }

@@ -164,12 +164,15 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Gives the region back if a peer may do anything to it, or if there is another handle or a request that uses it.
+    /// Gives the region back if a peer may do anything to it, or windows may be bound to it, or if there is another
+    /// handle or a request that uses it.
     pub fn into_buffer(mut self) -> std::result::Result<Buffer, MemoryRegion> {
         let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
         // Nobody else has it, and nobody can get it any more: `self` is gone after this.
         let unshared = Arc::get_mut(&mut self.0).is_some();
-        if unshared && !self.access().is_remote() { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
+        // A peer may still write to where a window was (rxe finishes the message), so that one that never was is asked for.
+        let unreachable = !self.access().intersects(Access::REMOTE | Access::WINDOW_BIND);
+        if unshared && unreachable { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
     }
 
     /// The bytes as atomics: the only way in which shared memory is touched.
@@ -222,6 +225,24 @@ impl RegionSlice {
 
     pub(super) fn segment(&self) -> Segment {
         self.region.segment(self.offset, self.len)
+    }
+
+    /// The address by which peers name its first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.segment().addr
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.registration.lkey()
+    }
+
+    /// What may be done to the region.
+    pub(crate) fn access(&self) -> Access {
+        self.region.access
+    }
+
+    pub(crate) fn registration(&self) -> &backend::Registration {
+        &self.region.registration
     }
 
     pub(super) fn is_locally_writable(&self) -> bool {

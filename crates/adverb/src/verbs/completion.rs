@@ -96,11 +96,13 @@ impl Completion {
 
     /// The memory that the request had.
     pub fn payload(&self) -> &Payload {
+        self.settle();
         &self.payload
     }
 
     /// The memory that the request had, to use again. The request may have failed all the same.
     pub fn into_payload(self) -> Payload {
+        self.settle();
         self.payload
     }
 

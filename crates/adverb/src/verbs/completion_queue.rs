@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::completion::{Completion, RequestId};
 use super::in_flight::{Completing, InFlight, Posting, queue};
+use super::poller::WakerCell;
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
-use super::{Device, QueueStats, SharedReceiveQueue};
-use crate::backend;
+use super::{CompletionQueueStats, Device, QueueStats, SharedReceiveQueue};
+use crate::backend::{self, RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::Payload;
 
@@ -26,6 +27,8 @@ struct Inner {
     state: Mutex<State>,
     /// Told when completions were kept, or when nobody waits for events any more.
     news: Condvar,
+    /// Told when completions were kept, too.
+    poller: WakerCell,
 }
 
 /// What is behind the lock. It is taken by polling, and by queue pairs that come and go; posting never takes it.
@@ -45,6 +48,10 @@ struct State {
     someone_waits: bool,
     /// Completions of requests that aren't known: of queue pairs that are gone.
     stale: u64,
+    /// Completions that came.
+    polled: u64,
+    /// The most that came at once.
+    high_water: usize,
 }
 
 #[derive(Default)]
@@ -152,6 +159,17 @@ impl CompletionQueue {
         self.lock().stale
     }
 
+    /// What it has done.
+    pub fn stats(&self) -> CompletionQueueStats {
+        let state = self.lock();
+        CompletionQueueStats {
+            polled: state.polled,
+            stale: state.stale,
+            high_water: u32::try_from(state.high_water).unwrap_or(u32::MAX),
+            reserved: state.reserved,
+        }
+    }
+
     /// The device that it belongs to.
     pub fn device(&self) -> &Device {
         &self.0.device
@@ -215,6 +233,7 @@ impl CompletionQueue {
         let polled = self.poll_device(&mut state, &mut ready);
         if ready.len() > before {
             self.0.news.notify_all();
+            self.0.poller.wake();
         }
         state.ready = ready;
         polled
@@ -222,8 +241,11 @@ impl CompletionQueue {
 
     /// Takes what the device has.
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
-        let State { queues, shared, stale, .. } = state;
-        self.0.backend.poll(|completion| {
+        let State { queues, shared, stale, polled, high_water, .. } = state;
+        let count = self.0.backend.poll(|mut completion| {
+            if completion.outcome.flags & flag::UNUSUAL != 0 {
+                completion.outcome.flags = self.look_at(completion.outcome);
+            }
             if let Some(id) = shared_queue_of(completion.wr_id) {
                 let entry = shared.iter().find(|entry| entry.id == id);
                 let known = entry.is_some_and(|entry| {
@@ -238,9 +260,24 @@ impl CompletionQueue {
             let known = entry
                 .and_then(|entry| entry.queue.as_mut())
                 .is_some_and(|queue| queue.complete_up_to(id.position, completion.outcome, out));
-            *stale += u64::from(!known);
+            if !known {
+                *stale += 1;
+            }
         })?;
+        *polled += count as u64;
+        if count > *high_water {
+            *high_water = count;
+        }
         Ok(())
+    }
+
+    /// Looks at an outcome with unusual flags, and says which it should have: the device may have its own way, and a key
+    /// may have been invalidated.
+    #[cold]
+    fn look_at(&self, mut outcome: RawOutcome) -> u32 {
+        self.0.backend.correct(&mut outcome);
+        self.0.device.windows().look_at(&outcome);
+        outcome.flags
     }
 
     /// Makes room for a queue pair's queue, and gives it what its ids begin with.
@@ -290,6 +327,11 @@ impl CompletionQueue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where its poller leaves its waker.
+    pub(super) fn waker_cell(&self) -> &WakerCell {
+        &self.0.poller
     }
 
     pub(super) fn backend(&self) -> &backend::CompletionQueue {
@@ -463,6 +505,7 @@ impl CompletionQueueBuilder {
             backend,
             state: Mutex::default(),
             news: Condvar::new(),
+            poller: WakerCell::default(),
         })))
     }
 }

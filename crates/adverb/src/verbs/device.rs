@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use adverb_proto::vocabulary::Gid;
 
+use super::memory_window::Windows;
 use super::{CompletionQueueBuilder, GidEntry, GidType, Port, PortState, ProtectionDomain};
 use crate::backend;
 use crate::error::{Error, Result};
@@ -29,6 +30,7 @@ struct Inner {
     backend: backend::Device,
     name: String,
     attributes: DeviceAttributes,
+    windows: Windows,
 }
 
 /// A device that could be opened.
@@ -103,7 +105,12 @@ impl Device {
     pub fn open(name: &str) -> Result<Device> {
         let backend = backend::Device::open(name)?;
         let attributes = backend.attributes()?;
-        Ok(Device(Arc::new(Inner { backend, name: name.to_owned(), attributes })))
+        Ok(Device(Arc::new(Inner {
+            backend,
+            name: name.to_owned(),
+            attributes,
+            windows: Windows::default(),
+        })))
     }
 
     /// Opens the device that has this IP address.
@@ -249,6 +256,11 @@ impl Device {
         let device = Device::open(name)?;
         shared.push((process, Arc::downgrade(&device.0)));
         Ok(device)
+    }
+
+    /// The memory windows that are bound.
+    pub(super) fn windows(&self) -> &Windows {
+        &self.0.windows
     }
 
     pub(super) fn backend(&self) -> &backend::Device {

@@ -7,7 +7,9 @@
 //! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s, registered in it;
 //! - a [`CompletionQueue`], which tells what became of requests;
 //! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted; a [`SharedReceiveQueue`] supplies many
-//!   of them with receives.
+//!   of them with receives;
+//! - a [`MemoryWindow`], with which a peer gets rights to a part of a region, and loses them again;
+//! - a [`Poller`], a thread that hands the completions of a queue to a function.
 //!
 //! Objects hold what they stand on, so that they can be dropped in any order.
 //!
@@ -22,11 +24,14 @@ mod address_handle;
 pub mod cm;
 mod completion;
 mod completion_queue;
+mod counters;
 mod datagram;
 mod device;
 mod endpoint;
 mod event;
 mod in_flight;
+mod memory_window;
+mod poller;
 mod port;
 mod post;
 mod protection_domain;
@@ -45,14 +50,17 @@ pub use address_handle::{AddressHandle, Recipient};
 pub use adverb_wire::IpHeader;
 pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
+pub use counters::{Counters, CountersDifference};
 pub use datagram::Datagram;
 pub use device::{Device, DeviceAttributes, DeviceInfo};
 pub use endpoint::{ConnectOptions, Endpoint};
 pub use event::DeviceEvent;
+pub use memory_window::MemoryWindow;
+pub use poller::{Poller, PollerOptions, PollerStats, Stopped};
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
-pub use stats::{QueuePairStats, QueueStats};
+pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};

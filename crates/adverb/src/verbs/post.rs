@@ -43,6 +43,11 @@ impl QueuePair {
         }
         let wr_id = queue.id(0);
         let opcode = completed_opcode(&operation);
+        if let Payload::Window(_) = payload {
+            let request = InFlight { payload, tag, opcode, _recipient: None };
+            let plain = plain::SendRequest { wr_id, operation, flags, segments: &[], destination: None };
+            return self.post_window(queue, request, plain);
+        }
         let posted = self.with_segments(payload, |segments, payload| {
             let destination = recipient.as_ref().map(destination);
             // The memory is put away first: the completion may come before posting returns.
@@ -105,6 +110,9 @@ impl QueuePair {
             let pieces = request.payload.pieces();
             segments.extend(pieces.iter().map(Piece::segment));
             counts.push(pieces.len());
+            if let Payload::Window(window) = &request.payload {
+                window.lower(&request.operation, list);
+            }
             // The memory is put away first: completions may come before posting returns.
             let payload = std::mem::take(&mut request.payload);
             let recipient = request.recipient.as_ref().map(|recipient| recipient.address.clone());
@@ -278,8 +286,37 @@ impl QueuePair {
         PostError { error: checked.err().unwrap_or(full), requests: vec![request] }
     }
 
+    /// Posts a request with a window.
+    #[cold]
+    fn post_window(
+        &self,
+        mut queue: MutexGuard<'_, Posting>,
+        request: InFlight,
+        plain: plain::SendRequest<'_, &backend::AddressHandle>,
+    ) -> Result<RequestId, PostError<SendRequest>> {
+        let list = &mut self.scratch().list;
+        if let Payload::Window(window) = &request.payload {
+            window.lower(&plain.operation, list);
+        }
+        let (operation, flags, tag) = (plain.operation, plain.flags, request.tag);
+        // The window is put away first: the completion may come before posting returns.
+        queue.push(request);
+        match self.backend.post_sends(list, std::iter::once(plain)) {
+            Ok(()) => Ok(RequestId(plain.wr_id)),
+            Err(failure) => {
+                let refused = SendRequest { operation, flags, payload: Payload::Empty, tag, recipient: None };
+                Err(self.not_posted("posting a send request", failure, vec![refused], |count| {
+                    self.send.retract(&mut queue, count)
+                }))
+            }
+        }
+    }
+
     /// What of a send request doesn't fit the queue pair.
     fn check_send(&self, request: &SendRequest) -> Result<()> {
+        if let Payload::Window(window) = &request.payload {
+            return self.check_window(request, window);
+        }
         if let Some(flaw) = request.flaw() {
             return Err(Error::InvalidRequest { reason: flaw.into() });
         }
@@ -381,7 +418,7 @@ impl QueuePair {
     #[inline]
     fn with_segments<T>(&self, payload: Payload, work: impl FnOnce(&[Segment], Payload) -> T) -> T {
         match &payload {
-            Payload::Empty => work(&[], payload),
+            Payload::Empty | Payload::Window(_) => work(&[], payload),
             Payload::One(piece) => work(&[piece.segment()], payload),
             Payload::Many(pieces) => {
                 let mut scratch = self.scratch();

@@ -302,6 +302,7 @@ impl QueuePair {
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
+        self.free_windows();
         self.change(&StateChange::Reset)?;
         let left = self.take_all();
         self.psn.store(random_psn()?.get(), Ordering::Relaxed);
@@ -382,6 +383,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        self.free_windows();
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {

@@ -86,7 +86,7 @@ impl SendRequest {
     }
 
     #[inline]
-    fn new(operation: SendOperation, payload: impl Into<Payload>) -> SendRequest {
+    pub(super) fn new(operation: SendOperation, payload: impl Into<Payload>) -> SendRequest {
         SendRequest {
             operation,
             flags: SendFlags::SIGNALED,

@@ -32,6 +32,20 @@ pub struct QueuePairStats {
     pub recv: QueueStats,
 }
 
+/// What a completion queue has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct CompletionQueueStats {
+    /// Completions that the device made. Requests that didn't ask for one aren't counted.
+    pub polled: u64,
+    /// Those of them whose requests aren't known, because their queue pair was destroyed.
+    pub stale: u64,
+    /// The most that one look found: the nearer to the depth, the more the poller is behind.
+    pub high_water: u32,
+    /// How many completions the queue pairs that use it may make at once.
+    pub reserved: u32,
+}
+
 /// What is counted where requests are posted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PostingStats {

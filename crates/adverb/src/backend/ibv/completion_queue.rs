@@ -81,6 +81,18 @@ impl CompletionQueue {
         }
     }
 
+    /// Soft-RoCE says in the kernel's own way that the sender of a message invalidated a key: it writes completions where
+    /// the library reads them, and doesn't translate the flag (rxe_resp.c, `do_complete`).
+    #[cold]
+    pub(crate) fn correct(&self, outcome: &mut RawOutcome) {
+        /// `IB_WC_WITH_INVALIDATE` (ib_verbs.h), in the library `IBV_WC_IP_CSUM_OK`, which soft-RoCE never has.
+        const KERNEL_INVALIDATED: u32 = 1 << 2;
+        const { assert!(flag::UNUSUAL == KERNEL_INVALIDATED | flag::INVALIDATED) };
+        if self.device.is_soft_roce && outcome.flags & KERNEL_INVALIDATED != 0 {
+            outcome.flags ^= KERNEL_INVALIDATED | flag::INVALIDATED;
+        }
+    }
+
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
         // SAFETY: the queue is alive.
         let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };

@@ -17,6 +17,8 @@ pub(crate) struct Device {
     pub(super) name: String,
     /// The process that opened it.
     owner: u32,
+    /// Whether it is Linux's soft-RoCE, which has ways of its own.
+    pub(super) is_soft_roce: bool,
 }
 
 // SAFETY: libibverbs' contexts may be used from any thread.
@@ -59,7 +61,14 @@ impl Device {
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
             verb_error(opened.err().unwrap_or(error), format!("opening the device {name}"))
         })?;
-        let device = Device { library, context, name: name.to_owned(), owner: std::process::id() };
+        let mut device = Device {
+            library,
+            context,
+            name: name.to_owned(),
+            owner: std::process::id(),
+            is_soft_roce: false,
+        };
+        device.is_soft_roce = device.attributes()?.vendor_id == SOFT_ROCE;
         // SAFETY: the context was just opened, and its descriptor with it.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
             .map_err(|error| verb_error(error, format!("opening the device {name}")))?;
@@ -179,6 +188,9 @@ impl Drop for Device {
         }
     }
 }
+
+/// The vendor of Linux's soft-RoCE (rxe_param.h).
+const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// As many entries as fit the kernel's answer, which is limited to 64 KiB; more is refused.
 const MOST_GIDS: usize = 2047;

@@ -6,8 +6,10 @@
 mod address_handle;
 mod completion_queue;
 mod connection_manager;
+mod counters;
 mod device;
 mod event;
+mod memory_window;
 mod protection_domain;
 mod queue_pair;
 mod registration;
@@ -17,6 +19,7 @@ pub(super) use address_handle::AddressHandle;
 pub(super) use completion_queue::CompletionQueue;
 pub(super) use connection_manager::Identifier;
 pub(super) use device::Device;
+pub(super) use memory_window::MemoryWindow;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::{QueuePair, RequestList};
 pub(super) use registration::Registration;

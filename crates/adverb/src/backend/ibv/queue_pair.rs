@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use adverb_proto::vocabulary::{
     Destination, QpState, Qpn, RecvRequest, Segment, SendOperation, SendRequest, Transport,
 };
-use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_bind_mw, ibv_sge};
 
 use super::address_handle::lower_address;
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
@@ -149,6 +149,9 @@ impl QueuePair {
     ) -> Result<(), PostFailure> {
         list.sends.clear();
         list.sends.extend(requests.map(|request| lower_send(&request)));
+        if !list.binds.is_empty() {
+            list.complete_binds();
+        }
         // SAFETY: the segments are borrowed for 'a, which outlives the call.
         unsafe { self.post_send_list(&mut list.sends) }
     }
@@ -224,7 +227,9 @@ pub(super) fn link<T>(list: &mut [T], set_next: impl Fn(&mut T, *mut T)) -> Opti
 /// Room for a batch in the library's form, used again and again.
 #[derive(Default)]
 pub(crate) struct RequestList {
-    sends: Vec<ibv_send_wr>,
+    pub(super) sends: Vec<ibv_send_wr>,
+    /// What the plain form doesn't tell of those that bind windows, in their order.
+    pub(super) binds: Vec<ibv_send_wr_bind_mw>,
     recvs: Vec<ibv_recv_wr>,
 }
 
@@ -298,6 +303,8 @@ fn lower_send(request: &SendRequest<'_, &AddressHandle>) -> ibv_send_wr {
             wr.opcode = sys::IBV_WR_LOCAL_INV;
             wr.imm.invalidate_rkey = rkey;
         }
+        // The rest comes with the list.
+        SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
         _ => unreachable!("nothing else can be asked for"),
     }
     wr

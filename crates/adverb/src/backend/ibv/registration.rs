@@ -14,7 +14,7 @@ use crate::memory::Memory;
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
-    handle: NonNull<ibv_mr>,
+    pub(super) handle: NonNull<ibv_mr>,
     addr: u64,
     lkey: u32,
     rkey: u32,
@@ -72,6 +72,10 @@ impl Registration {
 
     pub(crate) fn rkey(&self) -> u32 {
         self.rkey
+    }
+
+    pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
     }
 
     pub(crate) fn deregister(&self) -> Result<()> {

@@ -1,0 +1,135 @@
+//! Threads that poll completion queues.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use adverb::memory::RemoteMemory;
+use adverb::verbs::{Completion, SendRequest, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE};
+use crate::registry::tests;
+
+tests! { "pollers";
+    a_hundred_thousand_completions_come_through_events,
+    completions_come_without_events_too,
+    a_poller_stops_at_once,
+    what_has_completed_is_handed_over_at_the_end,
+    a_handler_that_panics_loses_no_other_completion,
+    what_is_drained_goes_to_the_poller,
+}
+
+fn pair(fixture: &Fixture, events: bool) -> Result<Pair> {
+    let builder = fixture.pair(Rc);
+    if events { builder.events() } else { builder }.connect()
+}
+
+/// Posts so many requests in bursts of many lengths, and sees that the handler gets each once and in order.
+fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
+    let pair = pair(fixture, events)?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let (sender, tags) = mpsc::channel();
+    let handler = move |completion: Completion| {
+        let _ = sender.send(completion.is_ok().then_some(completion.tag()));
+    };
+    let poller = pair.left.cq.poller(handler)?;
+    let (mut posted, mut completed) = (0, 0);
+    while completed < count {
+        let burst = (posted % 61 + 1).min(count - posted).min(64 - (posted - completed));
+        let request = |tag| SendRequest::write((), region.remote().at(0)).tag(tag);
+        pair.left.qp.post_sends((posted..posted + burst).map(request)).map_err(adverb::Error::from)?;
+        posted += burst;
+        // Now and then all, so that the poller has time to fall asleep.
+        let most = if posted % 7 == 0 || posted == count { 0 } else { 32 };
+        while posted - completed > most {
+            let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
+            ensure!(tag == Some(completed), "{tag:?} came when {completed} was due");
+            completed += 1;
+        }
+    }
+    let stopped = poller.stop();
+    ensure!(stopped.error.is_none(), "{:?}", stopped.error);
+    ensure!(stopped.stats.completions == count, "{:?}", stopped.stats);
+    let stats = pair.left.cq.stats();
+    ensure!(stats.polled == count && stats.stale == 0, "{stats:?}");
+    ensure!((1..=64).contains(&stats.high_water), "{stats:?}");
+    Ok(())
+}
+
+fn a_hundred_thousand_completions_come_through_events(fixture: &Fixture) -> Result<()> {
+    all_come(fixture, true, 100_000)
+}
+
+fn completions_come_without_events_too(fixture: &Fixture) -> Result<()> {
+    all_come(fixture, false, 10_000)
+}
+
+fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
+    for events in [true, false] {
+        let pair = pair(fixture, events)?;
+        for pause in [Duration::ZERO, MOMENT] {
+            let poller = pair.left.cq.poller(drop)?;
+            std::thread::sleep(pause);
+            let start = Instant::now();
+            poller.stop();
+            ensure!(start.elapsed() < 10 * MOMENT, "it took {:?}, events: {events}", start.elapsed());
+        }
+    }
+    Ok(())
+}
+
+fn what_has_completed_is_handed_over_at_the_end(fixture: &Fixture) -> Result<()> {
+    for events in [true, false] {
+        let pair = pair(fixture, events)?;
+        (0..20).try_for_each(|_| pair.right.offer(8).map(drop))?;
+        let poller = pair.right.cq.poller(drop)?;
+        for _ in 0..20 {
+            // A message that is acknowledged has completed at the other end.
+            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        }
+        let stats = poller.stop().stats;
+        ensure!(stats.completions == 20, "{stats:?}");
+    }
+    Ok(())
+}
+
+fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<()> {
+    let pair = pair(fixture, true)?;
+    let (sender, tags) = mpsc::channel();
+    let handler = move |completion: Completion| {
+        // Without a panic's message, which would be a strange thing to find in a report.
+        if completion.tag().is_multiple_of(3) {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        let _ = sender.send(completion.tag());
+    };
+    let poller = pair.left.cq.poller(handler)?;
+    let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
+    let requests = (0..60).map(|tag| SendRequest::write((), nowhere.at(0)).tag(tag));
+    pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
+    for expected in (0..60).filter(|tag| tag % 3 != 0) {
+        let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
+        ensure!(tag == expected, "{tag} came when {expected} was due");
+    }
+    let stopped = poller.stop();
+    ensure!(stopped.stats.completions == 60 && stopped.stats.panics == 20, "{:?}", stopped.stats);
+    ensure!(stopped.last_panic.as_deref() == Some("on purpose"), "{:?}", stopped.last_panic);
+    ensure!(pair.left.qp.sends_outstanding() == 0, "some are still outstanding");
+    Ok(())
+}
+
+fn what_is_drained_goes_to_the_poller(fixture: &Fixture) -> Result<()> {
+    for _ in 0..10 {
+        let pair = pair(fixture, true)?;
+        let (sender, came) = mpsc::channel();
+        let poller = pair.left.cq.poller(move |completion| drop(sender.send(completion)))?;
+        (0..20).try_for_each(|_| pair.left.offer(8).map(drop))?;
+        pair.left.qp.drain(PATIENCE)?;
+        for _ in 0..20 {
+            let completion = came.recv_timeout(PATIENCE).context("a completion lies around")?;
+            ensure!(!completion.is_ok(), "it was received");
+        }
+        ensure!(poller.stop().stats.completions == 20, "there were others");
+    }
+    Ok(())
+}

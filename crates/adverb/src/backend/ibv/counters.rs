@@ -1,0 +1,71 @@
+//! What a device counts, as the kernel shows it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use super::Device;
+use crate::error::{Error, Result};
+
+impl Device {
+    /// What the device counts for a port: the driver's own counters, and those of the InfiniBand specification where
+    /// there are any.
+    pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
+        // Names of devices have no slashes: the kernel made directories of them.
+        let directory =
+            Path::new("/sys/class/infiniband").join(&self.name).join("ports").join(port.to_string());
+        read_counters(&directory).map_err(|error| Error::Verb {
+            action: format!("reading the counters of port {port} of {}", self.name),
+            error,
+            hint: "the kernel shows them under /sys/class/infiniband, which a container may not have".into(),
+        })
+    }
+}
+
+/// The counters in a port's directory. A port that has none is no error; one that isn't there is.
+fn read_counters(port: &Path) -> std::io::Result<BTreeMap<String, u64>> {
+    fs::metadata(port)?;
+    let mut counters = BTreeMap::new();
+    // Where both have a name, the driver's own is taken.
+    for directory in ["counters", "hw_counters"] {
+        let Ok(entries) = fs::read_dir(port.join(directory)) else { continue };
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            // How long the kernel keeps what it has read, in ms: a setting among the counters.
+            if name == "lifespan" {
+                continue;
+            }
+            // What can't be counted says so in words ("N/A (no PMA)"), or can't be read.
+            let value = fs::read_to_string(entry.path()).ok().and_then(|text| text.trim().parse().ok());
+            if let Some(value) = value {
+                counters.insert(name, value);
+            }
+        }
+    }
+    Ok(counters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_numbers_and_what_is_not_a_counter_is_left_out() {
+        let port = std::env::temp_dir().join(format!("adverb-counters-{}", std::process::id()));
+        let write = |path: &str, text: &str| fs::write(port.join(path), text).unwrap();
+        fs::create_dir_all(port.join("hw_counters")).unwrap();
+        write("hw_counters/rcvd_pkts", "1234\n");
+        write("hw_counters/lifespan", "10\n");
+        let without_standard = read_counters(&port).unwrap();
+        fs::create_dir_all(port.join("counters")).unwrap();
+        write("counters/port_rcv_errors", "7\n");
+        write("counters/rcvd_pkts", "9\n");
+        write("counters/port_xmit_wait", "N/A (no PMA)\n");
+        let all = read_counters(&port).unwrap();
+        fs::remove_dir_all(&port).unwrap();
+        assert_eq!(without_standard, BTreeMap::from([("rcvd_pkts".to_owned(), 1234)]));
+        let expected = [("port_rcv_errors".to_owned(), 7), ("rcvd_pkts".to_owned(), 1234)];
+        assert_eq!(all, BTreeMap::from(expected));
+        assert!(read_counters(&port).is_err(), "a port that isn't there");
+    }
+}

@@ -1,0 +1,57 @@
+//! Waiting for descriptors.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Waits until one of two descriptors can be read or has ended; `false` if that doesn't happen in time, or a signal came.
+pub(crate) fn wait_either(
+    first: BorrowedFd<'_>,
+    second: Option<BorrowedFd<'_>>,
+    timeout: Option<Duration>,
+) -> io::Result<bool> {
+    let entry = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // An entry whose descriptor is negative is passed over.
+    let absent = libc::pollfd { fd: -1, events: 0, revents: 0 };
+    let mut entries = [entry(first), second.map_or(absent, entry)];
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: two entries, which may be written; the timeout is absent or outlives the call, and no signals are masked.
+    let count = unsafe { libc::ppoll(entries.as_mut_ptr(), 2, timeout, std::ptr::null()) };
+    if count >= 0 {
+        return Ok(count > 0);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn either_descriptor_ends_the_wait() {
+        let (first, mut first_writer) = io::pipe().unwrap();
+        let (second, second_writer) = io::pipe().unwrap();
+        let wait = |timeout| wait_either(first.as_fd(), Some(second.as_fd()), timeout).unwrap();
+        assert!(!wait(Some(Duration::from_millis(1))));
+        first_writer.write_all(&[1]).unwrap();
+        assert!(wait(None));
+        (&first).read_exact(&mut [0]).unwrap();
+        assert!(!wait(Some(Duration::ZERO)));
+        drop(second_writer);
+        assert!(wait(None), "a pipe whose writer is gone has ended");
+    }
+
+    #[test]
+    fn one_descriptor_may_be_absent() {
+        let (reader, _writer) = io::pipe().unwrap();
+        assert!(!wait_either(reader.as_fd(), None, Some(Duration::from_micros(10))).unwrap());
+    }
+}

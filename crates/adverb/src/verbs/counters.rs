@@ -1,0 +1,160 @@
+//! What only the device knows: its counters.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::Device;
+use crate::error::Result;
+
+/// What a device has counted for one of its ports, at one moment: packets, bytes, retransmissions, errors.
+///
+/// Which counters there are, and what they are called, is the driver's choice; Adverb passes on the names that the kernel
+/// gives them. They count from when the device was started, and are shared by all programs that use it. The kernel
+/// keeps what it has read for a moment (usually 10 ms), so that asking more often tells nothing new.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use adverb::verbs::Device;
+/// let device = Device::first()?;
+/// let before = device.counters(1)?;
+/// std::thread::sleep(Duration::from_secs(1));
+/// let difference = device.counters(1)?.since(&before);
+/// for (name, count) in difference.iter().filter(|(_, count)| *count > 0) {
+///     println!("{name}: {count}, {:.1} a second", difference.rate(name).unwrap_or_default());
+/// }
+/// # Ok::<(), adverb::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counters {
+    taken: Instant,
+    values: BTreeMap<String, u64>,
+}
+
+/// By how much counters grew from one moment to another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CountersDifference {
+    elapsed: Duration,
+    values: BTreeMap<String, u64>,
+}
+
+impl Device {
+    /// What the device has counted for one of its ports. A device that counts nothing has no counters.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such port, or it can't be asked.
+    pub fn counters(&self, port: u8) -> Result<Counters> {
+        Ok(Counters { taken: Instant::now(), values: self.backend().counters(port)? })
+    }
+}
+
+impl Counters {
+    /// One of them, by the kernel's name for it: `rcvd_pkts`, say.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.values.get(name).copied()
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
+        self.values.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// When they were read.
+    pub fn taken(&self) -> Instant {
+        self.taken
+    }
+
+    /// By how much they grew since an earlier reading. One that is smaller than it was has been reset, and counts from
+    /// there; one that wasn't there before is left out.
+    #[must_use]
+    pub fn since(&self, earlier: &Counters) -> CountersDifference {
+        let grown = self.values.iter().filter_map(|(name, value)| {
+            let before = earlier.get(name)?;
+            Some((name.clone(), value.checked_sub(before).unwrap_or(*value)))
+        });
+        CountersDifference {
+            elapsed: self.taken.saturating_duration_since(earlier.taken),
+            values: grown.collect(),
+        }
+    }
+
+    /// Whether a counter of this name counts something that shouldn't happen on a healthy network: what was lost,
+    /// refused, late, out of order, or sent again. Judged by the name, since the kernel says no more.
+    pub fn is_error(name: &str) -> bool {
+        const SIGNS: [&str; 16] = [
+            "err",
+            "drop",
+            "discard",
+            "retry",
+            "retries",
+            "retrans",
+            "timeout",
+            "nak",
+            "rnr",
+            "duplicate",
+            "out_of",
+            "overrun",
+            "violation",
+            "downed",
+            "implied",
+            "bad",
+        ];
+        SIGNS.iter().any(|sign| name.contains(sign))
+    }
+}
+
+impl CountersDifference {
+    /// By how much one of them grew.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.values.get(name).copied()
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
+        self.values.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// How much time lies between.
+    pub fn elapsed(&self) -> Duration {
+        self.elapsed
+    }
+
+    /// By how much one of them grew per second; `None` also if no time lies between.
+    #[expect(clippy::cast_precision_loss, reason = "a rate of more than 2⁵³ is exact enough")]
+    pub fn rate(&self, name: &str) -> Option<f64> {
+        let seconds = self.elapsed.as_secs_f64();
+        Some(self.get(name)? as f64 / seconds).filter(|_| seconds > 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters(taken: Instant, values: &[(&str, u64)]) -> Counters {
+        Counters { taken, values: values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect() }
+    }
+
+    #[test]
+    fn difference_counts_from_zero_after_a_reset() {
+        let start = Instant::now();
+        let before = counters(start, &[("sent_pkts", 100), ("rcvd_pkts", 1000), ("gone", 1)]);
+        let after =
+            counters(start + Duration::from_secs(2), &[("sent_pkts", 150), ("rcvd_pkts", 10), ("new", 5)]);
+        let difference = after.since(&before);
+        assert_eq!(difference.iter().collect::<Vec<_>>(), [("rcvd_pkts", 10), ("sent_pkts", 50)]);
+        assert_eq!(difference.rate("sent_pkts"), Some(25.0));
+        assert_eq!(difference.rate("new"), None);
+        assert_eq!(after.since(&after).rate("sent_pkts"), None, "no time has passed");
+    }
+
+    #[test]
+    fn errors_are_told_from_traffic_by_name() {
+        let errors =
+            ["rcvd_seq_err", "send_rnr_err", "duplicate_request", "out_of_sequence", "port_rcv_errors"];
+        let traffic =
+            ["sent_pkts", "rcvd_pkts", "port_xmit_data", "rx_write_requests", "rdma_sends", "link_quality"];
+        assert!(errors.into_iter().all(Counters::is_error));
+        assert!(!traffic.into_iter().any(Counters::is_error));
+    }
+}

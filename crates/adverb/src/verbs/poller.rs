@@ -1,0 +1,501 @@
+//! A thread that polls a completion queue.
+
+use std::any::Any;
+use std::fmt;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{Completion, CompletionQueue};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A thread that takes the completions of a queue and hands each to a function, the handler: see
+/// [`CompletionQueue::poller`].
+///
+/// It asks the queue over and over for a moment after each completion, which is fastest while there is work, and then
+/// sleeps until there is an event, if the queue was made with [events](super::CompletionQueueBuilder::events). One that
+/// was made without is looked at again after pauses that grow to a millisecond.
+///
+/// While there is a poller all completions are for its handler: who [waits](CompletionQueue::wait) or
+/// [polls](CompletionQueue::poll) besides may find nothing. [`QueuePair::drain`](super::QueuePair::drain) goes well with
+/// it. A queue has one poller at most.
+///
+/// # Stopping
+///
+/// [`stop`](Poller::stop) wakes it, has it hand over what has completed by then, and gives the handler back. Dropping it
+/// does the same without. In a forked child, which doesn't have the thread, dropping it does nothing.
+///
+/// # Panics of the handler
+///
+/// A handler that panics loses the completion that it was called with, whose buffers are freed, and nothing else: the
+/// panic is caught and counted, and the poller goes on with the next completion. [`stats`](Poller::stats) tells how many
+/// there were, and [`Stopped`] the last message. (Where panics abort, they abort.)
+#[must_use = "dropping it stops it"]
+pub struct Poller<H> {
+    thread: Option<JoinHandle<Stopped<H>>>,
+    shared: Arc<Shared>,
+    /// The process that has the thread.
+    owner: u32,
+}
+
+/// What a poller was when it stopped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Stopped<H> {
+    /// The handler.
+    pub handler: H,
+    /// What the poller did.
+    pub stats: PollerStats,
+    /// Why it stopped by itself, if it did: the device couldn't be asked any more.
+    pub error: Option<Error>,
+    /// What the handler said when it last panicked, if it did.
+    pub last_panic: Option<String>,
+}
+
+/// What a poller has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PollerStats {
+    /// Completions that were handed to the handler.
+    pub completions: u64,
+    /// How often the handler panicked.
+    pub panics: u64,
+    /// How often the thread went to sleep.
+    pub sleeps: u64,
+}
+
+/// How a poller goes about it: for [`CompletionQueue::poller_with`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "options do nothing by themselves"]
+pub struct PollerOptions {
+    name: String,
+    spin: Duration,
+}
+
+impl Default for PollerOptions {
+    fn default() -> PollerOptions {
+        PollerOptions { name: "adverb-poller".to_owned(), spin: Duration::from_micros(50) }
+    }
+}
+
+impl PollerOptions {
+    /// The defaults.
+    pub fn new() -> PollerOptions {
+        PollerOptions::default()
+    }
+
+    /// The name of the thread: `adverb-poller` unless set.
+    pub fn name(mut self, name: impl Into<String>) -> PollerOptions {
+        self.name = name.into();
+        self
+    }
+
+    /// How long to ask over and over after a completion, at most, before sleeping: 50 µs unless set. Where the next
+    /// completion never comes that soon it is done for ever shorter moments.
+    pub fn spin(mut self, spin: Duration) -> PollerOptions {
+        self.spin = spin;
+        self
+    }
+}
+
+impl CompletionQueue {
+    /// Starts a thread that hands each completion of this queue to `handler`.
+    ///
+    /// ```no_run
+    /// # use adverb::verbs::{CompletionQueue, SendRequest, QueuePair};
+    /// # fn example(completions: &CompletionQueue) -> adverb::Result<()> {
+    /// let (sender, receiver) = std::sync::mpsc::channel();
+    /// let poller = completions.poller(move |completion| sender.send(completion).expect("somebody listens"))?;
+    /// // … post requests; whoever has the receiver gets their completions …
+    /// let stopped = poller.stop();
+    /// println!("{} completions", stopped.stats.completions);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the queue has a poller already, or there can be no more threads.
+    pub fn poller<H>(&self, handler: H) -> Result<Poller<H>>
+    where
+        H: FnMut(Completion) + Send + 'static,
+    {
+        self.poller_with(&PollerOptions::default(), handler)
+    }
+
+    /// As [`poller`](CompletionQueue::poller), with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`poller`](CompletionQueue::poller).
+    pub fn poller_with<H>(&self, options: &PollerOptions, handler: H) -> Result<Poller<H>>
+    where
+        H: FnMut(Completion) + Send + 'static,
+    {
+        let failed = |error| Error::Verb {
+            action: "starting a poller".to_owned(),
+            error,
+            hint: "the limits on threads and open files are common reasons".into(),
+        };
+        let (reader, writer) = io::pipe().map_err(failed)?;
+        let waker = Arc::new(Waker { is_asleep: AtomicBool::new(false), reader, writer });
+        let seat = self.waker_cell().take(&waker, self)?;
+        let shared = Arc::new(Shared { waker, is_told: AtomicBool::new(false), counts: Counts::default() });
+        let worker = Worker {
+            pace: Pace::new(options.spin),
+            shared: Arc::clone(&shared),
+            handler,
+            batch: Vec::new(),
+            last_panic: None,
+            seat,
+        };
+        let thread = std::thread::Builder::new()
+            .name(options.name.clone())
+            .spawn(move || worker.run())
+            .map_err(failed)?;
+        Ok(Poller { thread: Some(thread), shared, owner: std::process::id() })
+    }
+}
+
+impl<H> Poller<H> {
+    /// Stops it: what has completed by now is handed over, and the thread ends. Waits for that.
+    ///
+    /// # Panics
+    ///
+    /// If called by the handler: a thread can't wait for its own end.
+    pub fn stop(mut self) -> Stopped<H> {
+        self.shared.tell();
+        let thread = self.thread.take().expect("it is there until here");
+        assert!(thread.thread().id() != std::thread::current().id(), "a handler can't stop its own poller");
+        // The thread catches the handler's panics, so that one here is the library's own.
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Whether it has stopped by itself, because the device can't be asked any more: [`stop`](Poller::stop) tells why.
+    pub fn has_failed(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> PollerStats {
+        self.shared.counts.get()
+    }
+}
+
+impl<H> Drop for Poller<H> {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.owner != std::process::id() {
+            // A forked child has no such thread to wait for, or to let go of.
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.tell();
+        // A handler that has its own poller, and drops it, only tells it.
+        if thread.thread().id() != std::thread::current().id() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl<H> fmt::Debug for Poller<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// What the thread and its owner share.
+struct Shared {
+    waker: Arc<Waker>,
+    /// Whether it is told to stop.
+    is_told: AtomicBool,
+    counts: Counts,
+}
+
+impl Shared {
+    fn tell(&self) {
+        self.is_told.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+
+    fn is_told(&self) -> bool {
+        self.is_told.load(Ordering::SeqCst)
+    }
+}
+
+/// [`PollerStats`] as they grow.
+#[derive(Default)]
+struct Counts {
+    completions: AtomicU64,
+    panics: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+impl Counts {
+    fn get(&self) -> PollerStats {
+        PollerStats {
+            completions: self.completions.load(Ordering::Relaxed),
+            panics: self.panics.load(Ordering::Relaxed),
+            sleeps: self.sleeps.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Ends the sleep of a poller.
+struct Waker {
+    /// Set by the sleeper before it looks for the last time; cleared by who wakes it, with a byte in the pipe, or by
+    /// itself. So there is at most one byte.
+    is_asleep: AtomicBool,
+    /// Here, so that a byte that nobody waits for any more does no harm: writing to a pipe without a reader does.
+    reader: PipeReader,
+    writer: PipeWriter,
+}
+
+impl Waker {
+    fn wake(&self) {
+        if self.is_asleep.swap(false, Ordering::SeqCst)
+            && let Err(error) = (&self.writer).write_all(&[1])
+        {
+            tracing::error!(%error, "a poller could not be woken");
+        }
+    }
+}
+
+/// Where a completion queue keeps the waker of its poller.
+#[derive(Default)]
+pub(super) struct WakerCell(Mutex<Option<Arc<Waker>>>);
+
+impl WakerCell {
+    /// Has the poller, if there is one, look at the queue.
+    pub(super) fn wake(&self) {
+        if let Some(waker) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            waker.wake();
+        }
+    }
+
+    fn take(&self, waker: &Arc<Waker>, queue: &CompletionQueue) -> Result<Seat> {
+        let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cell.is_some() {
+            let reason = "the completion queue has a poller already: stop that one first";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        *cell = Some(Arc::clone(waker));
+        Ok(Seat(queue.clone()))
+    }
+}
+
+/// The place of a queue's only poller, until it is dropped.
+struct Seat(CompletionQueue);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        *self.0.waker_cell().0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// What the thread has.
+struct Worker<H> {
+    pace: Pace,
+    shared: Arc<Shared>,
+    handler: H,
+    batch: Vec<Completion>,
+    last_panic: Option<String>,
+    seat: Seat,
+}
+
+impl<H: FnMut(Completion)> Worker<H> {
+    fn run(mut self) -> Stopped<H> {
+        let error = self.work().err();
+        if let Some(error) = &error {
+            tracing::error!(%error, "a poller stops: the completion queue can't be asked");
+        }
+        let stats = self.shared.counts.get();
+        Stopped { handler: self.handler, stats, error, last_panic: self.last_panic }
+    }
+
+    /// Polls until it is told to stop, or the device can't be asked.
+    fn work(&mut self) -> Result<()> {
+        loop {
+            // Asked before the look, which then finds all that completed before it was told.
+            let is_told = self.shared.is_told();
+            let count = self.poll()?;
+            if is_told {
+                return Ok(());
+            }
+            if count > 0 {
+                self.pace.found();
+            } else if self.pace.is_spinning() {
+                std::hint::spin_loop();
+            } else if self.sleep()? > 0 {
+                self.pace.found();
+            }
+        }
+    }
+
+    /// Takes what there is and hands it over; says how much it was.
+    fn poll(&mut self) -> Result<usize> {
+        let polled = self.seat.0.poll(&mut self.batch);
+        let count = self.batch.len();
+        // Also what came before an error.
+        for completion in self.batch.drain(..) {
+            let handler = &mut self.handler;
+            let called = catch_unwind(AssertUnwindSafe(|| handler(completion)));
+            // Counted when it was handled, so that whoever sees the count sees what the handler did.
+            self.shared.counts.completions.fetch_add(1, Ordering::Release);
+            if let Err(panic) = called {
+                self.shared.counts.panics.fetch_add(1, Ordering::Relaxed);
+                let message = message_of(panic);
+                tracing::error!(message, "the handler of a poller panicked");
+                self.last_panic = Some(message);
+            }
+        }
+        polled.map(|_| count)
+    }
+
+    /// Sleeps until there may be something; says how many completions came before it could.
+    fn sleep(&mut self) -> Result<usize> {
+        let queue = self.seat.0.clone();
+        let waker = Arc::clone(&self.shared.waker);
+        waker.is_asleep.store(true, Ordering::SeqCst);
+        if queue.event_fd().is_some() {
+            queue.arm(false)?;
+        }
+        // What came between the last look and the arming makes no event, and what somebody else took from the device and
+        // left with the queue before we counted as asleep doesn't wake us: look again.
+        let count = self.poll()?;
+        if count == 0 && !self.shared.is_told() {
+            self.shared.counts.sleeps.fetch_add(1, Ordering::Relaxed);
+            let pause = if queue.event_fd().is_some() { None } else { Some(self.pace.pause()) };
+            let waited = backend::wait_either(waker.reader.as_fd(), queue.event_fd(), pause);
+            waited.map_err(|error| Error::Verb {
+                action: "waiting for a completion".to_owned(),
+                error,
+                hint: "".into(),
+            })?;
+        }
+        if !waker.is_asleep.swap(false, Ordering::SeqCst) {
+            // Somebody woke us, or is about to: the byte comes.
+            let read = (&waker.reader).read_exact(&mut [0]);
+            read.map_err(|error| Error::Verb { action: "waking up".to_owned(), error, hint: "".into() })?;
+        }
+        while queue.event_fd().is_some() && queue.take_event()? {}
+        Ok(count)
+    }
+}
+
+/// What a panic says.
+fn message_of(panic: Box<dyn Any + Send>) -> String {
+    let message = match panic.downcast_ref::<&str>() {
+        Some(message) => (*message).to_owned(),
+        None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "(no message)".to_owned()),
+    };
+    // It may panic in turn. What a panic about a panic says is nobody's business.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(panic);
+    }
+    message
+}
+
+/// When to ask again at once, and when to sleep.
+struct Pace {
+    most: Duration,
+    /// How long to ask over and over, as it has turned out to be worth it.
+    spin: Duration,
+    /// When there was a completion last, if there was one since the last sleep.
+    found: Option<Instant>,
+    slept: Option<Instant>,
+    pause: Duration,
+}
+
+impl Pace {
+    const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+    const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+    fn new(most: Duration) -> Pace {
+        // A single processor has better things to do: whoever is to make the completion needs it.
+        let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
+        let most = if is_alone { Duration::ZERO } else { most };
+        Pace { most, spin: most, found: None, slept: None, pause: Self::SHORTEST_PAUSE }
+    }
+
+    /// There was a completion.
+    fn found(&mut self) {
+        let now = Instant::now();
+        if let Some(slept) = self.slept.take() {
+            // If it came so soon that spinning would have found it, spin; else don't waste as much time again.
+            let soon = now.saturating_duration_since(slept) < self.most;
+            self.spin = if soon { self.most } else { self.spin / 2 };
+        }
+        self.found = Some(now);
+        self.pause = Self::SHORTEST_PAUSE;
+    }
+
+    /// Whether to ask again at once.
+    fn is_spinning(&mut self) -> bool {
+        let Some(found) = self.found else { return false };
+        let now = Instant::now();
+        if now.saturating_duration_since(found) < self.spin {
+            return true;
+        }
+        self.found = None;
+        self.slept = Some(now);
+        false
+    }
+
+    /// How long to sleep where there are no events.
+    fn pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(Self::LONGEST_PAUSE);
+        pause
+    }
+}
+
+// What the compiler finds out here is part of the API.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<Poller<fn(Completion)>>();
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spinning_is_given_up_where_it_is_in_vain_and_taken_up_where_it_pays() {
+        let most = Duration::from_millis(200);
+        let mut pace = Pace { most, spin: most, found: None, slept: None, pause: Pace::SHORTEST_PAUSE };
+        assert!(!pace.is_spinning(), "nothing was found yet");
+        pace.found();
+        assert!(pace.is_spinning());
+        pace.slept = Instant::now().checked_sub(most * 2);
+        pace.found();
+        assert_eq!(pace.spin, most / 2);
+        pace.slept = Some(Instant::now());
+        pace.found();
+        assert_eq!(pace.spin, most);
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_shrink_when_there_is_work() {
+        let mut pace = Pace::new(Duration::ZERO);
+        let pauses: Vec<Duration> = (0..8).map(|_| pace.pause()).collect();
+        assert!(pauses.is_sorted());
+        assert_eq!(pauses.first(), Some(&Pace::SHORTEST_PAUSE));
+        assert_eq!(pauses.last(), Some(&Pace::LONGEST_PAUSE));
+        pace.found();
+        assert_eq!(pace.pause(), Pace::SHORTEST_PAUSE);
+    }
+
+    #[test]
+    fn panics_say_what_they_said() {
+        let said = |f: fn()| message_of(catch_unwind(f).unwrap_err());
+        let messages =
+            [said(|| panic!("plain")), said(|| panic!("{}", 7)), said(|| std::panic::panic_any(7))];
+        assert_eq!(messages, ["plain", "7", "(no message)"]);
+    }
+}

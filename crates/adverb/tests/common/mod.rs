@@ -1,0 +1,113 @@
+//! Two queue pairs of one device, connected to each other.
+
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use adverb::memory::Buffer;
+use adverb::verbs::{
+    Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, Transport,
+};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Far longer than anything takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A device to test with; without one the test is skipped, and says so.
+pub(crate) fn device() -> Option<Device> {
+    match Device::first() {
+        Ok(device) => Some(device),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// One end of a connection.
+pub(crate) struct End {
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) completions: CompletionQueue,
+    pub(crate) domain: ProtectionDomain,
+}
+
+impl End {
+    pub(crate) fn new(device: &Device, depth: u32, events: bool) -> End {
+        let domain = device.protection_domain().unwrap();
+        let completions = device.completion_queue(2 * depth);
+        let completions = if events { completions.events() } else { completions }.create().unwrap();
+        End::with(domain, completions, depth)
+    }
+
+    pub(crate) fn with(domain: ProtectionDomain, completions: CompletionQueue, depth: u32) -> End {
+        let queue_pair = domain
+            .queue_pair(Transport::Rc)
+            .completion_queue(&completions)
+            .depth(depth, depth)
+            .create()
+            .unwrap();
+        End { queue_pair, completions, domain }
+    }
+
+    /// Posts a request, and waits for its completion.
+    pub(crate) fn run(&self, request: SendRequest) -> Completion {
+        let id = self.queue_pair.post_send(request).unwrap();
+        self.wait(id)
+    }
+
+    pub(crate) fn wait(&self, id: RequestId) -> Completion {
+        self.completions.wait(id, PATIENCE).unwrap()
+    }
+
+    /// A buffer of bytes of this value.
+    pub(crate) fn buffer(&self, value: u8, len: usize) -> Buffer {
+        let mut buffer = self.domain.buffer(len).unwrap();
+        buffer.fill(value);
+        buffer
+    }
+}
+
+/// Two ends that are connected.
+pub(crate) fn pair(device: &Device, depth: u32, events: bool) -> (End, End) {
+    let (left, right) = (End::new(device, depth, events), End::new(device, depth, events));
+    connect(&left, &right);
+    (left, right)
+}
+
+pub(crate) fn connect(left: &End, right: &End) {
+    left.queue_pair.connect(&right.queue_pair.endpoint()).unwrap();
+    right.queue_pair.connect(&left.queue_pair.endpoint()).unwrap();
+}
+
+/// Runs something that must not log an error: what can't be freed is leaked, and only the log tells.
+pub(crate) fn without_errors(run: impl FnOnce()) {
+    static COMPLAINED: AtomicBool = AtomicBool::new(false);
+    struct Listener;
+    impl Subscriber for Listener {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::ERROR
+        }
+        fn event(&self, event: &Event<'_>) {
+            COMPLAINED.store(true, Ordering::Relaxed);
+            event.record(&mut Printer);
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+    struct Printer;
+    impl Visit for Printer {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            println!("logged: {field}: {value:?}");
+        }
+    }
+    tracing::subscriber::with_default(Listener, run);
+    assert!(!COMPLAINED.load(Ordering::Relaxed), "an error was logged");
+}

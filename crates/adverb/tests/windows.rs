@@ -1,0 +1,337 @@
+//! Memory windows, on whatever device there is.
+
+mod common;
+
+use adverb::Error;
+use adverb::memory::{MemoryRegion, RemoteMemory};
+use adverb::verbs::{
+    Access, CompletedOperation, Completion, Device, MemoryWindow, QpState, RecvRequest, SendRequest, Status,
+};
+
+use common::{End, PATIENCE, connect, device, pair, without_errors};
+
+const LEN: usize = 4096;
+const SHOWN: std::ops::Range<usize> = 1024..3072;
+const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// A device with windows.
+fn device_with_windows() -> Option<Device> {
+    let device = device()?;
+    if !device.attributes().memory_windows {
+        println!("skipped: {} has no memory windows", device.name());
+        return None;
+    }
+    Some(device)
+}
+
+/// Memory without remote rights of its own.
+fn region(end: &End) -> MemoryRegion {
+    end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap()
+}
+
+fn bind(end: &End, window: MemoryWindow, region: &MemoryRegion, access: Access) -> MemoryWindow {
+    let request = SendRequest::bind(window, region.slice(SHOWN).unwrap(), access);
+    let completion = end.run(request);
+    assert_eq!(completion.success().unwrap().operation, CompletedOperation::BindWindow);
+    completion.into_window().unwrap()
+}
+
+fn bound(end: &End, region: &MemoryRegion, access: Access) -> (MemoryWindow, RemoteMemory) {
+    let window = bind(end, end.domain.memory_window().unwrap(), region, access);
+    let remote = window.remote().unwrap();
+    (window, remote)
+}
+
+fn invalidate(end: &End, window: MemoryWindow) -> MemoryWindow {
+    let completion = end.run(SendRequest::local_invalidate(window));
+    assert_eq!(completion.success().unwrap().operation, CompletedOperation::LocalInvalidate);
+    completion.into_window().unwrap()
+}
+
+fn status(completion: &Completion) -> Status {
+    completion.outcome().map_or_else(|failure| failure.status, |_| Status::Success)
+}
+
+/// What becomes of a peer's WRITE to a place.
+fn write(peer: &End, remote: RemoteMemory) -> Status {
+    status(&peer.run(SendRequest::write(peer.buffer(0xaa, 16), remote.at(0))))
+}
+
+/// Why a request isn't posted, and the window that comes back with the reason.
+fn refused(end: &End, request: SendRequest) -> (String, MemoryWindow) {
+    let mut error = end.queue_pair.post_send(request).unwrap_err();
+    let request = error.requests.pop().unwrap();
+    (error.error.to_string(), request.into_window().unwrap())
+}
+
+#[test]
+fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    let slice = || region.slice(SHOWN).unwrap();
+    let window = owner.domain.memory_window().unwrap();
+    let says = |(reason, window): (String, MemoryWindow), words: &str| {
+        assert!(reason.contains(words), "{reason}");
+        window
+    };
+
+    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "isn't bound");
+    let local = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), local)), "only those");
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), Access::empty())), "only those");
+    let empty = region.slice(0..0).unwrap();
+    let window = says(refused(&owner, SendRequest::bind(window, empty, ALL)), "at least one byte");
+    let without = owner.domain.region(64, Access::LOCAL_WRITE).unwrap().slice(0..64).unwrap();
+    let window = says(refused(&owner, SendRequest::bind(window, without, ALL)), "WINDOW_BIND");
+    let unwritable = owner.domain.region(64, Access::WINDOW_BIND).unwrap().slice(0..64).unwrap();
+    let window = says(refused(&owner, SendRequest::bind(window, unwritable, ALL)), "LOCAL_WRITE");
+    let foreign = peer.domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let foreign = foreign.slice(0..64).unwrap();
+    let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "another protection domain");
+    let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "protection domain");
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inlined()), "inlined");
+    assert!(window.is_usable() && !window.is_bound());
+
+    let window = bind(&owner, window, &region, ALL);
+    let remote = window.remote();
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL)), "invalidate it first");
+    let other = End::with(owner.domain.clone(), device.completion_queue(16).create().unwrap(), 8);
+    let third = End::new(&device, 8, false);
+    connect(&other, &third);
+    let window = says(refused(&other, SendRequest::local_invalidate(window)), "another queue pair");
+    assert_eq!(window.remote(), remote, "what was refused changes nothing");
+
+    let window = invalidate(&owner, window);
+    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "isn't bound");
+    // A window is no message.
+    let payload = SendRequest::local_invalidate(window).into_payload();
+    let (reason, window) = refused(&owner, SendRequest::send(payload));
+    assert!(reason.contains("isn't memory"), "{reason}");
+    drop(window);
+    assert_eq!(owner.queue_pair.state().unwrap(), QpState::ReadyToSend);
+}
+
+#[test]
+fn window_as_the_memory_of_a_receive_does_no_harm() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    // A binding that was asked for and not posted.
+    let asked = SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(SHOWN).unwrap(), ALL);
+    let receive = owner.queue_pair.post_recv(RecvRequest::new(asked.into_payload())).unwrap();
+    peer.run(SendRequest::send(())).success().unwrap();
+    let window = owner.wait(receive).into_window().unwrap();
+    assert!(!window.is_bound());
+    let (reason, _) = refused(&owner, SendRequest::local_invalidate(window));
+    assert!(reason.contains("isn't bound"), "{reason}");
+}
+
+#[test]
+fn batch_binds_and_invalidates_with_one_doorbell() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 16, false);
+    let region = region(&owner);
+    let windows = (0..4).map(|_| owner.domain.memory_window().unwrap());
+    let binds =
+        windows.map(|window| SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL).unsignaled());
+    let ids: Vec<_> = owner.queue_pair.post_sends(binds).unwrap().collect();
+    // Those that don't ask for a completion get theirs with one that does. (Nothing is written, so that no key is needed.)
+    let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
+    owner.run(SendRequest::write((), nowhere.at(0))).success().unwrap();
+    let windows: Vec<MemoryWindow> =
+        ids.into_iter().map(|id| owner.wait(id).into_window().unwrap()).collect();
+    let remotes: Vec<RemoteMemory> = windows.iter().map(|window| window.remote().unwrap()).collect();
+    for remote in &remotes {
+        assert_eq!(write(&peer, *remote), Status::Success);
+    }
+    let ids = owner.queue_pair.post_sends(windows.into_iter().map(SendRequest::local_invalidate)).unwrap();
+    for id in ids {
+        assert!(!owner.wait(id).into_window().unwrap().is_bound());
+    }
+    assert_eq!(write(&peer, remotes[2]), Status::RemoteAccess);
+}
+
+#[test]
+fn refused_batch_leaves_windows_as_they_were() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 16, false);
+    let region = region(&owner);
+    let (bound, remote) = bound(&owner, &region, ALL);
+    let unbound = owner.domain.memory_window().unwrap();
+    let requests = [SendRequest::local_invalidate(bound), SendRequest::local_invalidate(unbound)];
+    let mut error = owner.queue_pair.post_sends(requests).unwrap_err();
+    let bound = error.requests.remove(0).into_window().unwrap();
+    assert_eq!(bound.remote(), Some(remote));
+    assert_eq!(write(&peer, remote), Status::Success);
+    let again = invalidate(&owner, bound);
+    assert!(again.is_usable());
+}
+
+#[test]
+fn region_stays_registered_while_a_window_shows_it() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    let watcher = region.clone();
+    let (window, remote) = bound(&owner, &region, ALL);
+    drop(region);
+    let watcher = watcher.into_buffer().expect_err("a window may be bound to it");
+    drop(watcher);
+    assert_eq!(write(&peer, remote), Status::Success, "nobody has a handle, and it is still there");
+    drop(window);
+    assert_eq!(write(&peer, remote), Status::RemoteAccess, "with the window its rights are gone");
+}
+
+#[test]
+fn region_that_was_ever_in_a_window_is_never_a_buffer() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, _peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    let (window, _) = bound(&owner, &region, ALL);
+    drop(invalidate(&owner, window));
+    region.into_buffer().unwrap_err();
+}
+
+/// What there is to drop: the region, the window, the queue pair, the completion queue and the domain.
+#[test]
+fn everything_can_be_dropped_in_any_order() {
+    let Some(device) = device_with_windows() else { return };
+    for order in permutations(4) {
+        let (owner, peer) = pair(&device, 4, false);
+        let region = region(&owner);
+        let (window, remote) = bound(&owner, &region, ALL);
+        assert_eq!(write(&peer, remote), Status::Success);
+        let End { queue_pair, completions, domain } = owner;
+        let mut things: Vec<Option<Box<dyn std::any::Any>>> = vec![
+            Some(Box::new(region)),
+            Some(Box::new(window)),
+            Some(Box::new(queue_pair)),
+            Some(Box::new((completions, domain))),
+        ];
+        without_errors(|| {
+            for index in order {
+                drop(things[index].take());
+            }
+        });
+    }
+}
+
+#[test]
+fn everything_can_be_dropped_while_windows_are_being_bound_and_invalidated() {
+    let Some(device) = device_with_windows() else { return };
+    for rounds in 0..8 {
+        let (owner, _peer) = pair(&device, 32, false);
+        let region = region(&owner);
+        let (window, _) = bound(&owner, &region, ALL);
+        for _ in 0..rounds {
+            let window = owner.domain.memory_window().unwrap();
+            let request = SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL);
+            owner.queue_pair.post_send(request).unwrap();
+        }
+        owner.queue_pair.post_send(SendRequest::local_invalidate(window)).unwrap();
+        without_errors(|| {
+            drop(region);
+            drop(owner);
+        });
+    }
+}
+
+#[test]
+fn window_whose_request_was_flushed_is_gone() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    let (window, _) = bound(&owner, &region, ALL);
+    // The peer has gone, so that this fails after a while and what is behind it is flushed.
+    drop(peer);
+    let write = SendRequest::send(owner.buffer(0, 8));
+    let failing = owner.queue_pair.post_send(write).unwrap();
+    let fence = SendRequest::local_invalidate(window).fenced();
+    let invalidating = owner.queue_pair.post_send(fence).unwrap();
+    owner.queue_pair.drain(PATIENCE).unwrap();
+    assert!(!owner.wait(failing).is_ok());
+    let completion = owner.wait(invalidating);
+    let is_ok = completion.is_ok();
+    let window = completion.into_window().unwrap();
+    assert_eq!(window.is_usable(), is_ok, "rxe executes it at once, others flush it");
+    assert!(!window.is_bound());
+}
+
+#[test]
+fn forgotten_window_neither_frees_memory_nor_stops_the_queue_pair() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 8, false);
+    let region = region(&owner);
+    let (window, remote) = bound(&owner, &region, ALL);
+    std::mem::forget(window);
+    drop(region);
+    assert_eq!(write(&peer, remote), Status::Success);
+    without_errors(|| drop(owner));
+}
+
+#[test]
+fn windows_are_bound_by_one_thread_and_polled_by_another() {
+    let Some(device) = device_with_windows() else { return };
+    let (owner, peer) = pair(&device, 16, true);
+    let region = region(&owner);
+    let (sender, windows) = std::sync::mpsc::channel();
+    let handler = move |completion: Completion| {
+        completion.success().unwrap();
+        sender.send(completion.into_window().unwrap()).unwrap();
+    };
+    let poller = owner.completions.poller(handler).unwrap();
+    let post = |request| owner.queue_pair.post_send(request).unwrap();
+    for _ in 0..4 {
+        let window = owner.domain.memory_window().unwrap();
+        post(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL));
+    }
+    for _ in 0..2000 {
+        let window = windows.recv_timeout(PATIENCE).unwrap();
+        match window.is_bound() {
+            true => post(SendRequest::local_invalidate(window)),
+            false => post(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL)),
+        };
+    }
+    let window = windows.recv_timeout(PATIENCE).unwrap();
+    let remote = window.remote();
+    if let Some(remote) = remote {
+        assert_eq!(write(&peer, remote), Status::Success);
+    }
+    without_errors(move || {
+        drop((owner, region, window));
+        assert_eq!(poller.stop().stats.panics, 0);
+    });
+}
+
+#[test]
+fn unsupported_transport_is_said() {
+    let Some(device) = device_with_windows() else { return };
+    let domain = device.protection_domain().unwrap();
+    let completions = device.completion_queue(16).create().unwrap();
+    let make = || {
+        let builder = domain.queue_pair(adverb::verbs::Transport::Uc).completion_queue(&completions);
+        builder.depth(2, 2).create().unwrap()
+    };
+    let (left, right) = (make(), make());
+    left.connect(&right.endpoint()).unwrap();
+    let region = domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let window = domain.memory_window().unwrap();
+    let error = left.post_send(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL)).unwrap_err();
+    assert!(matches!(error.error, Error::InvalidRequest { .. }), "{error}");
+}
+
+/// Every order of the numbers below `count`.
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let insert = |order: Vec<usize>| {
+        (0..count).map(move |at| {
+            let mut order = order.clone();
+            order.insert(at, count - 1);
+            order
+        })
+    };
+    permutations(count - 1).into_iter().flat_map(insert).collect()
+}
