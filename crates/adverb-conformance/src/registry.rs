@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use adverb::verbs::{Device, PathMtu, PortState};
+use adverb::verbs::Device;
 
 use crate::fixture::Fixture;
 use crate::suite;
@@ -64,14 +64,10 @@ pub enum Need {
     Depth(u32),
     /// Requests of this many segments.
     Segments(u32),
-    /// A completion queue of this depth.
-    Completions(u32),
     /// Shared receive queues.
     SharedReceives,
     /// Memory windows of type 2B.
     MemoryWindows,
-    /// A port whose MTU is at least this.
-    Mtu(PathMtu),
     /// A global IPv6 address.
     Ipv6,
     /// Addresses of both kinds.
@@ -93,19 +89,10 @@ impl Need {
             Need::Atomics => (!attributes.atomics).then(|| "the device has no atomic operations".to_owned()),
             Need::Depth(depth) => at_least("largest queue depth", attributes.max_depth, depth),
             Need::Segments(count) => at_least("largest number of segments", attributes.max_segments, count),
-            Need::Completions(count) => {
-                at_least("largest completion queue", attributes.max_completions, count)
-            }
             Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
                 .then(|| "the device has no shared receive queues".to_owned()),
             Need::MemoryWindows => {
                 (!attributes.memory_windows).then(|| "the device has no memory windows of type 2B".to_owned())
-            }
-            Need::Mtu(mtu) => {
-                let ports = device.ports()?;
-                let active = ports.iter().find(|port| port.state == PortState::Active);
-                let has = active.map_or(0, |port| u32::from(port.active_mtu.bytes()));
-                at_least("active MTU", has, mtu.bytes().into())
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),

@@ -2,6 +2,8 @@
 
 mod addressing;
 mod atomics;
+mod batches;
+mod buffers;
 mod datagram_refusals;
 mod datagrams;
 mod devices;
@@ -9,13 +11,18 @@ mod drops;
 mod events;
 mod flushing;
 mod inline;
+mod ordering;
 mod pollers;
 mod polling;
 mod protection;
 mod queues;
 mod rc;
 mod receiver_not_ready;
+mod regions;
+mod reservation;
+mod segments;
 mod shared_receives;
+mod signaling;
 mod states;
 mod statistics;
 mod threads;
@@ -30,18 +37,25 @@ use crate::Test;
 pub(crate) const GROUPS: &[&[Test]] = &[
     devices::TESTS,
     addressing::TESTS,
+    regions::TESTS,
+    buffers::TESTS,
     rc::TESTS,
     uc::TESTS,
     datagrams::TESTS,
     datagram_refusals::TESTS,
     atomics::TESTS,
+    segments::TESTS,
     inline::TESTS,
+    ordering::TESTS,
     queues::TESTS,
+    batches::TESTS,
+    signaling::TESTS,
     receiver_not_ready::TESTS,
     unreachable::TESTS,
     protection::TESTS,
     flushing::TESTS,
     states::TESTS,
+    reservation::TESTS,
     polling::TESTS,
     events::TESTS,
     pollers::TESTS,

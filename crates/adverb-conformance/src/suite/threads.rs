@@ -1,15 +1,20 @@
 //! Posting and polling from many threads.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::verbs::{SendRequest, Transport::Rc};
+use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
 use crate::fixture::{ALL, Fixture, PATIENCE, READ_WRITE, Side, check, original};
 use crate::registry::tests;
+
+/// How long a completion may take that nothing keeps from coming.
+const SOON: Duration = Duration::from_secs(10);
 
 tests! { "threads";
     one_thread_posts_and_another_polls,
@@ -31,9 +36,9 @@ fn join(threads: Vec<thread::ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
 }
 
 fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
-    const COUNT: u64 = 2000;
+    const COUNT: u64 = 1000;
     let pair = fixture.rc()?;
-    let region = pair.right.region(8, READ_WRITE)?;
+    let (source, region) = (pair.left.region(8, READ_WRITE)?, pair.right.region(8, READ_WRITE)?);
     thread::scope(|scope| {
         let poller = scope.spawn(|| -> Result<()> {
             let mut next = 0;
@@ -56,7 +61,7 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
             Ok(())
         });
         for tag in 0..COUNT {
-            let mut request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag);
+            let mut request = SendRequest::write(source.slice(0..8)?, region.remote().at(0)).tag(tag);
             // A full queue gives the request back: it is posted again when there is room.
             while let Err(refused) = pair.left.qp.post_send(request) {
                 ensure!(matches!(refused.error, Error::QueueFull { .. }), "{}", refused.error);
@@ -95,9 +100,9 @@ fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
 }
 
 fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
-    const COUNT: u64 = 1000;
+    const COUNT: u64 = 500;
     let pair = fixture.rc()?;
-    let region = pair.right.region(8, READ_WRITE)?;
+    let (source, region) = (pair.left.region(8, READ_WRITE)?, pair.right.region(8, READ_WRITE)?);
     let (count, sum) = (AtomicU64::new(0), AtomicU64::new(0));
     let given_up = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -115,10 +120,10 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
             Ok(())
         };
         let pollers = (0..3).map(|_| scope.spawn(poll)).collect();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let mut posted = 0;
         while posted < COUNT && start.elapsed() < PATIENCE {
-            let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(posted);
+            let request = SendRequest::write(source.slice(0..8)?, region.remote().at(0)).tag(posted);
             match pair.left.qp.post_send(request) {
                 Ok(_) => posted += 1,
                 Err(_) => thread::yield_now(),
@@ -135,31 +140,63 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Threads that each send on a queue pair of their own and wait for it on a completion queue that they share.
+/// Threads that each wait for a message on a queue pair of their own, and on a completion queue that they share. All begin
+/// each round together, so that nobody who comes later wakes one who was forgotten.
 fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result<()> {
     let builder = fixture.pair(Rc).depth(2, 2);
     let cq = fixture.device.completion_queue(4 * threads);
     let cq = if events { cq.events() } else { cq }.create()?;
     let domain = fixture.device.protection_domain()?;
-    let mut pairs: Vec<(Side, Side)> = Vec::new();
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     for _ in 0..threads {
-        let (one, other) = (builder.side_of(&domain, &cq, None)?, builder.side(None)?);
+        let (one, other) = (builder.side(None)?, builder.side_of(&domain, &cq, None)?);
         one.qp.connect(&other.qp.endpoint())?;
         other.qp.connect(&one.qp.endpoint())?;
-        pairs.push((one, other));
+        senders.push(one);
+        receivers.push(other);
     }
+    let together = &Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
-        let exchange = |one: &Side, other: &Side| -> Result<()> {
+        let receive = move |side: &Side| -> Result<()> {
+            let region = side.region(8, READ_WRITE)?;
+            let mut result = Ok(());
             for round in 0..rounds {
-                let region = other.region(8, READ_WRITE)?;
-                let writing = one.post(SendRequest::write(one.filled(8, round)?, region.remote().at(0)))?;
-                let completion = one.wait(writing).with_context(|| format!("round {round}"))?;
-                completion.success()?;
-                ensure!(completion.id() == writing, "another's completion came");
+                let id = side.recv(RecvRequest::new(region.slice(0..8)?));
+                together.wait();
+                let wait = || -> Result<()> {
+                    let id = id?;
+                    let start = Instant::now();
+                    let completion = side.cq.wait(id, SOON)?;
+                    // Who is forgotten finds it when the time is over.
+                    let took = start.elapsed();
+                    ensure!(took < SOON / 2, "it wasn't woken, and looked for itself after {took:?}");
+                    ensure!(completion.id() == id, "another's completion came");
+                    completion.success()?;
+                    Ok(())
+                };
+                // Whoever fails goes on, so that the others don't wait for it.
+                if result.is_ok() {
+                    result = wait().with_context(|| format!("round {round}"));
+                }
+            }
+            result
+        };
+        let waiting = receivers.iter().map(|side| scope.spawn(move || receive(side))).collect();
+        let send = || -> Result<()> {
+            for side in &senders {
+                side.post(SendRequest::send(()))?;
+            }
+            for side in &senders {
+                side.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
             }
             Ok(())
         };
-        join(pairs.iter().map(|(one, other)| scope.spawn(move || exchange(one, other))).collect())
+        let mut sent = Ok(());
+        for _ in 0..rounds {
+            together.wait();
+            sent = sent.and_then(|()| send());
+        }
+        join(waiting).and(sent)
     })
 }
 
@@ -172,7 +209,7 @@ fn two_threads_wait_for_different_requests_with_events(fixture: &Fixture) -> Res
 }
 
 fn many_threads_wait_on_one_queue_with_events(fixture: &Fixture) -> Result<()> {
-    waiters(fixture, true, 8, 200)
+    waiters(fixture, true, 5, 500)
 }
 
 fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {

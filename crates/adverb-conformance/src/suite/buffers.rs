@@ -1,0 +1,134 @@
+//! Buffers: memory with one owner.
+
+use adverb::Error;
+use adverb::verbs::{RecvRequest, SendRequest};
+use anyhow::{Context, Result, ensure};
+
+use crate::fixture::{Fixture, READ_WRITE, check, fill, pattern, read, same};
+use crate::registry::tests;
+
+tests! { "buffers";
+    a_new_buffer_is_all_zeros,
+    a_buffer_narrows_and_widens_within_its_capacity,
+    a_narrowed_buffer_sends_just_that_part,
+    a_narrowed_receive_touches_just_that_part,
+    a_message_is_the_part_that_came,
+    a_split_buffer_is_two,
+    both_halves_of_a_split_buffer_are_in_flight_at_once,
+    a_buffer_is_sent_on_as_it_was_received,
+    a_buffer_made_on_another_thread_works,
+}
+
+fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
+    let side = fixture.pair(adverb::verbs::Transport::Rc).side(None)?;
+    for len in [1, 4096, 10_001] {
+        let buffer = side.domain.buffer(len)?;
+        ensure!(buffer.capacity() == len && buffer.range() == (0..len), "it is {buffer:?}");
+        same(&buffer, &vec![0; len])?;
+    }
+    Ok(())
+}
+
+fn a_buffer_narrows_and_widens_within_its_capacity(fixture: &Fixture) -> Result<()> {
+    let mut buffer = fixture.device.protection_domain()?.buffer(100)?;
+    fill(&mut buffer, 1);
+    buffer.narrow(10..20)?;
+    same(&buffer, &pattern(100, 1)[10..20])?;
+    // It counts from the whole, and a part that doesn't fit changes nothing.
+    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    for range in [0..101, 101..101, 50..40, 0..usize::MAX] {
+        let narrowed = buffer.narrow(range.clone());
+        ensure!(matches!(narrowed, Err(Error::OutOfBounds { .. })), "{range:?}: {narrowed:?}");
+    }
+    ensure!(buffer.range() == (10..20), "its range is {:?}", buffer.range());
+    buffer.narrow(90..100)?;
+    buffer.narrow(100..100)?;
+    ensure!(buffer.is_empty(), "it has {} bytes", buffer.len());
+    buffer.widen();
+    check(&buffer, 1)
+}
+
+fn a_narrowed_buffer_sends_just_that_part(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut buffer = pair.left.filled(1000, 1)?;
+    buffer.narrow(100..350)?;
+    let message = pair.deliver(buffer)?;
+    same(&message, &pattern(1000, 1)[100..350])
+}
+
+fn a_narrowed_receive_touches_just_that_part(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut buffer = pair.right.filled(1000, 1)?;
+    buffer.narrow(100..350)?;
+    let receiving = pair.right.recv(RecvRequest::new(buffer))?;
+    pair.left.done(SendRequest::send(pair.left.filled(250, 2)?))?;
+    let mut buffer = pair.right.wait(receiving)?.into_message()?;
+    ensure!(buffer.range() == (100..350), "its range is {:?}", buffer.range());
+    check(&buffer, 2)?;
+    buffer.widen();
+    let mut expected = pattern(1000, 1);
+    fill(&mut expected[100..350], 2);
+    same(&buffer, &expected)
+}
+
+fn a_message_is_the_part_that_came(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut buffer = pair.right.buffer(1000)?;
+    buffer.narrow(500..1000)?;
+    let receiving = pair.right.recv(RecvRequest::new(buffer))?;
+    pair.left.done(SendRequest::send(pair.left.filled(123, 2)?))?;
+    let message = pair.right.wait(receiving)?.into_message()?;
+    ensure!(message.range() == (500..623) && message.capacity() == 1000, "it is {message:?}");
+    check(&message, 2)
+}
+
+fn a_split_buffer_is_two(fixture: &Fixture) -> Result<()> {
+    let mut first = fixture.device.protection_domain()?.buffer(100)?;
+    fill(&mut first, 1);
+    ensure!(matches!(first.split_off(101), Err(Error::OutOfBounds { .. })), "it was split beyond its end");
+    let mut rest = first.split_off(30)?;
+    ensure!((first.len(), rest.len()) == (30, 70), "they have {} and {} bytes", first.len(), rest.len());
+    same(&first, &pattern(100, 1)[..30])?;
+    same(&rest, &pattern(100, 1)[30..])?;
+    rest.fill(9);
+    same(&first, &pattern(100, 1)[..30])?;
+    drop(first);
+    same(&rest, &[9; 70])
+}
+
+fn both_halves_of_a_split_buffer_are_in_flight_at_once(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut first = pair.right.buffer(200)?;
+    let rest = first.split_off(100)?;
+    let receiving = [pair.right.recv(first)?, pair.right.recv(rest)?];
+    for seed in [1, 2] {
+        pair.left.done(SendRequest::send(pair.left.filled(100, seed)?))?;
+    }
+    for (seed, id) in [1, 2].into_iter().zip(receiving) {
+        check(&pair.right.wait(id)?.into_message()?, seed)?;
+    }
+    Ok(())
+}
+
+fn a_buffer_is_sent_on_as_it_was_received(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let mut message = pair.deliver(pair.left.filled(777, 3)?)?;
+    for _ in 0..10 {
+        let receiving = pair.left.offer(1000)?;
+        message =
+            pair.right.completed(SendRequest::send(message))?.into_buffer().context("none came back")?;
+        check(&pair.left.wait(receiving)?.into_message()?, 3)?;
+    }
+    Ok(())
+}
+
+/// Two handles to one protection domain are the same domain, wherever they are.
+fn a_buffer_made_on_another_thread_works(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let domain = pair.left.domain.clone();
+    let region = pair.right.region(64, READ_WRITE)?;
+    let mut buffer = std::thread::spawn(move || domain.buffer(64)).join().ok().context("it panicked")??;
+    fill(&mut buffer, 4);
+    pair.left.done(SendRequest::write(buffer, region.remote().at(0)))?;
+    check(&read(&region, 0, 64)?, 4)
+}

@@ -1,0 +1,224 @@
+//! What comes after what.
+
+use std::sync::atomic::Ordering;
+
+use adverb::verbs::{ConnectOptions, SendRequest, Transport, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{ALL, Fixture, READ_WRITE, check, original, pattern, read};
+use crate::registry::tests;
+
+tests! { "ordering";
+    messages_arrive_in_the_order_of_posting,
+    messages_of_an_unreliable_connection_arrive_in_the_order_of_posting,
+    requests_of_all_kinds_complete_in_the_order_of_posting,
+    the_last_of_several_writes_stays,
+    a_write_is_there_when_the_message_behind_it_comes,
+    a_read_sees_the_write_before_it,
+    [Need::Atomics] an_atomic_sees_the_write_before_it,
+    [Need::Atomics] a_read_sees_the_atomic_before_it,
+    a_fenced_message_sends_what_the_read_before_it_brought,
+    [Need::Atomics] a_fenced_write_writes_what_the_atomic_before_it_brought,
+    a_write_behind_a_read_does_not_change_what_was_read,
+    more_reads_than_may_be_outstanding_wait,
+    one_read_at_a_time_is_enough,
+}
+
+/// Messages of all lengths, so that those of one packet could overtake those of many.
+fn in_order(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let pair = fixture.pair(transport).connect()?;
+    let sizes = [5 * fixture.mtu(), 0, 1, 2 * fixture.mtu() + 1, 100];
+    for round in 0..10 {
+        for _ in sizes {
+            pair.right.offer(5 * fixture.mtu())?;
+        }
+        for (seed, size) in (5 * round..).zip(sizes) {
+            pair.left.post(SendRequest::send(pair.left.filled(size, seed)?))?;
+        }
+        for ((seed, size), completion) in (5 * round..).zip(sizes).zip(pair.right.take(5)?) {
+            let message = completion.into_message()?;
+            ensure!(message.len() == size, "{size} bytes were due, and {} came", message.len());
+            check(&message, seed)?;
+        }
+        pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn messages_arrive_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
+    in_order(fixture, Rc)
+}
+
+fn messages_of_an_unreliable_connection_arrive_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
+    in_order(fixture, Transport::Uc)
+}
+
+fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = 4 * fixture.mtu();
+    let region = pair.right.region(size, READ_WRITE)?;
+    let remote = region.remote().at(0);
+    (0..8).try_for_each(|_| pair.right.offer(size).map(drop))?;
+    for round in 0..8 {
+        let buffer = |len| pair.left.buffer(len);
+        pair.left.post(SendRequest::read(buffer(size)?, remote).tag(4 * round))?;
+        pair.left.post(SendRequest::send(buffer(1)?).tag(4 * round + 1))?;
+        pair.left.post(SendRequest::write(buffer(size)?, remote).tag(4 * round + 2))?;
+        pair.left.post(SendRequest::read(buffer(1)?, remote).tag(4 * round + 3))?;
+    }
+    for (tag, completion) in (0..).zip(pair.left.take(32)?) {
+        completion.success()?;
+        ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+    }
+    Ok(())
+}
+
+fn the_last_of_several_writes_stays(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = 3 * fixture.mtu();
+    let region = pair.right.region(size, READ_WRITE)?;
+    for round in 0..10 {
+        for seed in 0..5 {
+            pair.left.post(SendRequest::write(
+                pair.left.filled(size, 10 * round + seed)?,
+                region.remote().at(0),
+            ))?;
+        }
+        pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        check(&read(&region, 0, size)?, 10 * round + 4)?;
+    }
+    Ok(())
+}
+
+/// The way in which one-sided protocols tell that they are done: vol. 1, 9.5, and table 76.
+fn a_write_is_there_when_the_message_behind_it_comes(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = 10 * fixture.mtu();
+    let region = pair.right.region(size, READ_WRITE)?;
+    for seed in 0..10 {
+        let receiving = pair.right.offer(0)?;
+        pair.left
+            .post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)).unsignaled())?;
+        pair.left.post(SendRequest::send(()))?;
+        pair.right.wait(receiving)?.success()?;
+        check(&read(&region, 0, size)?, seed)?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn a_read_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = 3 * fixture.mtu();
+    let region = pair.right.region(size, READ_WRITE)?;
+    for seed in 0..10 {
+        pair.left.post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
+        let reading = pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
+        check(&pair.left.wait(reading)?.into_buffer().context("no buffer came back")?, seed)?;
+        pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn an_atomic_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, ALL)?;
+    for value in 1..20_u64 {
+        let mut word = pair.left.buffer(8)?;
+        word.copy_from_slice(&(100 * value).to_ne_bytes());
+        pair.left.post(SendRequest::write(word, region.remote().at(0)).unsignaled())?;
+        let adding =
+            pair.left.post(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 1))?;
+        let old = original(pair.left.wait(adding)?)?;
+        ensure!(old == 100 * value, "the atomic saw {old}, not {}", 100 * value);
+        pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn a_read_sees_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, ALL)?;
+    for value in 1..20_u64 {
+        let adding =
+            pair.left.post(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 1))?;
+        let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
+        let seen = original(pair.left.wait(reading)?)?;
+        ensure!(seen == value, "the READ saw {seen}, not {value}");
+        pair.left.wait(adding)?.success()?;
+    }
+    Ok(())
+}
+
+/// Vol. 1, 10.8.3.3: without the fence the message may leave before the READ's answer is there.
+fn a_fenced_message_sends_what_the_read_before_it_brought(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let size = 4 * fixture.mtu();
+    let theirs = pair.right.region(size, READ_WRITE)?;
+    let ours = pair.left.region(size, READ_WRITE)?;
+    for seed in 0..10 {
+        theirs.write(0, &pattern(size, seed))?;
+        let receiving = pair.right.offer(size)?;
+        pair.left.post(SendRequest::read(ours.slice(0..size)?, theirs.remote().at(0)))?;
+        pair.left.post(SendRequest::send(ours.slice(0..size)?).fenced())?;
+        check(&pair.right.wait(receiving)?.into_message()?, seed)?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn a_fenced_write_writes_what_the_atomic_before_it_brought(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let theirs = pair.right.region(16, ALL)?;
+    let ours = pair.left.region(8, READ_WRITE)?;
+    for value in 0..20 {
+        pair.left.post(SendRequest::fetch_add(ours.slice(0..8)?, theirs.remote().at(0), 1))?;
+        pair.left.post(SendRequest::write(ours.slice(0..8)?, theirs.remote().at(8)).fenced())?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        let copied = theirs.word(8)?.load(Ordering::Relaxed);
+        ensure!(copied == value, "{copied} was written, not {value}");
+    }
+    Ok(())
+}
+
+fn a_write_behind_a_read_does_not_change_what_was_read(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    for round in 0..20 {
+        region.write(0, &pattern(8, round))?;
+        let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
+        let write = SendRequest::write(pair.left.filled(8, 1000)?, region.remote().at(0));
+        let writing = pair.left.post(write.fenced())?;
+        check(&pair.left.wait(reading)?.into_buffer().context("no buffer came back")?, round)?;
+        pair.left.wait(writing)?.success()?;
+        check(&read(&region, 0, 8)?, 1000)?;
+    }
+    Ok(())
+}
+
+/// Vol. 1, 9.4.4: as many as both ends agreed on; the others wait.
+fn more_reads_than_may_be_outstanding_wait(fixture: &Fixture) -> Result<()> {
+    reads_at_once(fixture, ConnectOptions::new())
+}
+
+fn one_read_at_a_time_is_enough(fixture: &Fixture) -> Result<()> {
+    reads_at_once(fixture, ConnectOptions::new().max_rd_atomic(1))
+}
+
+fn reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
+    let pair = fixture.pair(Rc).options(options).connect()?;
+    let size = fixture.mtu() + 1;
+    let region = pair.right.region(64 + size, READ_WRITE)?;
+    let bytes = pattern(64 + size, 1);
+    region.write(0, &bytes)?;
+    for offset in 0..64 {
+        pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(offset)))?;
+    }
+    for (offset, completion) in pair.left.take(64)?.into_iter().enumerate() {
+        completion.success()?;
+        let buffer = completion.into_buffer().context("no buffer came back")?;
+        crate::fixture::same(&buffer, &bytes[offset..offset + size])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! A completion queue can't overflow: queue pairs reserve their room.
+
+use adverb::Error;
+use adverb::verbs::{SendRequest, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::fixture::{Fixture, READ_WRITE, take};
+use crate::registry::tests;
+
+tests! { "reservation";
+    a_queue_pair_deeper_than_its_completion_queue_is_refused,
+    queue_pairs_share_the_room_of_a_completion_queue,
+    the_room_of_a_queue_pair_that_is_gone_is_given_back,
+    a_queue_pair_that_was_refused_keeps_no_room,
+    a_completion_queue_is_at_least_as_deep_as_asked,
+    a_completion_queue_of_none_or_too_many_is_refused,
+    a_completion_queue_that_is_full_loses_nothing,
+}
+
+/// Makes a queue pair of these depths on a completion queue.
+fn make(
+    fixture: &Fixture,
+    cq: &adverb::verbs::CompletionQueue,
+    send: u32,
+    recv: u32,
+) -> adverb::Result<adverb::verbs::QueuePair> {
+    let domain = fixture.device.protection_domain()?;
+    domain.queue_pair(Rc).completion_queue(cq).port(fixture.port.number).depth(send, recv).create()
+}
+
+fn a_queue_pair_deeper_than_its_completion_queue_is_refused(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(8).create()?;
+    // A device may have made it deeper than it was asked to.
+    let depth = cq.depth();
+    for (send, recv) in [(depth + 1, 1), (1, depth), (depth, 1)] {
+        let made = make(fixture, &cq, send, recv);
+        ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv} on {depth}: {made:?}");
+    }
+    make(fixture, &cq, depth - 1, 1).context("what just fits")?;
+    Ok(())
+}
+
+fn queue_pairs_share_the_room_of_a_completion_queue(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(64).create()?;
+    let quarter = cq.depth() / 4;
+    let first = make(fixture, &cq, quarter, quarter)?;
+    let second = make(fixture, &cq, quarter, cq.depth() - 3 * quarter)?;
+    let made = make(fixture, &cq, 1, 1);
+    ensure!(matches!(made, Err(Error::Limit { .. })), "there was room for more than fits: {made:?}");
+    let hint = made.err().and_then(|error| error.hint().map(str::to_owned));
+    ensure!(hint.is_some(), "there is no hint");
+    drop((first, second));
+    Ok(())
+}
+
+fn the_room_of_a_queue_pair_that_is_gone_is_given_back(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(16).create()?;
+    for round in 0..20 {
+        make(fixture, &cq, cq.depth() - 8, 8).with_context(|| format!("round {round}"))?;
+    }
+    Ok(())
+}
+
+fn a_queue_pair_that_was_refused_keeps_no_room(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(16).create()?;
+    for _ in 0..10 {
+        // The sends have room, and the receives don't.
+        let made = make(fixture, &cq, cq.depth() - 1, 2);
+        ensure!(matches!(made, Err(Error::Limit { .. })), "{made:?}");
+    }
+    make(fixture, &cq, cq.depth() - 1, 1)?;
+    Ok(())
+}
+
+fn a_completion_queue_is_at_least_as_deep_as_asked(fixture: &Fixture) -> Result<()> {
+    for depth in [1, 2, 3, 100, 1000] {
+        let cq = fixture.device.completion_queue(depth).create()?;
+        ensure!(cq.depth() >= depth, "{depth} was asked for, and it has {}", cq.depth());
+    }
+    Ok(())
+}
+
+fn a_completion_queue_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
+    for depth in [0, fixture.device.attributes().max_completions + 1, u32::MAX] {
+        let made = fixture.device.completion_queue(depth).create();
+        ensure!(matches!(made, Err(Error::Limit { .. })), "{depth}: {made:?}");
+    }
+    Ok(())
+}
+
+fn a_completion_queue_that_is_full_loses_nothing(fixture: &Fixture) -> Result<()> {
+    // As many as fit, of a device that made it just as deep as asked: nobody polls until all have come.
+    let pair = fixture.pair(Rc).depth(31, 32).connect()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    for round in 0..5 {
+        for tag in 0..31 {
+            pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag))?;
+        }
+        (0..32).try_for_each(|_| pair.left.offer(8).map(drop))?;
+        for _ in 0..32 {
+            pair.right.done(SendRequest::send(pair.right.buffer(8)?))?;
+        }
+        let completions = take(&pair.left.cq, 63).with_context(|| format!("round {round}"))?;
+        ensure!(completions.iter().all(|completion| completion.is_ok()), "some failed");
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! Requests of several pieces of memory.
+
+use adverb::Error;
+use adverb::memory::{MemoryRegion, Payload, Piece};
+use adverb::verbs::{RecvRequest, SendRequest, Transport, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{Fixture, READ_WRITE, check, fill, pattern, read, same};
+use crate::registry::tests;
+
+tests! { "segments";
+    [Need::Segments(4)] messages_are_gathered_however_they_are_split,
+    [Need::Segments(4)] messages_are_scattered_however_the_receive_is_split,
+    [Need::Segments(4)] writes_are_gathered,
+    [Need::Segments(4)] reads_are_scattered,
+    [Need::Segments(4)] messages_of_an_unreliable_connection_are_gathered_and_scattered,
+    [Need::Segments(4)] a_short_message_fills_the_first_pieces_only,
+    [Need::Segments(4)] pieces_may_overlap_where_they_are_only_read,
+    [Need::Segments(4)] buffers_and_regions_may_be_mixed,
+    more_pieces_than_the_limit_are_refused_and_come_back,
+    requests_of_as_many_pieces_as_the_device_has_work,
+    more_pieces_than_the_device_has_are_refused_at_creation,
+}
+
+/// Ways to split a message in four: even, uneven, with pieces that are empty or a byte, across packets.
+fn splits(size: usize, mtu: usize) -> Vec<[usize; 3]> {
+    vec![
+        [size / 4, size / 2, 3 * size / 4],
+        [1, 2, 3],
+        [0, 0, size],
+        [0, 1, size - 1],
+        [mtu - 1, mtu, mtu + 1],
+        [mtu, 2 * mtu, 2 * mtu + 1],
+    ]
+}
+
+/// The pieces of a region between these places.
+fn pieces(region: &MemoryRegion, at: [usize; 3]) -> Result<Payload> {
+    let ends = [0, at[0], at[1], at[2], region.len()];
+    let pieces = ends.windows(2).map(|ends| Ok(Piece::Region(region.slice(ends[0]..ends[1])?)));
+    Ok(Payload::from(pieces.collect::<Result<Vec<_>>>()?))
+}
+
+fn messages_are_gathered_however_they_are_split(fixture: &Fixture) -> Result<()> {
+    let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
+    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let region = pair.left.region(size, READ_WRITE)?;
+    region.write(0, &pattern(size, 1))?;
+    for at in splits(size, mtu) {
+        let message = pair.deliver(pieces(&region, at)?)?;
+        ensure!(message.len() == size, "split at {at:?}: {} bytes came", message.len());
+        check(&message, 1).with_context(|| format!("split at {at:?}"))?;
+    }
+    Ok(())
+}
+
+/// Sends messages into receives that are split in all ways.
+fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
+    let pair = fixture.pair(transport).segments(4, 4).connect()?;
+    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
+    from.write(0, &pattern(size, 2))?;
+    for at in splits(size, mtu) {
+        to.write(0, &pattern(size, 99))?;
+        let receiving = pair.right.recv(RecvRequest::new(pieces(&to, at)?))?;
+        pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
+        let length = pair.right.wait(receiving)?.success()?.length as usize;
+        ensure!(length == size, "split at {at:?}: {length} bytes came");
+        check(&read(&to, 0, size)?, 2).with_context(|| format!("split at {at:?}"))?;
+    }
+    Ok(())
+}
+
+fn messages_are_scattered_however_the_receive_is_split(fixture: &Fixture) -> Result<()> {
+    scattered(fixture, Rc)
+}
+
+fn messages_of_an_unreliable_connection_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
+    scattered(fixture, Transport::Uc)
+}
+
+fn writes_are_gathered(fixture: &Fixture) -> Result<()> {
+    let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
+    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
+    from.write(0, &pattern(size, 3))?;
+    for at in splits(size, mtu) {
+        to.write(0, &pattern(size, 99))?;
+        pair.left.done(SendRequest::write(pieces(&from, at)?, to.remote().at(0)))?;
+        check(&read(&to, 0, size)?, 3).with_context(|| format!("split at {at:?}"))?;
+    }
+    Ok(())
+}
+
+fn reads_are_scattered(fixture: &Fixture) -> Result<()> {
+    let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
+    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let (to, from) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
+    from.write(0, &pattern(size, 4))?;
+    for at in splits(size, mtu) {
+        to.write(0, &pattern(size, 99))?;
+        pair.left.done(SendRequest::read(pieces(&to, at)?, from.remote().at(0)))?;
+        check(&read(&to, 0, size)?, 4).with_context(|| format!("split at {at:?}"))?;
+    }
+    Ok(())
+}
+
+fn a_short_message_fills_the_first_pieces_only(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).segments(1, 4).connect()?;
+    let to = pair.right.region(100, READ_WRITE)?;
+    to.write(0, &pattern(100, 99))?;
+    let receiving = pair.right.recv(RecvRequest::new(pieces(&to, [10, 20, 30])?))?;
+    pair.left.done(SendRequest::send(pair.left.filled(25, 5)?))?;
+    ensure!(pair.right.wait(receiving)?.success()?.length == 25, "not 25 bytes came");
+    let mut expected = pattern(100, 99);
+    fill(&mut expected[..25], 5);
+    same(&read(&to, 0, 100)?, &expected)
+}
+
+fn pieces_may_overlap_where_they_are_only_read(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let region = pair.left.region(100, READ_WRITE)?;
+    let bytes = pattern(100, 6);
+    region.write(0, &bytes)?;
+    let ranges = [0..100, 50..60, 0..100, 99..100];
+    let pieces = ranges.iter().map(|range| Ok(Piece::Region(region.slice(range.clone())?)));
+    let message = pair.deliver(pieces.collect::<Result<Vec<_>>>()?)?;
+    let expected: Vec<u8> = ranges.into_iter().flat_map(|range| bytes[range].to_vec()).collect();
+    same(&message, &expected)
+}
+
+fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).segments(3, 1).connect()?;
+    let region = pair.left.region(50, READ_WRITE)?;
+    region.write(0, &pattern(50, 7))?;
+    let (first, last) = (pair.left.filled(30, 8)?, pair.left.filled(40, 9)?);
+    let pieces = vec![Piece::Buffer(first), Piece::Region(region.slice(0..50)?), Piece::Buffer(last)];
+    let message = pair.deliver(pieces)?;
+    check(&message[..30], 8)?;
+    check(&message[30..80], 7)?;
+    check(&message[80..], 9)
+}
+
+fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).connect()?;
+    // A device may give more than were asked for, but not more than it has.
+    let count = fixture.device.attributes().max_segments + 1;
+    let region = pair.left.region(count as usize, READ_WRITE)?;
+    let many = || {
+        (0..count as usize).map(|at| Ok(Piece::Region(region.slice(at..at + 1)?))).collect::<Result<Vec<_>>>()
+    };
+    let error = pair.left.refuses(SendRequest::send(many()?))?;
+    ensure!(matches!(error, Error::Limit { .. }), "refused otherwise: {error}");
+    let error = pair.left.refuses_recv(RecvRequest::new(many()?))?;
+    ensure!(matches!(error, Error::Limit { .. }), "refused otherwise: {error}");
+    pair.ping()
+}
+
+fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Result<()> {
+    let count = fixture.device.attributes().max_segments;
+    // Some devices have fewer for one queue than for another, and say the larger.
+    let most = [count, count / 2, 4, 2, 1];
+    let pair = most.into_iter().find_map(|count| {
+        let pair = fixture.pair(Rc).depth(4, 4).segments(count, count).connect().ok()?;
+        Some((pair, count as usize))
+    });
+    let (pair, count) = pair.context("not even requests of one piece can be had")?;
+    let size = 7 * count;
+    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
+    from.write(0, &pattern(size, 1))?;
+    let split = |region: &MemoryRegion| {
+        (0..count).map(|at| Ok(Piece::Region(region.slice(7 * at..7 * at + 7)?))).collect::<Result<Vec<_>>>()
+    };
+    let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
+    pair.left.done(SendRequest::send(split(&from)?))?;
+    pair.right.wait(receiving)?.success()?;
+    check(&read(&to, 0, size)?, 1)
+}
+
+fn more_pieces_than_the_device_has_are_refused_at_creation(fixture: &Fixture) -> Result<()> {
+    let more = fixture.device.attributes().max_segments + 1;
+    let cq = fixture.device.completion_queue(16).create()?;
+    let domain = fixture.device.protection_domain()?;
+    for (send, recv) in [(0, 1), (1, 0), (more, 1), (1, more)] {
+        let made = domain.queue_pair(Rc).completion_queue(&cq).depth(4, 4).segments(send, recv).create();
+        ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv}: {made:?}");
+    }
+    Ok(())
+}
