@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -64,7 +65,8 @@ impl Error for LoadError {}
 #[derive(Debug)]
 pub(crate) struct Opened {
     file: &'static str,
-    library: &'static Library,
+    /// Never closed: providers start threads and hold function pointers into the library.
+    library: ManuallyDrop<Library>,
 }
 
 /// Opens a library by the name that the dynamic linker knows.
@@ -74,8 +76,7 @@ pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
     // rdma-core's initialisers have no preconditions; they are what linking with it would have run.
     let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     match library {
-        // Leaked, hence never closed: providers start threads and hold function pointers into the library.
-        Ok(library) => Ok(Opened { file, library: Box::leak(Box::new(library)) }),
+        Ok(library) => Ok(Opened { file, library: ManuallyDrop::new(library) }),
         Err(error) => {
             // libloading's own text only names the call; what the dynamic linker said is its source.
             let words = error.source().map_or_else(|| error.to_string(), ToString::to_string);

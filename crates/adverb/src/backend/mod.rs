@@ -449,6 +449,17 @@ pub(crate) enum AddressHandle {
     Ibv(ibv::AddressHandle),
 }
 
+impl AddressHandle {
+    /// Whether it was made in this domain.
+    #[inline]
+    pub(crate) fn is_of(&self, domain: &ProtectionDomain) -> bool {
+        ask!(self, handle => {
+            let ProtectionDomain::Ibv(domain) = domain;
+            handle.is_of(domain)
+        })
+    }
+}
+
 /// The way to a port: what connections and address handles have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Address {

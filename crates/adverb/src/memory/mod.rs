@@ -28,10 +28,11 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// For as long as the value exists, whether it is moved or not, [`as_ptr`](Memory::as_ptr) and [`len`](Memory::len)
-/// return the same values, and these bytes stay allocated, initialised, readable and writable. Nothing else reads or
-/// writes them: not through other pointers, and not through methods of the value. They may be read and written from any
-/// thread.
+/// For as long as the value exists, whether it is moved or not, [`as_ptr`](Memory::as_ptr), [`len`](Memory::len) and
+/// [`is_exclusive`](Memory::is_exclusive) return the same values, and these bytes stay allocated, initialised, readable
+/// and writable. Nothing else in this process reads or writes them: not through other pointers, and not through methods
+/// of the value. If `is_exclusive` says so, nothing else at all does: no other process, no system call. They may be read
+/// and written from any thread.
 ///
 /// A `Box<[u8]>` doesn't qualify: moving a `Box` asserts that nobody else has its pointer, and the device has.
 pub unsafe trait Memory: Send + Sync + 'static {
@@ -44,5 +45,10 @@ pub unsafe trait Memory: Send + Sync + 'static {
     /// Whether it has none.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether nobody else can get at the bytes, not even another process. Only then can they become a [`Buffer`].
+    fn is_exclusive(&self) -> bool {
+        true
     }
 }

@@ -30,8 +30,8 @@ unsafe impl Send for Pages {}
 // SAFETY: no method gives access to the bytes.
 unsafe impl Sync for Pages {}
 
-// SAFETY: the mapping is private to this value (or to its memfd, which nobody else maps unless handed the descriptor,
-// and then through a mapping of their own), stays where it is until it is dropped, and is readable and writable.
+// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. That
+// of a memfd may be changed by whoever is handed the descriptor, and says so, but can't be cut short: it is sealed.
 unsafe impl Memory for Pages {
     fn as_ptr(&self) -> NonNull<u8> {
         self.address
@@ -39,6 +39,10 @@ unsafe impl Memory for Pages {
 
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.memfd.is_none()
     }
 }
 
@@ -70,7 +74,7 @@ impl Pages {
     pub fn memfd(name: &str, len: usize) -> io::Result<Pages> {
         let name = CString::new(name)?;
         // SAFETY: the name is a C string that outlives the call.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -81,11 +85,16 @@ impl Pages {
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size.try_into().map_err(io::Error::other)?) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        // Who has the descriptor could make the file shorter, and whoever touches the memory then would be killed.
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         Pages::map(len, PAGE, libc::MAP_SHARED, Some(fd))
     }
 
-    /// The memfd, if this is one. Bytes that another process writes through it may change at any time: don't make a
-    /// [`Buffer`](super::Buffer) of such memory.
+    /// The memfd, if this is one. Who has it may change the bytes at any time, so that such memory can't become a
+    /// [`Buffer`](super::Buffer). It can't be made shorter.
     pub fn as_memfd(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.as_ref().map(AsFd::as_fd)
     }

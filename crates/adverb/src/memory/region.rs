@@ -20,6 +20,11 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Region>);
 
+/// The rights that give nobody but the local device anything: all others may let a peer in. (WINDOW_BIND does even when no
+/// window is bound any more: rxe writes the message that was coming in to its end.)
+const PRIVATE: Access =
+    Access::LOCAL_WRITE.union(Access::ON_DEMAND).union(Access::HUGE_PAGES).union(Access::RELAXED_ORDERING);
+
 /// The registration and the memory under it.
 pub(crate) struct Region {
     /// Dropped first: the memory may go only when the device no longer has it.
@@ -164,15 +169,14 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Gives the region back if a peer may do anything to it, or windows may be bound to it, or if there is another
-    /// handle or a request that uses it.
+    /// Gives the region back if anybody else may do anything to it: a peer by the region's rights or through a window that
+    /// may be bound to it, another process (see [`Memory::is_exclusive`]), or another handle or a request that uses it.
     pub fn into_buffer(mut self) -> std::result::Result<Buffer, MemoryRegion> {
         let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
         // Nobody else has it, and nobody can get it any more: `self` is gone after this.
-        let unshared = Arc::get_mut(&mut self.0).is_some();
-        // A peer may still write to where a window was (rxe finishes the message), so that one that never was is asked for.
-        let unreachable = !self.access().intersects(Access::REMOTE | Access::WINDOW_BIND);
-        if unshared && unreachable { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
+        let unshared = Arc::get_mut(&mut self.0)
+            .is_some_and(|region| region.memory.as_ref().is_some_and(|memory| memory.is_exclusive()));
+        if unshared && PRIVATE.contains(self.access()) { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
     }
 
     /// The bytes as atomics: the only way in which shared memory is touched.

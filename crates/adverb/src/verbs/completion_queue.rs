@@ -227,10 +227,17 @@ impl CompletionQueue {
 
     /// Takes what the device has, and keeps it for those who ask.
     pub(super) fn gather(&self) -> Result<()> {
-        let mut state = self.lock();
+        self.gather_into(&mut self.lock())
+    }
+
+    /// Takes what the device has, with the lock that the caller has.
+    ///
+    /// This also comes before a number or room is given to a queue pair: completions that an earlier owner left behind
+    /// take up room, and numbers come round again, so that they could be taken for the new owner's.
+    fn gather_into(&self, state: &mut State) -> Result<()> {
         let mut ready = std::mem::take(&mut state.ready);
         let before = ready.len();
-        let polled = self.poll_device(&mut state, &mut ready);
+        let polled = self.poll_device(state, &mut ready);
         if ready.len() > before {
             self.0.news.notify_all();
             self.0.poller.wake();
@@ -283,6 +290,7 @@ impl CompletionQueue {
     /// Makes room for a queue pair's queue, and gives it what its ids begin with.
     pub(super) fn attach(&self, depth: u32) -> Result<Attached> {
         let mut state = self.lock();
+        self.gather_into(&mut state)?;
         self.reserve(&mut state, depth)?;
         let number = state.free.pop().unwrap_or_else(|| {
             state.queues.push(Entry::default());
@@ -303,6 +311,7 @@ impl CompletionQueue {
         match state.shared.iter_mut().find(|entry| entry.id == queue.id()) {
             Some(entry) => entry.users += 1,
             None => {
+                self.gather_into(&mut state)?;
                 self.reserve(&mut state, queue.depth())?;
                 let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
                 state.shared.push(SharedEntry { id, users: 1, depth, table });

@@ -133,6 +133,8 @@ impl Completing {
     /// Takes back the request that was posted last, because the device didn't take it.
     pub(super) fn retract(&mut self, posting: &mut Posting) -> Option<InFlight> {
         posting.stats.posted -= 1;
+        // It may have been the one that was to be signalled: the next will be.
+        posting.unsignaled = posting.most_unsignaled;
         self.ring.retract(&mut posting.ring)
     }
 
@@ -144,5 +146,112 @@ impl Completing {
         let outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
         self.stats.count(&outcome);
         out.push(Completion { id, tag, payload, outcome, is_datagram: self.is_datagram });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const DEPTH: u32 = 8;
+    const BASE: u64 = 5 << 32;
+
+    fn request(tag: u64) -> InFlight {
+        InFlight { payload: Payload::Empty, tag, opcode: 0, _recipient: None }
+    }
+
+    fn tags(completions: &[Completion]) -> Vec<u64> {
+        completions.iter().map(Completion::tag).collect()
+    }
+
+    fn position(id: u64) -> u32 {
+        u32::try_from(id ^ BASE).expect("an id is the base and a position")
+    }
+
+    #[test]
+    fn requests_come_back_once_each_and_in_order_whatever_happens() {
+        // A random walk that is the same every time, beside a model of it.
+        let mut random = 1u64;
+        let mut choose = move |count: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % count
+        };
+        let (mut posting, mut completing) = queue(DEPTH, BASE);
+        let mut device = VecDeque::new();
+        let (mut next_tag, mut expected) = (0, 0);
+        for _ in 0..100_000 {
+            match choose(8) {
+                0..4 if posting.has_room(1) => {
+                    device.push_back(position(posting.id(0)));
+                    posting.push(request(next_tag));
+                    next_tag += 1;
+                }
+                // The device refuses what was posted last.
+                4 if !device.is_empty() => {
+                    device.pop_back();
+                    next_tag -= 1;
+                    assert_eq!(completing.retract(&mut posting).map(|request| request.tag), Some(next_tag));
+                }
+                // The device completes some request, and implies those before it.
+                5..8 if !device.is_empty() => {
+                    let last = choose(device.len() as u64) as usize;
+                    let completed: Vec<u32> = device.drain(..=last).collect();
+                    let mut out = Vec::new();
+                    assert!(completing.complete_up_to(completed[last], RawOutcome::implied(0), &mut out));
+                    let want: Vec<u64> = (expected..).take(completed.len()).collect();
+                    assert_eq!(tags(&out), want);
+                    expected += completed.len() as u64;
+                    // A second completion of any of them is stale, and gives nothing back.
+                    for stale in completed {
+                        assert!(!completing.complete_up_to(stale, RawOutcome::implied(0), &mut out));
+                    }
+                    assert_eq!(out.len(), want.len());
+                }
+                _ => {}
+            }
+            assert_eq!(posting.len() as usize, device.len());
+        }
+        assert_eq!(completing.take_all().len(), device.len());
+        assert_eq!(posting.len(), 0);
+        assert!(expected > 10_000, "the walk went nowhere");
+    }
+
+    #[test]
+    fn positions_that_were_not_posted_are_refused() {
+        let (mut posting, mut completing) = queue(DEPTH, BASE);
+        posting.push(request(1));
+        let mut out = Vec::new();
+        for unknown in [1, 2, DEPTH, u32::MAX] {
+            assert!(!completing.complete_up_to(unknown, RawOutcome::implied(0), &mut out), "{unknown}");
+        }
+        assert!(out.is_empty());
+        assert!(completing.complete_up_to(0, RawOutcome::implied(0), &mut out));
+    }
+
+    #[test]
+    fn a_full_queue_always_has_a_request_that_will_complete() {
+        for depth in 1..=16 {
+            let (mut posting, mut completing) = queue(depth, BASE);
+            let mut signaled = VecDeque::new();
+            for _ in 0..100 {
+                while posting.has_room(1) {
+                    // The device refuses every request that is signalled once, and then takes another in its place.
+                    if posting.must_signal(false) {
+                        posting.push(request(0));
+                        assert!(completing.retract(&mut posting).is_some());
+                        if posting.must_signal(false) {
+                            signaled.push_back(position(posting.id(0)));
+                        }
+                    }
+                    posting.push(request(0));
+                }
+                let first = signaled.pop_front();
+                let first =
+                    first.unwrap_or_else(|| panic!("depth {depth}: full, and nothing would complete"));
+                assert!(completing.complete_up_to(first, RawOutcome::implied(0), &mut Vec::new()));
+            }
+        }
     }
 }

@@ -88,17 +88,19 @@ impl QueuePair {
         &self,
         requests: impl IntoIterator<Item = SendRequest>,
     ) -> Result<RequestIds, PostError<SendRequest>> {
-        let mut queue = self.send.lock();
-        let mut scratch = self.scratch();
-        let Scratch { segments, counts, sends, list, .. } = &mut *scratch;
+        // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
+        let mut sends = std::mem::take(&mut self.scratch().sends);
         sends.clear();
         sends.extend(requests);
+        let mut queue = self.send.lock();
+        let mut scratch = self.scratch();
+        let Scratch { segments, counts, list, .. } = &mut *scratch;
         let count = u32::try_from(sends.len()).unwrap_or(u32::MAX);
         let checked = self
             .check_send_queue(&mut queue, count)
             .and_then(|()| sends.iter().try_for_each(|request| self.check_send(request)));
         if let Err(error) = checked {
-            return Err(PostError { error, requests: std::mem::take(sends) });
+            return Err(PostError { error, requests: sends });
         }
         segments.clear();
         counts.clear();
@@ -138,14 +140,12 @@ impl QueuePair {
         match self.backend.post_sends(list, plain) {
             Ok(()) => {
                 sends.clear();
+                scratch.sends = sends;
                 Ok(ids)
             }
-            Err(failure) => {
-                let requests = std::mem::take(sends);
-                Err(self.not_posted("posting send requests", failure, requests, |count| {
-                    self.send.retract(&mut queue, count)
-                }))
-            }
+            Err(failure) => Err(self.not_posted("posting send requests", failure, sends, |count| {
+                self.send.retract(&mut queue, count)
+            })),
         }
     }
 
@@ -197,17 +197,19 @@ impl QueuePair {
             let requests = requests.into_iter().map(Into::into).collect();
             return Err(PostError { error: shared_elsewhere(), requests });
         };
-        let mut queue = own.lock();
-        let mut scratch = self.scratch();
-        let Scratch { segments, counts, recvs, list, .. } = &mut *scratch;
+        // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
+        let mut recvs = std::mem::take(&mut self.scratch().recvs);
         recvs.clear();
         recvs.extend(requests.into_iter().map(Into::into));
+        let mut queue = own.lock();
+        let mut scratch = self.scratch();
+        let Scratch { segments, counts, list, .. } = &mut *scratch;
         let count = u32::try_from(recvs.len()).unwrap_or(u32::MAX);
         let checked = self
             .check_recv_queue(&mut queue, count)
             .and_then(|()| recvs.iter().try_for_each(|request| self.check_recv(request)));
         if let Err(error) = checked {
-            return Err(PostError { error, requests: std::mem::take(recvs) });
+            return Err(PostError { error, requests: recvs });
         }
         segments.clear();
         counts.clear();
@@ -229,14 +231,12 @@ impl QueuePair {
         match self.backend.post_recvs(list, plain) {
             Ok(()) => {
                 recvs.clear();
+                scratch.recvs = recvs;
                 Ok(ids)
             }
-            Err(failure) => {
-                let requests = std::mem::take(recvs);
-                Err(self.not_posted("posting receive requests", failure, requests, |count| {
-                    own.retract(&mut queue, count)
-                }))
-            }
+            Err(failure) => Err(self.not_posted("posting receive requests", failure, recvs, |count| {
+                own.retract(&mut queue, count)
+            })),
         }
     }
 
@@ -339,7 +339,13 @@ impl QueuePair {
         }
         match (self.transport, &request.operation) {
             (Transport::Ud, SendOperation::Send | SendOperation::SendImmediate(_)) => {
-                request.recipient.is_none().then_some("a datagram needs a recipient: call `to`")
+                let Some(recipient) = &request.recipient else {
+                    return Some("a datagram needs a recipient: call `to`");
+                };
+                // A device's own part of the library would take another's handle for one of its own.
+                let ours = recipient.address.backend().is_of(self.domain.backend());
+                (!ours)
+                    .then_some("the recipient is of another protection domain: make it with this queue pair")
             }
             (Transport::Ud, _) => {
                 Some("datagrams can only be sent: reading, writing and atomics need a connection")

@@ -30,6 +30,11 @@ impl AddressHandle {
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         Ok(AddressHandle { domain: Arc::clone(domain), handle })
     }
+
+    #[inline]
+    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
+    }
 }
 
 impl Drop for AddressHandle {

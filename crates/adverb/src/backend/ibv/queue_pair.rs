@@ -43,16 +43,21 @@ impl QueuePair {
         options: &QueuePairOptions,
     ) -> Result<(QueuePair, QueuePairLimits)> {
         let device = &domain.device;
-        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device)) {
-            let reason = "a queue pair, its protection domain and its completion queues must be of one device, \
-                          opened once";
+        let shared = shared.map(|shared| match &**shared {
+            backend::SharedReceiveQueue::Ibv(queue) => (shared, queue),
+        });
+        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device))
+            || shared.is_some_and(|(_, queue)| !Arc::ptr_eq(&queue.domain.device, device))
+        {
+            let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must \
+                          be of one device, opened once";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let mut attr = sys::ibv_qp_init_attr::zeroed();
         attr.send_cq = send_cq.handle.as_ptr();
         attr.recv_cq = recv_cq.handle.as_ptr();
-        if let Some(backend::SharedReceiveQueue::Ibv(shared)) = shared.map(|shared| &**shared) {
-            attr.srq = shared.handle.as_ptr();
+        if let Some((_, queue)) = shared {
+            attr.srq = queue.handle.as_ptr();
         }
         attr.cap.max_send_wr = options.send_depth;
         attr.cap.max_recv_wr = options.recv_depth;
@@ -82,7 +87,7 @@ impl QueuePair {
             gone: AtomicBool::new(false),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
-            _shared: shared.cloned(),
+            _shared: shared.map(|(shared, _)| Arc::clone(shared)),
         };
         Ok((queue_pair, limits))
     }

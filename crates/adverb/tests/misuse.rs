@@ -1,0 +1,229 @@
+//! What a careless program may try with a device: it is refused, or comes to nothing, and no memory is misused.
+//!
+//! These run wherever there is a device (`ADVERB_DEVICE` names one, else it is the first), and say so where there is none.
+//! `cargo xtask asan` runs them on soft-RoCE with AddressSanitizer.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Duration;
+
+use adverb::memory::{Buffer, Pages};
+use adverb::verbs::{
+    Access, Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, SendRequest, Transport,
+};
+use adverb::{Error, Result};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const QKEY: u32 = 0x1111_1111;
+
+/// A device, or the reason why there is none, printed.
+fn device() -> Option<Device> {
+    let device = match std::env::var("ADVERB_DEVICE") {
+        Ok(name) => Device::open(&name),
+        Err(_) => Device::first(),
+    };
+    device.inspect_err(|error| println!("SKIPPED: {error}")).ok()
+}
+
+/// One side of a connection.
+struct Side {
+    domain: ProtectionDomain,
+    completions: CompletionQueue,
+    queue_pair: QueuePair,
+}
+
+impl Side {
+    fn new(device: &Device, transport: Transport) -> Result<Side> {
+        let completions = device.completion_queue(64).events().create()?;
+        Side::with(device, transport, completions)
+    }
+
+    fn with(device: &Device, transport: Transport, completions: CompletionQueue) -> Result<Side> {
+        let domain = device.protection_domain()?;
+        let builder = domain.queue_pair(transport).completion_queue(&completions);
+        let queue_pair = builder.depth(16, 16).qkey(QKEY).create()?;
+        Ok(Side { domain, completions, queue_pair })
+    }
+}
+
+fn connected(device: &Device) -> Result<(Side, Side)> {
+    let (left, right) = (Side::new(device, Transport::Rc)?, Side::new(device, Transport::Rc)?);
+    connect(&left, &right)?;
+    Ok((left, right))
+}
+
+fn connect(left: &Side, right: &Side) -> Result<()> {
+    left.queue_pair.connect(&right.queue_pair.endpoint())?;
+    right.queue_pair.connect(&left.queue_pair.endpoint())
+}
+
+fn is_refused<T>(result: Result<T, impl Into<Error>>) -> bool {
+    matches!(result.map_err(Into::into), Err(Error::InvalidRequest { .. }))
+}
+
+#[test]
+fn a_region_that_others_can_reach_does_not_become_a_buffer() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let domain = device.protection_domain()?;
+    let access = Access::LOCAL_WRITE;
+    for others in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::WINDOW_BIND] {
+        match domain.region(4096, access | others) {
+            Ok(region) => assert!(region.into_buffer().is_err(), "{others:?}"),
+            Err(error) => println!("{others:?}: {error}"),
+        }
+    }
+    let region = domain.region(4096, access)?;
+    let another = region.clone();
+    let region = region.into_buffer().expect_err("another handle can reach it");
+    let slice = another.slice(0..8)?;
+    drop(another);
+    let region = region.into_buffer().expect_err("a slice can reach it");
+    drop(slice);
+    assert_eq!(region.into_buffer().expect("nobody else can reach it").len(), 4096);
+    Ok(())
+}
+
+#[test]
+fn memory_that_another_process_can_reach_does_not_become_a_buffer() -> Result<(), Box<dyn std::error::Error>>
+{
+    let Some(device) = device() else { return Ok(()) };
+    let pages = Pages::memfd("misuse", 4096)?;
+    let mut file = File::from(pages.as_memfd().expect("it is one").try_clone_to_owned()?);
+    let region = device.protection_domain()?.register(pages, Access::LOCAL_WRITE)?;
+    let region = region.into_buffer().expect_err("whoever has the descriptor can reach it");
+    file.write_all(b"changed")?;
+    let mut bytes = [0; 7];
+    region.read(0, &mut bytes)?;
+    assert_eq!(&bytes, b"changed");
+    assert!(file.set_len(0).is_err(), "whoever reads the region afterwards would be killed");
+    region.read(0, &mut bytes)?;
+    Ok(())
+}
+
+#[test]
+fn objects_of_two_devices_are_not_mixed() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    // The same device, opened twice: the driver's handles of one mean other objects, or nothing, to the other.
+    let other = Device::open(device.name())?;
+    let domain = device.protection_domain()?;
+    let (ours, theirs) = (device.completion_queue(64).create()?, other.completion_queue(64).create()?);
+    let builder = || domain.queue_pair(Transport::Rc).depth(4, 4).completion_queue(&ours);
+    assert!(is_refused(builder().send_completion_queue(&theirs).create()));
+    assert!(is_refused(builder().recv_completion_queue(&theirs).create()));
+    let shared = other.protection_domain()?.shared_receive_queue(4).create()?;
+    assert!(is_refused(builder().shared_receive_queue(&shared).create()));
+
+    let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&other, Transport::Ud)?);
+    left.queue_pair.activate()?;
+    right.queue_pair.activate()?;
+    let recipient = right.queue_pair.recipient(&left.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(left.domain.buffer(8)?).to(&recipient);
+    assert!(is_refused(left.queue_pair.post_send(request)));
+    Ok(())
+}
+
+#[test]
+fn memory_of_another_domain_is_not_touched() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (left, right) = connected(&device)?;
+    let foreign = device.protection_domain()?.buffer(64)?;
+    right.queue_pair.post_recv(right.domain.buffer(64)?)?;
+    let id = left.queue_pair.post_send(SendRequest::send(foreign))?;
+    let completion = left.completions.wait(id, PATIENCE)?;
+    assert!(!completion.is_ok(), "{completion}");
+    assert!(completion.into_buffer().is_some_and(|buffer| buffer.iter().all(|byte| *byte == 0)));
+    Ok(())
+}
+
+#[test]
+fn everything_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    for order in 0..24 {
+        let (left, right) = connected(&device)?;
+        for side in [&left, &right] {
+            for _ in 0..8 {
+                side.queue_pair.post_recv(side.domain.buffer(4096)?)?;
+            }
+        }
+        for _ in 0..8 {
+            left.queue_pair.post_send(SendRequest::send(left.domain.buffer(4096)?).unsignaled())?;
+        }
+        let Side { domain, completions, queue_pair } = left;
+        let mut objects: Vec<Box<dyn std::any::Any>> =
+            vec![Box::new(queue_pair), Box::new(completions), Box::new(domain), Box::new(right)];
+        // The permutation with this number.
+        for (left, digit) in [(4, order % 4), (3, order / 4 % 3), (2, order / 12 % 2), (1, 0)] {
+            assert_eq!(objects.len(), left);
+            drop(objects.remove(digit));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_anothers() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let completions = device.completion_queue(64).create()?;
+    let sender = Side::new(&device, Transport::Rc)?;
+    let receiver = Side::with(&device, Transport::Rc, completions.clone())?;
+    connect(&sender, &receiver)?;
+    receiver.queue_pair.post_recv(receiver.domain.buffer(64)?)?;
+    let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.buffer(64)?))?;
+    sender.completions.wait(sent, PATIENCE)?.success()?;
+    // The receiver's completion is now in the queue, or soon will be, and nobody takes it.
+    drop(receiver);
+    // As many queue pairs as its id can tell apart: the last one's has the same id again.
+    let domain = device.protection_domain()?;
+    let mut out = Vec::<Completion>::new();
+    for round in 1..=1024 {
+        let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions);
+        let queue_pair = builder.depth(16, 16).create()?;
+        if round == 1024 {
+            queue_pair.post_recv(domain.buffer(64)?)?;
+            completions.poll(&mut out)?;
+            assert!(out.is_empty(), "{out:?} came for a request that nobody answered");
+        }
+    }
+    assert!(completions.stale() <= 1);
+    Ok(())
+}
+
+#[test]
+fn the_iterator_of_a_batch_may_poll_and_post() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (left, right) = connected(&device)?;
+    let mut out = Vec::new();
+    let buffers: Vec<Buffer> = (0..4).map(|_| right.domain.buffer(64)).collect::<Result<_>>()?;
+    right.queue_pair.post_recvs(buffers.into_iter().inspect(|_| {
+        right.queue_pair.post_recv(right.domain.buffer(64).unwrap()).unwrap();
+    }))?;
+    assert_eq!(right.queue_pair.recvs_outstanding(), 8);
+    left.queue_pair.post_sends((0..4).map(|_| {
+        left.completions.poll(&mut out).unwrap();
+        left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64).unwrap())).unwrap();
+        SendRequest::send(left.domain.buffer(64).unwrap())
+    }))?;
+    while out.len() < 8 {
+        assert_ne!(left.completions.poll_timeout(&mut out, PATIENCE)?, 0, "{} of 8 came", out.len());
+    }
+    assert!(out.iter().all(Completion::is_ok));
+    Ok(())
+}
+
+#[test]
+fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (left, right) = connected(&device)?;
+    let posted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = right.queue_pair.post_recvs((0..4).map(|n| {
+            assert!(n < 2, "a mistake of the caller's, on purpose");
+            right.domain.buffer(64).unwrap()
+        }));
+    }));
+    assert!(posted.is_err());
+    assert_eq!(right.queue_pair.recvs_outstanding(), 0);
+    right.queue_pair.post_recvs([right.domain.buffer(64)?])?;
+    let sent = left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64)?))?;
+    left.completions.wait(sent, PATIENCE)?.success()?;
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Every public type may be sent to another thread and shared with others: post on one, poll on another, drop on a third.
+
+use std::collections::BTreeSet;
+
+use adverb::{memory, verbs, verbs::cm};
+
+/// Asserts it of the types named, while compiling, and lists their names.
+macro_rules! shared_between_threads {
+    ($list:ident: $($module:ident::$name:ident $(<$parameter:ty>)?),+ $(,)?) => {
+        const $list: &[(&str, &str)] = {
+            const fn shared_between_threads<T: Send + Sync>() {}
+            $(shared_between_threads::<$module::$name $(<$parameter>)?>();)+
+            &[$((stringify!($module), stringify!($name))),+]
+        };
+    };
+}
+
+shared_between_threads!(TYPES:
+    cm::Connecting,
+    cm::Connection,
+    cm::ConnectionEvent,
+    cm::Connector,
+    cm::Incoming,
+    cm::Listener,
+    cm::ListenerBuilder,
+    cm::Path,
+    cm::RejectReason,
+    cm::Resolving,
+    cm::Route,
+    memory::Buffer,
+    memory::MemoryRegion,
+    memory::Pages,
+    memory::Payload,
+    memory::Piece,
+    memory::RegionSlice,
+    memory::RemoteMemory,
+    verbs::Access,
+    verbs::AddressHandle,
+    verbs::CompletedOperation,
+    verbs::Completion,
+    verbs::CompletionQueue,
+    verbs::CompletionQueueBuilder,
+    verbs::CompletionQueueStats,
+    verbs::ConnectOptions,
+    verbs::Counters,
+    verbs::CountersDifference,
+    verbs::Datagram,
+    verbs::Device,
+    verbs::DeviceAttributes,
+    verbs::DeviceEvent,
+    verbs::DeviceInfo,
+    verbs::Endpoint,
+    verbs::Failure,
+    verbs::Gid,
+    verbs::GidEntry,
+    verbs::GidType,
+    verbs::IpHeader,
+    verbs::LinkLayer,
+    verbs::MemoryWindow,
+    verbs::PathMtu,
+    verbs::Poller<()>,
+    verbs::PollerOptions,
+    verbs::PollerStats,
+    verbs::Port,
+    verbs::PortState,
+    verbs::PostError<verbs::SendRequest>,
+    verbs::ProtectionDomain,
+    verbs::Psn,
+    verbs::QpState,
+    verbs::Qpn,
+    verbs::QueuePair,
+    verbs::QueuePairBuilder,
+    verbs::QueuePairStats,
+    verbs::QueueStats,
+    verbs::Recipient,
+    verbs::RecvRequest,
+    verbs::RemoteAddress,
+    verbs::RequestId,
+    verbs::RequestIds,
+    verbs::SendRequest,
+    verbs::SharedReceiveQueue,
+    verbs::SharedReceiveQueueBuilder,
+    verbs::Status,
+    verbs::Stopped<()>,
+    verbs::Success,
+    verbs::Transport,
+);
+
+/// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`.)
+const TRAITS: &[(&str, &str)] = &[("memory", "Memory")];
+
+#[test]
+fn every_public_type_is_asserted_to_be_send_and_sync() {
+    let asserted: BTreeSet<_> = TYPES.iter().chain(TRAITS).copied().collect();
+    let mut public = BTreeSet::new();
+    for (module, source) in [
+        ("cm", include_str!("../src/verbs/cm/mod.rs")),
+        ("memory", include_str!("../src/memory/mod.rs")),
+        ("verbs", include_str!("../src/verbs/mod.rs")),
+    ] {
+        public.extend(public_names(source).into_iter().map(|name| (module, name)));
+    }
+    let missing: Vec<_> = public.difference(&asserted).collect();
+    assert!(missing.is_empty(), "public, and not in the list of this test: {missing:?}");
+    let gone: Vec<_> = asserted.difference(&public).collect();
+    assert!(gone.is_empty(), "in the list of this test, and not public: {gone:?}");
+}
+
+/// The types and traits that a `mod.rs` makes public: those that it re-exports, and its own.
+fn public_names(source: &str) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for statement in source.split("pub use ").skip(1).filter_map(|text| text.split(';').next()) {
+        let words = statement.split(|c: char| !c.is_alphanumeric() && c != '_');
+        names.extend(words.filter(|word| word.starts_with(char::is_uppercase)));
+    }
+    for line in source.lines() {
+        for keyword in ["pub struct ", "pub enum ", "pub trait ", "pub unsafe trait ", "pub type "] {
+            let rest = line.strip_prefix(keyword);
+            names.extend(rest.and_then(|rest| rest.split(|c: char| !c.is_alphanumeric()).next()));
+        }
+    }
+    names
+}
