@@ -3,6 +3,7 @@
 //! Every check that a change must pass is a command here, so that what runs in CI and what a person runs at
 //! their desk are the same thing. `cargo xtask ci` is those commands in a row (see `ci::STEPS`).
 
+mod asan;
 mod ci;
 mod clippy;
 mod conformance;
@@ -11,7 +12,11 @@ mod device_tests;
 mod doc;
 mod fmt;
 mod fuzz;
+mod hack;
+mod metadata;
+mod miri;
 mod overhead;
+mod package;
 mod packages;
 mod paths;
 mod process;
@@ -19,6 +24,7 @@ mod setup;
 mod sim;
 mod test;
 mod tools;
+mod unsafe_inventory;
 mod vm;
 mod wire_check;
 
@@ -68,6 +74,16 @@ enum Command {
     WireCheck,
     /// Count the instructions of the safe API beside C's, on a device that does nothing.
     Overhead,
+    /// Pack every crate as it would be published, and build each from its package.
+    Package,
+    /// Build every crate with each of its features alone.
+    Hack,
+    /// Run the tests of unsafe code under miri, where it is installed.
+    Miri,
+    /// Check that unsafe code stands only where it may, each with its reason, and that UNSAFE.md lists it.
+    UnsafeInventory(unsafe_inventory::Args),
+    /// Run what works on memory in flight under AddressSanitizer, here and on soft-RoCE.
+    Asan,
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
     Vm(vm::Args),
 }
@@ -79,6 +95,7 @@ impl Command {
         match self {
             Self::Ci => return ci::run(),
             Self::Vm(args) => return vm::run(args),
+            Self::Asan => return asan::run(),
             Self::Setup => setup::run()?,
             Self::Fmt(args) => fmt::run(&args)?,
             Self::Clippy => clippy::run()?,
@@ -91,6 +108,10 @@ impl Command {
             Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),
             Self::Sim(args) => sim::run(&args)?,
+            Self::Hack => hack::run()?,
+            Self::Miri => miri::run()?,
+            Self::Package => package::run()?,
+            Self::UnsafeInventory(args) => unsafe_inventory::run(&args)?,
             Self::Overhead => overhead::run()?,
             Self::WireCheck => wire_check::run()?,
         }

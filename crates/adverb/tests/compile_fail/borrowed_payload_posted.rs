@@ -1,0 +1,10 @@
+//! A payload that is only borrowed from a completion can't be posted.
+
+use adverb::verbs::{Completion, QueuePair, SendRequest};
+
+fn post_borrowed(queue_pair: &QueuePair, completion: &Completion) -> adverb::Result<()> {
+    queue_pair.post_send(SendRequest::send(*completion.payload()))?;
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+//! A buffer can't be freed while the device works on it.
+
+use adverb::memory::Buffer;
+use adverb::verbs::{QueuePair, SendRequest};
+
+fn free(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<()> {
+    queue_pair.post_send(SendRequest::send(buffer))?;
+    drop(buffer);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+//! A buffer can't be given to anybody else while the device works on it.
+
+use adverb::memory::Buffer;
+use adverb::verbs::{QueuePair, SendRequest};
+
+fn give_away(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<std::thread::JoinHandle<usize>> {
+    queue_pair.post_send(SendRequest::send(buffer))?;
+    Ok(std::thread::spawn(move || buffer.len()))
+}
+
+fn main() {}

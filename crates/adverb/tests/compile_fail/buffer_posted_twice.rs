@@ -1,0 +1,12 @@
+//! A buffer can't be in two requests at once: the device would write one while it reads the other.
+
+use adverb::memory::Buffer;
+use adverb::verbs::{QueuePair, SendRequest};
+
+fn post_twice(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<()> {
+    queue_pair.post_recv(buffer)?;
+    queue_pair.post_send(SendRequest::send(buffer))?;
+    Ok(())
+}
+
+fn main() {}

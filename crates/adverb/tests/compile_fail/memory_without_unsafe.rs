@@ -1,0 +1,19 @@
+//! Who says that memory may be registered promises what the compiler can't check: that takes `unsafe`.
+
+use std::ptr::NonNull;
+
+use adverb::memory::Memory;
+
+struct Mine(Box<[u8]>);
+
+impl Memory for Mine {
+    fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::from(&self.0[..]).cast()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+fn main() {}

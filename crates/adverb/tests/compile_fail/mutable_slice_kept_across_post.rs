@@ -1,0 +1,13 @@
+//! A mutable slice of a buffer can't outlive its being posted.
+
+use adverb::memory::Buffer;
+use adverb::verbs::{QueuePair, SendRequest};
+
+fn keep(queue_pair: &QueuePair, mut buffer: Buffer) -> adverb::Result<()> {
+    let bytes: &mut [u8] = &mut buffer;
+    queue_pair.post_send(SendRequest::send(buffer))?;
+    bytes.fill(0);
+    Ok(())
+}
+
+fn main() {}

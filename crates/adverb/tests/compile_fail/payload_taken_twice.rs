@@ -1,0 +1,9 @@
+//! A completion gives its buffer back once.
+
+use adverb::verbs::Completion;
+
+fn take_twice(completion: Completion) -> bool {
+    completion.into_buffer().is_some() && completion.into_buffer().is_some()
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+//! A request is posted once: posting takes it, with its memory.
+
+use adverb::verbs::{QueuePair, SendRequest};
+
+fn post_twice(queue_pair: &QueuePair, request: SendRequest) -> adverb::Result<()> {
+    queue_pair.post_send(request)?;
+    queue_pair.post_send(request)?;
+    Ok(())
+}
+
+fn main() {}

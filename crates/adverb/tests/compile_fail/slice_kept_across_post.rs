@@ -1,0 +1,12 @@
+//! A slice of a buffer can't outlive its being posted.
+
+use adverb::memory::Buffer;
+use adverb::verbs::QueuePair;
+
+fn keep(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<u8> {
+    let bytes: &[u8] = &buffer;
+    queue_pair.post_recv(buffer)?;
+    Ok(bytes[0])
+}
+
+fn main() {}
