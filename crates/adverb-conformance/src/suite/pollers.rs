@@ -11,7 +11,7 @@ use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE};
 use crate::registry::tests;
 
 tests! { "pollers";
-    a_hundred_thousand_completions_come_through_events,
+    a_poller_hands_over_a_hundred_thousand_completions,
     completions_come_without_events_too,
     a_poller_stops_at_once,
     what_has_completed_is_handed_over_at_the_end,
@@ -56,7 +56,7 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     Ok(())
 }
 
-fn a_hundred_thousand_completions_come_through_events(fixture: &Fixture) -> Result<()> {
+fn a_poller_hands_over_a_hundred_thousand_completions(fixture: &Fixture) -> Result<()> {
     all_come(fixture, true, 100_000)
 }
 
