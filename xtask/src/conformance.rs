@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
 use crate::{Cli, paths, process};
@@ -43,7 +43,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if let Some(out) = &args.out {
         words.extend(["--out".to_owned(), out.display().to_string()]);
     }
-    words.extend(["--".to_owned(), build()?, "--device".to_owned(), "rxe0".to_owned()]);
+    words.extend([
+        "--".to_owned(),
+        process::build("build --release -p adverb-conformance")?,
+        "--device".to_owned(),
+        "rxe0".to_owned(),
+    ]);
     words.extend(["--deviations".to_owned(), deviations.display().to_string()]);
     if args.out.is_some() {
         words.extend(["--report".to_owned(), "/run/out/conformance.json".to_owned()]);
@@ -56,32 +61,4 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     // Through the command line's own parser, so that this is something a person can type.
     Cli::try_parse_from(words)?.command.run()
-}
-
-/// Builds the suite's program, optimised; gives its path.
-fn build() -> Result<String> {
-    let arguments = "build --release -p adverb-conformance --message-format json-render-diagnostics";
-    let mut cargo = process::cargo(arguments);
-    cargo.stderr(std::process::Stdio::inherit());
-    let messages = process::text(&mut cargo)?;
-    let path = executable(&messages).context("cargo didn't say where the program is")?;
-    Ok(path.to_owned())
-}
-
-/// The path of the executable in cargo's messages, of which just one has one. One string isn't worth a JSON parser; a path
-/// with a quotation mark or a backslash in it isn't supported.
-fn executable(messages: &str) -> Option<&str> {
-    messages.lines().find_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_executable_is_found_in_cargos_messages() {
-        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
-        assert_eq!(executable(messages), Some("/x/y"));
-        assert_eq!(executable("{\"executable\":null}"), None);
-    }
 }

@@ -99,6 +99,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_executable_is_found_in_cargos_messages() {
+        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
+        assert_eq!(executable(messages), Some("/x/y"));
+        assert_eq!(executable("{\"executable\":null}"), None);
+    }
+
+    #[test]
     fn plain_words_stay_bare() {
         assert_eq!(quote("--device=rxe0"), "--device=rxe0");
         assert_eq!(quote("/usr/bin/a.b_c"), "/usr/bin/a.b_c");
