@@ -68,6 +68,8 @@ pub enum Need {
     SharedReceives,
     /// Memory windows of type 2B.
     MemoryWindows,
+    /// Memory that is registered on demand, and written and read on reliable connections.
+    OnDemand,
     /// A global IPv6 address.
     Ipv6,
     /// Addresses of both kinds.
@@ -93,6 +95,11 @@ impl Need {
                 .then(|| "the device has no shared receive queues".to_owned()),
             Need::MemoryWindows => {
                 (!attributes.memory_windows).then(|| "the device has no memory windows of type 2B".to_owned())
+            }
+            Need::OnDemand => {
+                let on_demand = attributes.on_demand;
+                let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
+                (!can).then(|| "the device can't register memory on demand".to_owned())
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),

@@ -57,6 +57,8 @@ shared_between_threads!(TYPES:
     verbs::IpHeader,
     verbs::LinkLayer,
     verbs::MemoryWindow,
+    verbs::OnDemand,
+    verbs::OnDemandOperations,
     verbs::PathMtu,
     verbs::Poller<()>,
     verbs::PollerOptions,

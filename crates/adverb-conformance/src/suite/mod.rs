@@ -19,6 +19,7 @@ mod queues;
 mod rc;
 mod receiver_not_ready;
 mod regions;
+mod registration;
 mod reservation;
 mod segments;
 mod shared_receives;
@@ -38,6 +39,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     devices::TESTS,
     addressing::TESTS,
     regions::TESTS,
+    registration::TESTS,
     buffers::TESTS,
     rc::TESTS,
     uc::TESTS,

@@ -102,8 +102,34 @@ pub(crate) enum ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    pub(crate) fn register(&self, memory: &dyn Memory, access: Access) -> Result<Registration> {
-        ask!(self, domain => Ok(Registration::Ibv(ibv::Registration::new(domain, memory, access)?)))
+    /// Registers memory under addresses that begin with `iova`, or under its own.
+    pub(crate) fn register(
+        &self,
+        memory: &dyn Memory,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Registration> {
+        ask!(self, domain => Ok(Registration::Ibv(ibv::Registration::new(domain, memory, iova, access)?)))
+    }
+
+    /// Registers `len` bytes of a dma-buf under addresses that begin with `iova`.
+    pub(crate) fn register_dmabuf(
+        &self,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registration> {
+        ask!(self, domain => {
+            let registration = ibv::Registration::of_dmabuf(domain, dmabuf, offset, len, iova, access)?;
+            Ok(Registration::Ibv(registration))
+        })
+    }
+
+    /// Whether dma-bufs can be registered.
+    pub(crate) fn can_register_dmabuf(&self) -> bool {
+        ask!(self, domain => ibv::Registration::can_be_of_dmabuf(domain))
     }
 
     pub(crate) fn queue_pair(
@@ -184,6 +210,11 @@ impl Registration {
     #[inline]
     pub(crate) fn addr(&self) -> u64 {
         ask!(self, registration => registration.addr())
+    }
+
+    /// Whether that is where this process has it.
+    pub(crate) fn is_at_its_own_address(&self) -> bool {
+        ask!(self, registration => registration.is_at_its_own_address())
     }
 
     #[inline]

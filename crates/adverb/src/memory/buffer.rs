@@ -98,6 +98,10 @@ impl Buffer {
         self.region.access().contains(Access::LOCAL_WRITE)
     }
 
+    pub(super) fn is_at_its_own_address(&self) -> bool {
+        self.region.is_at_its_own_address()
+    }
+
     /// Where the bytes that count begin.
     fn address(&self) -> *mut u8 {
         // SAFETY: the whole buffer lies in the region, and the part that counts in the whole buffer.

@@ -105,6 +105,14 @@ impl Piece {
             Piece::Region(slice) => slice.is_locally_writable(),
         }
     }
+
+    /// Whether its address is where this process has it: what is inlined is read there by this process.
+    pub(crate) fn is_at_its_own_address(&self) -> bool {
+        match self {
+            Piece::Buffer(buffer) => buffer.is_at_its_own_address(),
+            Piece::Region(slice) => slice.is_at_its_own_address(),
+        }
+    }
 }
 
 impl From<()> for Payload {

@@ -22,8 +22,11 @@ pub struct MemoryRegion(Arc<Region>);
 
 /// The rights that give nobody but the local device anything: all others may let a peer in. (WINDOW_BIND does even when no
 /// window is bound any more: rxe writes the message that was coming in to its end.)
-const PRIVATE: Access =
-    Access::LOCAL_WRITE.union(Access::ON_DEMAND).union(Access::HUGE_PAGES).union(Access::RELAXED_ORDERING);
+const PRIVATE: Access = Access::LOCAL_WRITE
+    .union(Access::ZERO_BASED)
+    .union(Access::ON_DEMAND)
+    .union(Access::HUGE_PAGES)
+    .union(Access::RELAXED_ORDERING);
 
 /// The registration and the memory under it.
 pub(crate) struct Region {
@@ -32,7 +35,7 @@ pub(crate) struct Region {
     pub(super) address: NonNull<u8>,
     pub(super) len: usize,
     access: Access,
-    /// Held for its memory, which `address` and `len` describe.
+    /// Held for its memory, which `address` and `len` describe. None, and no address, if it is of another device.
     memory: Option<Box<dyn Memory>>,
 }
 
@@ -51,8 +54,17 @@ impl Region {
         Region { registration, address: memory.as_ptr(), len: memory.len(), access, memory: Some(memory) }
     }
 
+    /// Memory of another device, at which nobody here can look.
+    pub(crate) fn elsewhere(registration: backend::Registration, len: usize, access: Access) -> Region {
+        Region { registration, address: NonNull::dangling(), len, access, memory: None }
+    }
+
     pub(super) fn access(&self) -> Access {
         self.access
+    }
+
+    pub(super) fn is_at_its_own_address(&self) -> bool {
+        self.registration.is_at_its_own_address()
     }
 
     /// The plain form of the bytes at `offset`.
@@ -87,6 +99,11 @@ impl MemoryRegion {
         self.len() == 0
     }
 
+    /// Whether this process can look at it: not if it is a [dma-buf](crate::verbs::ProtectionDomain::register_dmabuf).
+    pub fn is_mapped(&self) -> bool {
+        self.0.memory.is_some()
+    }
+
     /// What may be done to it.
     pub fn access(&self) -> Access {
         self.0.access
@@ -109,7 +126,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// If they don't all lie in the region.
+    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.atomics(offset, bytes.len())?;
         for (byte, from) in bytes.iter_mut().zip(from) {
@@ -122,7 +139,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// If they don't all lie in the region.
+    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.atomics(offset, bytes.len())?;
         for (byte, to) in bytes.iter().zip(to) {
@@ -135,9 +152,9 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// If it isn't in the region, or not aligned to 8 bytes.
+    /// If it isn't in the region, or not aligned to 8 bytes, or the region isn't [mapped](MemoryRegion::is_mapped).
     pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
-        self.0.check(offset, 8)?;
+        self.0.check_mapped(offset, 8)?;
         // SAFETY: within the region, as checked.
         let address = unsafe { self.0.address.add(offset) };
         if !address.cast::<AtomicU64>().is_aligned() {
@@ -181,7 +198,7 @@ impl MemoryRegion {
 
     /// The bytes as atomics: the only way in which shared memory is touched.
     fn atomics(&self, offset: usize, len: usize) -> Result<&[AtomicU8]> {
-        self.0.check(offset, len)?;
+        self.0.check_mapped(offset, len)?;
         // SAFETY: in bounds as checked; AtomicU8 has the layout of u8; the memory lives as long as the region, which
         // the slice borrows; and nobody reaches it but through atomics, the device, and peers through theirs.
         Ok(unsafe { std::slice::from_raw_parts(self.0.address.add(offset).as_ptr().cast(), len) })
@@ -194,6 +211,17 @@ impl Region {
             Some(end) if end <= self.len => Ok(()),
             _ => Err(Error::OutOfBounds { offset, len, room: self.len }),
         }
+    }
+
+    /// Whether there are such bytes, and this process has them.
+    fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
+        if self.memory.is_none() {
+            return Err(Error::Unsupported {
+                what: "looking at the memory of another device".into(),
+                hint: "map the dma-buf where you got it, or have requests move the bytes".into(),
+            });
+        }
+        self.check(offset, len)
     }
 }
 
@@ -251,6 +279,10 @@ impl RegionSlice {
 
     pub(super) fn is_locally_writable(&self) -> bool {
         self.region.access.contains(Access::LOCAL_WRITE)
+    }
+
+    pub(super) fn is_at_its_own_address(&self) -> bool {
+        self.region.is_at_its_own_address()
     }
 }
 

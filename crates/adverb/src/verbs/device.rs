@@ -85,6 +85,40 @@ pub struct DeviceAttributes {
     pub memory_windows: bool,
     /// How many shared receive queues it can have.
     pub max_shared_receive_queues: u32,
+    /// What memory that is registered [on demand](adverb_proto::vocabulary::Access::ON_DEMAND) can be used for.
+    pub on_demand: OnDemand,
+}
+
+/// What memory can be used for that is registered on demand: its pages are brought in when they are needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct OnDemand {
+    /// Whether there is such a thing at all.
+    pub supported: bool,
+    /// On reliable connections.
+    pub rc: OnDemandOperations,
+    /// On unreliable connections.
+    pub uc: OnDemandOperations,
+    /// With datagrams.
+    pub ud: OnDemandOperations,
+}
+
+/// For which operations memory can be registered on demand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct OnDemandOperations {
+    /// SEND from it.
+    pub send: bool,
+    /// Receive into it.
+    pub recv: bool,
+    /// WRITE, from it and to it.
+    pub write: bool,
+    /// READ, from it and to it.
+    pub read: bool,
+    /// Atomic operations, from it and to it.
+    pub atomic: bool,
+    /// Receive into it through a shared receive queue.
+    pub shared_recv: bool,
 }
 
 impl Device {
@@ -232,6 +266,15 @@ impl Device {
     /// If the device has no more.
     pub fn protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
+    }
+
+    /// Whether it can register memory of other devices: [dma-bufs](ProtectionDomain::register_dmabuf).
+    ///
+    /// # Errors
+    ///
+    /// If it can't be asked.
+    pub fn can_register_dmabuf(&self) -> Result<bool> {
+        Ok(self.protection_domain()?.can_register_dmabuf())
     }
 
     /// Begins to make a completion queue with room for `depth` completions.

@@ -52,7 +52,7 @@ pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use counters::{Counters, CountersDifference};
 pub use datagram::Datagram;
-pub use device::{Device, DeviceAttributes, DeviceInfo};
+pub use device::{Device, DeviceAttributes, DeviceInfo, OnDemand, OnDemandOperations};
 pub use endpoint::{ConnectOptions, Endpoint};
 pub use event::DeviceEvent;
 pub use memory_window::MemoryWindow;

@@ -1,6 +1,7 @@
 //! Protection domains, and memory in them.
 
 use std::fmt;
+use std::os::fd::AsFd;
 
 use adverb_proto::vocabulary::{Access, Transport};
 
@@ -51,19 +52,97 @@ impl ProtectionDomain {
         self.register(pages, access)
     }
 
-    /// Registers memory, with these rights.
+    /// Registers memory, with these rights. Peers name it by its own addresses, or with
+    /// [`ZERO_BASED`](Access::ZERO_BASED) by those from 0.
     ///
     /// # Errors
     ///
     /// If it can't be registered, or the rights don't go together: remote writing needs local writing.
+    /// [`Error::Unsupported`] for [`ON_DEMAND`](Access::ON_DEMAND) if the device [can't](super::DeviceAttributes::on_demand).
+    /// With `ZERO_BASED`, if it doesn't begin with a page.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
+        let iova = access.contains(Access::ZERO_BASED).then_some(0);
+        self.register_as(Box::new(memory), iova, access)
+    }
+
+    /// Registers memory under addresses of your choice: peers, and the device, name its first byte by `iova`.
+    ///
+    /// So a peer can know the addresses beforehand, or find the same bytes under the same addresses after they moved.
+    ///
+    /// ```no_run
+    /// # use adverb::memory::Pages;
+    /// # use adverb::verbs::{Access, ProtectionDomain};
+    /// # fn example(domain: &ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+    /// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    /// let table = domain.register_at(Pages::new(1 << 20)?, 0x10_0000_0000, access)?;
+    /// assert_eq!(table.remote().addr, 0x10_0000_0000);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`register`](ProtectionDomain::register); if the address doesn't lie as far into its page as the memory does,
+    /// or the last byte would have an address beyond 64 bits.
+    pub fn register_at(&self, memory: impl Memory, iova: u64, access: Access) -> Result<MemoryRegion> {
+        self.register_as(Box::new(memory), Some(iova), access)
+    }
+
+    /// Registers memory of another device, a GPU say, that its driver exports as a dma-buf: the bytes from `offset`,
+    /// under addresses that begin with `iova`. The descriptor may be closed afterwards.
+    ///
+    /// This process can't look at the region: only requests, and peers with the rights, move its bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] if the device [can't](super::Device::can_register_dmabuf); if the rights don't go together,
+    /// or the device refuses, because the bytes don't lie in the dma-buf, for one.
+    pub fn register_dmabuf(
+        &self,
+        dmabuf: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.check_access(access)?;
+        check_addresses(offset, iova, len, access)?;
+        let registration = self.backend.register_dmabuf(dmabuf.as_fd(), offset, len, iova, access)?;
+        Ok(MemoryRegion::new(Region::elsewhere(registration, len, access)))
+    }
+
+    fn register_as(
+        &self,
+        memory: Box<dyn Memory>,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.check_access(access)?;
+        if let Some(iova) = iova {
+            check_addresses(memory.as_ptr().addr().get() as u64, iova, memory.len(), access)?;
+        }
+        let registration = self.backend.register(&*memory, iova, access)?;
+        Ok(MemoryRegion::new(Region::new(registration, memory, access)))
+    }
+
+    /// Whether the rights go together, and the device can give them.
+    fn check_access(&self, access: Access) -> Result<()> {
         if !access.is_consistent() {
             let reason = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        let memory: Box<dyn Memory> = Box::new(memory);
-        let registration = self.backend.register(&*memory, access)?;
-        Ok(MemoryRegion::new(Region::new(registration, memory, access)))
+        if access.contains(Access::ON_DEMAND) && !self.device.attributes().on_demand.supported {
+            return Err(Error::Unsupported {
+                what: format!("registering memory on demand with {}", self.device.name()).into(),
+                hint: "register it without ON_DEMAND: it is pinned then".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the device can register dma-bufs.
+    pub(super) fn can_register_dmabuf(&self) -> bool {
+        self.backend.can_register_dmabuf()
     }
 
     /// Begins to make a receive queue of `depth` requests that queue pairs share.
@@ -78,6 +157,28 @@ impl ProtectionDomain {
 
     pub(super) fn backend(&self) -> &backend::ProtectionDomain {
         &self.backend
+    }
+}
+
+/// Whether memory can have these addresses: they must lie as far into their pages as the memory itself, at `place`, does
+/// (`ib_uverbs_reg_mr` of the kernel), and not wrap.
+fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<()> {
+    /// The smallest page of any machine; where they are larger the kernel refuses more.
+    const PAGE: u64 = 4096;
+    let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+    if access.contains(Access::ZERO_BASED) && iova != 0 {
+        return refuse(format!("ZERO_BASED addresses begin with 0, and not with {iova:#x}: leave it out"));
+    }
+    if place % PAGE != iova % PAGE {
+        return refuse(format!(
+            "the memory begins {} bytes into its page, and the address {iova:#x} would be {}: they must be the same",
+            place % PAGE,
+            iova % PAGE
+        ));
+    }
+    match iova.checked_add(len as u64) {
+        Some(_) => Ok(()),
+        None => refuse(format!("{len} bytes from the address {iova:#x} go beyond the last address")),
     }
 }
 

@@ -121,7 +121,7 @@ impl SendRequest {
     }
 
     /// Has the device take the bytes while the request is posted, which is faster for short ones. Only for SEND and
-    /// WRITE, and as many bytes as the queue pair was created for.
+    /// WRITE, as many bytes as the queue pair was created for, and memory that is registered under its own addresses.
     pub fn inlined(mut self) -> SendRequest {
         self.flags.insert(SendFlags::INLINE);
         self
@@ -162,6 +162,13 @@ impl SendRequest {
                     "an atomic operation works on eight bytes, and its payload must have just as many",
                 );
             }
+        } else if self.flags.contains(SendFlags::INLINE)
+            && !self.payload.pieces().iter().all(Piece::is_at_its_own_address)
+        {
+            return Some(
+                "memory that is registered under other addresses than its own can't be inlined: the bytes are looked \
+                 for where they are said to be",
+            );
         }
         None
     }

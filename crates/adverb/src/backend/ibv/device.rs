@@ -9,7 +9,9 @@ use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
-use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
+use crate::verbs::{
+    DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, OnDemand, OnDemandOperations, Port, PortState,
+};
 
 pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
@@ -86,6 +88,7 @@ impl Device {
         let code =
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
         check(code, || format!("asking {} for its attributes", self.name))?;
+        let on_demand = on_demand(&attr.odp_caps);
         let attr = &attr.orig_attr;
         let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
         let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
@@ -110,6 +113,7 @@ impl Device {
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
             memory_windows: attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
             max_shared_receive_queues: count(attr.max_srq),
+            on_demand,
         })
     }
 
@@ -186,6 +190,24 @@ impl Drop for Device {
                 tracing::error!(%error, "a device could not be closed");
             }
         }
+    }
+}
+
+/// What on-demand memory can be used for.
+fn on_demand(caps: &sys::ibv_odp_caps) -> OnDemand {
+    let operations = |caps: u32| OnDemandOperations {
+        send: caps & sys::IBV_ODP_SUPPORT_SEND != 0,
+        recv: caps & sys::IBV_ODP_SUPPORT_RECV != 0,
+        write: caps & sys::IBV_ODP_SUPPORT_WRITE != 0,
+        read: caps & sys::IBV_ODP_SUPPORT_READ != 0,
+        atomic: caps & sys::IBV_ODP_SUPPORT_ATOMIC != 0,
+        shared_recv: caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0,
+    };
+    OnDemand {
+        supported: caps.general_caps & sys::IBV_ODP_SUPPORT != 0,
+        rc: operations(caps.per_transport_caps.rc_odp_caps),
+        uc: operations(caps.per_transport_caps.uc_odp_caps),
+        ud: operations(caps.per_transport_caps.ud_odp_caps),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Memory that the device knows.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,8 @@ pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
     pub(super) handle: NonNull<ibv_mr>,
     addr: u64,
+    /// Whether `addr` is where this process has the memory.
+    is_at_its_own_address: bool,
     lkey: u32,
     rkey: u32,
     gone: AtomicBool,
@@ -30,34 +33,111 @@ impl Registration {
     pub(crate) fn new(
         domain: &Arc<ProtectionDomain>,
         memory: &dyn Memory,
+        iova: Option<u64>,
         access: Access,
     ) -> Result<Registration> {
         let device = &domain.device;
         let address = memory.as_ptr().as_ptr();
+        let own = address.expose_provenance() as u64;
+        let iova = iova.unwrap_or(own);
         // SAFETY: the domain is alive; the memory is readable and writable, and its owner keeps it until after
         // `deregister`.
         let handle = unsafe {
-            device.library.ibv_reg_mr(domain.handle.as_ptr(), address.cast(), memory.len(), access.bits())
+            let domain = domain.handle.as_ptr();
+            device.library.ibv_reg_mr_iova2(domain, address.cast(), memory.len(), iova, flags(access))
         };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            return Err(Error::Verb {
-                action: format!("registering {} bytes with {}", memory.len(), device.name),
-                hint: registration_hint(&error, memory.len()).into(),
-                error,
-            });
+            let hint = match error.raw_os_error() {
+                Some(libc::EINVAL) if iova != own => {
+                    "the address must lie as far into its page as the memory does, and the device may not take every \
+                     address"
+                        .to_owned()
+                }
+                _ => registration_hint(&error, memory.len()),
+            };
+            let action = format!("registering {} bytes with {}", memory.len(), device.name);
+            return Err(Error::Verb { action, hint: hint.into(), error });
         };
+        // SAFETY: the region was just made in this domain.
+        Ok(unsafe { Registration::owning(domain, handle, iova, iova == own) })
+    }
+
+    /// Registers memory of another device.
+    pub(crate) fn of_dmabuf(
+        domain: &Arc<ProtectionDomain>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registration> {
+        let device = &domain.device;
+        // SAFETY: the domain is alive, and the descriptor open. The kernel keeps the dma-buf for as long as the region
+        // exists, and nobody has it as a slice: there is no address here.
+        let handle = unsafe {
+            let (domain, fd) = (domain.handle.as_ptr(), dmabuf.as_raw_fd());
+            device.library.ibv_reg_dmabuf_mr(domain, offset, len, iova, fd, flags(access))
+        };
+        let Some(handle) = NonNull::new(handle) else {
+            let error = io::Error::last_os_error();
+            if says_unsupported(&error) {
+                return Err(Error::Unsupported {
+                    what: format!("registering a dma-buf with {}", device.name).into(),
+                    hint: "neither rdma-core's part for this device nor its driver can: copy through memory of this \
+                           machine instead"
+                        .into(),
+                });
+            }
+            let hint = match error.raw_os_error() {
+                Some(libc::EINVAL | libc::EBADF) => {
+                    "is it the descriptor of a dma-buf, do the bytes lie in it, and does the address lie as far into \
+                     its page as the offset does?"
+                }
+                _ => "",
+            };
+            let action = format!("registering {len} bytes of a dma-buf with {}", device.name);
+            return Err(Error::Verb { action, hint: hint.into(), error });
+        };
+        // SAFETY: the region was just made in this domain.
+        Ok(unsafe { Registration::owning(domain, handle, iova, false) })
+    }
+
+    /// Whether the device can register dma-bufs. It isn't among what it says of itself, so that it is asked to register
+    /// none: one that could finds fault with the descriptor, one that can't with the question.
+    pub(crate) fn can_be_of_dmabuf(domain: &ProtectionDomain) -> bool {
+        let device = &domain.device;
+        // SAFETY: the domain is alive; there is no such descriptor, and so nothing is registered.
+        let handle = unsafe {
+            device.library.ibv_reg_dmabuf_mr(domain.handle.as_ptr(), 0, 4096, 0, -1, flags(Access::empty()))
+        };
+        handle.is_null() && !says_unsupported(&io::Error::last_os_error())
+    }
+
+    /// # Safety
+    ///
+    /// The region is alive, nobody's, and of this domain.
+    unsafe fn owning(
+        domain: &Arc<ProtectionDomain>,
+        handle: NonNull<ibv_mr>,
+        addr: u64,
+        is_at_its_own_address: bool,
+    ) -> Registration {
         // SAFETY: the region was just made, and its keys don't change.
         let (lkey, rkey) = unsafe { ((*handle.as_ptr()).lkey, (*handle.as_ptr()).rkey) };
-        let addr = if access.contains(Access::ZERO_BASED) { 0 } else { address.expose_provenance() as u64 };
-        Ok(Registration {
+        Registration {
             domain: Arc::clone(domain),
             handle,
             addr,
+            is_at_its_own_address,
             lkey,
             rkey,
             gone: AtomicBool::new(false),
-        })
+        }
+    }
+
+    pub(crate) fn is_at_its_own_address(&self) -> bool {
+        self.is_at_its_own_address
     }
 
     #[inline]
@@ -86,6 +166,20 @@ impl Registration {
         let code = unsafe { self.domain.device.library.ibv_dereg_mr(self.handle.as_ptr()) };
         check(code, || "deregistering memory".to_owned())
     }
+}
+
+/// Rights in the library's form. Where addresses begin is said by the address: what a device makes of the flag differs, and
+/// some (rxe) ignore it.
+fn flags(access: Access) -> libc::c_uint {
+    access.difference(Access::ZERO_BASED).bits()
+}
+
+/// Whether an error says that something can't be done at all: by the library, its part for the device, or the kernel.
+fn says_unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY)
+    )
 }
 
 /// Registering locks memory, and the limit on that is often what it fails at.

@@ -1,0 +1,213 @@
+//! Memory under addresses of its owner's choice, on demand, or of another device.
+
+use std::sync::atomic::Ordering;
+
+use adverb::Error;
+use adverb::memory::{MemoryRegion, Pages};
+use adverb::verbs::{Access, SendRequest, Status, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{ALL, Fixture, Pair, READ_WRITE, check, pattern, read, whole};
+use crate::registry::tests;
+
+tests! { "registration";
+    a_region_has_the_addresses_that_were_chosen,
+    [Need::Atomics] atomics_find_their_word_under_the_chosen_address,
+    memory_under_chosen_addresses_is_sent_and_received,
+    a_peer_reaches_nothing_beside_the_chosen_addresses,
+    regions_may_have_the_same_addresses,
+    a_zero_based_region_begins_with_address_zero,
+    a_zero_based_region_becomes_a_buffer_that_works,
+    [Need::MemoryWindows] a_window_on_chosen_addresses_shows_the_right_bytes,
+    an_address_at_another_place_of_its_page_is_refused,
+    addresses_beyond_the_last_are_refused,
+    a_zero_based_region_can_not_begin_elsewhere,
+    memory_under_other_addresses_than_its_own_is_not_inlined,
+    a_region_with_relaxed_ordering_works,
+    [Need::OnDemand] memory_on_demand_is_written_and_read,
+    what_the_device_can_not_register_is_refused_in_words,
+}
+
+/// Far from where any process has memory, and a multiple of every page size that there is.
+const CHOSEN: u64 = 0x5a_4000_0000;
+
+fn chosen(pair: &Pair, len: usize, iova: u64) -> Result<MemoryRegion> {
+    Ok(pair.right.domain.register_at(Pages::new(len)?, iova, ALL)?)
+}
+
+/// Shows that the left side writes and reads the right side's region.
+fn writes_and_reads(pair: &Pair, region: &MemoryRegion) -> Result<()> {
+    let len = region.len().min(10_000);
+    for offset in [0, region.len() - len] {
+        let at = region.remote().at(offset as u64);
+        pair.left.done(SendRequest::write(pair.left.filled(len, 5)?, at))?;
+        check(&read(region, offset, len)?, 5)?;
+        region.write(offset, &pattern(len, 6))?;
+        let completion = pair.left.completed(SendRequest::read(pair.left.buffer(len)?, at))?;
+        check(&completion.into_buffer().context("the completion has no buffer")?, 6)?;
+    }
+    Ok(())
+}
+
+fn a_region_has_the_addresses_that_were_chosen(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    for iova in [CHOSEN, 1 << 20, 0, u64::MAX << 30] {
+        let region = chosen(&pair, 30_000, iova)?;
+        let remote = region.remote();
+        ensure!(remote.addr == iova && remote.len == 30_000, "{remote:x?} was registered at {iova:#x}");
+        writes_and_reads(&pair, &region).with_context(|| format!("at {iova:#x}"))?;
+    }
+    Ok(())
+}
+
+fn atomics_find_their_word_under_the_chosen_address(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = chosen(&pair, 8192, CHOSEN)?;
+    let word = region.word(4104)?;
+    word.store(40, Ordering::SeqCst);
+    pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(4104), 2))?;
+    ensure!(word.load(Ordering::SeqCst) == 42, "the word is {}", word.load(Ordering::SeqCst));
+    Ok(())
+}
+
+fn memory_under_chosen_addresses_is_sent_and_received(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let theirs = chosen(&pair, 5000, CHOSEN)?;
+    let ours = pair.left.domain.register_at(Pages::new(5000)?, CHOSEN << 1, READ_WRITE)?;
+    ours.write(0, &pattern(5000, 3))?;
+    let receiving = pair.right.recv(adverb::verbs::RecvRequest::new(whole(&theirs)?))?;
+    pair.left.done(SendRequest::send(whole(&ours)?))?;
+    pair.right.wait(receiving)?.success()?;
+    check(&read(&theirs, 0, 5000)?, 3)
+}
+
+fn a_peer_reaches_nothing_beside_the_chosen_addresses(fixture: &Fixture) -> Result<()> {
+    for (before, len) in [(1, 2), (4096, 8), (0, 4097)] {
+        let pair = fixture.rc()?;
+        let region = chosen(&pair, 4096, CHOSEN)?;
+        let mut at = region.remote().at(0);
+        at.addr -= before;
+        let request = SendRequest::write(pair.left.filled(len, 1)?, at);
+        pair.left.fails(request, Status::RemoteAccess).with_context(|| format!("{before} bytes before"))?;
+        ensure!(read(&region, 0, 4096)? == [0; 4096], "the memory was written");
+    }
+    Ok(())
+}
+
+/// The key says which region is meant.
+fn regions_may_have_the_same_addresses(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let regions = [chosen(&pair, 100, CHOSEN)?, chosen(&pair, 100, CHOSEN)?];
+    for (seed, region) in (1..).zip(&regions) {
+        pair.left.done(SendRequest::write(pair.left.filled(100, seed)?, region.remote().at(0)))?;
+    }
+    for (seed, region) in (1..).zip(&regions) {
+        check(&read(region, 0, 100)?, seed)?;
+    }
+    Ok(())
+}
+
+fn a_zero_based_region_begins_with_address_zero(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.right.region(20_000, READ_WRITE | Access::ZERO_BASED)?;
+    ensure!(region.remote().addr == 0, "it begins with {:#x}", region.remote().addr);
+    writes_and_reads(&pair, &region)
+}
+
+fn a_zero_based_region_becomes_a_buffer_that_works(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let region = pair.left.region(100, Access::LOCAL_WRITE | Access::ZERO_BASED)?;
+    region.write(0, &pattern(100, 8))?;
+    let buffer = region.into_buffer().ok().context("nobody else has it, and it is no buffer")?;
+    check(&pair.deliver(buffer)?, 8)
+}
+
+fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+    let region = pair.right.domain.register_at(Pages::new(8192)?, CHOSEN, access)?;
+    let window = pair.right.domain.memory_window()?;
+    let bind = SendRequest::bind(window, region.slice(4096..4196)?, Access::REMOTE_WRITE);
+    let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
+    let remote = window.remote().context("the window isn't bound")?;
+    ensure!(remote.addr == CHOSEN + 4096, "it begins with {:#x}", remote.addr);
+    pair.left.done(SendRequest::write(pair.left.filled(100, 4)?, remote.at(0)))?;
+    check(&read(&region, 4096, 100)?, 4)
+}
+
+fn an_address_at_another_place_of_its_page_is_refused(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    for iova in [CHOSEN + 1, CHOSEN + 2048, CHOSEN - 8] {
+        let made = domain.register_at(Pages::new(100)?, iova, READ_WRITE);
+        ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{iova:#x}: {made:?}");
+    }
+    Ok(())
+}
+
+fn addresses_beyond_the_last_are_refused(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let made = domain.register_at(Pages::new(8192)?, u64::MAX - 4095, READ_WRITE);
+    ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{made:?}");
+    Ok(())
+}
+
+fn a_zero_based_region_can_not_begin_elsewhere(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let made = domain.register_at(Pages::new(100)?, CHOSEN, READ_WRITE | Access::ZERO_BASED);
+    ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{made:?}");
+    domain.register_at(Pages::new(100)?, 0, READ_WRITE | Access::ZERO_BASED)?;
+    Ok(())
+}
+
+/// What is inlined is read by this process, where the request says that it is: it must be there.
+fn memory_under_other_addresses_than_its_own_is_not_inlined(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).inline(64).connect()?;
+    let domain = &pair.left.domain;
+    let regions = [
+        domain.region(32, Access::LOCAL_WRITE | Access::ZERO_BASED)?,
+        domain.register_at(Pages::new(32)?, CHOSEN, Access::LOCAL_WRITE)?,
+    ];
+    for region in &regions {
+        let error = pair.left.refuses(SendRequest::send(whole(region)?).inlined())?;
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        pair.right.offer(32)?;
+        pair.left.done(SendRequest::send(whole(region)?))?;
+    }
+    for region in regions {
+        let buffer = region.into_buffer().ok().context("nobody else has it, and it is no buffer")?;
+        pair.left.refuses(SendRequest::send(buffer).inlined())?;
+    }
+    Ok(())
+}
+
+fn a_region_with_relaxed_ordering_works(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    writes_and_reads(&pair, &pair.right.region(20_000, READ_WRITE | Access::RELAXED_ORDERING)?)
+}
+
+fn memory_on_demand_is_written_and_read(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.rc()?;
+    writes_and_reads(&pair, &pair.right.region(1 << 20, READ_WRITE | Access::ON_DEMAND)?)
+}
+
+fn what_the_device_can_not_register_is_refused_in_words(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let on_demand = domain.region(4096, READ_WRITE | Access::ON_DEMAND);
+    let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);
+    // Where dma-bufs can be registered, it is the descriptor that is wrong.
+    let can_dmabuf = fixture.device.can_register_dmabuf()?;
+    for (what, can, made) in [
+        ("on demand", fixture.device.attributes().on_demand.supported, on_demand),
+        ("dma-buf", can_dmabuf, dmabuf),
+    ] {
+        match (can, made) {
+            (true, _) => {}
+            (false, Err(error @ Error::Unsupported { .. })) => {
+                ensure!(error.hint().is_some(), "{what}: the error doesn't say what to try: {error}");
+            }
+            (false, made) => anyhow::bail!("{what}: the device can't, and the answer is {made:?}"),
+        }
+    }
+    Ok(())
+}
