@@ -4,6 +4,7 @@
 //! their desk are the same thing. `cargo xtask ci` is those commands in a row (see `ci::STEPS`).
 
 mod asan;
+mod attack;
 mod ci;
 mod clippy;
 mod conformance;
@@ -70,6 +71,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
     Sim(sim::Args),
+    /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
+    Attack(attack::Args),
     /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
     WireCheck,
     /// Count the instructions of the safe API beside C's, on a device that does nothing.
@@ -108,6 +111,7 @@ impl Command {
             Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),
             Self::Sim(args) => sim::run(&args)?,
+            Self::Attack(args) => attack::run(&args)?,
             Self::Hack => hack::run()?,
             Self::Miri => miri::run()?,
             Self::Package => package::run()?,

@@ -133,6 +133,10 @@ pub struct Holdings {
     pub domain_users: u32,
     /// Completions that nobody has polled.
     pub completions: usize,
+    /// Notices that nobody has polled.
+    pub notices: usize,
+    /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again.
+    pub answers: usize,
 }
 
 /// How a queue pair stands.
@@ -604,6 +608,8 @@ impl<S: Sink> Device<S> {
             regions: self.keys.len(),
             domain_users: self.keys.domain_users(),
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
+            notices: self.notices.len(),
+            answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
         }
     }
 
@@ -661,7 +667,8 @@ impl fmt::Display for Holdings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions",
+            "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
+             {} notices, {} answers",
             self.queue_pairs,
             self.numbers,
             self.ready,
@@ -669,6 +676,8 @@ impl fmt::Display for Holdings {
             self.regions,
             self.domain_users,
             self.completions,
+            self.notices,
+            self.answers,
         )
     }
 }

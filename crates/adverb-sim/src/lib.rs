@@ -14,6 +14,8 @@
 //! - after the fabric has healed everything finishes or reports an error;
 //! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind.
 //!
+//! And [`attack`] is a peer that keeps no rule at all.
+//!
 //! ```
 //! use adverb_sim::{Scenario, run};
 //!
@@ -28,6 +30,7 @@ mod actor;
 mod area;
 mod atomics;
 mod fabric;
+mod hostile;
 mod model;
 mod oracle;
 mod random;
@@ -37,7 +40,8 @@ mod setup;
 mod world;
 
 pub use fabric::{FaultCounts, Faults, Partition, Stall};
+pub use hostile::{AttackReport, attack, attack_by};
 pub use random::Random;
-pub use runner::{Totals, run_seeds, shrink};
+pub use runner::{ATTACK_PACKETS, Totals, run_attacks, run_seeds, shrink};
 pub use scenario::{Action, Connection, Program, Scenario, Step, Violation};
 pub use world::{Outcome, run};

@@ -1,9 +1,9 @@
-//! Runs simulations: many seeds, one seed with its trace, or the planted mutations.
+//! Runs simulations: many seeds, one seed with its trace, or the planted mutations; and attacks.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use adverb_sim::{Scenario, Totals, run, run_seeds, shrink};
+use adverb_sim::{Scenario, Totals, run, run_attacks, run_seeds, shrink};
 
 /// What was asked for.
 struct Args {
@@ -13,12 +13,25 @@ struct Args {
     mutants: bool,
     mutant: Option<String>,
     threads: usize,
+    attack: bool,
+    packets: Option<u64>,
+    seconds: Option<u64>,
 }
 
-const USAGE: &str = "usage: adverb-sim [--seeds N] [--first S] [--threads T] | --seed S [--mutant NAME] | --mutants [--seeds N]";
+const USAGE: &str = "usage: adverb-sim [--seeds N] [--first S] [--threads T] | --seed S [--mutant NAME] | --mutants [--seeds N] | --attack [--packets N] [--seconds S] [--first S]";
 
 fn parse() -> Result<Args, String> {
-    let mut args = Args { first: 0, seeds: 2000, seed: None, mutants: false, mutant: None, threads: 2 };
+    let mut args = Args {
+        first: 0,
+        seeds: 2000,
+        seed: None,
+        mutants: false,
+        mutant: None,
+        threads: 2,
+        attack: false,
+        packets: None,
+        seconds: None,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -30,6 +43,9 @@ fn parse() -> Result<Args, String> {
             "--threads" => args.threads = number(value()?)? as usize,
             "--mutant" => args.mutant = Some(value()?),
             "--mutants" => args.mutants = true,
+            "--attack" => args.attack = true,
+            "--packets" => args.packets = Some(number(value()?)?),
+            "--seconds" => args.seconds = Some(number(value()?)?),
             _ => return Err(format!("unknown option {word}")),
         }
     }
@@ -44,7 +60,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let passed = if args.mutants {
+    let passed = if args.attack {
+        attack(&args)
+    } else if args.mutants {
         mutants(&args)
     } else if let Some(seed) = args.seed {
         replay(seed, args.mutant.as_deref())
@@ -52,6 +70,24 @@ fn main() -> ExitCode {
         many(&args)
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Attacks devices with packets that keep no rule.
+fn attack(args: &Args) -> bool {
+    let start = Instant::now();
+    let until = args.seconds.map(|seconds| start + Duration::from_secs(seconds));
+    // Without either, or with a time alone, it goes on as long as it may.
+    let packets = args.packets.unwrap_or(if until.is_some() { 1 << 50 } else { 1_000_000 });
+    let (report, failures) = run_attacks(args.first, packets, until, args.threads);
+    println!("{report}");
+    let peak = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = peak.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown", str::trim);
+    println!("{:.1} s, peak memory {peak}", start.elapsed().as_secs_f64());
+    for (seed, what) in failures.iter().take(10) {
+        println!("--first {seed} --packets 1: {what}");
+    }
+    println!("{} violations", failures.len());
+    failures.is_empty()
 }
 
 /// Runs many seeds, and shows the smallest form of the first that fails.

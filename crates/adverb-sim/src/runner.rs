@@ -3,8 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use crate::fabric::FaultCounts;
+use crate::hostile::{AttackReport, attack};
 use crate::scenario::Scenario;
 use crate::world::{Outcome, run};
 
@@ -68,6 +70,45 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: u
     totals.violations.sort();
     totals
 }
+
+/// Attacks devices on so many threads, beginning with this seed, until so many packets were sent or the time has come;
+/// a seed is [`ATTACK_PACKETS`] packets. Says what came of it, and which seeds did what they must not.
+pub fn run_attacks(
+    first: u64,
+    packets: u64,
+    until: Option<Instant>,
+    threads: usize,
+) -> (AttackReport, Vec<(u64, String)>) {
+    let next = AtomicU64::new(first);
+    let seeds = first..first + packets.div_ceil(ATTACK_PACKETS);
+    let outcome = Mutex::new((AttackReport::default(), Vec::new()));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if !seeds.contains(&seed) || until.is_some_and(|until| Instant::now() >= until) {
+                break;
+            }
+            let report = std::panic::catch_unwind(|| attack(seed, ATTACK_PACKETS));
+            let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            match report {
+                Ok(Ok(report)) => outcome.0.add(&report),
+                Ok(Err(what)) => outcome.1.push((seed, what)),
+                Err(_) => outcome.1.push((seed, "panic".to_owned())),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut outcome = outcome.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    outcome.1.sort();
+    outcome
+}
+
+/// How many packets one seed's attack has.
+pub const ATTACK_PACKETS: u64 = 10_000;
 
 /// Makes a scenario that violates something smaller, as long as it still does: fewer connections, fewer steps, fewer
 /// kinds of faults. Gives the smallest that was found within so many runs.

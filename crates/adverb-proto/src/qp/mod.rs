@@ -155,6 +155,11 @@ impl QueuePair {
         self.recv_queue.len()
     }
 
+    /// Answers that wait or are saved.
+    pub(crate) fn answers_held(&self) -> usize {
+        self.responder.responses.held()
+    }
+
     pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
         self.send_queue.inline(first, offset, length)
     }

@@ -84,6 +84,11 @@ impl Responses {
         self.pending != Pending::Nothing || !self.queue.is_empty()
     }
 
+    /// How many answers wait or are saved.
+    pub(super) fn held(&self) -> usize {
+        self.queue.len() + self.saved.len()
+    }
+
     /// Whether another READ or atomic may be outstanding. One whose answer isn't sent can't be done at the peer.
     pub(super) fn has_slot(&self) -> bool {
         self.fresh < self.slots

@@ -1,0 +1,337 @@
+//! Packets as an attacker makes them.
+
+use adverb_wire::{
+    Aeth, CompareSwap, FetchAdd, Flush, Header, MAX_HEADER_LEN, Opcode, Operation, Packet, Psn, Qpn, Rc,
+    ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
+};
+
+use super::{Attack, Target};
+
+/// A packet, as it is delivered.
+pub(super) enum Shape {
+    /// As bytes.
+    Bytes(Vec<u8>),
+    /// As a header, and a payload that lies elsewhere.
+    Parts(Header, Vec<u8>),
+}
+
+/// The message under way to a queue pair, as its attacker believes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Message {
+    None,
+    Send,
+    Write { left: u32 },
+}
+
+/// Something that a queue pair asked for, and what its peer has said of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    psn: Psn,
+    left: u32,
+    begun: bool,
+    what: Wanted,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    Bytes,
+    Nothing,
+    Word,
+}
+
+impl Target {
+    /// Takes note of what it asks for.
+    pub(super) fn note_sent(&mut self, header: &Header) {
+        let Operation::Rc(rc) = header.operation else { return };
+        let (what, left) = match rc {
+            Rc::ReadRequest(reth) => (Wanted::Bytes, reth.length),
+            Rc::AtomicWrite(_) | Rc::Flush(_) => (Wanted::Nothing, 0),
+            Rc::CompareSwap(_) | Rc::FetchAdd(_) => (Wanted::Word, 0),
+            _ => return,
+        };
+        if self.asked.len() >= 16 {
+            self.asked.pop_front();
+        }
+        self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
+    }
+}
+
+impl Attack<'_> {
+    /// A packet for a queue pair.
+    pub(super) fn forge(&mut self, index: usize) -> Shape {
+        match self.choices.below(32) {
+            0..17 => self.plausible_request(index),
+            17..26 => self.plausible_answer(index),
+            26..27 => self.anything(index),
+            27..29 => self.replay(index),
+            29..31 => self.mutation(index),
+            _ => Shape::Bytes(self.noise()),
+        }
+    }
+
+    /// A request that could be right.
+    fn plausible_request(&mut self, index: usize) -> Shape {
+        let mtu = self.targets[index].mtu;
+        let expected =
+            self.device.query_qp(self.targets[index].qpn).map_or(Psn::ZERO, |status| status.expected_psn);
+        let psn = match self.choices.below(16) {
+            0 => expected + self.choices.below(3) as u32,
+            1 => expected - self.choices.below(6) as u32,
+            _ => expected,
+        };
+        let immediate = if self.choices.one_in(4) { Some(self.choices.bits(32) as u32) } else { None };
+        let last = self.choices.one_in(2);
+        let (rc, length) = match self.targets[index].message {
+            Message::Send if last => {
+                let key = self.reth(index).rkey;
+                let rc = if self.choices.one_in(16) {
+                    Rc::SendLastInvalidate(key)
+                } else {
+                    Rc::Send(Send::Last(immediate))
+                };
+                (rc, 1 + self.choices.below(u64::from(mtu)) as u32)
+            }
+            Message::Send => (Rc::Send(Send::Middle), mtu),
+            Message::Write { left } if left <= mtu => (Rc::Write(Write::Last(immediate)), left),
+            Message::Write { .. } => (Rc::Write(Write::Middle), mtu),
+            Message::None => self.first_request(index, mtu, immediate),
+        };
+        self.targets[index].message = match (rc, self.targets[index].message) {
+            (Rc::Send(Send::First | Send::Middle), _) => Message::Send,
+            (Rc::Write(Write::First(reth)), _) if reth.length > mtu => {
+                Message::Write { left: reth.length - mtu }
+            }
+            (Rc::Write(Write::Middle), Message::Write { left }) => {
+                Message::Write { left: left.saturating_sub(mtu) }
+            }
+            _ => Message::None,
+        };
+        self.packet_of(index, psn, Operation::Rc(rc), length as usize)
+    }
+
+    /// A request where no message is under way, and how long its payload is.
+    fn first_request(&mut self, index: usize, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
+        let reth = self.reth(index);
+        // An aligned word, mostly.
+        let word = if self.choices.one_in(16) { reth.va } else { reth.va & !7 };
+        match self.choices.below(16) {
+            0..2 => (Rc::Send(Send::Only(immediate)), self.choices.below(u64::from(mtu) + 1) as u32),
+            2 if self.choices.one_in(8) => (Rc::SendOnlyInvalidate(reth.rkey), 3),
+            2..5 => (Rc::Send(Send::First), mtu),
+            5..9 if reth.length > mtu => (Rc::Write(Write::First(reth)), mtu),
+            5..9 => (Rc::Write(Write::Only(reth, immediate)), reth.length.min(mtu)),
+            9..12 => (Rc::ReadRequest(reth), 0),
+            12 => {
+                let swap = CompareSwap { va: word, rkey: reth.rkey, swap: 1, compare: 0x5a5a_5a5a_5a5a_5a5a };
+                (Rc::CompareSwap(swap), 0)
+            }
+            13 => (Rc::FetchAdd(FetchAdd { va: word, rkey: reth.rkey, add: 1 }), 0),
+            14 => (Rc::AtomicWrite(Reth { va: word, rkey: reth.rkey, length: 8 }), 8),
+            _ => (Rc::Flush(self.flush(reth)), 0),
+        }
+    }
+
+    fn flush(&mut self, range: Reth) -> Flush {
+        let bits = self.choices.pick(&[1, 2, 3, 5, 6, 7, 1, 0]);
+        Flush { global: bits & 1 != 0, persistent: bits & 2 != 0, whole_region: bits & 4 != 0, range }
+    }
+
+    /// A range of memory that is there, sometimes one byte beyond it, or none at all.
+    fn reth(&mut self, index: usize) -> Reth {
+        let Some((registration, rkey)) = self.any_region(self.targets[index].pd) else {
+            return Reth { va: self.choices.bits(64), rkey: self.choices.bits(32) as u32, length: 16 };
+        };
+        let offset = self.choices.below(registration.length);
+        let left = (registration.length - offset) as u32;
+        let length = match self.choices.below(64) {
+            0 => left + 1,
+            1 => self.choices.pick(&[0, 1 << 31, u32::MAX]),
+            2..8 => left,
+            _ => self.choices.below(u64::from(left) + 1) as u32,
+        };
+        Reth { va: registration.addr.wrapping_add(offset), rkey, length }
+    }
+
+    /// An acknowledgement, or an answer to what the queue pair has asked for.
+    fn plausible_answer(&mut self, index: usize) -> Shape {
+        let mtu = self.targets[index].mtu;
+        let aeth = self.aeth();
+        if let Some(asked) = self.targets[index].asked.front().copied()
+            && !self.choices.one_in(3)
+        {
+            let length = asked.left.min(mtu);
+            let last = asked.left <= mtu;
+            let rc = match asked.what {
+                Wanted::Word => Rc::AtomicAcknowledge(aeth, 0x1234),
+                Wanted::Nothing => Rc::ReadResponse(ReadResponse::Only(aeth)),
+                Wanted::Bytes => Rc::ReadResponse(match (asked.begun, last) {
+                    (false, false) => ReadResponse::First(aeth),
+                    (true, false) => ReadResponse::Middle,
+                    (true, true) => ReadResponse::Last(aeth),
+                    (false, true) => ReadResponse::Only(aeth),
+                }),
+            };
+            let queue = &mut self.targets[index].asked;
+            if last {
+                queue.pop_front();
+            } else if let Some(front) = queue.front_mut() {
+                *front = Asked { psn: asked.psn + 1, left: asked.left - mtu, begun: true, ..asked };
+            }
+            let odd = u32::from(self.choices.one_in(40));
+            return self.packet_of(index, asked.psn, Operation::Rc(rc), (length + odd) as usize);
+        }
+        let next = self.device.query_qp(self.targets[index].qpn).map_or(Psn::ZERO, |status| status.next_psn);
+        let psn = next - 1 - self.choices.below(4) as u32;
+        self.packet_of(index, psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
+    }
+
+    /// Mostly a positive one.
+    fn aeth(&mut self) -> Aeth {
+        let byte = match self.choices.below(40) {
+            0 => self.choices.bits(8) as u8,
+            1 => 0x60,
+            2..4 => 0x20 | self.choices.bits(5) as u8,
+            _ => self.choices.bits(5) as u8,
+        };
+        Aeth { syndrome: Syndrome::from_byte(byte), msn: self.choices.bits(24) as u32 }
+    }
+
+    /// Any operation of any transport, with any number.
+    fn anything(&mut self, index: usize) -> Shape {
+        let number = self.choices.bits(32) as u32;
+        let immediate = if number & 1 == 0 { None } else { Some(number) };
+        let (reth, aeth) = (self.reth(index), self.aeth());
+        let Reth { va, rkey, .. } = reth;
+        let send = match number >> 4 & 3 {
+            0 => Send::First,
+            1 => Send::Middle,
+            2 => Send::Last(immediate),
+            _ => Send::Only(immediate),
+        };
+        let write = match number >> 4 & 3 {
+            0 => Write::First(reth),
+            1 => Write::Middle,
+            2 => Write::Last(immediate),
+            _ => Write::Only(reth, immediate),
+        };
+        let operation = match self.choices.below(18) {
+            0 => Operation::Rc(Rc::Send(send)),
+            1 => Operation::Rc(Rc::SendLastInvalidate(rkey)),
+            2 => Operation::Rc(Rc::SendOnlyInvalidate(rkey)),
+            3 => Operation::Rc(Rc::Write(write)),
+            4 => Operation::Rc(Rc::ReadRequest(reth)),
+            5 => Operation::Rc(Rc::ReadResponse(ReadResponse::First(aeth))),
+            6 => Operation::Rc(Rc::ReadResponse(ReadResponse::Middle)),
+            7 => Operation::Rc(Rc::ReadResponse(ReadResponse::Last(aeth))),
+            8 => Operation::Rc(Rc::ReadResponse(ReadResponse::Only(aeth))),
+            9 => Operation::Rc(Rc::Acknowledge(aeth)),
+            10 => Operation::Rc(Rc::AtomicAcknowledge(aeth, va)),
+            11 => Operation::Rc(Rc::CompareSwap(CompareSwap { va, rkey, swap: 1, compare: 0 })),
+            12 => Operation::Rc(Rc::FetchAdd(FetchAdd { va, rkey, add: 1 })),
+            13 => Operation::Rc(Rc::AtomicWrite(reth)),
+            14 => Operation::Rc(Rc::Flush(self.flush(reth))),
+            15 => Operation::Uc(if number & 8 == 0 { Uc::Send(send) } else { Uc::Write(write) }),
+            16 => Operation::Ud(Ud { qkey: number, source_qp: Qpn::truncate(number), immediate }),
+            _ => Operation::Cnp,
+        };
+        let status = self.device.query_qp(self.targets[index].qpn);
+        let (expected, next) = status.map_or_else(Default::default, |s| (s.expected_psn, s.next_psn));
+        let psn = match self.choices.below(5) {
+            0 => self.any_psn(),
+            1 => expected + 0x80_0000,
+            2 => expected,
+            3 => next - 1,
+            _ => next + 1,
+        };
+        let mtu = u64::from(self.targets[index].mtu);
+        let length = self.choices.pick(&[0, 0, 1, 8, mtu - 1, mtu, mtu + 1, 4999]);
+        self.packet_of(index, psn, operation, length as usize)
+    }
+
+    /// Makes a packet of its parts, with a right ICRC; or leaves it in parts.
+    fn packet_of(&mut self, index: usize, psn: Psn, operation: Operation, length: usize) -> Shape {
+        let payload = vec![psn.get() as u8; length];
+        let bits = self.choices.bits(8);
+        let header = Header {
+            ack_request: bits & 1 == 0,
+            solicited: bits & 2 == 0,
+            becn: operation == Operation::Cnp,
+            pkey: if bits == 255 { 0x1234 } else { 0xffff },
+            ..Header::new(self.targets[index].qpn, psn, operation)
+        };
+        let mut head = [0; MAX_HEADER_LEN];
+        match self.flow.emit(&header, 0, &[&payload], &mut head) {
+            Ok(emitted) if bits & 0x70 != 0 => {
+                Shape::Bytes([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
+            }
+            _ => Shape::Parts(header, payload),
+        }
+    }
+
+    /// A packet from before, as it was, or for another queue pair.
+    fn replay(&mut self, index: usize) -> Shape {
+        let mut bytes = self.memory_of_the_past();
+        if self.choices.one_in(2) {
+            self.redirect(index, &mut bytes);
+        }
+        Shape::Bytes(bytes)
+    }
+
+    /// A packet from before, with some of its bytes changed, and fewer or more of them; its ICRC made right, or not.
+    fn mutation(&mut self, index: usize) -> Shape {
+        let mut bytes = self.memory_of_the_past();
+        if self.choices.one_in(2) {
+            self.redirect(index, &mut bytes);
+        }
+        for _ in 0..self.choices.below(4) {
+            if !bytes.is_empty() {
+                // Mostly in the headers.
+                let end = if self.choices.one_in(4) { bytes.len() } else { bytes.len().min(MAX_HEADER_LEN) };
+                let at = self.choices.below(end as u64) as usize;
+                bytes[at] ^= 1 << self.choices.below(8);
+            }
+        }
+        match self.choices.below(6) {
+            0 => bytes.truncate(self.choices.below(bytes.len() as u64 + 1) as usize),
+            // Whole words less, so that it is still a packet.
+            1 => bytes.truncate(bytes.len().saturating_sub(4 * self.choices.below(5) as usize)),
+            2 => bytes.extend([0xa5; 8]),
+            3 if !bytes.is_empty() => bytes[0] = self.choices.pick(Opcode::ALL).byte(),
+            _ => {}
+        }
+        if !self.choices.one_in(4) {
+            self.repair(&mut bytes);
+        }
+        Shape::Bytes(bytes)
+    }
+
+    fn noise(&mut self) -> Vec<u8> {
+        (0..self.choices.below(64)).map(|_| self.choices.bits(8) as u8).collect()
+    }
+
+    fn memory_of_the_past(&mut self) -> Vec<u8> {
+        match self.past.len() as u64 {
+            0 => self.noise(),
+            count => self.past[self.choices.below(count) as usize].clone(),
+        }
+    }
+
+    /// Sends a packet to another queue pair, the one that it came from perhaps.
+    fn redirect(&self, index: usize, bytes: &mut [u8]) {
+        if let Some(place) = bytes.get_mut(5..8) {
+            place.copy_from_slice(&self.targets[index].qpn.get().to_be_bytes()[1..]);
+            self.repair(bytes);
+        }
+    }
+
+    /// Makes the ICRC right.
+    fn repair(&self, bytes: &mut [u8]) {
+        let computed = match Packet::parse(bytes) {
+            Ok(packet) => self.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),
+            Err(_) => None,
+        };
+        if let (Some(computed), Some(icrc)) = (computed, bytes.last_chunk_mut::<4>()) {
+            *icrc = computed.to_le_bytes();
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Memory that knows what may be done to it, and by which packet.
+
+use std::cell::RefCell;
+
+use adverb_proto::memory::{Backing, Fault, Memory, Pd, Registration, Span};
+use adverb_proto::vocabulary::Access;
+use adverb_wire::{Operation, Rc, Uc};
+
+/// Memory that watches the engine: every touch must be one that the packet under way may cause.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    areas: Vec<Area>,
+    /// What the packet under way may cause; nothing, if it is `None`.
+    pub(super) warrant: Option<Warrant>,
+    /// Whether memory fails just now.
+    pub(super) broken: bool,
+    breach: RefCell<Option<String>>,
+    /// How often memory was touched, and it was right.
+    pub(super) touches: u64,
+}
+
+/// A region and its bytes. Each has a backing of its own.
+#[derive(Debug)]
+pub(super) struct Area {
+    pub(super) key: u32,
+    pub(super) pd: Pd,
+    pub(super) registration: Registration,
+    /// Registered, and nobody has invalidated the key.
+    pub(super) valid: bool,
+    bytes: Vec<u8>,
+}
+
+/// What a packet may cause.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Warrant {
+    /// The domain of the queue pair.
+    pub(super) pd: Pd,
+    /// What its peer may do.
+    pub(super) access: Access,
+    /// What the operation may do.
+    pub(super) act: Act,
+}
+
+/// What an operation may do to memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Act {
+    /// Write what was received, or read from a peer, into segments.
+    Scatter,
+    /// Write what a peer sends where it says.
+    Write,
+    /// One atomic.
+    Atomic,
+    /// Eight bytes at once.
+    WriteWord,
+    /// A flush.
+    Flush(Access),
+    /// Read what is sent.
+    Gather,
+    /// Read what a peer asked for.
+    Read,
+}
+
+impl Act {
+    /// What a packet that comes may do, if anything.
+    pub(super) fn of(operation: &Operation) -> Option<Act> {
+        match operation {
+            Operation::Rc(rc) => match rc {
+                Rc::Send(_) | Rc::SendLastInvalidate(_) | Rc::SendOnlyInvalidate(_) => Some(Act::Scatter),
+                Rc::ReadResponse(_) | Rc::AtomicAcknowledge(..) => Some(Act::Scatter),
+                Rc::Write(_) => Some(Act::Write),
+                Rc::CompareSwap(_) | Rc::FetchAdd(_) => Some(Act::Atomic),
+                Rc::AtomicWrite(_) => Some(Act::WriteWord),
+                Rc::Flush(flush) => {
+                    let mut need = Access::empty();
+                    need.set(Access::FLUSH_GLOBAL, flush.global);
+                    need.set(Access::FLUSH_PERSISTENT, flush.persistent);
+                    Some(Act::Flush(need))
+                }
+                Rc::ReadRequest(_) | Rc::Acknowledge(_) => None,
+            },
+            Operation::Uc(Uc::Send(_)) | Operation::Ud(_) => Some(Act::Scatter),
+            Operation::Uc(Uc::Write(_)) => Some(Act::Write),
+            Operation::Cnp => None,
+        }
+    }
+
+    /// What a packet that is sent may do.
+    pub(super) fn of_sent(operation: &Operation) -> Act {
+        if matches!(operation, Operation::Rc(Rc::ReadResponse(_))) { Act::Read } else { Act::Gather }
+    }
+
+    /// The right that the region must have, and whether the queue pair must have it too.
+    fn need(self) -> (Access, bool) {
+        match self {
+            Act::Scatter => (Access::LOCAL_WRITE, false),
+            Act::Gather => (Access::empty(), false),
+            Act::Write | Act::WriteWord => (Access::REMOTE_WRITE, true),
+            Act::Atomic => (Access::REMOTE_ATOMIC, true),
+            Act::Read => (Access::REMOTE_READ, true),
+            Act::Flush(need) => (need, true),
+        }
+    }
+}
+
+impl Guard {
+    /// The backing of the next region.
+    pub(super) fn next_backing(&self) -> Backing {
+        Backing(self.areas.len() as u64)
+    }
+
+    pub(super) fn add(&mut self, key: u32, pd: Pd, registration: Registration) {
+        let bytes = vec![0x5a; registration.length as usize];
+        self.areas.push(Area { key, pd, registration, valid: true, bytes });
+    }
+
+    /// The regions that were ever registered.
+    pub(super) fn areas(&self) -> &[Area] {
+        &self.areas
+    }
+
+    /// A key is invalid from now on.
+    pub(super) fn invalidate(&mut self, key: u32) {
+        for area in self.areas.iter_mut().filter(|area| area.key == key) {
+            area.valid = false;
+        }
+    }
+
+    /// A region is gone.
+    pub(super) fn remove(&mut self, index: usize) {
+        self.areas[index].valid = false;
+        self.areas[index].key = 0;
+        self.areas[index].bytes = Vec::new();
+    }
+
+    /// What went wrong, if anything did.
+    pub(super) fn breach(&self) -> Option<String> {
+        self.breach.borrow().clone()
+    }
+
+    fn check(&self, span: Span, done: &[Act]) -> Result<(), Fault> {
+        let wrong = match self.areas.get(span.backing.0 as usize) {
+            None => "there is no such region",
+            Some(area) => {
+                let end = span.offset.checked_add(u64::from(span.length));
+                match self.warrant {
+                    None => "the packet can't do that at all",
+                    Some(warrant) if !done.iter().any(|act| same_kind(*act, warrant.act)) => {
+                        "the packet can't do that"
+                    }
+                    Some(_) if !area.valid => "the region is gone or invalid",
+                    Some(warrant) if area.pd != warrant.pd => "the region is of another domain",
+                    Some(_) if end.is_none_or(|end| end > area.registration.length) => "out of bounds",
+                    Some(Warrant { access, act, .. }) => {
+                        let (need, of_both) = act.need();
+                        if !area.registration.access.contains(need) {
+                            "the region hasn't the right"
+                        } else if of_both && !access.contains(need) {
+                            "the queue pair hasn't the right"
+                        } else {
+                            return if self.broken { Err(Fault) } else { Ok(()) };
+                        }
+                    }
+                }
+            }
+        };
+        let what = format!("{span:?} touched under {:?}: {wrong}", self.warrant);
+        self.breach.borrow_mut().get_or_insert(what);
+        Err(Fault)
+    }
+
+    fn bytes(&mut self, span: Span) -> &mut [u8] {
+        self.touches += 1;
+        let bytes = &mut self.areas[span.backing.0 as usize].bytes;
+        &mut bytes[span.offset as usize..][..span.length as usize]
+    }
+
+    fn word(&mut self, span: Span, done: Act) -> Result<&mut [u8; 8], Fault> {
+        self.check(span, &[done])?;
+        if span.length != 8 {
+            self.breach.borrow_mut().get_or_insert(format!("{span:?} isn't a word"));
+        }
+        self.bytes(span).first_chunk_mut().ok_or(Fault)
+    }
+}
+
+fn same_kind(a: Act, b: Act) -> bool {
+    core::mem::discriminant(&a) == core::mem::discriminant(&b)
+}
+
+impl Memory for Guard {
+    fn write(&mut self, span: Span, bytes: &[u8]) -> Result<(), Fault> {
+        self.check(span, &[Act::Scatter, Act::Write])?;
+        if span.length as usize != bytes.len() {
+            self.breach.borrow_mut().get_or_insert(format!("{span:?} isn't as long as its bytes"));
+            return Err(Fault);
+        }
+        self.bytes(span).copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault> {
+        self.check(span, &[Act::Gather, Act::Read])?;
+        let bytes = &self.areas[span.backing.0 as usize].bytes;
+        out.copy_from_slice(&bytes[span.offset as usize..][..span.length as usize]);
+        Ok(())
+    }
+
+    fn compare_swap(&mut self, word: Span, compare: u64, swap: u64) -> Result<u64, Fault> {
+        let word = self.word(word, Act::Atomic)?;
+        let old = u64::from_ne_bytes(*word);
+        if old == compare {
+            *word = swap.to_ne_bytes();
+        }
+        Ok(old)
+    }
+
+    fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault> {
+        let word = self.word(word, Act::Atomic)?;
+        let old = u64::from_ne_bytes(*word);
+        *word = old.wrapping_add(add).to_ne_bytes();
+        Ok(old)
+    }
+
+    fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault> {
+        *self.word(word, Act::WriteWord)? = bytes;
+        Ok(())
+    }
+
+    fn flush(&mut self, span: Span, _persistent: bool) -> Result<(), Fault> {
+        self.check(span, &[Act::Flush(Access::empty())])?;
+        self.touches += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,373 @@
+//! A peer that sends whatever it likes: forged, truncated, replayed and mutated packets, in every state of a queue
+//! pair, while its owner posts, polls, waits, changes states and takes memory away.
+//!
+//! An attack ends with an error if the engine touches memory that the packet under way gives it no right to, gives
+//! requests back twice or out of order, keeps what it should forget, or grows beyond what its queues allow. (That it
+//! panics is for whoever runs it to notice.)
+
+mod choices;
+mod forge;
+mod guard;
+mod owner;
+mod report;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use adverb_proto::memory::{Pd, Registration};
+use adverb_proto::vocabulary::{Access, CompletedOperation, QpState};
+use adverb_proto::{Arrival, Cq, Device, Holdings, IcrcCheck, Time};
+use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
+
+use crate::Random;
+use choices::Choices;
+use forge::{Asked, Message, Shape};
+use guard::{Act, Area, Guard, Warrant};
+pub use report::AttackReport;
+
+/// Attacks a device with so many packets. The same seed makes the same attack.
+///
+/// ```
+/// let report = adverb_sim::attack(7, 2000).unwrap();
+/// assert_eq!(report.packets, 2000);
+/// ```
+///
+/// # Errors
+///
+/// If the device did what it must not.
+pub fn attack(seed: u64, packets: u64) -> Result<AttackReport, String> {
+    Attack::new(Choices::Seed(Random::new(seed ^ 0x686f_7374_696c_6500))).run(packets)
+}
+
+/// Attacks a device as these bytes say: for fuzzers.
+///
+/// # Errors
+///
+/// If the device did what it must not.
+pub fn attack_by(bytes: &[u8]) -> Result<AttackReport, String> {
+    Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
+}
+
+/// A device under attack.
+#[derive(Debug)]
+struct Attack<'a> {
+    choices: Choices<'a>,
+    device: Device,
+    memory: Guard,
+    pds: [Pd; 2],
+    cqs: [Cq; 2],
+    cq_capacity: u32,
+    targets: Vec<Target>,
+    /// Queue pairs made so far.
+    made: u64,
+    now: Time,
+    /// Packets from before, to be replayed.
+    past: VecDeque<Vec<u8>>,
+    /// Requests that invalidate a key, and the key.
+    invalidating: VecDeque<(u64, u32)>,
+    flow: Flow,
+    report: AttackReport,
+}
+
+/// A queue pair under attack, as its attacker knows it.
+#[derive(Debug)]
+struct Target {
+    qpn: Qpn,
+    pd: Pd,
+    access: Access,
+    mtu: u32,
+    /// The number that its packets go to: each has another, to know them by.
+    peer: Qpn,
+    max_wr: u32,
+    slots: u32,
+    /// The message under way to it.
+    message: Message,
+    /// READs and atomics that it waits for.
+    asked: VecDeque<Asked>,
+    /// How many requests were posted to either queue, and the last that came back.
+    posted: [u64; 2],
+    returned: [u64; 2],
+    id: u64,
+}
+
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 6, 6, 1));
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 6, 6, 2));
+const PORT: u16 = 0xc666;
+const MAX_TARGETS: usize = 6;
+const MAX_REGIONS: usize = 10;
+
+impl<'a> Attack<'a> {
+    fn new(mut choices: Choices<'a>) -> Attack<'a> {
+        let mut device = Device::new(());
+        let pds = [device.create_domain(), device.create_domain()];
+        // Now and then one that overflows.
+        let cq_capacity = if choices.one_in(4) { 8 } else { 1 << 16 };
+        let cqs = [device.create_cq(1 << 16), device.create_cq(cq_capacity)];
+        let flow = Flow::new(SocketAddr::new(PEER, PORT), SocketAddr::new(LOCAL, ROCE_PORT));
+        Attack {
+            choices,
+            device,
+            memory: Guard::default(),
+            pds,
+            cqs,
+            cq_capacity,
+            targets: Vec::new(),
+            made: 0,
+            now: Time::ZERO,
+            past: VecDeque::new(),
+            invalidating: VecDeque::new(),
+            flow: flow.expect("two IPv4 addresses"),
+            report: AttackReport::default(),
+        }
+    }
+
+    fn run(mut self, packets: u64) -> Result<AttackReport, String> {
+        for _ in 0..4 {
+            self.register();
+            self.register();
+            self.create_target();
+        }
+        for step in 0u64.. {
+            if self.report.packets >= packets || !self.choices.are_left() {
+                break;
+            }
+            match self.choices.below(64) {
+                0..34 => self.packet(),
+                34..42 => self.poll_transmits(),
+                42..46 => self.post_send(),
+                46..51 => self.post_recv(),
+                51..53 => self.pass_time(),
+                53..62 => self.change_state(),
+                62 if self.choices.one_in(2) => self.register(),
+                62 => self.deregister(),
+                _ if self.choices.one_in(4) => self.destroy_target(),
+                _ => self.create_target(),
+            }
+            self.poll_completions()?;
+            if let Some(breach) = self.memory.breach() {
+                return Err(format!("step {step}: {breach}"));
+            }
+            if step % 64 == 0 {
+                self.check_holdings().map_err(|what| format!("step {step}: {what}"))?;
+            }
+        }
+        self.finish()
+    }
+
+    /// Sends one packet.
+    fn packet(&mut self) {
+        let Some(index) = self.any_target() else { return };
+        let Target { qpn, message, .. } = self.targets[index];
+        let before = self.device.query_qp(qpn);
+        self.report.states[self.state(index) as usize] += 1;
+        self.report.packets += 1;
+        let arrival = self.arrival();
+        self.memory.broken = self.choices.one_in(200);
+        match self.forge(index) {
+            Shape::Bytes(bytes) => {
+                match Packet::parse(&bytes) {
+                    Ok(packet) => {
+                        self.memory.warrant = self.warrant(packet.header());
+                        self.device.handle_packet(self.now, &arrival, &packet, &mut self.memory);
+                    }
+                    Err(_) => self.report.unreadable += 1,
+                }
+                self.remember(bytes);
+            }
+            Shape::Parts(header, payload) => {
+                self.memory.warrant = self.warrant(&header);
+                self.device.handle_parts(self.now, &arrival, &header, &payload, &mut self.memory);
+            }
+        }
+        self.memory.warrant = None;
+        self.memory.broken = false;
+        // A request that wasn't executed doesn't bring its message on.
+        let expected = |status: adverb_proto::QpStatus| status.expected_psn;
+        if self.device.query_qp(qpn).map(expected) == before.map(expected) {
+            self.targets[index].message = message;
+        }
+    }
+
+    /// What a packet may cause, by the queue pair that it is for.
+    fn warrant(&self, header: &Header) -> Option<Warrant> {
+        let target = self.targets.iter().find(|target| target.qpn == header.dest_qp)?;
+        let act = Act::of(&header.operation)?;
+        Some(Warrant { pd: target.pd, access: target.access, act })
+    }
+
+    fn arrival(&mut self) -> Arrival {
+        let mut arrival = Arrival {
+            source: SocketAddr::new(PEER, PORT),
+            destination: LOCAL,
+            icrc: match self.choices.below(8) {
+                0 => IcrcCheck::Trusted,
+                1 => IcrcCheck::AnyIdentification,
+                _ => IcrcCheck::Identification(0),
+            },
+        };
+        match self.choices.below(64) {
+            0 => arrival.source.set_ip(LOCAL),
+            1 => arrival.destination = PEER,
+            2 => arrival.source.set_port(4791),
+            _ => {}
+        }
+        arrival
+    }
+
+    fn remember(&mut self, bytes: Vec<u8>) {
+        if self.past.len() >= 32 {
+            self.past.pop_front();
+        }
+        self.past.push_back(bytes);
+    }
+
+    /// Takes some of the packets that the device wants to send, and looks into them.
+    fn poll_transmits(&mut self) {
+        for _ in 0..self.choices.below(24) {
+            let Some(transmit) = self.device.poll_transmit(self.now) else { break };
+            let header = transmit.header;
+            self.report.sent += 1;
+            let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp) else {
+                continue;
+            };
+            let act = Act::of_sent(&header.operation);
+            self.memory.warrant = Some(Warrant { pd: target.pd, access: target.access, act });
+            let mut bytes = Vec::new();
+            // If it can't be read, the guard has said so.
+            let _ = transmit.write_to(&self.memory, 0, &mut bytes);
+            self.memory.warrant = None;
+            target.note_sent(&header);
+            if let Operation::Rc(Rc::Acknowledge(aeth)) = header.operation
+                && !matches!(aeth.syndrome, adverb_wire::Syndrome::Ack(_))
+            {
+                self.report.naks += 1;
+            }
+            if self.choices.one_in(8) {
+                self.remember(bytes);
+            }
+        }
+    }
+
+    /// Each request comes back at most once, in the order of posting, and only if it was posted.
+    fn poll_completions(&mut self) -> Result<(), String> {
+        // A queue that is to overflow isn't looked after so well.
+        let neglected = self.cq_capacity < 100 && !self.choices.one_in(16);
+        for cq in self.cqs.into_iter().take(if neglected { 1 } else { 2 }) {
+            while let Some(completion) = self.device.poll_completion(cq) {
+                self.report.completions += 1;
+                let (id, number) = (completion.wr_id >> 32, completion.wr_id & 0xffff_ffff);
+                let (queue, number) = ((number & 1) as usize, number >> 1);
+                if let Ok(success) = completion.outcome {
+                    match success.operation {
+                        CompletedOperation::Recv { invalidated: Some(key), .. } => {
+                            self.memory.invalidate(key);
+                        }
+                        CompletedOperation::LocalInvalidate => {
+                            let known = |(wr_id, _): &&(u64, u32)| *wr_id == completion.wr_id;
+                            if let Some((_, key)) = self.invalidating.iter().find(known) {
+                                self.memory.invalidate(*key);
+                                self.report.invalidations += 1;
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                let Some(target) = self.targets.iter_mut().find(|target| target.id == id) else { continue };
+                if number <= target.returned[queue] || number > target.posted[queue] {
+                    let last = target.returned[queue];
+                    return Err(format!("request {number} of queue {queue} came back after {last}"));
+                }
+                target.returned[queue] = number;
+            }
+        }
+        while self.device.poll_notice().is_some() {}
+        Ok(())
+    }
+
+    /// What the device holds is what there is, or is bounded by it.
+    fn check_holdings(&self) -> Result<(), String> {
+        let holdings = self.device.holdings();
+        let queue_pairs = self.targets.len();
+        let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
+        let answers: u32 = self.targets.iter().map(|target| 3 * target.slots).sum();
+        let right = holdings.queue_pairs == queue_pairs
+            && holdings.numbers == queue_pairs
+            && holdings.ready <= queue_pairs
+            && holdings.timers <= queue_pairs
+            && holdings.regions == regions
+            && holdings.domain_users as usize == regions + queue_pairs
+            && holdings.answers <= answers as usize
+            && holdings.notices == 0;
+        if !right {
+            return Err(format!(
+                "{queue_pairs} queue pairs and {regions} regions, but the device has {holdings}"
+            ));
+        }
+        for target in &self.targets {
+            let status = self.device.query_qp(target.qpn).ok_or("a queue pair is gone")?;
+            if status.send_queue.max(status.recv_queue) > target.max_wr as usize {
+                return Err(format!("{status:?} has more than {} requests", target.max_wr));
+            }
+        }
+        Ok(())
+    }
+
+    /// When all is destroyed, nothing is left.
+    fn finish(mut self) -> Result<AttackReport, String> {
+        self.poll_completions()?;
+        self.check_holdings()?;
+        while let Some(target) = self.targets.pop() {
+            self.device.destroy_qp(target.qpn);
+        }
+        while self.device.poll_transmit(self.now).is_some() {}
+        for area in self.memory.areas() {
+            self.device.deregister(area.key);
+        }
+        for cq in self.cqs {
+            while self.device.poll_completion(cq).is_some() {}
+        }
+        let holdings = self.device.holdings();
+        let empty = self.pds.into_iter().all(|pd| self.device.destroy_domain(pd).is_ok())
+            && self.cqs.into_iter().all(|cq| self.device.destroy_cq(cq));
+        if holdings != Holdings::default() || !empty {
+            return Err(format!("when all is destroyed, the device has {holdings}"));
+        }
+        self.report.accepted = self.device.statistics().packets_received;
+        self.report.dropped = self.device.statistics().packets_dropped;
+        self.report.touches = self.memory.touches;
+        self.report.attacks = 1;
+        Ok(self.report)
+    }
+
+    fn any_target(&mut self) -> Option<usize> {
+        if self.targets.is_empty() {
+            None
+        } else {
+            Some(self.choices.below(self.targets.len() as u64) as usize)
+        }
+    }
+
+    /// Some region's registration and key. Mostly of this domain, with all rights; sometimes another; now and then
+    /// one that is gone.
+    fn any_region(&mut self, pd: Pd) -> Option<(Registration, u32)> {
+        let exact = !self.choices.one_in(30);
+        let gone = self.choices.one_in(100);
+        let start = self.choices.below(self.memory.areas().len().max(1) as u64) as usize;
+        let areas = self.memory.areas();
+        let fits = |area: &&Area| {
+            let all =
+                area.pd == pd && area.registration.access.contains(Access::LOCAL_WRITE | Access::REMOTE);
+            gone || (area.valid && (all || !exact))
+        };
+        let found = areas[start..].iter().chain(&areas[..start]).find(fits);
+        found.map(|area| (area.registration, area.key))
+    }
+
+    fn state(&self, index: usize) -> QpState {
+        self.device.query_qp(self.targets[index].qpn).map_or(QpState::Reset, |status| status.state)
+    }
+
+    fn any_psn(&mut self) -> Psn {
+        Psn::wrapping(self.choices.bits(24) as u32)
+    }
+}

@@ -1,0 +1,303 @@
+//! What the owner of the device under attack does meanwhile.
+
+use std::time::Duration;
+
+use adverb_proto::memory::{Registration, RemoteInvalidate};
+use adverb_proto::vocabulary::{
+    Access, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
+    SendRequest,
+};
+use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Transition};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{Qpn, RnrTimer};
+
+use super::forge::Message;
+use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, Target};
+
+impl Attack<'_> {
+    /// Registers memory: anywhere, of any length, with any rights that go together.
+    pub(super) fn register(&mut self) {
+        if self.memory.areas().iter().filter(|area| area.key != 0).count() >= MAX_REGIONS {
+            return;
+        }
+        let length = self.choices.pick(&[1, 8, 64, 255, 256, 257, 1024, 3000, 3000, 9000]);
+        let addr = match self.choices.below(4) {
+            0 => 0,
+            // Up to the end of the address space.
+            1 => u64::MAX - length,
+            2 => 0x7f00_0000_1003,
+            _ => 0x7f00_0000_2000,
+        };
+        let access = match self.choices.below(12) {
+            0 => Access::empty(),
+            1 => Access::LOCAL_WRITE,
+            2 => Access::REMOTE_READ,
+            3 => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            _ => Access::LOCAL_WRITE | Access::REMOTE,
+        };
+        let remote_invalidate =
+            if self.choices.one_in(3) { RemoteInvalidate::Allowed } else { RemoteInvalidate::Denied };
+        let pd = if self.choices.one_in(3) { self.pds[1] } else { self.pds[0] };
+        let backing = self.memory.next_backing();
+        let registration = Registration { addr, length, access, backing, remote_invalidate };
+        let choices = &mut self.choices;
+        // A fuzzer that has run out of bytes gives the same number for ever.
+        let mut tries = 1u32;
+        let random = || {
+            tries = tries.wrapping_mul(0x9e37_79b1);
+            tries ^ choices.bits(32) as u32
+        };
+        if let Ok(key) = self.device.register(pd, registration, random) {
+            self.memory.add(key, pd, registration);
+        }
+    }
+
+    pub(super) fn deregister(&mut self) {
+        let index = self.choices.below(self.memory.areas().len() as u64 + 1) as usize;
+        if let Some(key) = self.memory.areas().get(index).map(|area| area.key)
+            && self.device.deregister(key).is_some()
+        {
+            self.memory.remove(index);
+        }
+    }
+
+    pub(super) fn create_target(&mut self) {
+        if self.targets.len() >= MAX_TARGETS {
+            return;
+        }
+        let pd = if self.choices.one_in(4) { self.pds[1] } else { self.pds[0] };
+        let cq = if self.choices.one_in(4) { self.cqs[1] } else { self.cqs[0] };
+        let mut config = QpConfig::rc(pd, cq, cq);
+        config.max_send_wr = self.choices.pick(&[1, 4, 32, 32]);
+        config.max_recv_wr = config.max_send_wr;
+        config.credits = self.choices.one_in(2);
+        config.signal_all = self.choices.one_in(3);
+        config.window = self.choices.pick(&[1, 4, 64]);
+        let choices = &mut self.choices;
+        let mut tries = 1u32;
+        let random = || {
+            tries = tries.wrapping_mul(0x9e37_79b1);
+            tries ^ choices.bits(32) as u32
+        };
+        let Ok(qpn) = self.device.create_qp(config, random) else { return };
+        self.made += 1;
+        self.targets.push(Target {
+            qpn,
+            pd,
+            access: Access::empty(),
+            mtu: 256,
+            peer: Qpn::truncate(0x10_0000 + self.made as u32 % 0x1000),
+            max_wr: config.max_send_wr,
+            slots: 0,
+            message: Message::None,
+            asked: Default::default(),
+            posted: [0; 2],
+            returned: [0; 2],
+            id: self.made,
+        });
+        let ready = self.choices.below(5);
+        for _ in 0..ready {
+            self.advance(self.targets.len() - 1);
+        }
+    }
+
+    pub(super) fn destroy_target(&mut self) {
+        if let Some(index) = self.any_target() {
+            let target = self.targets.swap_remove(index);
+            self.device.destroy_qp(target.qpn);
+        }
+    }
+
+    /// Takes a queue pair on towards work, or elsewhere.
+    pub(super) fn change_state(&mut self) {
+        let Some(mut index) = self.any_target() else { return };
+        if self.state(index) == QpState::ReadyToSend
+            && let Some(other) = self.any_target()
+        {
+            index = other;
+        }
+        if !self.choices.one_in(16) {
+            // Often all the way, so that most of the time is spent at work.
+            let steps = if self.choices.one_in(2) { 5 } else { 1 };
+            for _ in 0..steps {
+                if self.state(index) != QpState::ReadyToSend || self.choices.one_in(16) {
+                    self.advance(index);
+                }
+            }
+            return;
+        }
+        let transition = match self.choices.below(7) {
+            0 => Transition::Drain,
+            1 => Transition::Resume,
+            2 => Transition::Error,
+            3 => Transition::Reset,
+            4 => Transition::Init(self.init()),
+            5 => Transition::ReadyToReceive(self.receiving(index)),
+            _ => Transition::ReadyToSend(self.sending()),
+        };
+        self.modify(index, &transition);
+    }
+
+    /// The next state on the way to work; from work, draining or back.
+    fn advance(&mut self, index: usize) {
+        let transition = match self.state(index) {
+            QpState::Reset => Transition::Init(self.init()),
+            QpState::Init => Transition::ReadyToReceive(self.receiving(index)),
+            QpState::ReadyToReceive => Transition::ReadyToSend(self.sending()),
+            QpState::ReadyToSend => Transition::Drain,
+            QpState::SendQueueDrained => Transition::Resume,
+            QpState::SendQueueError | QpState::Error => Transition::Reset,
+        };
+        self.modify(index, &transition);
+    }
+
+    fn modify(&mut self, index: usize, transition: &Transition) {
+        let qpn = self.targets[index].qpn;
+        if self.device.modify_qp(self.now, qpn, transition).is_err() {
+            return;
+        }
+        let target = &mut self.targets[index];
+        match transition {
+            Transition::Init(init) => target.access = init.access,
+            Transition::ReadyToReceive(receiving) => {
+                target.mtu = u32::from(receiving.path_mtu.bytes());
+                target.slots = u32::from(receiving.max_dest_rd_atomic);
+                target.message = Message::None;
+            }
+            Transition::Reset => {
+                target.message = Message::None;
+                target.asked.clear();
+                target.slots = 0;
+            }
+            _ => {}
+        }
+    }
+
+    fn init(&mut self) -> Init {
+        let access = match self.choices.below(12) {
+            0 => Access::empty(),
+            1 => Access::REMOTE_READ,
+            _ => Access::LOCAL_WRITE | Access::REMOTE,
+        };
+        Init::new(access)
+    }
+
+    fn receiving(&mut self, index: usize) -> Receiving {
+        Receiving {
+            remote_qpn: self.targets[index].peer,
+            path: Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses"),
+            path_mtu: self.choices.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu1024]),
+            psn: self.any_psn(),
+            max_dest_rd_atomic: self.choices.pick(&[0, 1, 2, 16, 16, 16, 16, 16]),
+            min_rnr_timer: RnrTimer::new(self.choices.below(32) as u8).expect("below 32"),
+        }
+    }
+
+    fn sending(&mut self) -> Sending {
+        Sending {
+            psn: self.any_psn(),
+            timeout: Timeout::new(self.choices.pick(&[0, 1, 8])).expect("below 32"),
+            retry_count: self.choices.below(8) as u8,
+            rnr_retry: self.choices.below(8) as u8,
+            max_rd_atomic: self.choices.pick(&[0, 1, 16, 16]),
+        }
+    }
+
+    /// A piece of memory, mostly one that is there.
+    fn segment(&mut self, index: usize) -> Segment {
+        let Some((registration, lkey)) = self.any_region(self.targets[index].pd) else {
+            return Segment { addr: self.choices.bits(64), length: 5, lkey: self.choices.bits(32) as u32 };
+        };
+        let offset = self.choices.below(registration.length);
+        let left = (registration.length - offset) as u32;
+        let beyond = u32::from(self.choices.one_in(100));
+        let length = self.choices.below(u64::from(left) + 1) as u32 + beyond;
+        Segment { addr: registration.addr.wrapping_add(offset), length, lkey }
+    }
+
+    fn segments(&mut self, index: usize) -> Vec<Segment> {
+        (0..self.choices.pick(&[1, 1, 1, 0, 2, 3])).map(|_| self.segment(index)).collect()
+    }
+
+    pub(super) fn post_send(&mut self) {
+        let Some(index) = self.any_target() else { return };
+        let remote = RemoteAddress { addr: 0x5000, rkey: 0x1234 };
+        let mut segments = self.segments(index);
+        let operation = match self.choices.below(12) {
+            0 => SendOperation::Send,
+            1 => SendOperation::SendImmediate(9),
+            2 => SendOperation::SendInvalidate(9),
+            3 => SendOperation::Write(remote),
+            4 => SendOperation::WriteImmediate(remote, 9),
+            5..8 => SendOperation::Read(remote),
+            8 => SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
+            9 => SendOperation::FetchAdd { remote, add: 3 },
+            10 => match self.choices.below(2) {
+                0 => SendOperation::AtomicWrite { remote, bytes: [7; 8] },
+                _ => SendOperation::Flush(FlushRange {
+                    remote,
+                    length: 9,
+                    whole_region: false,
+                    global: true,
+                    persistent: false,
+                }),
+            },
+            _ => SendOperation::LocalInvalidate(segments.first().map_or(1, |segment| segment.lkey)),
+        };
+        match operation {
+            SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
+                segments.truncate(1);
+                segments.iter_mut().for_each(|segment| segment.length = 8);
+            }
+            SendOperation::AtomicWrite { .. }
+            | SendOperation::Flush(_)
+            | SendOperation::LocalInvalidate(_) => {
+                segments.clear();
+            }
+            _ => {}
+        }
+        let mut flags = SendFlags::from_bits_truncate(self.choices.below(8) as u32);
+        let inline =
+            matches!(operation, SendOperation::Send | SendOperation::Write(_)) && self.choices.one_in(3);
+        flags.set(SendFlags::INLINE, inline);
+        let target = &mut self.targets[index];
+        let wr_id = target.id << 32 | (target.posted[0] + 1) << 1;
+        let request = SendRequest::<()> { wr_id, operation, flags, segments: &segments, destination: None };
+        let posted = if inline {
+            let length = self.choices.below(300) as usize;
+            self.device.post_send_inline(self.now, target.qpn, &request, &[0x33; 300][..length])
+        } else {
+            self.device.post_send(self.now, target.qpn, &request)
+        };
+        if posted.is_ok() {
+            target.posted[0] += 1;
+            if let SendOperation::LocalInvalidate(key) = operation {
+                self.invalidating.truncate(100);
+                self.invalidating.push_front((wr_id, key));
+            }
+        }
+    }
+
+    pub(super) fn post_recv(&mut self) {
+        let Some(index) = self.any_target() else { return };
+        let mut segments = self.segments(index);
+        // Mostly all of a region, so that messages fit.
+        if let Some((registration, lkey)) = self.any_region(self.targets[index].pd)
+            && !self.choices.one_in(4)
+        {
+            segments = vec![Segment { addr: registration.addr, length: registration.length as u32, lkey }];
+        }
+        let target = &mut self.targets[index];
+        let wr_id = target.id << 32 | (target.posted[1] + 1) << 1 | 1;
+        if self.device.post_recv(self.now, target.qpn, &RecvRequest { wr_id, segments: &segments }).is_ok() {
+            target.posted[1] += 1;
+        }
+    }
+
+    pub(super) fn pass_time(&mut self) {
+        let next = self.device.poll_timeout().filter(|_| !self.choices.one_in(4));
+        let some = Duration::from_nanos(self.choices.bits(20));
+        self.now = next.map_or(self.now + some, |next| next.max(self.now));
+        self.device.handle_timeout(self.now);
+    }
+}
