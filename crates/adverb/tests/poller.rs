@@ -26,7 +26,7 @@ fn handler_comes_back_with_what_it_gathered() {
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(77)).unwrap();
     assert_eq!(tags.recv_timeout(PATIENCE).unwrap(), (77, Some("gatherer".to_owned())));
-    let mut handler = poller.stop().handler;
+    let mut handler = poller.stop().unwrap().handler;
     // It is as it was, and can be used again.
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     let id = left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(78)).unwrap();
@@ -43,7 +43,70 @@ fn queue_has_one_poller_at_a_time() {
     drop(poller);
     let poller = queue.poller(|_| {}).unwrap();
     drop(queue);
-    assert!(poller.stop().error.is_none(), "it holds what it polls");
+    assert!(poller.stop().unwrap().error.is_none(), "it holds what it polls");
+}
+
+/// A child has the locks of its parent, as they were at the fork, and none of the threads that hold them.
+#[test]
+fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
+    let Some(device) = device() else { return };
+    let (left, right) = pair(&device, 8, false);
+    // It takes the queue's lock again and again.
+    let spinning = PollerOptions::new().spin(Duration::from_secs(60));
+    let poller = left.completions.poller_with(&spinning, |_| {}).unwrap();
+    let exchange = || {
+        let before = poller.stats().completions;
+        let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
+        left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap();
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while poller.stats().completions == before {
+            assert!(std::time::Instant::now() < deadline, "the poller found nothing");
+            std::thread::yield_now();
+        }
+        right.completions.poll(&mut Vec::new()).unwrap();
+    };
+    for round in 0..50 {
+        exchange();
+        // SAFETY: the child does nothing but drop and stop, and ends without running what the parent would run at its
+        // end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: what is read twice is dropped once in this process, which ends without dropping it again.
+            let poller = unsafe { std::ptr::read(&raw const poller) };
+            // SAFETY: as above.
+            let ends = unsafe { (std::ptr::read(&raw const left), std::ptr::read(&raw const right)) };
+            if round % 2 == 0 {
+                let refused = poller.stop().is_err();
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+            }
+            drop(poller);
+            drop(ends);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        wait_for(child);
+    }
+    exchange();
+    assert!(poller.stop().unwrap().error.is_none());
+}
+
+/// Waits for a child that must end well, and soon.
+fn wait_for(child: libc::pid_t) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let mut status = 0;
+    loop {
+        // SAFETY: the status may be written.
+        match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
+            0 if std::time::Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            0 => {
+                // SAFETY: ends the child, which is this test's.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                panic!("the child hangs");
+            }
+            found => break assert_eq!((found, status), (child, 0)),
+        }
+    }
 }
 
 #[test]

@@ -300,7 +300,7 @@ fn windows_are_bound_by_one_thread_and_polled_by_another() {
     }
     without_errors(move || {
         drop((owner, region, window));
-        assert_eq!(poller.stop().stats.panics, 0);
+        assert_eq!(poller.stop().unwrap().stats.panics, 0);
     });
 }
 

@@ -47,7 +47,7 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
             completed += 1;
         }
     }
-    let stopped = poller.stop();
+    let stopped = poller.stop()?;
     ensure!(stopped.error.is_none(), "{:?}", stopped.error);
     ensure!(stopped.stats.completions == count, "{:?}", stopped.stats);
     let stats = pair.left.cq.stats();
@@ -71,7 +71,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
             let poller = pair.left.cq.poller(drop)?;
             std::thread::sleep(pause);
             let start = Instant::now();
-            poller.stop();
+            poller.stop()?;
             ensure!(start.elapsed() < 10 * MOMENT, "it took {:?}, events: {events}", start.elapsed());
         }
     }
@@ -87,7 +87,7 @@ fn what_has_completed_is_handed_over_at_the_end(fixture: &Fixture) -> Result<()>
             // A message that is acknowledged has completed at the other end.
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }
-        let stats = poller.stop().stats;
+        let stats = poller.stop()?.stats;
         ensure!(stats.completions == 20, "{stats:?}");
     }
     Ok(())
@@ -111,7 +111,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
         let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
         ensure!(tag == expected, "{tag} came when {expected} was due");
     }
-    let stopped = poller.stop();
+    let stopped = poller.stop()?;
     ensure!(stopped.stats.completions == 60 && stopped.stats.panics == 20, "{:?}", stopped.stats);
     ensure!(stopped.last_panic.as_deref() == Some("on purpose"), "{:?}", stopped.last_panic);
     ensure!(pair.left.qp.sends_outstanding() == 0, "some are still outstanding");
@@ -129,7 +129,7 @@ fn what_is_drained_goes_to_the_poller(fixture: &Fixture) -> Result<()> {
             let completion = came.recv_timeout(PATIENCE).context("a completion lies around")?;
             ensure!(!completion.is_ok(), "it was received");
         }
-        ensure!(poller.stop().stats.completions == 20, "there were others");
+        ensure!(poller.stop()?.stats.completions == 20, "there were others");
     }
     Ok(())
 }

@@ -59,6 +59,11 @@ impl Device {
         Err(Error::NoDevice { what: format!("no device {name}"), hint: no_engine().to_string() })
     }
 
+    /// Whether this process opened it.
+    pub(crate) fn is_ours(&self) -> bool {
+        ask!(self, device => device.is_ours())
+    }
+
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
         ask!(self, device => device.attributes())
     }

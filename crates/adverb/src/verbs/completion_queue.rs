@@ -407,6 +407,9 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
+        if !self.completion_queue.device().is_ours() {
+            return;
+        }
         let mut state = self.completion_queue.lock();
         state.queues[self.number as usize].queue = None;
         state.free.push(self.number);
@@ -428,6 +431,9 @@ impl AttachedShared {
 
 impl Drop for AttachedShared {
     fn drop(&mut self) {
+        if !self.completion_queue.device().is_ours() {
+            return;
+        }
         let mut state = self.completion_queue.lock();
         let Some(at) = state.shared.iter().position(|entry| entry.id == self.queue.id()) else { return };
         let entry = &mut state.shared[at];

@@ -301,6 +301,12 @@ impl Device {
         Ok(device)
     }
 
+    /// Whether this process opened it. In a forked child it is the parent's, as is whatever was made from it, and locks
+    /// may be held by threads that the child doesn't have: what is dropped there does nothing.
+    pub(super) fn is_ours(&self) -> bool {
+        self.0.backend.is_ours()
+    }
+
     /// The memory windows that are bound.
     pub(super) fn windows(&self) -> &Windows {
         &self.0.windows

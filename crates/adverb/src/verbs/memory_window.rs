@@ -161,6 +161,9 @@ impl MemoryWindow {
 
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
+        if !self.shared.domain.device().is_ours() {
+            return;
+        }
         // Before the region: one that is shown can't be deregistered.
         self.shared.free(&mut self.shared.lock());
     }

@@ -112,7 +112,7 @@ impl CompletionQueue {
     /// let (sender, receiver) = std::sync::mpsc::channel();
     /// let poller = completions.poller(move |completion| sender.send(completion).expect("somebody listens"))?;
     /// // … post requests; whoever has the receiver gets their completions …
-    /// let stopped = poller.stop();
+    /// let stopped = poller.stop()?;
     /// println!("{} completions", stopped.stats.completions);
     /// # Ok(())
     /// # }
@@ -165,15 +165,23 @@ impl CompletionQueue {
 impl<H> Poller<H> {
     /// Stops it: what has completed by now is handed over, and the thread ends. Waits for that.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If called by the handler: a thread can't wait for its own end.
-    pub fn stop(mut self) -> Stopped<H> {
+    /// If called by the handler: a thread can't wait for its own end, and the poller stops without. And in a forked
+    /// child, where nothing is done: the thread is the parent's.
+    pub fn stop(mut self) -> Result<Stopped<H>> {
+        let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
+        if self.owner != std::process::id() {
+            return refuse(
+                "a poller is its process', and this is a forked child: only the parent can stop it",
+            );
+        }
+        let Some(thread) = self.thread.take_if(|thread| !is_current(thread)) else {
+            return refuse("a handler can't wait for the end of its own poller: drop the poller instead");
+        };
         self.shared.tell();
-        let thread = self.thread.take().expect("it is there until here");
-        assert!(thread.thread().id() != std::thread::current().id(), "a handler can't stop its own poller");
         // The thread catches the handler's panics, so that one here is the library's own.
-        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
     /// Whether it has stopped by itself, because the device can't be asked any more: [`stop`](Poller::stop) tells why.
@@ -197,10 +205,14 @@ impl<H> Drop for Poller<H> {
         }
         self.shared.tell();
         // A handler that has its own poller, and drops it, only tells it.
-        if thread.thread().id() != std::thread::current().id() {
+        if !is_current(&thread) {
             drop(thread.join());
         }
     }
+}
+
+fn is_current<T>(thread: &JoinHandle<T>) -> bool {
+    thread.thread().id() == std::thread::current().id()
 }
 
 impl<H> fmt::Debug for Poller<H> {

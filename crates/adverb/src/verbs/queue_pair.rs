@@ -383,6 +383,9 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if !self.domain.device().is_ours() {
+            return;
+        }
         self.free_windows();
         let destroyed = self.backend.destroy();
         let left = self.take_all();

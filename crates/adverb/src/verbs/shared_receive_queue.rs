@@ -194,6 +194,9 @@ impl SharedReceiveQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.domain.device().is_ours() {
+            return;
+        }
         let destroyed = self.backend.destroy();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let left: Vec<_> = table.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();

@@ -78,7 +78,7 @@ impl Device {
     }
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
-    pub(super) fn is_ours(&self) -> bool {
+    pub(crate) fn is_ours(&self) -> bool {
         self.owner == std::process::id()
     }
 
