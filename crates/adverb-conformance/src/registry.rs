@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use adverb::verbs::Device;
+use adverb::verbs::{Device, LinkLayer};
 
 use crate::fixture::Fixture;
 use crate::suite;
@@ -70,6 +70,8 @@ pub enum Need {
     MemoryWindows,
     /// Memory that is registered on demand, and written and read on reliable connections.
     OnDemand,
+    /// Multicast, with RoCE.
+    Multicast,
     /// A global IPv6 address.
     Ipv6,
     /// Addresses of both kinds.
@@ -100,6 +102,14 @@ impl Need {
                 let on_demand = attributes.on_demand;
                 let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
                 (!can).then(|| "the device can't register memory on demand".to_owned())
+            }
+            Need::Multicast => {
+                let is_roce = device.ports()?.iter().all(|port| port.link_layer == LinkLayer::Ethernet);
+                match (attributes.max_multicast_groups, is_roce) {
+                    (0, _) => Some("the device has no multicast".to_owned()),
+                    (_, false) => Some("groups on InfiniBand are the subnet manager's".to_owned()),
+                    _ => None,
+                }
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),

@@ -11,6 +11,7 @@ mod drops;
 mod events;
 mod flushing;
 mod inline;
+mod multicast;
 mod ordering;
 mod pollers;
 mod polling;
@@ -45,6 +46,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     uc::TESTS,
     datagrams::TESTS,
     datagram_refusals::TESTS,
+    multicast::TESTS,
     atomics::TESTS,
     segments::TESTS,
     inline::TESTS,

@@ -452,6 +452,16 @@ impl QueuePair {
         ask!(self, queue_pair => queue_pair.post_recvs(&mut list.ibv, requests))
     }
 
+    /// Lets datagrams to a group come to it too.
+    pub(crate) fn attach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.attach_multicast(group, lid))
+    }
+
+    /// Undoes that. A queue pair that is attached can't be destroyed.
+    pub(crate) fn detach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.detach_multicast(group, lid))
+    }
+
     /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
         ask!(self, queue_pair => queue_pair.destroy())

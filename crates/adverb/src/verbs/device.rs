@@ -85,6 +85,8 @@ pub struct DeviceAttributes {
     pub memory_windows: bool,
     /// How many shared receive queues it can have.
     pub max_shared_receive_queues: u32,
+    /// How many multicast groups its queue pairs can belong to: none if it has no multicast.
+    pub max_multicast_groups: u32,
     /// What memory that is registered [on demand](adverb_proto::vocabulary::Access::ON_DEMAND) can be used for.
     pub on_demand: OnDemand,
 }

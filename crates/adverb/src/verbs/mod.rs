@@ -31,6 +31,7 @@ mod endpoint;
 mod event;
 mod in_flight;
 mod memory_window;
+mod multicast;
 mod poller;
 mod port;
 mod post;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
 
 use super::completion_queue::{Attached, AttachedShared};
+use super::multicast::Memberships;
 use super::post::Scratch;
 use super::queue_pair_builder::random_psn;
 use super::stats::QueuePairStats;
@@ -44,6 +45,7 @@ pub struct QueuePair {
     pub(super) access: Access,
     pub(super) pkey_index: u16,
     pub(super) qkey: u32,
+    pub(super) memberships: Memberships,
     pub(super) domain: ProtectionDomain,
 }
 
@@ -387,6 +389,7 @@ impl Drop for QueuePair {
             return;
         }
         self.free_windows();
+        self.memberships.leave_all(&self.backend);
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {

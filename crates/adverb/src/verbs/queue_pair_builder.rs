@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use adverb_proto::vocabulary::{Access, Psn, Transport};
 
 use super::completion_queue::Attached;
+use super::multicast::Memberships;
 use super::post::Scratch;
 use super::queue_pair::{QueuePair, Receives, StateCell};
 use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue};
@@ -239,6 +240,7 @@ impl QueuePairBuilder {
             access: self.access,
             pkey_index: self.pkey_index,
             qkey: self.qkey,
+            memberships: Memberships::default(),
             domain: self.domain,
         };
         queue_pair.initialise()?;

@@ -113,6 +113,7 @@ impl Device {
             atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
             memory_windows: attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
             max_shared_receive_queues: count(attr.max_srq),
+            max_multicast_groups: count(attr.max_mcast_grp),
             on_demand,
         })
     }

@@ -10,6 +10,7 @@ mod counters;
 mod device;
 mod event;
 mod memory_window;
+mod multicast;
 mod protection_domain;
 mod queue_pair;
 mod registration;

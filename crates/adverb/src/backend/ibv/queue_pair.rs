@@ -19,9 +19,9 @@ use crate::backend::{
 use crate::error::{Error, Result};
 
 pub(crate) struct QueuePair {
-    domain: Arc<ProtectionDomain>,
-    handle: NonNull<ibv_qp>,
-    qpn: Qpn,
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) handle: NonNull<ibv_qp>,
+    pub(super) qpn: Qpn,
     gone: AtomicBool,
     // Held because the queue pair completes into them.
     _send_cq: Arc<CompletionQueue>,

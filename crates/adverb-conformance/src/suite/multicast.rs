@@ -1,0 +1,275 @@
+//! Datagrams to groups.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use adverb::Error;
+use adverb::verbs::{Gid, Qpn, SendRequest, Transport, Transport::Ud};
+use anyhow::{Context, Result, ensure};
+
+use super::datagrams::offer;
+use crate::Need;
+use crate::fixture::{Fixture, QKEY, Side, check};
+use crate::registry::tests;
+
+tests! { "multicast";
+    [Need::Multicast] a_datagram_to_a_group_reaches_all_its_members,
+    [Need::Multicast, Need::Ipv6] a_datagram_to_a_group_of_ipv6_reaches_all_its_members,
+    [Need::Multicast] a_datagram_to_a_group_says_to_which_and_who_sent_it,
+    [Need::Multicast] a_member_may_send_to_its_own_group,
+    [Need::Multicast] who_is_no_member_gets_nothing,
+    [Need::Multicast] who_has_left_gets_nothing_more,
+    [Need::Multicast] who_has_left_may_join_again,
+    [Need::Multicast] a_member_of_two_groups_gets_what_goes_to_either,
+    [Need::Multicast] a_datagram_to_a_group_needs_the_members_queue_key,
+    [Need::Multicast] a_datagram_to_a_group_brings_its_immediate_data,
+    [Need::Multicast] a_member_may_be_dropped,
+    [Need::Multicast] a_member_still_gets_what_is_sent_to_it_alone,
+    [Need::Multicast] joining_twice_is_refused,
+    [Need::Multicast] leaving_where_one_is_no_member_is_refused,
+    [Need::Multicast] only_groups_can_be_joined,
+    [Need::Multicast, Need::BothFamilies] a_group_of_another_family_is_refused,
+    only_datagram_queue_pairs_can_join_groups,
+}
+
+/// Groups for use within an organisation (RFC 2365), and such of IPv6 (RFC 4291).
+fn group(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(239, 255, 77, number))
+}
+
+fn group_of_ipv6(number: u8) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(0xff15, 0, 0, 0, 0, 0, 0x7700, number.into()))
+}
+
+/// A group of the family of the queue pair's address.
+fn group_for(side: &Side, number: u8) -> IpAddr {
+    if side.qp.endpoint().gid.ip().is_ipv4() { group(number) } else { group_of_ipv6(number) }
+}
+
+/// Queue pairs that are ready, at the address that datagrams use by default or the given one.
+fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec<Side>> {
+    let builder = fixture.pair(Ud).depth(8, 8);
+    let builder = match address {
+        Some(address) => builder.address(address),
+        None => builder,
+    };
+    let side = || {
+        let side = builder.side(None)?;
+        side.qp.activate()?;
+        Ok(side)
+    };
+    (0..count).map(|_| side()).collect()
+}
+
+/// Sends a datagram to a group.
+fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
+    let everybody = from.qp.multicast_recipient(group, QKEY)?;
+    ensure!(everybody.qpn == Qpn::MULTICAST, "it goes to {}", everybody.qpn);
+    from.done(SendRequest::send(from.filled(100, seed)?).to(&everybody))
+}
+
+/// Shows that all get a datagram to a group.
+fn reaches(fixture: &Fixture, from: &Side, members: &[&Side], group: IpAddr, seed: u64) -> Result<()> {
+    let receiving = members.iter().map(|member| offer(fixture, member)).collect::<Result<Vec<_>>>()?;
+    send(from, group, seed)?;
+    for (number, (member, receiving)) in members.iter().zip(receiving).enumerate() {
+        let came = member.wait(receiving).with_context(|| format!("member {number}"))?.into_datagram()?;
+        ensure!(came.message.len() == 100, "{} bytes came", came.message.len());
+        check(&came.message, seed)?;
+    }
+    Ok(())
+}
+
+fn a_datagram_to_a_group_reaches_all_its_members(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 4, None)?;
+    let [sender, members @ ..] = &sides[..] else { unreachable!() };
+    let group = group_for(sender, 1);
+    for member in members {
+        member.qp.join_multicast(group)?;
+    }
+    for seed in 0..5 {
+        reaches(fixture, sender, &members.iter().collect::<Vec<_>>(), group, seed)?;
+    }
+    Ok(())
+}
+
+fn a_datagram_to_a_group_of_ipv6_reaches_all_its_members(fixture: &Fixture) -> Result<()> {
+    let gids = fixture.device.gids()?;
+    let global = gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.ip().is_ipv6());
+    let sides = sides(fixture, 3, global.map(Gid::ip))?;
+    for member in &sides[1..] {
+        member.qp.join_multicast(group_of_ipv6(1))?;
+    }
+    reaches(fixture, &sides[0], &[&sides[1], &sides[2]], group_of_ipv6(1), 1)
+}
+
+fn a_datagram_to_a_group_says_to_which_and_who_sent_it(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 2);
+    sides[1].qp.join_multicast(group)?;
+    let receiving = offer(fixture, &sides[1])?;
+    send(&sides[0], group, 3)?;
+    let came = sides[1].wait(receiving)?.into_datagram()?;
+    ensure!(came.source == sides[0].qp.qpn(), "it came from {}", came.source);
+    let ip = came.ip.context("it has no IP header")?;
+    ensure!(ip.destination() == group, "it went to {}", ip.destination());
+    ensure!(ip.source() == sides[0].qp.endpoint().gid.ip(), "it came from {}", ip.source());
+    Ok(())
+}
+
+fn a_member_may_send_to_its_own_group(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 3);
+    for side in &sides {
+        side.qp.join_multicast(group)?;
+    }
+    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+}
+
+fn who_is_no_member_gets_nothing(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 3, None)?;
+    let [sender, member, other] = &sides[..] else { unreachable!() };
+    member.qp.join_multicast(group_for(sender, 4))?;
+    other.qp.join_multicast(group_for(sender, 5))?;
+    offer(fixture, other)?;
+    reaches(fixture, sender, &[member], group_for(sender, 4), 1)?;
+    other.stays_silent()
+}
+
+fn who_has_left_gets_nothing_more(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 3, None)?;
+    let [sender, member, leaving] = &sides[..] else { unreachable!() };
+    let group = group_for(sender, 6);
+    member.qp.join_multicast(group)?;
+    leaving.qp.join_multicast(group)?;
+    reaches(fixture, sender, &[member, leaving], group, 1)?;
+    leaving.qp.leave_multicast(group)?;
+    offer(fixture, leaving)?;
+    reaches(fixture, sender, &[member], group, 2)?;
+    leaving.stays_silent()
+}
+
+fn who_has_left_may_join_again(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 7);
+    for seed in 0..5 {
+        sides[1].qp.join_multicast(group)?;
+        reaches(fixture, &sides[0], &[&sides[1]], group, seed)?;
+        sides[1].qp.leave_multicast(group)?;
+    }
+    Ok(())
+}
+
+fn a_member_of_two_groups_gets_what_goes_to_either(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let groups = [8, 9].map(|number| group_for(&sides[0], number));
+    for group in groups {
+        sides[1].qp.join_multicast(group)?;
+    }
+    for (seed, group) in (1..).zip(groups) {
+        reaches(fixture, &sides[0], &[&sides[1]], group, seed)?;
+    }
+    sides[1].qp.leave_multicast(groups[0])?;
+    reaches(fixture, &sides[0], &[&sides[1]], groups[1], 3)
+}
+
+/// Vol. 1, 9.6.1.4: a member whose key is another drops the datagram.
+fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 10);
+    sides[1].qp.join_multicast(group)?;
+    let receiving = offer(fixture, &sides[1])?;
+    let wrong = sides[0].qp.multicast_recipient(group, QKEY + 1)?;
+    sides[0].done(SendRequest::send(sides[0].filled(100, 1)?).to(&wrong))?;
+    sides[1].stays_silent()?;
+    send(&sides[0], group, 2)?;
+    check(&sides[1].wait(receiving)?.into_datagram()?.message, 2)
+}
+
+fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 11);
+    sides[1].qp.join_multicast(group)?;
+    let receiving = offer(fixture, &sides[1])?;
+    let everybody = sides[0].qp.multicast_recipient(group, QKEY)?;
+    let request = SendRequest::send_immediate(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
+    sides[0].done(request.to(&everybody))?;
+    let came = sides[1].wait(receiving)?.into_datagram()?;
+    ensure!(came.immediate == Some(0x0102_0304), "{:x?} came", came.immediate);
+    check(&came.message, 5)
+}
+
+/// The device doesn't destroy a member: it has to leave first.
+fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
+    let mut sides = sides(fixture, 3, None)?;
+    let group = group_for(&sides[0], 12);
+    for side in &sides[1..] {
+        side.qp.join_multicast(group)?;
+    }
+    let dropped = sides.pop().context("there are three")?;
+    let Side { qp, cq, domain } = dropped;
+    let region = domain.region(fixture.datagram_room(), adverb::verbs::Access::LOCAL_WRITE)?;
+    let slice = region.slice(0..region.len())?;
+    let _ = qp.post_recv(adverb::verbs::RecvRequest::new(slice)).map_err(Error::from)?;
+    drop(qp);
+    // Had it not been destroyed, its receive would still be there.
+    ensure!(region.into_buffer().is_ok(), "its memory is still in use");
+    drop((cq, domain));
+    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+}
+
+fn a_member_still_gets_what_is_sent_to_it_alone(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
+    let receiving = offer(fixture, &sides[1])?;
+    let alone = sides[0].qp.recipient(&sides[1].qp.endpoint(), QKEY)?;
+    sides[0].done(SendRequest::send(sides[0].filled(50, 5)?).to(&alone))?;
+    check(&sides[1].wait(receiving)?.into_datagram()?.message, 5)
+}
+
+fn is_refused(result: Result<(), Error>) -> Result<()> {
+    let error = result.err().context("it was done")?;
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    Ok(())
+}
+
+fn joining_twice_is_refused(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 2, None)?;
+    let group = group_for(&sides[0], 14);
+    sides[1].qp.join_multicast(group)?;
+    is_refused(sides[1].qp.join_multicast(group))?;
+    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+}
+
+fn leaving_where_one_is_no_member_is_refused(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 1, None)?;
+    let groups = [15, 16].map(|number| group_for(&sides[0], number));
+    is_refused(sides[0].qp.leave_multicast(groups[0]))?;
+    sides[0].qp.join_multicast(groups[0])?;
+    is_refused(sides[0].qp.leave_multicast(groups[1]))?;
+    sides[0].qp.leave_multicast(groups[0])?;
+    is_refused(sides[0].qp.leave_multicast(groups[0]))
+}
+
+fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 1, None)?;
+    let own = sides[0].qp.endpoint().gid;
+    is_refused(sides[0].qp.join_multicast(own.ip()))?;
+    is_refused(sides[0].qp.attach_multicast(own, 0))?;
+    is_refused(sides[0].qp.multicast_recipient(own.ip(), QKEY).map(drop))
+}
+
+fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
+    let sides = sides(fixture, 1, None)?;
+    let is_ipv4 = sides[0].qp.endpoint().gid.ip().is_ipv4();
+    let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
+    is_refused(sides[0].qp.join_multicast(other))?;
+    is_refused(sides[0].qp.multicast_recipient(other, QKEY).map(drop))
+}
+
+fn only_datagram_queue_pairs_can_join_groups(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let side = fixture.pair(transport).side(None)?;
+        is_refused(side.qp.attach_multicast(Gid::from(group(17)), 0))?;
+    }
+    Ok(())
+}

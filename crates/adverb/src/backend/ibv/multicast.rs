@@ -1,0 +1,35 @@
+//! Groups of datagram queue pairs.
+
+use adverb_proto::vocabulary::Gid;
+use adverb_sys::ibv_gid;
+
+use super::{QueuePair, check};
+use crate::error::{Error, Result};
+
+impl QueuePair {
+    pub(crate) fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+        let gid = ibv_gid::from(group.bytes());
+        // SAFETY: the queue pair is alive, and the GID can be read.
+        let code = unsafe { self.domain.device.library.ibv_attach_mcast(self.handle.as_ptr(), &gid, lid) };
+        let name = &self.domain.device.name;
+        check(code, || format!("attaching queue pair {} of {name} to the group {}", self.qpn, group.ip()))
+            .map_err(|error| match error {
+                Error::Verb { error, .. }
+                    if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
+                {
+                    Error::Unsupported {
+                        what: format!("multicast on {name}").into(),
+                        hint: "send each member a datagram of its own".into(),
+                    }
+                }
+                other => other,
+            })
+    }
+
+    pub(crate) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+        let gid = ibv_gid::from(group.bytes());
+        // SAFETY: the queue pair is alive, and the GID can be read.
+        let code = unsafe { self.domain.device.library.ibv_detach_mcast(self.handle.as_ptr(), &gid, lid) };
+        check(code, || format!("detaching queue pair {} from the group {}", self.qpn, group.ip()))
+    }
+}

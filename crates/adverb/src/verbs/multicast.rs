@@ -1,0 +1,190 @@
+//! Multicast: datagrams to all members of a group.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use adverb_proto::vocabulary::{Gid, Qpn, Transport};
+
+use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// The groups that a queue pair belongs to. Dropping the queue pair leaves them.
+#[derive(Default)]
+pub(super) struct Memberships(Mutex<Vec<Membership>>);
+
+struct Membership {
+    group: Gid,
+    lid: u16,
+    /// Tells the network, and the kernel's own IP, that this machine wants the group's packets, for as long as it exists.
+    _ip: Option<UdpSocket>,
+}
+
+impl QueuePair {
+    /// Joins a multicast group, with RoCE: datagrams that are sent to this address, with this queue pair's queue key, come
+    /// here too, until it [leaves](QueuePair::leave_multicast) or is dropped. Also those of other queue pairs of this
+    /// machine.
+    ///
+    /// The device is told, and so are the switches, by joining the group on the network interface as any program would
+    /// (IGMP, MLD): many pass on only what somebody has asked for. Linux soft-RoCE needs that, too.
+    ///
+    /// ```no_run
+    /// # use adverb::verbs::{QueuePair, SendRequest};
+    /// # fn example(member: &QueuePair, sender: &QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+    /// let group = "239.1.2.3".parse()?;
+    /// member.join_multicast(group)?;
+    /// let everybody = sender.multicast_recipient(group, 0x1234)?;
+    /// let hello = sender.protection_domain().buffer(5)?;
+    /// sender.post_send(SendRequest::send(hello).to(&everybody))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If it isn't a multicast address, or not of the family of the queue pair's own; if the queue pair isn't for
+    /// datagrams, or is a member already; if the network interface or the device refuses. [`Error::Unsupported`] on
+    /// InfiniBand, where groups are the subnet manager's: see [`attach_multicast`](QueuePair::attach_multicast).
+    pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
+        let gid = self.group(group)?;
+        let ip = match &self.gid.netdev {
+            Some(netdev) => Some(join_ip(group, &self.gid, netdev).map_err(|error| {
+                Error::Verb {
+                    action: format!("joining the group {group} on {netdev}"),
+                    error,
+                    hint:
+                        "is the interface up? The number of groups is limited: net.ipv4.igmp_max_memberships"
+                            .into(),
+                }
+            })?),
+            // It may be another network namespace's, where somebody else must see to it.
+            None => None,
+        };
+        self.attach(gid, 0, ip)
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't a member, or the device refuses.
+    pub fn leave_multicast(&self, group: IpAddr) -> Result<()> {
+        self.detach_multicast(self.group(group)?, 0)
+    }
+
+    /// Whom to send datagrams to reach all members of a group, with RoCE. The sender need not be one of them. The queue
+    /// key is that of the members' queue pairs.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't a multicast address, or not of the family of the queue pair's own, or the device refuses.
+    /// [`Error::Unsupported`] on InfiniBand.
+    pub fn multicast_recipient(&self, group: IpAddr, qkey: u32) -> Result<Recipient> {
+        let address = AddressHandle::new(self, &self.address_of(self.group(group)?, 0))?;
+        Ok(Recipient { address, qpn: Qpn::MULTICAST, qkey })
+    }
+
+    /// Attaches the queue pair to a multicast group, and tells nobody but the device: for those who have joined it by other
+    /// means, as InfiniBand demands. The subnet manager tells the group's local identifier; with RoCE it is 0.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't the GID of a group, the queue pair isn't for datagrams, or is attached already, or the device refuses.
+    pub fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+        self.attach(group, lid, None)
+    }
+
+    /// Detaches the queue pair from a multicast group.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't attached, or the device refuses.
+    pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+        let mut members = self.memberships.lock();
+        let Some(at) = members.iter().position(|member| member.group == group && member.lid == lid) else {
+            let reason = format!("the queue pair isn't a member of {}", group.ip());
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        };
+        self.backend.detach_multicast(group, lid)?;
+        drop(members.swap_remove(at));
+        Ok(())
+    }
+
+    fn attach(&self, group: Gid, lid: u16, ip: Option<UdpSocket>) -> Result<()> {
+        let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+        if self.transport != Transport::Ud {
+            return refuse("only datagram queue pairs can belong to a group".to_owned());
+        }
+        if !group.is_multicast() {
+            return refuse(format!("{} isn't a multicast address", group.ip()));
+        }
+        let mut members = self.memberships.lock();
+        if members.iter().any(|member| member.group == group && member.lid == lid) {
+            return refuse(format!("the queue pair is a member of {} already", group.ip()));
+        }
+        self.backend.attach_multicast(group, lid)?;
+        members.push(Membership { group, lid, _ip: ip });
+        Ok(())
+    }
+
+    /// The GID of a group (`cma_iboe_set_mgid` of the kernel's cma.c, so that members who joined by the connection manager
+    /// are reached).
+    fn group(&self, group: IpAddr) -> Result<Gid> {
+        if self.port.link_layer != LinkLayer::Ethernet {
+            return Err(Error::Unsupported {
+                what: "naming a group on InfiniBand by an IP address".into(),
+                hint: "have the subnet manager join it, and call `attach_multicast` with what it says".into(),
+            });
+        }
+        let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+        if !group.is_multicast() {
+            return refuse(format!("{group} isn't a multicast address"));
+        }
+        let ours = self.gid.gid.ip();
+        if group.is_ipv4() != ours.is_ipv4() {
+            return refuse(format!(
+                "the group {group} is of another family than the queue pair's address {ours}: make the queue pair with \
+                 an `address` of that family"
+            ));
+        }
+        let mut bytes = Gid::from(group).bytes();
+        if group.is_ipv4() && self.gid.gid_type == GidType::RoceV1 {
+            [bytes[0], bytes[1]] = [0xff, 0x0e];
+        }
+        Ok(Gid::new(bytes))
+    }
+}
+
+impl Memberships {
+    fn lock(&self) -> MutexGuard<'_, Vec<Membership>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves all: a queue pair that belongs to a group can't be destroyed.
+    pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
+        for Membership { group, lid, .. } in self.lock().drain(..) {
+            if let Err(error) = queue_pair.detach_multicast(group, lid) {
+                tracing::error!(%error, %group, "a multicast group could not be left");
+            }
+        }
+    }
+}
+
+/// Joins a group as far as IP goes, on the network interface of a GID.
+fn join_ip(group: IpAddr, gid: &GidEntry, netdev: &str) -> std::io::Result<UdpSocket> {
+    match (group, gid.gid.ip()) {
+        (IpAddr::V4(group), IpAddr::V4(ours)) => {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.join_multicast_v4(&group, &ours)?;
+            Ok(socket)
+        }
+        (IpAddr::V6(group), _) => {
+            let index = std::fs::read_to_string(format!("/sys/class/net/{netdev}/ifindex"))?;
+            let index = index.trim().parse().map_err(std::io::Error::other)?;
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+            socket.join_multicast_v6(&group, index)?;
+            Ok(socket)
+        }
+        _ => Err(std::io::ErrorKind::InvalidInput.into()),
+    }
+}
