@@ -1,9 +1,14 @@
 //! A device: queue pairs, completion queues and keys, and the way of each packet to its queue pair.
 
-use core::fmt;
+mod multicast;
+mod status;
+
 use std::collections::{HashMap, VecDeque};
 
 use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Psn, Qpn, Rc};
+
+pub use multicast::MulticastError;
+pub use status::{Holdings, QpStatus};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Wake};
@@ -11,7 +16,7 @@ use crate::event::{DropReason, Event, Notice, Sink};
 use crate::hash::NumberHasher;
 use crate::memory::{DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
-use crate::path::{Arrival, Path};
+use crate::path::{AddressVector, Arrival, Path};
 use crate::qp::{
     Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
     Transition,
@@ -19,7 +24,8 @@ use crate::qp::{
 use crate::stats::Statistics;
 use crate::timer::Timers;
 use crate::transmit::{Payload, Transmit};
-use crate::vocabulary::{Completion, QpState, RecvRequest, SendRequest, Transport};
+use crate::vocabulary::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
+use multicast::Groups;
 
 /// A device without wires: what an RDMA adapter does between the doorbell and the completion.
 ///
@@ -112,48 +118,11 @@ pub struct Device<S = ()> {
     burst: u32,
     notices: VecDeque<Notice>,
     spans: Vec<Span>,
+    groups: Groups,
+    /// The payload of the longest packet that the port carries.
+    mtu: PathMtu,
     stats: Statistics,
     sink: S,
-}
-
-/// What a device holds: for finding leaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Holdings {
-    /// Queue pairs.
-    pub queue_pairs: usize,
-    /// Numbers by which queue pairs are found.
-    pub numbers: usize,
-    /// Queue pairs that may have something to send.
-    pub ready: usize,
-    /// Timers that are set.
-    pub timers: usize,
-    /// Regions.
-    pub regions: usize,
-    /// Regions and queue pairs that belong to protection domains.
-    pub domain_users: u32,
-    /// Completions that nobody has polled.
-    pub completions: usize,
-    /// Notices that nobody has polled.
-    pub notices: usize,
-    /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again.
-    pub answers: usize,
-}
-
-/// How a queue pair stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QpStatus {
-    /// Its state.
-    pub state: QpState,
-    /// The peer's number.
-    pub remote_qpn: Qpn,
-    /// The number of the next new request packet.
-    pub next_psn: Psn,
-    /// The number of the next packet that is expected of the peer.
-    pub expected_psn: Psn,
-    /// How many send requests are outstanding.
-    pub send_queue: usize,
-    /// How many receive requests are outstanding.
-    pub recv_queue: usize,
 }
 
 /// Lends what queue pairs share, leaving the queue pairs themselves free.
@@ -161,6 +130,7 @@ macro_rules! context {
     ($device:ident, $now:expr) => {
         Context {
             now: $now,
+            mtu: $device.mtu,
             keys: &mut $device.keys,
             cqs: &mut $device.cqs,
             stats: &mut $device.stats,
@@ -185,9 +155,17 @@ impl<S: Sink> Device<S> {
             burst: 0,
             notices: VecDeque::new(),
             spans: Vec::new(),
+            groups: Groups::default(),
+            mtu: PathMtu::Mtu4096,
             stats: Statistics::default(),
             sink,
         }
+    }
+
+    /// What the port carries: no connection may have packets with more payload, and datagrams have no more than this.
+    /// At first it is 4096 bytes. Queue pairs that are ready already aren't changed.
+    pub fn limit_mtu(&mut self, mtu: PathMtu) {
+        self.mtu = mtu;
     }
 
     /// Makes a protection domain.
@@ -259,29 +237,15 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     ///
-    /// If the transport isn't supported, or the domain or a completion queue isn't there.
+    /// If the domain or a completion queue isn't there.
     pub fn create_qp(
         &mut self,
         config: QpConfig,
         mut random: impl FnMut() -> u32,
     ) -> Result<Qpn, CreateQpError> {
-        if config.transport != Transport::Rc {
-            return Err(CreateQpError::Transport(config.transport));
-        }
-        for cq in [config.send_cq, config.recv_cq] {
-            if !matches!(self.cqs.get(cq.0 as usize), Some(Some(_))) {
-                return Err(CreateQpError::UnknownCq(cq));
-            }
-        }
         // So many that a free number is found soon.
         if self.numbers.len() >= MAX_QPS {
             return Err(CreateQpError::TooMany);
-        }
-        self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
-        for cq in [config.send_cq, config.recv_cq] {
-            if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
-                cq.users += 1;
-            }
         }
         let qpn = loop {
             let qpn = Qpn::truncate(random());
@@ -291,6 +255,34 @@ impl<S: Sink> Device<S> {
                 break qpn;
             }
         };
+        self.create_numbered(qpn, config)
+    }
+
+    /// Makes the queue pair of the general service interface, number 1, where connection managers talk (vol. 1,
+    /// 13.5.1). It is for datagrams, and its queue key is [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
+    ///
+    /// # Errors
+    ///
+    /// As [`create_qp`](Device::create_qp); and if there is one already, or it isn't to be for datagrams.
+    pub fn create_gsi(&mut self, config: QpConfig) -> Result<Qpn, CreateQpError> {
+        if self.slot(Qpn::GSI).is_some() || config.transport != Transport::Ud {
+            return Err(CreateQpError::Gsi);
+        }
+        self.create_numbered(Qpn::GSI, config)
+    }
+
+    fn create_numbered(&mut self, qpn: Qpn, config: QpConfig) -> Result<Qpn, CreateQpError> {
+        for cq in [config.send_cq, config.recv_cq] {
+            if !matches!(self.cqs.get(cq.0 as usize), Some(Some(_))) {
+                return Err(CreateQpError::UnknownCq(cq));
+            }
+        }
+        self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
+        for cq in [config.send_cq, config.recv_cq] {
+            if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
+                cq.users += 1;
+            }
+        }
         let qp = Box::new(QueuePair::new(qpn, config));
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -315,6 +307,7 @@ impl<S: Sink> Device<S> {
             self.numbers.remove(&qpn.get());
         }
         self.timers.clear(slot);
+        self.groups.detach_all(slot, &qp.groups);
         for cq in [qp.config.send_cq, qp.config.recv_cq] {
             if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
                 cq.users -= 1;
@@ -344,20 +337,6 @@ impl<S: Sink> Device<S> {
         modified
     }
 
-    /// How a queue pair stands, or `None` if there is none.
-    pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
-        let qp = self.qps[self.slot(qpn)? as usize].as_ref()?;
-        let (remote_qpn, next_psn, expected_psn) = qp.numbers();
-        Some(QpStatus {
-            state: qp.state(),
-            remote_qpn,
-            next_psn,
-            expected_psn,
-            send_queue: qp.send_queue_len(),
-            recv_queue: qp.recv_queue_len(),
-        })
-    }
-
     /// Posts a send request. Its bytes are read when its packets are sent, and again if they have to be sent again.
     ///
     /// # Errors
@@ -365,7 +344,7 @@ impl<S: Sink> Device<S> {
     /// If the queue pair isn't there, isn't in a state for it, or is full, or it wasn't made for such a request. A
     /// request that is refused is never executed.
     #[inline]
-    pub fn post_send<Handle>(
+    pub fn post_send<Handle: AddressVector>(
         &mut self,
         now: Time,
         qpn: Qpn,
@@ -380,7 +359,7 @@ impl<S: Sink> Device<S> {
     /// # Errors
     ///
     /// As [`post_send`](Device::post_send); and if there are too many bytes.
-    pub fn post_send_inline<Handle>(
+    pub fn post_send_inline<Handle: AddressVector>(
         &mut self,
         now: Time,
         qpn: Qpn,
@@ -391,7 +370,7 @@ impl<S: Sink> Device<S> {
     }
 
     #[inline]
-    fn post<Handle>(
+    fn post<Handle: AddressVector>(
         &mut self,
         now: Time,
         qpn: Qpn,
@@ -460,36 +439,55 @@ impl<S: Sink> Device<S> {
     ) {
         let header = received.header;
         let (qpn, psn) = (header.dest_qp, header.psn);
+        if qpn == Qpn::MULTICAST {
+            return self.handle_multicast(now, arrival, received, packet, memory);
+        }
         let Some(slot) = self.slot(qpn) else {
             return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
         };
         let Some(qp) = self.qps[slot as usize].as_mut() else {
             return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
         };
-        let Some((path, incoming, pkey)) = qp.reception() else {
+        if !qp.is_receiving() {
             return self.drop_packet(now, qpn, psn, DropReason::State);
-        };
-        if arrival.source.ip() != path.remote() || arrival.destination != path.local() {
+        }
+        if !qp.is_peer(arrival) {
             return self.drop_packet(now, qpn, psn, DropReason::Address);
         }
-        if !is_same_partition(header.pkey, pkey) {
+        if !qp.is_in_partition(header.pkey) {
             return self.drop_packet(now, qpn, psn, DropReason::Partition);
         }
         if let Some(packet) = packet
-            && !incoming.is_intact(path, arrival, packet)
+            && !qp.incoming().is_intact(arrival, packet)
         {
             return self.drop_packet(now, qpn, psn, DropReason::Icrc);
         }
-        let rc = match &header.operation {
-            Operation::Rc(rc) => rc,
-            Operation::Cnp => {
+        self.deliver(now, slot, arrival, received, memory);
+    }
+
+    /// A packet that passed all checks up to the queue pair.
+    #[inline]
+    fn deliver(
+        &mut self,
+        now: Time,
+        slot: u32,
+        arrival: &Arrival,
+        received: Received<'_>,
+        memory: &mut impl Memory,
+    ) {
+        let header = received.header;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return };
+        let (qpn, psn) = (qp.qpn, header.psn);
+        match (&header.operation, qp.config.transport) {
+            (Operation::Rc(_), Transport::Rc)
+            | (Operation::Uc(_), Transport::Uc)
+            | (Operation::Ud(_), Transport::Ud) => {}
+            (Operation::Cnp, _) => {
                 self.stats.cnps_received += 1;
                 return;
             }
-            Operation::Uc(_) | Operation::Ud(_) => {
-                return self.drop_packet(now, qpn, psn, DropReason::Transport);
-            }
-        };
+            _ => return self.drop_packet(now, qpn, psn, DropReason::Transport),
+        }
         let payload_len = received.payload.len() as u32;
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
@@ -497,12 +495,15 @@ impl<S: Sink> Device<S> {
             let opcode = header.opcode();
             self.sink.event(now, Event::PacketIn { qpn, psn, opcode, payload_len });
         }
-        let mut cx = context!(self, now);
-        match rc {
-            Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_) => {
-                qp.handle_response(&mut cx, received, rc, memory);
+        let cx = &mut context!(self, now);
+        match &header.operation {
+            Operation::Rc(rc @ (Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_))) => {
+                qp.handle_response(cx, received, rc, memory);
             }
-            _ => qp.handle_request(&mut cx, received, rc, memory),
+            Operation::Rc(rc) => qp.handle_request(cx, received, rc, memory),
+            Operation::Uc(uc) => qp.handle_unreliable(cx, received, uc, memory),
+            Operation::Ud(datagram) => qp.handle_datagram(cx, arrival, received, datagram, memory),
+            Operation::Cnp => {}
         }
         self.settle(now, slot);
     }
@@ -598,21 +599,6 @@ impl<S: Sink> Device<S> {
         &mut self.sink
     }
 
-    /// What the device holds. This counts, so it isn't for every packet.
-    pub fn holdings(&self) -> Holdings {
-        Holdings {
-            queue_pairs: self.qps.iter().flatten().count(),
-            numbers: self.numbers.len(),
-            ready: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
-            timers: self.timers.len(),
-            regions: self.keys.len(),
-            domain_users: self.keys.domain_users(),
-            completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
-            notices: self.notices.len(),
-            answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
-        }
-    }
-
     #[inline]
     fn slot(&self, qpn: Qpn) -> Option<u32> {
         self.numbers.get(&qpn.get()).copied()
@@ -656,28 +642,3 @@ const BURST: u32 = 16;
 
 /// Half of the queue pair numbers.
 const MAX_QPS: usize = 1 << 23;
-
-/// Whether two partition keys are of the same partition, and not both of limited members (vol. 1, 10.9.3).
-const fn is_same_partition(a: u16, b: u16) -> bool {
-    const FULL: u16 = 0x8000;
-    a & !FULL == b & !FULL && (a | b) & FULL != 0
-}
-
-impl fmt::Display for Holdings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} notices, {} answers",
-            self.queue_pairs,
-            self.numbers,
-            self.ready,
-            self.timers,
-            self.regions,
-            self.domain_users,
-            self.completions,
-            self.notices,
-            self.answers,
-        )
-    }
-}

@@ -146,6 +146,18 @@ pub enum DropReason {
     StaleResponse,
     /// It has a syndrome that means nothing.
     ReservedSyndrome,
+    /// It comes after its turn, on an unreliable connection.
+    Late,
+    /// No receive is posted for it, on an unreliable transport.
+    NoReceive,
+    /// It is longer than its receive, or than a packet may be, on an unreliable transport.
+    TooLong,
+    /// It asks for what isn't allowed, on an unreliable connection.
+    Refused,
+    /// Its queue key isn't that of the queue pair.
+    QueueKey,
+    /// Nobody is attached to its group.
+    NoGroup,
 }
 
 /// Why requests are sent again.

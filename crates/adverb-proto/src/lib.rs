@@ -10,7 +10,7 @@
 //! - [`memory`] has the rules about who may touch what.
 //! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
 //!
-//! So far there are reliable connections (RC). Sections named in comments are those of the InfiniBand Architecture
+//! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are those of the InfiniBand Architecture
 //! Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory placement); files named are those of
 //! Linux's `drivers/infiniband/sw/rxe`.
 
@@ -34,9 +34,9 @@ mod transmit;
 pub mod vocabulary;
 
 pub use cq::{Cq, Wake};
-pub use device::{Device, Holdings, QpStatus};
+pub use device::{Device, Holdings, MulticastError, QpStatus};
 pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};
-pub use path::{Arrival, IcrcCheck, Path};
+pub use path::{AddressVector, Arrival, IcrcCheck, Path};
 pub use qp::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
 pub use stats::Statistics;
 pub use time::Time;

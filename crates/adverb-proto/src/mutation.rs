@@ -86,6 +86,12 @@ mutations! {
     FirstPacketCompletesMessage,
     /// The second segment of a request is read from its first.
     SegmentsConfused,
+    /// A message of an unreliable connection goes on as if no packet of it were missing.
+    IgnoreUcGap,
+    /// A datagram's queue key isn't looked at.
+    SkipQueueKeyCheck,
+    /// A datagram's route header is zeros.
+    NoRouteHeader,
 }
 
 #[cfg(feature = "mutants")]

@@ -1,4 +1,4 @@
-//! Between which addresses a connection's packets go, and how a packet came.
+//! Between which addresses packets go, and how a packet came.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use adverb_wire::{Flow, Packet, Qpn, ROCE_PORT};
 
 use crate::mutation::mutant;
 
-/// Between which addresses a connection's packets go.
+/// Between which addresses a connection's packets go, or a datagram does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     local: IpAddr,
@@ -65,6 +65,32 @@ impl Path {
     }
 }
 
+/// What a datagram's address handle is to the engine: the [`Path`] that the datagram takes.
+///
+/// Connections know their path, so that `()` does for their requests.
+pub trait AddressVector {
+    /// The path, if there is one.
+    fn path(&self) -> Option<&Path>;
+}
+
+impl AddressVector for () {
+    fn path(&self) -> Option<&Path> {
+        None
+    }
+}
+
+impl AddressVector for Path {
+    fn path(&self) -> Option<&Path> {
+        Some(self)
+    }
+}
+
+impl<T: AddressVector + ?Sized> AddressVector for &T {
+    fn path(&self) -> Option<&Path> {
+        (**self).path()
+    }
+}
+
 /// How a packet came: what the IP and UDP headers said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
@@ -87,33 +113,32 @@ pub enum IcrcCheck {
     Trusted,
 }
 
-/// What checks the ICRCs of packets from one peer. Its port isn't known before the first of them.
+/// What checks the ICRCs of packets. It remembers how for the addresses that came last: a connection has only one
+/// peer, and datagrams often come several from one sender.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Incoming {
-    cached: Option<(u16, Flow)>,
+    cached: Option<(SocketAddr, IpAddr, Flow)>,
 }
 
 impl Incoming {
-    /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3.3; `rxe_icrc.c`). Its addresses are those of
-    /// `path`: that was checked before.
+    /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3.3; `rxe_icrc.c`).
     #[inline]
-    pub(crate) fn is_intact(&mut self, path: &Path, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+    pub(crate) fn is_intact(&mut self, arrival: &Arrival, packet: &Packet<'_>) -> bool {
         if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
             return true;
         }
-        let port = arrival.source.port();
+        let &Arrival { source, destination, icrc } = arrival;
         let flow = match self.cached {
-            Some((cached, flow)) if cached == port => flow,
+            Some((from, to, flow)) if from == source && to == destination => flow,
             _ => {
-                let source = SocketAddr::new(path.remote, port);
-                let Some(flow) = Flow::new(source, SocketAddr::new(path.local, ROCE_PORT)) else {
+                let Some(flow) = Flow::new(source, SocketAddr::new(destination, ROCE_PORT)) else {
                     return false;
                 };
-                self.cached = Some((port, flow));
+                self.cached = Some((source, destination, flow));
                 flow
             }
         };
-        match arrival.icrc {
+        match icrc {
             IcrcCheck::Identification(identification) => flow.verify(packet, identification).is_ok(),
             IcrcCheck::AnyIdentification => flow.solve(packet).is_ok(),
             IcrcCheck::Trusted => true,

@@ -50,6 +50,13 @@ pub struct Statistics {
     pub completions: u64,
     /// Completions lost because a queue was full.
     pub completions_lost: u64,
+    /// Messages of unreliable transports that came, in whole or in part, and weren't delivered: a packet was missing,
+    /// no receive was posted, or they weren't allowed.
+    pub messages_dropped: u64,
+    /// Packets of unreliable connections that didn't come in their turn.
+    pub packets_missing: u64,
+    /// Datagrams with another queue key than that of their queue pair.
+    pub qkey_violations: u64,
     /// Congestion notifications received.
     pub cnps_received: u64,
 }

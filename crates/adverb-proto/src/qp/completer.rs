@@ -7,7 +7,7 @@ use super::{Context, QueuePair, Received};
 use crate::event::{DropReason, Event, RetryCause, Sink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
-use crate::vocabulary::{QpState, SendOperation, Status};
+use crate::vocabulary::{QpState, SendOperation, Status, Transport};
 
 /// An answer is missing: a later one came first.
 struct ImpliedNak;
@@ -289,12 +289,16 @@ impl QueuePair {
         }
     }
 
-    /// The request at the front of the send queue has failed, and the queue pair with it.
+    /// The request at the front of the send queue has failed, and the queue pair with it; or, where nobody waits for
+    /// an answer, the send queue alone.
     pub(super) fn fail_front<S: Sink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Err(status));
         }
-        self.fail(cx);
+        match self.config.transport {
+            Transport::Rc => self.fail(cx),
+            Transport::Uc | Transport::Ud => self.enter_send_queue_error(cx),
+        }
     }
 
     #[inline]

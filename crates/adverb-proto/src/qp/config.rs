@@ -43,8 +43,23 @@ pub struct QpConfig {
 impl QpConfig {
     /// A reliable connection with room for 128 requests either way.
     pub const fn rc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
+        QpConfig::new(Transport::Rc, pd, send_cq, recv_cq)
+    }
+
+    /// An unreliable connection with room for 128 requests either way.
+    pub const fn uc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
+        QpConfig::new(Transport::Uc, pd, send_cq, recv_cq)
+    }
+
+    /// Datagrams, with room for 128 requests either way.
+    pub const fn ud(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
+        QpConfig::new(Transport::Ud, pd, send_cq, recv_cq)
+    }
+
+    /// Any transport, with room for 128 requests either way.
+    pub const fn new(transport: Transport, pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig {
-            transport: Transport::Rc,
+            transport,
             pd,
             send_cq,
             recv_cq,
@@ -66,13 +81,15 @@ impl QpConfig {
 pub enum Transition {
     /// From reset: receives may be posted.
     Init(Init),
-    /// From init: the peer is known, and messages are received.
+    /// From init, for connections: the peer is known, and messages are received.
     ReadyToReceive(Receiving),
+    /// From init, for datagrams: they are received from anyone who knows the queue key.
+    ReceiveDatagrams,
     /// From ready to receive: messages are sent too.
     ReadyToSend(Sending),
     /// From ready to send: finish what was begun, and begin nothing new.
     Drain,
-    /// From drained or draining: go on.
+    /// From drained or draining, or from an error of the send queue alone: go on.
     Resume,
     /// From any state but reset: give everything back.
     Error,
@@ -87,12 +104,19 @@ pub struct Init {
     pub access: Access,
     /// The partition.
     pub pkey: u16,
+    /// The queue key that datagrams must bring; connections have none.
+    pub qkey: u32,
 }
 
 impl Init {
-    /// In the default partition, with these rights for the peer.
+    /// For a connection in the default partition, with these rights for the peer.
     pub const fn new(access: Access) -> Init {
-        Init { access, pkey: DEFAULT_PKEY }
+        Init { access, pkey: DEFAULT_PKEY, qkey: 0 }
+    }
+
+    /// For datagrams in the default partition that bring this queue key.
+    pub const fn datagrams(qkey: u32) -> Init {
+        Init { access: Access::empty(), pkey: DEFAULT_PKEY, qkey }
     }
 }
 
@@ -107,10 +131,18 @@ pub struct Receiving {
     pub path_mtu: PathMtu,
     /// The number of the first packet that the peer will send.
     pub psn: Psn,
-    /// How many READs and atomics the peer may have outstanding.
+    /// How many READs and atomics the peer may have outstanding. Only reliable connections look at it.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer waits that finds no receive posted.
+    /// How long a peer waits that finds no receive posted. Only reliable connections look at it.
     pub min_rnr_timer: RnrTimer,
+}
+
+impl Receiving {
+    /// For an unreliable connection.
+    pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> Receiving {
+        let min_rnr_timer = RnrTimer::LONGEST;
+        Receiving { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
+    }
 }
 
 /// What a queue pair is told in [`Transition::ReadyToSend`].
@@ -128,26 +160,33 @@ pub struct Sending {
     pub max_rd_atomic: u8,
 }
 
+impl Sending {
+    /// Without acknowledgements: for an unreliable connection, or for datagrams.
+    pub const fn unreliable(psn: Psn) -> Sending {
+        Sending { psn, timeout: Timeout::ZERO, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 }
+    }
+}
+
 /// Why a queue pair can't be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CreateQpError {
-    /// Only reliable connections are built so far.
-    Transport(Transport),
     /// No such protection domain.
     UnknownDomain,
     /// No such completion queue.
     UnknownCq(Cq),
     /// Every queue pair number is taken.
     TooMany,
+    /// There is a queue pair of the general service interface already, or it isn't to be for datagrams.
+    Gsi,
 }
 
 impl fmt::Display for CreateQpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CreateQpError::Transport(transport) => write!(f, "{transport} queue pairs aren't supported"),
             CreateQpError::UnknownDomain => f.write_str("there is no such protection domain"),
             CreateQpError::UnknownCq(Cq(cq)) => write!(f, "there is no completion queue {cq}"),
+            CreateQpError::Gsi => f.write_str("there is one queue pair 1, and it is for datagrams"),
             CreateQpError::TooMany => f.write_str("every queue pair number is taken: destroy some"),
         }
     }
@@ -200,8 +239,10 @@ pub enum PostError {
     Length,
     /// More inline bytes than the queue pair was made for, or an operation whose bytes don't go out.
     Inline,
-    /// The operation isn't supported.
+    /// The transport doesn't have the operation.
     Unsupported,
+    /// A datagram needs a destination, and a connection has its own.
+    Destination,
 }
 
 impl fmt::Display for PostError {
@@ -215,7 +256,10 @@ impl fmt::Display for PostError {
             PostError::Inline => {
                 f.write_str("these bytes can't be posted inline: too many, or not to be sent")
             }
-            PostError::Unsupported => f.write_str("the operation isn't supported"),
+            PostError::Unsupported => f.write_str("the transport doesn't have this operation"),
+            PostError::Destination => {
+                f.write_str("a datagram needs a destination, and a connection has its own: give just one")
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod completer;
 mod config;
+mod receive;
 mod recv_queue;
 mod requester;
 mod responder;
@@ -13,22 +14,26 @@ mod response;
 mod segments;
 mod send_queue;
 mod state;
+mod uc;
+mod ud;
+mod unreliable;
 
 use std::collections::VecDeque;
 
-use adverb_wire::{DEFAULT_PKEY, Header, Operation, Qpn, Rc};
+use adverb_wire::{DEFAULT_PKEY, GRH_LEN, Header, Operation, Qpn};
 
 pub use config::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Pushed};
 use crate::event::{Event, Notice, Queue, Sink};
-use crate::memory::{Keys, Span};
+use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
-use crate::path::{Incoming, Path};
+use crate::path::{AddressVector, Arrival, Incoming, Path};
 use crate::stats::Statistics;
 use crate::vocabulary::{
-    Access, Completion, Failure, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, Status, Success,
+    Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
+    SendRequest, Status, Success, Transport,
 };
 use recv_queue::RecvQueue;
 use requester::Requester;
@@ -38,6 +43,8 @@ use send_queue::{SendEntry, SendQueue};
 /// What a queue pair shares with others, lent to it for one step.
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Time,
+    /// The payload of the longest packet that the port carries.
+    pub(crate) mtu: PathMtu,
     pub(crate) keys: &'a mut Keys,
     pub(crate) cqs: &'a mut Vec<Option<CompletionQueue>>,
     pub(crate) stats: &'a mut Statistics,
@@ -92,15 +99,22 @@ pub(crate) struct QueuePair {
     /// What a peer may do.
     access: Access,
     pkey: u16,
+    /// What a datagram must bring.
+    qkey: u32,
     remote_qpn: Qpn,
+    /// The connection's addresses; datagrams have their own each.
     path: Option<Path>,
     incoming: Incoming,
     /// The payload of one packet.
     mtu: u32,
     send_queue: SendQueue,
     recv_queue: RecvQueue,
+    /// The domain of the memory that receive requests name.
+    recv_pd: Pd,
     requester: Requester,
     responder: Responder,
+    /// The multicast groups that it is attached to.
+    pub(crate) groups: Vec<Gid>,
     /// Whether it is in the device's queue of those that may have something to send.
     pub(crate) queued: bool,
     /// Whether the next packet should rather be a request than an answer, so that neither starves the other.
@@ -120,14 +134,17 @@ impl QueuePair {
             state: QpState::Reset,
             access: Access::empty(),
             pkey: DEFAULT_PKEY,
+            qkey: 0,
             remote_qpn: Qpn::truncate(0),
             path: None,
             incoming: Incoming::default(),
             mtu: 256,
             send_queue: SendQueue::default(),
             recv_queue: RecvQueue::default(),
+            recv_pd: config.pd,
             requester: Requester::default(),
             responder: Responder::default(),
+            groups: Vec::new(),
             queued: false,
             requests_first: false,
             poisoned: false,
@@ -143,8 +160,12 @@ impl QueuePair {
         self.poisoned
     }
 
-    pub(crate) const fn path(&self) -> Option<&Path> {
-        self.path.as_ref()
+    /// Which way the packet goes that was handed out last.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self.config.transport {
+            Transport::Rc | Transport::Uc => self.path.as_ref(),
+            Transport::Ud => self.send_queue.destination().map(|destination| &destination.handle),
+        }
     }
 
     pub(crate) fn send_queue_len(&self) -> usize {
@@ -164,12 +185,32 @@ impl QueuePair {
         self.send_queue.inline(first, offset, length)
     }
 
-    /// The addresses and the ICRC checker, for the checks before the queue pair itself.
-    pub(crate) fn reception(&mut self) -> Option<(&Path, &mut Incoming, u16)> {
-        match self.state {
-            QpState::Reset | QpState::Init | QpState::Error => None,
-            _ => self.path.as_ref().map(|path| (path, &mut self.incoming, self.pkey)),
+    /// Whether it is in a state to receive.
+    #[inline]
+    pub(crate) const fn is_receiving(&self) -> bool {
+        !matches!(self.state, QpState::Reset | QpState::Init | QpState::Error)
+    }
+
+    /// Whether a packet between these addresses is for it: of a connection's peer, or any datagram.
+    #[inline]
+    pub(crate) fn is_peer(&self, arrival: &Arrival) -> bool {
+        match &self.path {
+            Some(path) => arrival.source.ip() == path.remote() && arrival.destination == path.local(),
+            None => true,
         }
+    }
+
+    /// Whether this partition key is of the same partition, and not both are of limited members (vol. 1, 10.9.3).
+    #[inline]
+    pub(crate) const fn is_in_partition(&self, pkey: u16) -> bool {
+        const FULL: u16 = 0x8000;
+        pkey & !FULL == self.pkey & !FULL && (pkey | self.pkey) & FULL != 0
+    }
+
+    /// What checks its packets' ICRCs.
+    #[inline]
+    pub(crate) const fn incoming(&mut self) -> &mut Incoming {
+        &mut self.incoming
     }
 
     /// When it wants to be woken.
@@ -185,7 +226,7 @@ impl QueuePair {
     }
 
     /// Takes a send request in.
-    pub(crate) fn post_send<S: Sink, Handle>(
+    pub(crate) fn post_send<S: Sink, Handle: AddressVector>(
         &mut self,
         cx: &mut Context<'_, S>,
         request: &SendRequest<'_, Handle>,
@@ -198,17 +239,37 @@ impl QueuePair {
             return Err(PostError::QueueFull);
         }
         let length = self.check_send(request, inline)?;
+        let destination = self.check_destination(request)?;
         let segments = match inline {
             Some(bytes) => self.send_queue.push_inline(bytes),
             None => self.send_queue.segments.push(request.segments),
         };
+        if let Some(destination) = destination {
+            self.send_queue.push_destination(destination);
+        }
         let &SendRequest { wr_id, operation, flags, .. } = request;
         self.send_queue.push(SendEntry::new(wr_id, operation, flags, segments, length));
         cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
-        if self.state == QpState::Error {
+        if matches!(self.state, QpState::Error | QpState::SendQueueError) {
             self.flush_sends(cx);
         }
         Ok(())
+    }
+
+    /// Where a request goes, if it isn't to the peer of a connection.
+    #[inline]
+    fn check_destination<Handle: AddressVector>(
+        &self,
+        request: &SendRequest<'_, Handle>,
+    ) -> Result<Option<Destination<Path>>, PostError> {
+        match (self.config.transport, &request.destination) {
+            (Transport::Rc | Transport::Uc, None) => Ok(None),
+            (Transport::Ud, Some(Destination { handle, qpn, qkey })) => {
+                let path = *handle.path().ok_or(PostError::Destination)?;
+                Ok(Some(Destination { handle: path, qpn: *qpn, qkey: *qkey }))
+            }
+            _ => Err(PostError::Destination),
+        }
     }
 
     /// The number of bytes that a request moves, if it is one that can be sent (vol. 1, 9.7.2 and 10.8.2).
@@ -228,6 +289,9 @@ impl QueuePair {
             Some(_) => return Err(PostError::Inline),
             None => request.segments.iter().map(|segment| u64::from(segment.length)).sum(),
         };
+        if !is_offered(self.config.transport, &request.operation) {
+            return Err(PostError::Unsupported);
+        }
         match request.operation {
             SendOperation::Send
             | SendOperation::SendImmediate(_)
@@ -251,8 +315,12 @@ impl QueuePair {
             }
             SendOperation::BindWindow(_) => return Err(PostError::Unsupported),
         }
-        // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2).
-        let longest = MAX_MESSAGE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED));
+        // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2). A
+        // datagram is one packet (vol. 1, 9.8.3).
+        let longest = match self.config.transport {
+            Transport::Ud => u64::from(self.mtu),
+            Transport::Rc | Transport::Uc => MAX_MESSAGE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED)),
+        };
         if total > longest {
             return Err(PostError::Length);
         }
@@ -274,6 +342,10 @@ impl QueuePair {
         if request.segments.len() > self.config.max_recv_sge as usize {
             return Err(PostError::TooManySegments);
         }
+        // The route header is always there (vol. 1, 11.4.1.2): what has no room for it can receive nothing.
+        if self.config.transport == Transport::Ud && request.length() < GRH_LEN as u64 {
+            return Err(PostError::Length);
+        }
         self.recv_queue.push(request);
         cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
         if self.state == QpState::Error {
@@ -286,6 +358,9 @@ impl QueuePair {
     #[inline]
     pub(crate) fn poll_transmit<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         cx.spans.clear();
+        if self.config.transport != Transport::Rc {
+            return self.next_unreliable(cx);
+        }
         // In turn, if there are both.
         let requests = self.requests_first || !self.responder.has_answers();
         self.requests_first = !self.requests_first;
@@ -297,8 +372,8 @@ impl QueuePair {
 
     /// The headers of a packet to the peer.
     #[inline]
-    fn header(&self, psn: adverb_wire::Psn, rc: Rc) -> Header {
-        Header { pkey: self.pkey, ..Header::new(self.remote_qpn, psn, Operation::Rc(rc)) }
+    fn header(&self, psn: adverb_wire::Psn, operation: Operation) -> Header {
+        Header { pkey: self.pkey, ..Header::new(self.remote_qpn, psn, operation) }
     }
 
     /// Puts a completion of the send queue where it belongs.
@@ -356,6 +431,18 @@ impl QueuePair {
                 self.poisoned = true;
             }
         }
+    }
+}
+
+/// What each transport can do (vol. 1, 9.4, table 38 and 10.8.2; Annex A19).
+const fn is_offered(transport: Transport, operation: &SendOperation) -> bool {
+    match operation {
+        SendOperation::Send | SendOperation::SendImmediate(_) => true,
+        SendOperation::Write(_)
+        | SendOperation::WriteImmediate(..)
+        | SendOperation::LocalInvalidate(_)
+        | SendOperation::BindWindow(_) => !matches!(transport, Transport::Ud),
+        _ => matches!(transport, Transport::Rc),
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct RecvEntry {
 
 impl RecvQueue {
     pub(crate) fn push(&mut self, request: &RecvRequest<'_>) {
-        let length = request.segments.iter().map(|segment| u64::from(segment.length)).sum();
+        let length = request.length();
         let segments = self.segments.push(request.segments);
         self.entries.push_back(RecvEntry { wr_id: request.wr_id, segments, length });
     }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, Psn, Rc, Reth, Send, Write};
+use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, Operation, Psn, Rc, Reth, Send, Write};
 
 use super::segments::Unreachable;
 use super::send_queue::{LocalFailure, SendEntry, SendQueue};
@@ -48,7 +48,9 @@ pub(super) struct Requester {
     /// Whether somebody was told that the send queue is drained.
     pub(super) drained: bool,
     /// Whether it may send at all.
-    running: bool,
+    pub(super) running: bool,
+    /// Whether the last packet of the oldest request was handed out, without acknowledgements to come.
+    pub(super) handed_out: bool,
 }
 
 /// At least one packet in so many asks for an acknowledgement, so that a long message is heard of before its end.
@@ -80,6 +82,7 @@ impl Requester {
         self.reads = 0;
         self.cursor = 0;
         self.packet = 0;
+        self.handed_out = false;
     }
 
     #[inline]
@@ -146,17 +149,10 @@ impl QueuePair {
                 if self.state != QpState::ReadyToSend {
                     return None;
                 }
-                if let SendOperation::LocalInvalidate(key) = entry.operation {
+                if entry.is_local() {
                     // Requests before it may still need the key to be sent again.
-                    if cursor != 0 {
+                    if cursor != 0 || !self.execute_local(cx) {
                         return None;
-                    }
-                    match cx.keys.invalidate_local(self.config.pd, key) {
-                        Ok(()) => self.complete_front(cx),
-                        Err(_) => {
-                            self.fail_front(cx, Status::LocalQpOperation);
-                            return None;
-                        }
                     }
                     continue;
                 }
@@ -169,6 +165,23 @@ impl QueuePair {
             }
             return self.emit_request(cx, cursor);
         }
+    }
+
+    /// Does what the request at the front of the send queue asks of this device alone; says whether it succeeded.
+    pub(super) fn execute_local<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> bool {
+        let Some(entry) = self.send_queue.front() else { return false };
+        let done = match entry.operation {
+            SendOperation::LocalInvalidate(key) => {
+                let invalidated = cx.keys.invalidate_local(self.config.pd, key);
+                invalidated.map_err(|_| Status::LocalQpOperation)
+            }
+            _ => Ok(()),
+        };
+        match done {
+            Ok(()) => self.complete_front(cx),
+            Err(status) => self.fail_front(cx, status),
+        }
+        done.is_ok()
     }
 
     /// Whether a request that isn't begun may be.
@@ -233,16 +246,16 @@ impl QueuePair {
         };
         let first = packet == 0;
         let rc = match entry.operation {
-            SendOperation::Send => send(first, last, None),
-            SendOperation::SendImmediate(immediate) => send(first, last, Some(immediate)),
+            SendOperation::Send => Rc::Send(send(first, last, None)),
+            SendOperation::SendImmediate(immediate) => Rc::Send(send(first, last, Some(immediate))),
             SendOperation::SendInvalidate(key) => match (first, last) {
                 (true, true) => Rc::SendOnlyInvalidate(key),
                 (false, true) => Rc::SendLastInvalidate(key),
-                _ => send(first, last, None),
+                _ => Rc::Send(send(first, last, None)),
             },
-            SendOperation::Write(remote) => write(first, last, reth(remote), None),
+            SendOperation::Write(remote) => Rc::Write(write(first, last, reth(remote), None)),
             SendOperation::WriteImmediate(remote, immediate) => {
-                write(first, last, reth(remote), Some(immediate))
+                Rc::Write(write(first, last, reth(remote), Some(immediate)))
             }
             // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5.1.1).
             SendOperation::Read(remote) => Rc::ReadRequest(Reth {
@@ -336,7 +349,7 @@ impl QueuePair {
         if ack_request {
             requester.since_ack_request = 0;
         }
-        let header = Header { ack_request, solicited, ..self.header(psn, rc) };
+        let header = Header { ack_request, solicited, ..self.header(psn, Operation::Rc(rc)) };
         cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
         Outgoing { header, payload, payload_len }
     }
@@ -348,10 +361,7 @@ impl QueuePair {
         cursor: usize,
         unreachable: Unreachable,
     ) -> Option<Outgoing> {
-        let failure = match unreachable {
-            Unreachable::Denied => LocalFailure::Protection,
-            Unreachable::Fault | Unreachable::TooLong => LocalFailure::Operation,
-        };
+        let failure = LocalFailure::from(unreachable);
         if cursor == 0 {
             self.fail_front(cx, failure.into());
         } else if let Some(entry) = self.send_queue.get_mut(cursor) {
@@ -454,7 +464,7 @@ const RNR_RETRY_FOR_EVER: u8 = 7;
 
 /// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3.1).
 #[inline]
-fn packets(entry: &SendEntry, mtu: u32) -> u32 {
+pub(super) fn packets(entry: &SendEntry, mtu: u32) -> u32 {
     match entry.operation {
         SendOperation::CompareSwap { .. }
         | SendOperation::FetchAdd { .. }
@@ -467,21 +477,21 @@ fn packets(entry: &SendEntry, mtu: u32) -> u32 {
 }
 
 /// Which packet of a SEND (vol. 1, 9.4.1).
-fn send(first: bool, last: bool, immediate: Option<u32>) -> Rc {
-    Rc::Send(match (first, last) {
+pub(super) const fn send(first: bool, last: bool, immediate: Option<u32>) -> Send {
+    match (first, last) {
         (true, true) => Send::Only(immediate),
         (true, false) => Send::First,
         (false, true) => Send::Last(immediate),
         (false, false) => Send::Middle,
-    })
+    }
 }
 
 /// Which packet of a WRITE (vol. 1, 9.4.3).
-fn write(first: bool, last: bool, reth: Reth, immediate: Option<u32>) -> Rc {
-    Rc::Write(match (first, last) {
+pub(super) const fn write(first: bool, last: bool, reth: Reth, immediate: Option<u32>) -> Write {
+    match (first, last) {
         (true, true) => Write::Only(reth, immediate),
         (true, false) => Write::First(reth),
         (false, true) => Write::Last(immediate),
         (false, false) => Write::Middle,
-    })
+    }
 }

@@ -2,13 +2,13 @@
 
 use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer, Send, Write};
 
+use super::receive::{Place, Tail};
 use super::response::{Pending, Response, Responses, Saved};
-use super::segments::Unreachable;
 use super::{Context, QueuePair, Received, Receiving};
-use crate::event::{DropReason, Event, Notice, Queue, Sink};
+use crate::event::{DropReason, Event, Notice, Sink};
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, CompletedOperation, Failure, QpState, Status, Success};
+use crate::vocabulary::{Access, QpState, Status};
 
 /// What a responder knows.
 #[derive(Debug, Default)]
@@ -18,7 +18,9 @@ pub(super) struct Responder {
     /// How many messages are done, at 24 bits (vol. 1, 9.7.7.1).
     pub(super) msn: Psn,
     /// The message of which packets are still to come.
-    current: Current,
+    pub(super) current: Current,
+    /// Without acknowledgements: a packet is missing, and all are dropped until a message begins.
+    pub(super) adrift: bool,
     /// Whether a NAK was sent for the expected packet: there is only one, until that packet comes (vol. 1,
     /// 9.7.5.2.2).
     nak_sent: bool,
@@ -30,7 +32,7 @@ pub(super) struct Responder {
 
 /// The message of which packets are still to come.
 #[derive(Clone, Copy, Debug, Default)]
-enum Current {
+pub(super) enum Current {
     /// None: the next packet begins one.
     #[default]
     None,
@@ -42,28 +44,14 @@ enum Current {
 
 /// A WRITE under way.
 #[derive(Clone, Copy, Debug)]
-struct Writing {
+pub(super) struct Writing {
     /// Where the next byte goes.
-    va: u64,
-    rkey: u32,
+    pub(super) va: u64,
+    pub(super) rkey: u32,
     /// How many are still to come.
-    left: u32,
+    pub(super) left: u32,
     /// How many the message has.
-    total: u32,
-}
-
-/// Where in its message a packet says that it is.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    first: bool,
-    last: bool,
-}
-
-/// What the end of a SEND brings.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tail {
-    immediate: Option<u32>,
-    invalidate: Option<u32>,
+    pub(super) total: u32,
 }
 
 /// How a packet was executed.
@@ -77,7 +65,7 @@ enum Done {
 
 /// Why a request isn't executed.
 #[derive(Clone, Copy, Debug)]
-enum Refusal {
+pub(super) enum Refusal {
     /// No receive is posted: the peer may try again.
     NotReady,
     /// The connection ends. The receive request in use, if there is one, completes with the status.
@@ -85,11 +73,11 @@ enum Refusal {
 }
 
 /// The request makes no sense here (vol. 1, 9.7.4.1: invalid request).
-const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
+pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
 /// The memory doesn't allow it.
-const DENIED: Refusal = Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
+pub(super) const DENIED: Refusal = Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
 /// The memory allows it, and can't do it.
-const BROKEN: Refusal = Refusal::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
+pub(super) const BROKEN: Refusal = Refusal::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
 
 impl Responder {
     pub(super) fn start(&mut self, receiving: &Receiving) {
@@ -126,12 +114,7 @@ impl QueuePair {
         rc: &Rc,
         memory: &mut impl Memory,
     ) {
-        if !self.responder.established {
-            self.responder.established = true;
-            if self.state == QpState::ReadyToReceive {
-                cx.notices.push_back(Notice::Established(self.qpn));
-            }
-        }
+        self.establish(cx);
         let psn = packet.header.psn;
         let mut ahead = psn.since(self.responder.expected);
         if mutant!(PsnWithoutWrap) {
@@ -172,6 +155,17 @@ impl QueuePair {
         }
     }
 
+    /// A packet has come: if it is the first, and nobody has said yet that the connection stands, this does (vol. 1,
+    /// 12.9.6).
+    pub(super) fn establish<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if !self.responder.established {
+            self.responder.established = true;
+            if self.state == QpState::ReadyToReceive {
+                cx.notices.push_back(Notice::Established(self.qpn));
+            }
+        }
+    }
+
     /// Does what the expected packet asks for.
     fn execute<S: Sink>(
         &mut self,
@@ -180,34 +174,16 @@ impl QueuePair {
         rc: &Rc,
         memory: &mut impl Memory,
     ) -> Result<Done, Refusal> {
-        let place = |first, last| Place { first, last };
         let executed = |()| Done::Executed;
         let answered = |()| Done::Answered;
         match *rc {
-            Rc::Send(send) => {
-                let (place, immediate) = match send {
-                    Send::First => (place(true, false), None),
-                    Send::Middle => (place(false, false), None),
-                    Send::Last(immediate) => (place(false, true), immediate),
-                    Send::Only(immediate) => (place(true, true), immediate),
-                };
-                let tail = Tail { immediate, invalidate: None };
+            Rc::Send(send) => self.execute_send_packet(cx, packet, send, memory).map(executed),
+            Rc::SendLastInvalidate(key) | Rc::SendOnlyInvalidate(key) => {
+                let place = Place { first: matches!(rc, Rc::SendOnlyInvalidate(_)), last: true };
+                let tail = Tail { immediate: None, invalidate: Some(key) };
                 self.execute_send(cx, packet, place, tail, memory).map(executed)
             }
-            Rc::SendLastInvalidate(key) | Rc::SendOnlyInvalidate(key) => {
-                let first = matches!(rc, Rc::SendOnlyInvalidate(_));
-                let tail = Tail { immediate: None, invalidate: Some(key) };
-                self.execute_send(cx, packet, place(first, true), tail, memory).map(executed)
-            }
-            Rc::Write(write) => {
-                let (place, reth, immediate) = match write {
-                    Write::First(reth) => (place(true, false), Some(reth), None),
-                    Write::Middle => (place(false, false), None, None),
-                    Write::Last(immediate) => (place(false, true), None, immediate),
-                    Write::Only(reth, immediate) => (place(true, true), Some(reth), immediate),
-                };
-                self.execute_write(cx, packet, place, reth, immediate, memory).map(executed)
-            }
+            Rc::Write(write) => self.execute_write_packet(cx, packet, write, memory).map(executed),
             Rc::ReadRequest(reth) => self.execute_read(cx, reth).map(answered),
             Rc::CompareSwap(swap) => self.execute_compare_swap(cx, swap, memory).map(answered),
             Rc::FetchAdd(add) => self.execute_fetch_add(cx, add, memory).map(answered),
@@ -217,163 +193,19 @@ impl QueuePair {
         }
     }
 
-    /// A packet's payload is as long as its place in the message says (vol. 1, 9.7.4.1.6; `rxe_resp.c`,
-    /// `check_length`): FIRST and MIDDLE fill the path's MTU, LAST has something, ONLY may be empty.
-    fn check_place(&self, place: Place, payload_len: usize) -> Result<(), Refusal> {
-        let mtu = self.mtu as usize;
-        let fits = match (place.first, place.last) {
-            (_, false) => payload_len == mtu,
-            (false, true) => (1..=mtu).contains(&payload_len),
-            (true, true) => payload_len <= mtu,
-        };
-        if fits { Ok(()) } else { Err(INVALID) }
-    }
-
     /// A message that stands alone, or begins, comes where none is under way (vol. 1, 9.7.4.1.2: opcode sequence).
     fn check_idle(&self) -> Result<(), Refusal> {
         if matches!(self.responder.current, Current::None) { Ok(()) } else { Err(INVALID) }
     }
 
     /// What a peer may do through this queue pair at all (vol. 1, 9.7.4.1.3; `rxe_resp.c`, `check_op_valid`).
-    fn check_right(&self, need: Access) -> Result<(), Refusal> {
+    pub(super) fn check_right(&self, need: Access) -> Result<(), Refusal> {
         if self.access.contains(need) { Ok(()) } else { Err(INVALID) }
     }
 
     /// A slot for an answer that may have to be given again (vol. 1, 9.7.4.1.4).
     fn check_slot(&self) -> Result<(), Refusal> {
         if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID) }
-    }
-
-    fn execute_send<S: Sink>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        packet: Received<'_>,
-        place: Place,
-        tail: Tail,
-        memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let received = match (place.first, self.responder.current) {
-            (true, Current::None) => 0,
-            (false, Current::Send { received }) => received,
-            _ => return Err(INVALID),
-        };
-        let payload = packet.payload;
-        self.check_place(place, payload.len())?;
-        let entry = self.recv_queue.front().ok_or(Refusal::NotReady)?;
-        // From here on the receive request is in use, and shares the message's fate.
-        self.responder.current = Current::Send { received };
-        if u64::from(received) + payload.len() as u64 > entry.length {
-            return Err(Refusal::Fatal(NakCode::InvalidRequest, Status::LocalLength));
-        }
-        let early = mutant!(CompleteBeforeData) && place.last;
-        if !payload.is_empty() && !early {
-            let (keys, pd) = (&*cx.keys, self.config.pd);
-            let segments = &self.recv_queue.segments;
-            segments.scatter(entry.segments, received, payload, keys, pd, memory).map_err(
-                |why| match why {
-                    Unreachable::Denied => {
-                        Refusal::Fatal(NakCode::RemoteOperational, Status::LocalProtection)
-                    }
-                    Unreachable::Fault | Unreachable::TooLong => BROKEN,
-                },
-            )?;
-        }
-        let received = received + payload.len() as u32;
-        self.responder.expected += 1;
-        if !place.last {
-            self.responder.current = Current::Send { received };
-            return Ok(());
-        }
-        if let Some(key) = tail.invalidate
-            && cx.keys.invalidate_remote(self.config.pd, key).is_err()
-        {
-            // The number that is refused is this packet's, which wasn't executed to its end.
-            self.responder.expected = self.responder.expected - 1;
-            return Err(Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteInvalidRequest));
-        }
-        self.responder.current = Current::None;
-        self.responder.msn += 1;
-        let operation = CompletedOperation::Recv {
-            immediate: tail.immediate,
-            invalidated: tail.invalidate,
-            source: None,
-            has_grh: false,
-        };
-        self.complete_recv(cx, Success { operation, length: received }, packet.header.solicited);
-        Ok(())
-    }
-
-    fn complete_recv<S: Sink>(&mut self, cx: &mut Context<'_, S>, success: Success, solicited: bool) {
-        if let Some(entry) = self.recv_queue.pop() {
-            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Ok(success), solicited);
-        }
-    }
-
-    fn execute_write<S: Sink>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        packet: Received<'_>,
-        place: Place,
-        reth: Option<Reth>,
-        immediate: Option<u32>,
-        memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let mut writing = match (reth, self.responder.current) {
-            (Some(reth), Current::None) => {
-                Writing { va: reth.va, rkey: reth.rkey, left: reth.length, total: reth.length }
-            }
-            (None, Current::Write(writing)) => writing,
-            _ => return Err(INVALID),
-        };
-        self.check_right(Access::REMOTE_WRITE)?;
-        let payload = packet.payload;
-        let length = payload.len() as u32;
-        self.check_place(place, payload.len())?;
-        if writing.total > MAX_LENGTH {
-            return Err(INVALID);
-        }
-        // The last packet brings just what is left, and the others less (vol. 1, 9.7.4.1.6).
-        if (place.last && length != writing.left) || (!place.last && length >= writing.left) {
-            return Err(INVALID);
-        }
-        // The receive is looked for before any byte is placed: the packet may come again.
-        if immediate.is_some() && self.recv_queue.front().is_none() {
-            return Err(Refusal::NotReady);
-        }
-        // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4.1.5). The key of others is
-        // looked up for each packet: it may have become invalid meanwhile.
-        if writing.total != 0 || mutant!(CheckKeyOfNothing) {
-            let whole = Range { addr: writing.va, length: writing.left, key: writing.rkey };
-            let pd = self.config.pd;
-            let checked = cx.keys.remote(pd, whole, Access::REMOTE_WRITE);
-            #[cfg(feature = "mutants")]
-            let checked = if mutant!(NoAccessRecheck) && !place.first {
-                cx.keys.remote_even_if_gone(pd, whole, Access::REMOTE_WRITE)
-            } else {
-                checked
-            };
-            let mut span = checked.map_err(|_| DENIED)?;
-            span.length = length;
-            span.offset += u64::from(mutant!(LastPacketMisplaced) && place.last && !place.first);
-            if length > 0 {
-                memory.write(span, payload).map_err(|_| BROKEN)?;
-            }
-        }
-        writing.va = writing.va.wrapping_add(u64::from(length));
-        writing.left -= length;
-        self.responder.expected += 1;
-        if !place.last {
-            self.responder.current = Current::Write(writing);
-            return Ok(());
-        }
-        self.responder.current = Current::None;
-        self.responder.msn += 1;
-        if let Some(immediate) = immediate {
-            let operation = CompletedOperation::RecvWrite { immediate };
-            let success = Success { operation, length: writing.total };
-            self.complete_recv(cx, success, packet.header.solicited);
-        }
-        Ok(())
     }
 
     fn execute_read<S: Sink>(&mut self, cx: &mut Context<'_, S>, reth: Reth) -> Result<(), Refusal> {
@@ -570,11 +402,8 @@ impl QueuePair {
     ) {
         cx.stats.fatal_naks_sent += 1;
         self.responder.responses.pending = Pending::Fatal { psn, code };
-        if let Current::Send { .. } = self.responder.current
-            && let Some(entry) = self.recv_queue.pop()
-        {
-            let failure = Failure { status, vendor_error: 0 };
-            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);
+        if let Current::Send { .. } = self.responder.current {
+            self.fail_receive(cx, status);
         }
         self.responder.current = Current::None;
         cx.notices.push_back(match code {
@@ -599,4 +428,4 @@ impl QueuePair {
 }
 
 /// The longest message (vol. 1, 9.7.4.1.6): 2³¹ bytes.
-const MAX_LENGTH: u32 = 1 << 31;
+pub(super) const MAX_LENGTH: u32 = 1 << 31;

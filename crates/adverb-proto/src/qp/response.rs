@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
+use adverb_wire::{Aeth, Credits, NakCode, Operation, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
 
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::event::{Event, Sink};
@@ -279,7 +279,7 @@ impl QueuePair {
     }
 
     fn respond<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn, rc: Rc, payload_len: u32) -> Outgoing {
-        let header = self.header(psn, rc);
+        let header = self.header(psn, Operation::Rc(rc));
         let again = false;
         cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len }

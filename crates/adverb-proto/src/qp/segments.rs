@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::memory::{Fault, Keys, Memory, Part, Pd, Span};
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, Segment};
+use crate::vocabulary::{Access, Segment, Status};
 
 /// A ring of segments.
 #[derive(Debug, Default)]
@@ -43,6 +43,16 @@ pub(crate) enum Unreachable {
     Fault,
     /// There are more bytes than the segments have room for.
     TooLong,
+}
+
+/// What a receive request says whose bytes can't be put.
+impl From<Unreachable> for Status {
+    fn from(unreachable: Unreachable) -> Status {
+        match unreachable {
+            Unreachable::Denied => Status::LocalProtection,
+            Unreachable::Fault | Unreachable::TooLong => Status::LocalQpOperation,
+        }
+    }
 }
 
 impl From<Fault> for Unreachable {

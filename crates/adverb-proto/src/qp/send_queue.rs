@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use adverb_wire::Psn;
 
-use super::segments::{SegmentRange, Segments};
-use crate::vocabulary::{CompletedOperation, SendFlags, SendOperation, Status};
+use super::segments::{SegmentRange, Segments, Unreachable};
+use crate::path::Path;
+use crate::vocabulary::{CompletedOperation, Destination, SendFlags, SendOperation, Status};
 
 /// The send queue of a queue pair. It grows as it fills.
 #[derive(Debug, Default)]
@@ -16,6 +17,8 @@ pub(crate) struct SendQueue {
     inline: VecDeque<u8>,
     /// How many inline bytes have left, wrapping.
     inline_gone: u32,
+    /// Where datagrams go, in the order of their requests. Connections have none of these.
+    destinations: VecDeque<Destination<Path>>,
 }
 
 /// A send request.
@@ -44,6 +47,15 @@ pub(crate) enum LocalFailure {
     Protection,
     /// Something else.
     Operation,
+}
+
+impl From<Unreachable> for LocalFailure {
+    fn from(unreachable: Unreachable) -> LocalFailure {
+        match unreachable {
+            Unreachable::Denied => LocalFailure::Protection,
+            Unreachable::Fault | Unreachable::TooLong => LocalFailure::Operation,
+        }
+    }
 }
 
 impl From<LocalFailure> for Status {
@@ -105,6 +117,11 @@ impl SendEntry {
         )
     }
 
+    /// Whether it is done here, without a packet.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self.operation, SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_))
+    }
+
     /// Whether it uses up one of the peer's receive requests, and so needs a credit (vol. 1, 9.7.7.2).
     pub(crate) const fn consumes_receive(&self) -> bool {
         matches!(
@@ -136,6 +153,16 @@ impl SendEntry {
 impl SendQueue {
     pub(crate) fn push(&mut self, entry: SendEntry) {
         self.entries.push_back(entry);
+    }
+
+    /// Takes in where a datagram goes.
+    pub(crate) fn push_destination(&mut self, destination: Destination<Path>) {
+        self.destinations.push_back(destination);
+    }
+
+    /// Where the oldest datagram goes.
+    pub(crate) fn destination(&self) -> Option<&Destination<Path>> {
+        self.destinations.front()
     }
 
     /// Takes in the bytes of a request.
@@ -178,6 +205,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<SendEntry> {
         let entry = self.entries.pop_front()?;
+        self.destinations.pop_front();
         if entry.segments.inline().is_some() {
             self.inline.drain(..entry.length as usize);
             self.inline_gone = self.inline_gone.wrapping_add(entry.length);

@@ -6,7 +6,7 @@ use super::{Context, ModifyError, QueuePair, Transition};
 use crate::event::{Event, Notice, Queue, Sink};
 use crate::mutation::mutant;
 use crate::path::Incoming;
-use crate::vocabulary::{Failure, QpState, Status};
+use crate::vocabulary::{Failure, QpState, Status, Transport};
 
 impl QueuePair {
     /// Goes into another state (vol. 1, 10.3.1, figure 124; `rxe_qp.c`, `rxe_qp_from_attr`).
@@ -15,7 +15,7 @@ impl QueuePair {
         cx: &mut Context<'_, S>,
         transition: &Transition,
     ) -> Result<(), ModifyError> {
-        use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
+        use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (self.state, transition) {
             (_, Transition::Reset) => {
                 self.reset();
@@ -24,9 +24,19 @@ impl QueuePair {
             (Reset | Init, Transition::Init(init)) => {
                 self.access = init.access;
                 self.pkey = init.pkey;
+                self.qkey = init.qkey;
                 self.change(cx, Init);
             }
-            (Init, Transition::ReadyToReceive(receiving)) => {
+            (Init, Transition::ReceiveDatagrams) if self.config.transport == Transport::Ud => {
+                self.mtu = u32::from(cx.mtu.bytes());
+                self.incoming = Incoming::default();
+                self.change(cx, ReadyToReceive);
+            }
+            (Init, Transition::ReadyToReceive(receiving)) if self.config.transport != Transport::Ud => {
+                // Wider packets than the port carries would never arrive.
+                if receiving.path_mtu > cx.mtu {
+                    return Err(ModifyError::Value("path_mtu"));
+                }
                 self.remote_qpn = receiving.remote_qpn;
                 self.path = Some(receiving.path);
                 self.incoming = Incoming::default();
@@ -50,6 +60,10 @@ impl QueuePair {
                 self.notice_drained(cx);
             }
             (SendQueueDrained, Transition::Resume) => self.change(cx, ReadyToSend),
+            (SendQueueError, Transition::Resume) => {
+                self.requester.running = true;
+                self.change(cx, ReadyToSend);
+            }
             (Reset, Transition::Error) => return Err(ModifyError::WrongState(Reset)),
             (Error, Transition::Error) => {}
             (_, Transition::Error) => {
@@ -71,7 +85,9 @@ impl QueuePair {
     fn reset(&mut self) {
         let fresh = QueuePair::new(self.qpn, self.config);
         let queued = self.queued;
-        *self = QueuePair { queued, ..fresh };
+        // What it is attached to isn't part of its state (vol. 1, 10.5.2.1).
+        let groups = core::mem::take(&mut self.groups);
+        *self = QueuePair { queued, groups, recv_pd: self.recv_pd, ..fresh };
     }
 
     /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
@@ -80,12 +96,21 @@ impl QueuePair {
         if self.state == QpState::Error {
             return;
         }
+        self.complete_handed_out(cx);
         self.change(cx, QpState::Error);
         self.requester.stop();
         self.flush_sends(cx);
         if !mutant!(FlushForgetsReceives) {
             self.flush_receives(cx);
         }
+    }
+
+    /// A request of an unreliable transport couldn't be sent: those behind it come back flushed, and receiving goes
+    /// on (vol. 1, 10.3.1.6).
+    pub(super) fn enter_send_queue_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        self.change(cx, QpState::SendQueueError);
+        self.requester.stop();
+        self.flush_sends(cx);
     }
 
     /// Goes into error for a reason that its completions tell.

@@ -150,3 +150,10 @@ pub struct RecvRequest<'a> {
     /// Where the message goes.
     pub segments: &'a [Segment],
 }
+
+impl RecvRequest<'_> {
+    /// How many bytes there is room for.
+    pub fn length(&self) -> u64 {
+        self.segments.iter().map(|segment| u64::from(segment.length)).sum()
+    }
+}

@@ -1,8 +1,10 @@
 //! The rules of reliable connections, one test each.
 
+#[path = "../harness/mod.rs"]
+mod harness;
+
 mod arrival;
 mod credits;
-mod harness;
 mod hostile;
 mod memory;
 mod posting;

@@ -2,7 +2,7 @@
 
 use adverb_proto::vocabulary::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest, Status, Transport, WindowBind,
+    SendRequest, Status, WindowBind,
 };
 use adverb_proto::{CreateQpError, Device, Notice, PostError, QpConfig, Wake};
 
@@ -133,19 +133,6 @@ fn refused_request_leaves_the_queue_as_it_was() {
     let packets = end.transmits();
     assert_eq!(packets.len(), 2);
     assert_eq!(adverb_wire::Packet::parse(&packets[1]).unwrap().payload(), b"inline");
-}
-
-#[test]
-fn other_transports_are_refused_not_half_done() {
-    let mut device = Device::new(());
-    let pd = device.create_domain();
-    let cq = device.create_cq(8);
-    for transport in [Transport::Uc, Transport::Ud] {
-        let mut config = QpConfig::rc(pd, cq, cq);
-        config.transport = transport;
-        assert_eq!(device.create_qp(config, || 77), Err(CreateQpError::Transport(transport)));
-    }
-    assert_eq!(device.holdings().domain_users, 0);
 }
 
 #[test]

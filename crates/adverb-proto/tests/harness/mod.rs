@@ -1,27 +1,31 @@
 //! Two ends and the fabric between them, in virtual time; or one end and a peer of forged packets.
 
+#![allow(dead_code, reason = "each test program uses some of it")]
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
 use adverb_proto::vocabulary::{
-    Access, Completion, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest, Status,
+    Access, Completion, Destination, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
+    SendOperation, SendRequest, Status, Transport,
 };
 use adverb_proto::{
-    Arrival, Cq, Device, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig, Receiving, Sending, Time,
-    Transition,
+    Arrival, Cq, Device, DropReason, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig, Receiving,
+    Sending, Time, Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{
     Aeth, Credits, Flow, Header, MAX_HEADER_LEN, NakCode, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc,
-    RnrTimer, Syndrome,
+    RnrTimer, Syndrome, Uc, Ud,
 };
 
 /// The first address of each end's region.
 pub(crate) const ADDR: u64 = 0x7f00_0000_0000;
 /// Its length.
 pub(crate) const SIZE: u64 = 320 << 10;
+/// The queue key of datagram queue pairs.
+pub(crate) const QKEY: u32 = 0x1234_5678;
 /// The first packet's number in either direction, unless a test says otherwise.
 pub(crate) const PSN: u32 = 1000;
 
@@ -30,6 +34,7 @@ pub(crate) const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 /// What a connection is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
+    pub(crate) transport: Transport,
     pub(crate) mtu: PathMtu,
     pub(crate) credits: bool,
     pub(crate) signal_all: bool,
@@ -50,6 +55,7 @@ pub(crate) struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
+            transport: Transport::Rc,
             mtu: PathMtu::Mtu1024,
             credits: false,
             signal_all: false,
@@ -105,7 +111,7 @@ impl End {
         end.cq = end.device.create_cq(options.cq_capacity);
         end.backing = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
         end.key = end.register(ALL);
-        let mut config = QpConfig::rc(end.pd, end.cq, end.cq);
+        let mut config = QpConfig::new(options.transport, end.pd, end.cq, end.cq);
         config.credits = options.credits;
         config.signal_all = options.signal_all;
         config.window = options.window;
@@ -148,11 +154,18 @@ impl End {
     }
 
     pub(crate) fn go_to_init(&mut self, options: &Options) {
-        let init = Transition::Init(Init::new(options.access));
+        let init = match options.transport {
+            Transport::Ud => Init::datagrams(QKEY),
+            Transport::Rc | Transport::Uc => Init::new(options.access),
+        };
+        let init = Transition::Init(init);
         self.device.modify_qp(self.now, self.qpn, &init).unwrap();
     }
 
     pub(crate) fn receiving(&self, remote_qpn: Qpn, options: &Options) -> Transition {
+        if options.transport == Transport::Ud {
+            return Transition::ReceiveDatagrams;
+        }
         Transition::ReadyToReceive(Receiving {
             remote_qpn,
             path: self.path(),
@@ -189,6 +202,15 @@ impl End {
         self.device.query_qp(self.qpn).unwrap().state
     }
 
+    /// Why packets were dropped, in order.
+    pub(crate) fn drops(&self) -> Vec<DropReason> {
+        let dropped = |(_, event): &(Time, Event)| match event {
+            Event::Dropped { reason, .. } => Some(*reason),
+            _ => None,
+        };
+        self.device.sink().iter().filter_map(dropped).collect()
+    }
+
     /// A piece of the region.
     pub(crate) fn segment(&self, offset: u64, length: u32) -> Segment {
         Segment { addr: ADDR + offset, length, lkey: self.key }
@@ -218,8 +240,14 @@ impl End {
         flags: SendFlags,
         segments: &[Segment],
     ) -> Result<(), PostError> {
-        let request = SendRequest::<()> { wr_id, operation, flags, segments, destination: None };
+        let request = SendRequest { wr_id, operation, flags, segments, destination: self.destination() };
         self.device.post_send(self.now, self.qpn, &request)
+    }
+
+    /// Where a datagram goes, if it is one.
+    pub(crate) fn destination(&self) -> Option<Destination<Path>> {
+        let is_datagram = self.device.query_qp(self.qpn).is_some_and(|qp| qp.transport == Transport::Ud);
+        is_datagram.then(|| Destination { handle: self.path(), qpn: self.remote_qpn, qkey: QKEY })
     }
 
     /// Posts a signalled request over one piece of the region.
@@ -296,6 +324,20 @@ impl End {
     pub(crate) fn hear(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
         let mut header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc));
         header.ack_request = true;
+        let bytes = self.forge(&header, payload);
+        self.deliver(&bytes);
+    }
+
+    /// Takes in a forged packet of an unreliable connection, its number relative to the first.
+    pub(crate) fn hear_uc(&mut self, psn: u32, uc: Uc, payload: &[u8]) {
+        let header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Uc(uc));
+        let bytes = self.forge(&header, payload);
+        self.deliver(&bytes);
+    }
+
+    /// Takes in a forged datagram.
+    pub(crate) fn hear_datagram(&mut self, datagram: Ud, payload: &[u8]) {
+        let header = Header::new(self.qpn, Psn::ZERO, Operation::Ud(datagram));
         let bytes = self.forge(&header, payload);
         self.deliver(&bytes);
     }

@@ -1,0 +1,158 @@
+//! Multicast groups: whom a datagram to a group goes to (vol. 1, 10.5; `rxe_mcast.c`).
+
+use core::fmt;
+use std::collections::HashMap;
+
+use adverb_wire::{Operation, Packet, Qpn};
+
+use super::Device;
+use crate::Time;
+use crate::event::{DropReason, Sink};
+use crate::memory::Memory;
+use crate::path::{Arrival, Incoming};
+use crate::qp::Received;
+use crate::vocabulary::{Gid, Transport};
+
+/// The groups that queue pairs are attached to.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// The slots of each group's queue pairs.
+    members: HashMap<Gid, Vec<u32>>,
+    incoming: Incoming,
+}
+
+impl Groups {
+    pub(super) fn detach_all(&mut self, slot: u32, groups: &[Gid]) {
+        for group in groups {
+            self.detach(slot, *group);
+        }
+    }
+
+    fn detach(&mut self, slot: u32, group: Gid) {
+        if let Some(members) = self.members.get_mut(&group) {
+            members.retain(|member| *member != slot);
+            if members.is_empty() {
+                self.members.remove(&group);
+            }
+        }
+    }
+
+    /// How many groups somebody is attached to.
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+}
+
+impl<S: Sink> Device<S> {
+    /// Makes a datagram queue pair receive what is sent to a group. Others may receive it too, and the link must be
+    /// told to let such packets in.
+    ///
+    /// Datagrams to a group are sent to its address, to [`Qpn::MULTICAST`], with the queue key that all members have.
+    /// Whether the members on the sender's own device get them too is up to the link.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, or it is attached already.
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
+        if !group.is_multicast() {
+            return Err(MulticastError::NotAGroup);
+        }
+        let slot = self.slot(qpn).ok_or(MulticastError::UnknownQp)?;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(MulticastError::UnknownQp) };
+        if qp.config.transport != Transport::Ud {
+            return Err(MulticastError::Transport(qp.config.transport));
+        }
+        if qp.groups.contains(&group) {
+            return Err(MulticastError::Attached);
+        }
+        qp.groups.push(group);
+        self.groups.members.entry(group).or_default().push(slot);
+        Ok(())
+    }
+
+    /// Ends what [`attach_multicast`](Device::attach_multicast) began. Destroying the queue pair does too.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such queue pair, or it isn't attached to the group.
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
+        let slot = self.slot(qpn).ok_or(MulticastError::UnknownQp)?;
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(MulticastError::UnknownQp) };
+        let place = qp.groups.iter().position(|attached| *attached == group);
+        qp.groups.swap_remove(place.ok_or(MulticastError::NotAttached)?);
+        self.groups.detach(slot, group);
+        Ok(())
+    }
+
+    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2.2).
+    pub(super) fn handle_multicast(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        received: Received<'_>,
+        packet: Option<&Packet<'_>>,
+        memory: &mut impl Memory,
+    ) {
+        let (qpn, psn) = (received.header.dest_qp, received.header.psn);
+        let group = Gid::from(arrival.destination);
+        if !matches!(received.header.operation, Operation::Ud(_)) {
+            return self.drop_packet(now, qpn, psn, DropReason::Transport);
+        }
+        if !self.groups.members.contains_key(&group) {
+            return self.drop_packet(now, qpn, psn, DropReason::NoGroup);
+        }
+        if let Some(packet) = packet
+            && !self.groups.incoming.is_intact(arrival, packet)
+        {
+            return self.drop_packet(now, qpn, psn, DropReason::Icrc);
+        }
+        let mut index = 0;
+        // Looked up anew for each member: delivering borrows the device.
+        while let Some(slot) = self.groups.members.get(&group).and_then(|members| members.get(index)).copied()
+        {
+            index += 1;
+            let Some(qp) = self.qps[slot as usize].as_ref() else { continue };
+            if !qp.is_receiving() {
+                self.drop_packet(now, qp.qpn, psn, DropReason::State);
+            } else if !qp.is_in_partition(received.header.pkey) {
+                self.drop_packet(now, qp.qpn, psn, DropReason::Partition);
+            } else {
+                self.deliver(now, slot, arrival, received, memory);
+            }
+        }
+    }
+}
+
+/// Why a queue pair can't be attached to a group, or detached from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum MulticastError {
+    /// No such queue pair.
+    UnknownQp,
+    /// Only datagrams go to groups.
+    Transport(Transport),
+    /// The address isn't that of a group.
+    NotAGroup,
+    /// It is attached already.
+    Attached,
+    /// It isn't attached.
+    NotAttached,
+}
+
+impl fmt::Display for MulticastError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MulticastError::UnknownQp => f.write_str("there is no such queue pair"),
+            MulticastError::Transport(transport) => {
+                write!(f, "{transport} queue pairs have one peer: only datagrams go to groups")
+            }
+            MulticastError::NotAGroup => {
+                f.write_str("not a group's address: those are 224.0.0.0/4 and ff00::/8")
+            }
+            MulticastError::Attached => f.write_str("the queue pair is attached to the group already"),
+            MulticastError::NotAttached => f.write_str("the queue pair isn't attached to the group"),
+        }
+    }
+}
+
+impl core::error::Error for MulticastError {}

@@ -1,0 +1,84 @@
+//! The responder of unreliable connections (vol. 1, 9.8.2; `rxe_resp.c`): it answers nothing, and a message of which a
+//! packet is missing is dropped whole.
+
+use adverb_wire::{NakCode, Send, Uc, Write};
+
+use super::responder::{Current, Refusal};
+use super::{Context, QueuePair, Received};
+use crate::event::{DropReason, Sink};
+use crate::memory::Memory;
+use crate::mutation::mutant;
+
+/// Packets that come so much behind their turn are late or come again. Further behind, the peer has gone on to numbers
+/// that are in use again, and the next message is a new one.
+const LATE: i32 = 1 << 16;
+
+impl QueuePair {
+    /// Takes a packet of an unreliable connection in. Its addresses and ICRC have been checked.
+    pub(crate) fn handle_unreliable<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        packet: Received<'_>,
+        uc: &Uc,
+        memory: &mut impl Memory,
+    ) {
+        self.establish(cx);
+        let psn = packet.header.psn;
+        let ahead = psn.since(self.responder.expected);
+        if (-LATE..0).contains(&ahead) {
+            // Delivered late it would be out of order, and delivered again it would be twice.
+            cx.stats.duplicate_requests += 1;
+            return self.drop_packet(cx, packet, DropReason::Late);
+        }
+        if ahead != 0 && !mutant!(IgnoreUcGap) {
+            cx.stats.packets_missing += u64::from(ahead.max(0).unsigned_abs());
+            self.abandon(cx);
+        }
+        self.responder.expected = psn;
+        if begins(uc) {
+            // Whatever was before: here a message begins (vol. 1, 9.8.2.2.2).
+            self.abandon(cx);
+            self.responder.adrift = false;
+        }
+        if self.responder.adrift {
+            self.responder.expected = psn + 1;
+            return self.drop_packet(cx, packet, DropReason::OutOfSequence);
+        }
+        let executed = match *uc {
+            Uc::Send(send) => self.execute_send_packet(cx, packet, send, memory),
+            Uc::Write(write) => self.execute_write_packet(cx, packet, write, memory),
+        };
+        let Err(refusal) = executed else { return };
+        self.responder.expected = psn + 1;
+        let reason = match refusal {
+            Refusal::NotReady => DropReason::NoReceive,
+            // Our own memory failed: that is told, and nothing more can be received (vol. 1, 9.9.3).
+            Refusal::Fatal(NakCode::RemoteOperational, status) => {
+                if let Current::Send { .. } = self.responder.current {
+                    self.fail_receive(cx, status);
+                }
+                return self.fail(cx);
+            }
+            Refusal::Fatal(..) => DropReason::Refused,
+        };
+        // The rest of the message goes the same way. Its receive request, if it had one, serves the next.
+        cx.stats.messages_dropped += 1;
+        self.responder.current = Current::None;
+        self.responder.adrift = true;
+        self.drop_packet(cx, packet, reason);
+    }
+
+    /// Drops the message under way, if there is one: its next packet didn't come.
+    fn abandon<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if !matches!(self.responder.current, Current::None) {
+            cx.stats.messages_dropped += 1;
+            self.responder.current = Current::None;
+        }
+        self.responder.adrift = true;
+    }
+}
+
+/// Whether a packet begins a message.
+const fn begins(uc: &Uc) -> bool {
+    matches!(uc, Uc::Send(Send::First | Send::Only(_)) | Uc::Write(Write::First(_) | Write::Only(..)))
+}

@@ -1,0 +1,72 @@
+//! The responder of datagrams (vol. 1, 9.8.3; `rxe_resp.c`).
+
+use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_LEN, Ud};
+
+use super::{Context, QueuePair, Received};
+use crate::event::{DropReason, Sink};
+use crate::memory::Memory;
+use crate::mutation::mutant;
+use crate::path::{Arrival, IcrcCheck};
+use crate::vocabulary::{CompletedOperation, Status, Success};
+
+impl QueuePair {
+    /// Takes a datagram in. Its ICRC has been checked.
+    pub(crate) fn handle_datagram<S: Sink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        arrival: &Arrival,
+        packet: Received<'_>,
+        datagram: &Ud,
+        memory: &mut impl Memory,
+    ) {
+        // vol. 1, 9.6.1.4.2.2: dropped in silence.
+        if datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck) {
+            cx.stats.qkey_violations += 1;
+            return self.drop_packet(cx, packet, DropReason::QueueKey);
+        }
+        let payload = packet.payload;
+        let length = payload.len() + GRH_LEN;
+        let reason = match self.front_receive(cx) {
+            None => DropReason::NoReceive,
+            Some(entry) if payload.len() > self.mtu as usize || length as u64 > entry.length => {
+                DropReason::TooLong
+            }
+            Some(entry) => {
+                let grh = if mutant!(NoRouteHeader) { [0; GRH_LEN] } else { route_header(arrival, packet) };
+                let (keys, pd) = (&*cx.keys, self.recv_pd);
+                let segments = &self.recv_queue.segments;
+                let behind = GRH_LEN as u32;
+                let scattered = segments
+                    .scatter(entry.segments, 0, &grh, keys, pd, memory)
+                    .and_then(|()| segments.scatter(entry.segments, behind, payload, keys, pd, memory));
+                if let Err(why) = scattered {
+                    self.fail_receive(cx, Status::from(why));
+                    return self.fail(cx);
+                }
+                let operation = CompletedOperation::Recv {
+                    immediate: datagram.immediate,
+                    invalidated: None,
+                    source: Some(datagram.source_qp),
+                    has_grh: true,
+                };
+                let success = Success { operation, length: length as u32 };
+                return self.complete_recv(cx, success, packet.header.solicited);
+            }
+        };
+        cx.stats.messages_dropped += 1;
+        self.drop_packet(cx, packet, reason);
+    }
+}
+
+/// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4.5.1).
+fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
+    let Some(mut ip) = IpHeader::between(arrival.source.ip(), arrival.destination) else {
+        return [0; GRH_LEN];
+    };
+    if let (IpHeader::V4(ip), IcrcCheck::Identification(identification)) = (&mut ip, arrival.icrc) {
+        ip.identification = identification;
+    }
+    let payload_len = packet.payload.len();
+    let udp_len = UDP_LEN + packet.header.len() + payload_len.next_multiple_of(4) + ICRC_LEN;
+    ip.to_grh(u16::try_from(udp_len).unwrap_or(u16::MAX))
+}

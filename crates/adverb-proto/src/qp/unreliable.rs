@@ -1,0 +1,115 @@
+//! The requester of unreliable connections and of datagrams: every packet goes once, and a request is done when its
+//! last packet has left (vol. 1, 9.8.2 and 9.8.3; `rxe_req.c`).
+
+use adverb_wire::{Header, Operation, Reth, Uc, Ud};
+
+use super::requester::{packets, send, write};
+use super::send_queue::{LocalFailure, SendEntry};
+use super::{Context, Outgoing, OutgoingPayload, QueuePair};
+use crate::event::{Event, Sink};
+use crate::vocabulary::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
+
+/// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
+/// `rxe_req.c`, `init_req_packet`).
+const OWN_QUEUE_KEY: u32 = 1 << 31;
+
+impl QueuePair {
+    /// The next packet, if there is one.
+    pub(super) fn next_unreliable<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        self.complete_handed_out(cx);
+        if !self.requester.running {
+            return None;
+        }
+        loop {
+            let entry = self.send_queue.front()?;
+            if !entry.is_begun() {
+                if self.state != QpState::ReadyToSend {
+                    return None;
+                }
+                if entry.is_local() {
+                    if self.execute_local(cx) {
+                        continue;
+                    }
+                    return None;
+                }
+            }
+            return self.emit_unreliable(cx);
+        }
+    }
+
+    /// Completes the request whose last packet was handed out: whoever asks for another packet has sent it, so that
+    /// its bytes may change now.
+    pub(super) fn complete_handed_out<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.requester.handed_out {
+            self.requester.handed_out = false;
+            self.complete_front(cx);
+            self.notice_drained(cx);
+        }
+    }
+
+    /// Makes the next packet of the request at the front of the send queue.
+    fn emit_unreliable<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+        let (mtu, psn) = (self.mtu, self.requester.unsent);
+        let entry = self.send_queue.front_mut()?;
+        if !entry.is_begun() {
+            entry.packets = packets(entry, mtu);
+            entry.first_psn = psn;
+        }
+        let entry = *entry;
+        let packet = self.requester.packet;
+        let last = packet + 1 == entry.packets;
+        let offset = packet * mtu;
+        let length = (entry.length - offset).min(mtu);
+        let header = self.unreliable_header(&entry, packet == 0, last)?;
+        let payload = match entry.segments.inline() {
+            Some(first) => OutgoingPayload::Inline { first, offset, length },
+            None => {
+                let (keys, pd) = (&*cx.keys, self.config.pd);
+                let segments = &self.send_queue.segments;
+                if let Err(why) = segments.gather(entry.segments, offset, length, keys, pd, cx.spans) {
+                    cx.spans.clear();
+                    // Of a message that is begun the peer has a part, and drops it when another begins.
+                    self.fail_front(cx, LocalFailure::from(why).into());
+                    return None;
+                }
+                OutgoingPayload::Spans
+            }
+        };
+        self.requester.unsent += 1;
+        self.requester.unacked = self.requester.unsent;
+        self.requester.packet += 1;
+        self.requester.handed_out = last;
+        let again = false;
+        let opcode = header.opcode();
+        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len: length, again });
+        Some(Outgoing { header, payload, payload_len: length })
+    }
+
+    fn unreliable_header(&self, entry: &SendEntry, first: bool, last: bool) -> Option<Header> {
+        let reth = |remote: RemoteAddress| Reth { va: remote.addr, rkey: remote.rkey, length: entry.length };
+        let immediate = match entry.operation {
+            SendOperation::SendImmediate(immediate) | SendOperation::WriteImmediate(_, immediate) => {
+                Some(immediate)
+            }
+            _ => None,
+        };
+        let psn = self.requester.unsent;
+        let header = match (self.config.transport, entry.operation) {
+            (Transport::Ud, _) => {
+                let destination = self.send_queue.destination()?;
+                let asked = destination.qkey;
+                let qkey = if asked & OWN_QUEUE_KEY != 0 { self.qkey } else { asked };
+                let datagram = Ud { qkey, source_qp: self.qpn, immediate };
+                let header = self.header(psn, Operation::Ud(datagram));
+                Header { dest_qp: destination.qpn, ..header }
+            }
+            (_, SendOperation::Write(remote) | SendOperation::WriteImmediate(remote, _)) => {
+                let write = write(first, last, reth(remote), immediate);
+                self.header(psn, Operation::Uc(Uc::Write(write)))
+            }
+            _ => self.header(psn, Operation::Uc(Uc::Send(send(first, last, immediate)))),
+        };
+        let solicited = last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED);
+        Some(Header { solicited, ..header })
+    }
+}

@@ -1,0 +1,203 @@
+//! Datagrams to groups.
+
+use std::net::IpAddr;
+
+use adverb_proto::vocabulary::{Destination, Gid, Qpn, SendFlags, SendOperation, SendRequest, Transport};
+use adverb_proto::{DropReason, Init, MulticastError, Path, QpConfig, Sending, Transition};
+use adverb_wire::{GRH_LEN, Header, IpHeader, Operation, Psn, Rc, Send, Ud};
+
+use crate::harness::{ADDR, End, Options, QKEY, solo_with};
+
+const GROUP: &str = "239.1.2.3";
+
+fn solo() -> End {
+    solo_with(&Options { transport: Transport::Ud, ..Options::default() })
+}
+
+fn group() -> Gid {
+    Gid::from(GROUP.parse::<IpAddr>().unwrap())
+}
+
+/// Another datagram queue pair of the end's device, with a receive at `offset`.
+fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
+    let config = QpConfig::ud(end.pd, end.cq, end.cq);
+    let random = end.randomness();
+    let qpn = end.device.create_qp(config, random).unwrap();
+    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReceiveDatagrams, sending] {
+        end.device.modify_qp(end.now, qpn, &transition).unwrap();
+    }
+    let segments = [end.segment(offset, 256)];
+    let request = adverb_proto::vocabulary::RecvRequest { wr_id, segments: &segments };
+    end.device.post_recv(end.now, qpn, &request).unwrap();
+    qpn
+}
+
+/// A datagram to the group comes.
+fn hear_group(end: &mut End, payload: &[u8]) {
+    let datagram = Ud { qkey: QKEY, source_qp: Qpn::truncate(5), immediate: None };
+    let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Ud(datagram));
+    let address = end.address;
+    end.address = GROUP.parse().unwrap();
+    let bytes = end.forge(&header, payload);
+    end.deliver(&bytes);
+    end.address = address;
+}
+
+#[test]
+fn datagram_to_a_group_goes_to_every_attached_queue_pair() {
+    let mut end = solo();
+    let members = [member(&mut end, QKEY, 1, 0), member(&mut end, QKEY, 2, 512)];
+    let stranger = member(&mut end, QKEY, 3, 1024);
+    for qpn in members {
+        end.device.attach_multicast(qpn, group()).unwrap();
+    }
+    hear_group(&mut end, b"to all");
+    let completions = end.completions();
+    let received: Vec<_> = completions.iter().map(|completion| (completion.wr_id, completion.qpn)).collect();
+    assert_eq!(received, [(1, members[0]), (2, members[1])]);
+    assert_eq!(end.bytes(GRH_LEN, 6), b"to all");
+    assert_eq!(end.bytes(512 + GRH_LEN, 6), b"to all");
+    assert_eq!(end.device.query_qp(stranger).unwrap().recv_queue, 1);
+}
+
+#[test]
+fn route_header_names_the_group() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(qpn, group()).unwrap();
+    hear_group(&mut end, b"hello");
+    let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+    assert_eq!(IpHeader::from_grh(&grh).unwrap().destination().to_string(), GROUP);
+}
+
+#[test]
+fn member_with_another_queue_key_gets_nothing() {
+    let mut end = solo();
+    let (with, without) = (member(&mut end, QKEY, 1, 0), member(&mut end, QKEY ^ 1, 2, 512));
+    for qpn in [without, with] {
+        end.device.attach_multicast(qpn, group()).unwrap();
+    }
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.completions().len(), 1);
+    assert_eq!(end.device.statistics().qkey_violations, 1);
+}
+
+#[test]
+fn member_without_a_receive_loses_alone() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(end.qpn, group()).unwrap();
+    end.device.attach_multicast(qpn, group()).unwrap();
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.completions().len(), 1);
+    assert_eq!(end.drops(), [DropReason::NoReceive]);
+}
+
+#[test]
+fn datagram_to_a_group_without_members_is_dropped() {
+    let mut end = solo();
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.drops(), [DropReason::NoGroup]);
+}
+
+#[test]
+fn detached_queue_pair_gets_nothing_more() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(qpn, group()).unwrap();
+    end.device.detach_multicast(qpn, group()).unwrap();
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.completions().len(), 0);
+    assert_eq!(end.device.detach_multicast(qpn, group()), Err(MulticastError::NotAttached));
+}
+
+#[test]
+fn destroyed_queue_pair_is_in_no_group() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(qpn, group()).unwrap();
+    assert_eq!(end.device.holdings().groups, 1);
+    end.device.destroy_qp(qpn);
+    assert_eq!(end.device.holdings().groups, 0);
+    let later = member(&mut end, QKEY, 2, 0);
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.device.query_qp(later).unwrap().recv_queue, 1, "whoever has its slot isn't either");
+}
+
+#[test]
+fn reset_queue_pair_stays_attached() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(qpn, group()).unwrap();
+    end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.drops(), [DropReason::State]);
+    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams] {
+        end.device.modify_qp(end.now, qpn, &transition).unwrap();
+    }
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.drops(), [DropReason::State, DropReason::NoReceive]);
+}
+
+#[test]
+fn only_datagrams_are_attached_and_only_to_groups_and_once() {
+    let mut end = solo();
+    let config = QpConfig::rc(end.pd, end.cq, end.cq);
+    let random = end.randomness();
+    let connection = end.device.create_qp(config, random).unwrap();
+    let attached = end.device.attach_multicast(connection, group());
+    assert_eq!(attached, Err(MulticastError::Transport(Transport::Rc)));
+    let one = Gid::from("10.0.0.1".parse::<IpAddr>().unwrap());
+    assert_eq!(end.device.attach_multicast(end.qpn, one), Err(MulticastError::NotAGroup));
+    let nobody = Qpn::truncate(0x55);
+    assert_eq!(end.device.attach_multicast(nobody, group()), Err(MulticastError::UnknownQp));
+    assert_eq!(end.device.attach_multicast(end.qpn, group()), Ok(()));
+    assert_eq!(end.device.attach_multicast(end.qpn, group()), Err(MulticastError::Attached));
+    let v6 = Gid::from("ff05::17".parse::<IpAddr>().unwrap());
+    assert_eq!(end.device.attach_multicast(end.qpn, v6), Ok(()));
+}
+
+#[test]
+fn message_of_a_connection_to_the_group_number_is_dropped() {
+    let mut end = solo();
+    end.device.attach_multicast(end.qpn, group()).unwrap();
+    let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
+    end.address = GROUP.parse().unwrap();
+    let bytes = end.forge(&header, b"hello");
+    end.deliver(&bytes);
+    assert_eq!(end.drops(), [DropReason::Transport]);
+}
+
+#[test]
+fn corrupted_datagram_to_a_group_reaches_nobody() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    end.device.attach_multicast(qpn, group()).unwrap();
+    let datagram = Ud { qkey: QKEY, source_qp: Qpn::truncate(5), immediate: None };
+    let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Ud(datagram));
+    end.address = GROUP.parse().unwrap();
+    let mut bytes = end.forge(&header, b"hello");
+    bytes[21] ^= 4;
+    end.deliver(&bytes);
+    assert_eq!(end.drops(), [DropReason::Icrc]);
+    assert_eq!(end.completions().len(), 0);
+}
+
+#[test]
+fn datagram_to_a_group_is_sent_to_its_address_and_the_group_number() {
+    let mut end = solo();
+    let path = Path::new(end.address, GROUP.parse().unwrap(), 0xc001).unwrap();
+    let segments = [adverb_proto::vocabulary::Segment { addr: ADDR, length: 4, lkey: end.key }];
+    let request = SendRequest {
+        wr_id: 1,
+        operation: SendOperation::Send,
+        flags: SendFlags::empty(),
+        segments: &segments,
+        destination: Some(Destination { handle: path, qpn: Qpn::MULTICAST, qkey: QKEY }),
+    };
+    end.device.post_send(end.now, end.qpn, &request).unwrap();
+    let transmit = end.device.poll_transmit(end.now).unwrap();
+    assert_eq!(transmit.header.dest_qp, Qpn::MULTICAST);
+    assert_eq!(transmit.path.remote().to_string(), GROUP);
+}

@@ -1,0 +1,313 @@
+//! What a datagram queue pair makes of datagrams, forged one by one.
+
+use std::net::{IpAddr, SocketAddr};
+
+use adverb_proto::memory::Pd;
+use adverb_proto::vocabulary::{CompletedOperation, QpState, Qpn, RecvRequest, Status, Transport};
+use adverb_proto::{Arrival, DropReason, IcrcCheck, Init, ModifyError, Notice, PostError, Transition, Wake};
+use adverb_wire::{
+    Flow, GRH_LEN, Header, IpHeader, MAX_HEADER_LEN, Operation, Psn, ROCE_PORT, Rc, Send, Uc, Ud,
+};
+
+use crate::harness::{End, Options, QKEY, pattern, solo_with};
+
+fn options() -> Options {
+    Options { transport: Transport::Ud, ..Options::default() }
+}
+
+fn solo() -> End {
+    solo_with(&options())
+}
+
+fn datagram() -> Ud {
+    Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None }
+}
+
+#[test]
+fn payload_lies_behind_forty_bytes() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    end.hear_datagram(datagram(), b"hello");
+    assert_eq!(end.bytes(GRH_LEN, 5), b"hello");
+    let completion = end.completions()[0];
+    assert_eq!(completion.outcome.unwrap().length, 45);
+}
+
+#[test]
+fn completion_names_the_sender_and_the_immediate_data() {
+    let mut end = solo();
+    for immediate in [None, Some(0), Some(u32::MAX)] {
+        end.post_recv(1, 0, 256);
+        end.hear_datagram(Ud { immediate, ..datagram() }, b"hello");
+        let expected = CompletedOperation::Recv {
+            immediate,
+            invalidated: None,
+            source: Some(Qpn::truncate(0x4567)),
+            has_grh: true,
+        };
+        assert_eq!(end.completions()[0].outcome.unwrap().operation, expected);
+    }
+}
+
+#[test]
+fn route_header_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    end.hear_datagram(datagram(), b"hello");
+    let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+    assert_eq!(grh[..20], [0; 20]);
+    assert_eq!(grh[20], 0x45);
+    let ip = IpHeader::from_grh(&grh).unwrap();
+    assert_eq!((ip.source(), ip.destination()), (end.peer, end.address));
+    // UDP header, base header, datagram header, five bytes padded to eight, ICRC.
+    let length = 20 + 8 + 12 + 8 + 8 + 4;
+    assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), length);
+    let sum: u32 = grh[20..].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    assert_eq!(sum % 0xffff, 0, "its checksum is right");
+}
+
+#[test]
+fn route_header_of_ipv6_is_its_whole_header() {
+    let mut end = solo();
+    let (peer, address): (IpAddr, IpAddr) = ("fd77::2".parse().unwrap(), "fd77::1".parse().unwrap());
+    (end.peer, end.address) = (peer, address);
+    end.post_recv(1, 0, 256);
+    end.hear_datagram(datagram(), b"hello!!!");
+    let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+    assert_eq!(grh[0] >> 4, 6);
+    let ip = IpHeader::from_grh(&grh).unwrap();
+    assert_eq!((ip.source(), ip.destination()), (peer, address));
+    assert_eq!(u16::from_be_bytes([grh[4], grh[5]]), 8 + 12 + 8 + 8 + 4);
+    assert_eq!(end.bytes(GRH_LEN, 8), b"hello!!!");
+}
+
+#[test]
+fn route_header_has_the_identification_that_was_seen() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+    let flow = Flow::new(SocketAddr::new(end.peer, 0xc123), SocketAddr::new(end.address, ROCE_PORT)).unwrap();
+    let mut head = [0; MAX_HEADER_LEN];
+    let emitted = flow.emit(&header, 0x1234, &[b"abcd"], &mut head).unwrap();
+    let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
+    let arrival = Arrival { icrc: IcrcCheck::Identification(0x1234), ..end.arrival() };
+    end.deliver_as(&arrival, &bytes);
+    assert_eq!(end.bytes(24, 2), [0x12, 0x34]);
+}
+
+#[test]
+fn datagram_of_any_length_up_to_the_mtu_arrives() {
+    let mut end = solo();
+    for length in [0, 1, 2, 3, 4, 1000, 4095, 4096] {
+        end.post_recv(1, 0, 8192);
+        let payload = pattern(length, 3);
+        end.hear_datagram(datagram(), &payload);
+        assert_eq!(end.bytes(GRH_LEN, length), payload);
+        assert_eq!(end.completions()[0].outcome.unwrap().length as usize, GRH_LEN + length);
+    }
+}
+
+#[test]
+fn datagram_longer_than_the_mtu_is_dropped() {
+    let mut end = solo();
+    end.post_recv(1, 0, 8192);
+    end.hear_datagram(datagram(), &pattern(4100, 3));
+    assert_eq!(end.drops(), [DropReason::TooLong]);
+    assert_eq!(end.statuses(), []);
+}
+
+#[test]
+fn datagram_longer_than_its_receive_is_dropped_and_the_receive_stays() {
+    let mut end = solo();
+    end.post_recv(1, 0, 50);
+    end.hear_datagram(datagram(), b"eleven long");
+    assert_eq!(end.drops(), [DropReason::TooLong]);
+    end.hear_datagram(datagram(), b"ten is it!");
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+    assert_eq!(end.device.statistics().messages_dropped, 1);
+}
+
+#[test]
+fn datagram_with_another_queue_key_is_dropped_and_counted() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    for qkey in [0, QKEY ^ 1, QKEY ^ 0x8000_0000, u32::MAX] {
+        end.hear_datagram(Ud { qkey, ..datagram() }, b"hello");
+    }
+    assert_eq!(end.drops(), [DropReason::QueueKey; 4]);
+    assert_eq!(end.statuses(), []);
+    assert_eq!(end.device.statistics().qkey_violations, 4);
+    assert_eq!(end.state(), QpState::ReadyToSend);
+    end.hear_datagram(datagram(), b"hello");
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn datagram_without_a_receive_is_dropped_and_counted() {
+    let mut end = solo();
+    end.hear_datagram(datagram(), b"lost");
+    assert_eq!(end.drops(), [DropReason::NoReceive]);
+    assert_eq!(end.device.statistics().messages_dropped, 1);
+    end.post_recv(1, 0, 256);
+    end.hear_datagram(datagram(), b"came");
+    assert_eq!(end.statuses(), [(1, Status::Success)]);
+}
+
+#[test]
+fn receive_without_room_for_the_route_header_is_refused() {
+    let mut end = solo();
+    let segments = [end.segment(0, 39)];
+    let request = RecvRequest { wr_id: 1, segments: &segments };
+    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::Length));
+    let segments = [end.segment(0, 20), end.segment(64, 20)];
+    let request = RecvRequest { wr_id: 1, segments: &segments };
+    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Ok(()));
+}
+
+#[test]
+fn route_header_and_payload_are_scattered_over_segments() {
+    let mut end = solo();
+    let segments = [end.segment(0, 30), end.segment(100, 12), end.segment(200, 64)];
+    let request = RecvRequest { wr_id: 1, segments: &segments };
+    end.device.post_recv(end.now, end.qpn, &request).unwrap();
+    end.hear_datagram(datagram(), b"abcdef");
+    assert_eq!(end.bytes(110, 2), b"ab");
+    assert_eq!(end.bytes(200, 4), b"cdef");
+}
+
+#[test]
+fn datagrams_come_from_anyone_on_any_port() {
+    let mut end = solo();
+    for (id, host) in ["10.0.0.9", "192.0.2.1", "10.0.0.9"].into_iter().enumerate() {
+        end.peer = host.parse().unwrap();
+        end.post_recv(id as u64, 0, 256);
+        end.hear_datagram(datagram(), b"hello");
+        let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+        assert_eq!(IpHeader::from_grh(&grh).unwrap().source(), end.peer);
+    }
+    assert_eq!(end.statuses().len(), 3);
+}
+
+#[test]
+fn numbers_of_datagrams_mean_nothing() {
+    let mut end = solo();
+    for psn in [5, 5, 4, 0xff_ffff, 0] {
+        end.post_recv(1, 0, 256);
+        let header = Header::new(end.qpn, Psn::wrapping(psn), Operation::Ud(datagram()));
+        let bytes = end.forge(&header, b"x");
+        end.deliver(&bytes);
+    }
+    assert_eq!(end.statuses().len(), 5);
+}
+
+#[test]
+fn corrupted_datagram_is_dropped() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+    let mut bytes = end.forge(&header, b"hello");
+    bytes[22] ^= 1;
+    end.deliver(&bytes);
+    assert_eq!(end.drops(), [DropReason::Icrc]);
+    // One whose addresses were changed on the way is corrupted too.
+    let bytes = end.forge(&header, b"hello");
+    let arrival = Arrival { source: "10.0.0.99:49443".parse().unwrap(), ..end.arrival() };
+    end.deliver_as(&arrival, &bytes);
+    assert_eq!(end.drops(), [DropReason::Icrc; 2]);
+}
+
+#[test]
+fn datagram_of_another_partition_is_dropped() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    let mut header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+    header.pkey = 0x1234;
+    let bytes = end.forge(&header, b"hello");
+    end.deliver(&bytes);
+    assert_eq!(end.drops(), [DropReason::Partition]);
+}
+
+#[test]
+fn messages_of_connections_are_no_datagrams() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    end.hear(0, Rc::Send(Send::Only(None)), b"abcd");
+    end.hear_uc(0, Uc::Send(Send::Only(None)), b"abcd");
+    assert_eq!(end.drops(), [DropReason::Transport; 2]);
+}
+
+#[test]
+fn solicited_datagram_wakes_who_waits_for_such() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    end.post_recv(2, 0, 256);
+    end.device.wake_on_completion(end.cq, Wake::Solicited);
+    end.hear_datagram(datagram(), b"abcd");
+    assert_eq!(end.notices(), []);
+    let mut header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+    header.solicited = true;
+    let bytes = end.forge(&header, b"abcd");
+    end.deliver(&bytes);
+    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+}
+
+#[test]
+fn receive_into_wrong_memory_fails_the_queue_pair() {
+    let mut end = solo();
+    let other: Pd = end.device.create_domain();
+    let key = end.register_with(other, crate::harness::ALL, adverb_proto::memory::RemoteInvalidate::Denied);
+    let mut segment = end.segment(0, 64);
+    segment.lkey = key;
+    let request = RecvRequest { wr_id: 1, segments: &[segment] };
+    end.device.post_recv(end.now, end.qpn, &request).unwrap();
+    end.hear_datagram(datagram(), b"abcd");
+    assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
+    assert_eq!(end.state(), QpState::Error);
+    assert_eq!(end.notices(), [Notice::Fatal(end.qpn)]);
+}
+
+#[test]
+fn nothing_is_received_before_ready_and_in_error() {
+    let mut end = End::new(1, 2, &options());
+    end.modify(Transition::Init(Init::datagrams(QKEY)));
+    end.post_recv(1, 0, 256);
+    end.hear_datagram(datagram(), b"abcd");
+    end.modify(Transition::ReceiveDatagrams);
+    end.hear_datagram(datagram(), b"abcd");
+    assert_eq!(end.statuses(), [(1, Status::Success)], "ready to receive is enough");
+    end.modify(Transition::Error);
+    end.hear_datagram(datagram(), b"abcd");
+    assert_eq!(end.drops(), [DropReason::State; 2]);
+}
+
+#[test]
+fn connections_way_to_receive_is_not_a_datagrams() {
+    let mut end = End::new(1, 2, &options());
+    end.modify(Transition::Init(Init::datagrams(QKEY)));
+    let connected = end.receiving(end.qpn, &Options { transport: Transport::Uc, ..options() });
+    let modified = end.device.modify_qp(end.now, end.qpn, &connected);
+    assert_eq!(modified, Err(ModifyError::WrongState(QpState::Init)));
+}
+
+#[test]
+fn error_flushes_receives() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    end.post_recv(2, 0, 256);
+    end.modify(Transition::Error);
+    assert_eq!(end.statuses(), [(1, Status::Flushed), (2, Status::Flushed)]);
+    end.post_recv(3, 0, 256);
+    assert_eq!(end.statuses(), [(3, Status::Flushed)]);
+}
+
+#[test]
+fn datagram_in_parts_is_received_without_its_bytes_in_a_row() {
+    let mut end = solo();
+    end.post_recv(1, 0, 256);
+    let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+    let arrival = end.arrival();
+    end.device.handle_parts(end.now, &arrival, &header, b"parts", &mut end.memory);
+    assert_eq!(end.bytes(GRH_LEN, 5), b"parts");
+    let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+    assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), 20 + 8 + 12 + 8 + 8 + 4, "as if they had been");
+}
