@@ -87,6 +87,8 @@ enum Command {
     UnsafeInventory(unsafe_inventory::Args),
     /// Run what works on memory in flight under AddressSanitizer, here and on soft-RoCE.
     Asan,
+    /// Compare the speed and the system calls of adverb with perftest's, on soft-RoCE.
+    Perf(vm::perf::Args),
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
     Vm(vm::Args),
 }
@@ -98,6 +100,7 @@ impl Command {
         match self {
             Self::Ci => return ci::run(),
             Self::Vm(args) => return vm::run(args),
+            Self::Perf(args) => return vm::perf::run(&args),
             Self::Asan => return asan::run(),
             Self::Setup => setup::run()?,
             Self::Fmt(args) => fmt::run(&args)?,

@@ -16,6 +16,7 @@ mod cpio;
 mod guest;
 mod initramfs;
 mod kernel;
+pub(crate) mod perf;
 mod scratch;
 mod share;
 mod smoke;

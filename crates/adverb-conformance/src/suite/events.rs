@@ -1,6 +1,6 @@
 //! Completion queues that tell when something has come.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::verbs::{SendRequest, Transport::Rc};
@@ -22,6 +22,9 @@ tests! { "events";
     who_waits_for_solicited_completions_is_not_woken_by_others,
     a_failure_wakes_who_waits_for_solicited_completions,
     waiting_sleeps_until_the_completion_comes,
+    waiting_without_a_limit_ends_with_the_completion,
+    a_wait_for_an_event_ends_with_it_or_in_time,
+    waits_with_and_without_a_limit_may_be_mixed,
     waiting_for_one_of_many_finds_it,
     events_that_nobody_took_are_no_hindrance,
     [Need::Depth(1024)] a_hundred_thousand_completions_come_through_events,
@@ -134,6 +137,58 @@ fn waiting_sleeps_until_the_completion_comes(fixture: &Fixture) -> Result<()> {
             pair.left.done(SendRequest::send(pair.left.filled(8, seed)?))?;
             let completion = waiting.join().ok().context("it panicked")??;
             check(&completion.into_message()?, seed)
+        })?;
+    }
+    Ok(())
+}
+
+fn waiting_without_a_limit_ends_with_the_completion(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    let id = pair.right.offer(8)?;
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
+        std::thread::sleep(MOMENT);
+        pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        waiter.join().expect("it doesn't panic")?.success()?;
+        Ok(())
+    })
+}
+
+fn a_wait_for_an_event_ends_with_it_or_in_time(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.cq.arm(false)?;
+    let start = Instant::now();
+    ensure!(!pair.right.cq.wait_event(MOMENT)?, "there is an event, and nothing has come");
+    let took = start.elapsed();
+    ensure!(took >= MOMENT && took < PATIENCE, "it took {took:?}");
+    for timeout in [PATIENCE, Duration::MAX] {
+        send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
+        ensure!(pair.right.cq.wait_event(timeout)?, "it wasn't told");
+        pair.right.cq.arm(false)?;
+        pair.right.take(1)?;
+    }
+    let without = fixture.device.completion_queue(4).create()?;
+    let waited = without.wait_event(MOMENT);
+    ensure!(matches!(waited, Err(Error::Unsupported { .. })), "it waited: {waited:?}");
+    Ok(())
+}
+
+/// Who waits without a limit must not keep others from looking, and takes no event for good that another saw.
+fn waits_with_and_without_a_limit_may_be_mixed(fixture: &Fixture) -> Result<()> {
+    const ROUNDS: usize = 200;
+    let pair = fixture.pair(Rc).events().connect()?;
+    for round in 0..ROUNDS {
+        let ids = [pair.right.offer(8)?, pair.right.offer(8)?];
+        std::thread::scope(|scope| {
+            let patient = scope.spawn(|| pair.right.cq.wait(ids[round % 2], Duration::MAX));
+            let hasty = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], PATIENCE));
+            for _ in ids {
+                pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+            }
+            for waiter in [patient, hasty] {
+                waiter.join().expect("it doesn't panic")?.success()?;
+            }
+            anyhow::Ok(())
         })?;
     }
     Ok(())

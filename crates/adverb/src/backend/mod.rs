@@ -297,12 +297,22 @@ impl CompletionQueue {
         ask!(self, queue => queue.correct(outcome));
     }
 
-    /// The descriptor that is readable when there is an event, if the queue has events.
+    /// Whether it was made with events.
+    pub(crate) fn has_events(&self) -> bool {
+        ask!(self, queue => queue.has_events())
+    }
+
+    /// The descriptor that is readable when there is an event, if the queue has events. It is made non-blocking.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         ask!(self, queue => queue.event_fd())
     }
 
-    /// Waits until there is an event, takes and acknowledges it; `false` if none came in time.
+    /// Takes and acknowledges an event, if there is one.
+    pub(crate) fn take_event(&self) -> Result<bool> {
+        ask!(self, queue => queue.take_event())
+    }
+
+    /// Waits until there is an event, takes and acknowledges it; `false` if none came in time, or something came between.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
         ask!(self, queue => queue.wait_event(timeout))
     }

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::completion::{Completion, RequestId};
+use super::deadline::Deadline;
 use super::in_flight::{Completing, InFlight, Posting, queue};
 use super::poller::WakerCell;
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
@@ -46,6 +47,8 @@ struct State {
     ready: Vec<Completion>,
     /// Whether somebody waits for an event. Others then wait for news of that one: an event wakes just one.
     someone_waits: bool,
+    /// How many of those others there are.
+    others_wait: u32,
     /// Completions of requests that aren't known: of queue pairs that are gone.
     stale: u64,
     /// Completions that came.
@@ -89,15 +92,18 @@ impl CompletionQueue {
     /// Waits for the completion of one request. Others that come meanwhile are kept for [`poll`](CompletionQueue::poll)
     /// and other waiters.
     ///
+    /// `Duration::MAX` is no limit, and cheaper than one: with events, a single system call waits and takes the event.
+    ///
     /// # Errors
     ///
     /// If it doesn't come in time, or the device can't be asked.
     pub fn wait(&self, id: RequestId, timeout: Duration) -> Result<Completion> {
-        let deadline = Instant::now() + timeout;
+        let mut deadline = None;
         loop {
             if let Some(completion) = self.find(id)? {
                 return Ok(completion);
             }
+            let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
             if !self.pause(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
                 return Err(Error::Timeout { timeout, waiting: "waiting for a completion" });
             }
@@ -107,17 +113,21 @@ impl CompletionQueue {
     /// Waits until there are completions, takes them, adds them to `out`, and says how many. 0 if none came in time.
     ///
     /// A queue that was made with [events](CompletionQueueBuilder::events) sleeps meanwhile; others are asked over and
-    /// over.
+    /// over. As with [`wait`](CompletionQueue::wait), `Duration::MAX` is no limit.
     ///
     /// # Errors
     ///
     /// If the device can't be asked.
     pub fn poll_timeout(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
-        let deadline = Instant::now() + timeout;
+        let mut deadline = None;
         loop {
             let count = self.poll(out)?;
-            if count > 0 || !self.pause(deadline, |ready| !ready.is_empty())? {
+            if count > 0 {
                 return Ok(count);
+            }
+            let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
+            if !self.pause(deadline, |ready| !ready.is_empty())? {
+                return Ok(0);
             }
         }
     }
@@ -135,9 +145,37 @@ impl CompletionQueue {
     }
 
     /// The descriptor that becomes readable when there is an event, for any event loop; `None` if the queue was made
-    /// without events. After it, call [`take_event`](CompletionQueue::take_event).
+    /// without events. It doesn't block. After it, call [`take_event`](CompletionQueue::take_event).
+    ///
+    /// Who uses it doesn't also [wait](CompletionQueue::wait) for the queue: an event that one takes the other misses.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.backend.event_fd()
+    }
+
+    /// Waits for an event, takes and acknowledges it; `false` if none came in time. `Duration::MAX` is no limit.
+    ///
+    /// For programs that [arm](CompletionQueue::arm) the queue themselves. [`wait`](CompletionQueue::wait) and
+    /// [`poll_timeout`](CompletionQueue::poll_timeout) do that where they have to, and look first, which is faster.
+    ///
+    /// # Errors
+    ///
+    /// If the device can't be asked, or the queue was made without events.
+    pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
+        if timeout == Duration::MAX {
+            // A signal may end the wait though nothing has come.
+            while !self.0.backend.wait_event(None)? {}
+            return Ok(true);
+        }
+        let deadline = Deadline::new(timeout);
+        loop {
+            let left = deadline.left();
+            if self.0.backend.wait_event(Some(left))? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
     }
 
     /// Takes and acknowledges an event, if there is one; says whether there was.
@@ -146,7 +184,7 @@ impl CompletionQueue {
     ///
     /// If the device can't be asked, or the queue was made without events.
     pub fn take_event(&self) -> Result<bool> {
-        self.0.backend.wait_event(Some(Duration::ZERO))
+        self.0.backend.take_event()
     }
 
     /// How many completions fit.
@@ -177,12 +215,12 @@ impl CompletionQueue {
 
     /// Waits for an event, or for news from who waits for one, or a moment where there are none; not at all if what is
     /// waited for is among those kept. `false` if the deadline has passed.
-    fn pause(&self, deadline: Instant, is_there: impl Fn(&[Completion]) -> bool) -> Result<bool> {
-        let left = deadline.saturating_duration_since(Instant::now());
+    fn pause(&self, deadline: &Deadline, is_there: impl Fn(&[Completion]) -> bool) -> Result<bool> {
+        let left = deadline.left();
         if left.is_zero() {
             return Ok(false);
         }
-        if self.0.backend.event_fd().is_none() {
+        if !self.0.backend.has_events() {
             std::thread::yield_now();
             return Ok(true);
         }
@@ -192,35 +230,49 @@ impl CompletionQueue {
             return Ok(true);
         }
         if state.someone_waits {
-            drop(self.0.news.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
+            state.others_wait += 1;
+            let waited = self.0.news.wait_timeout(state, left);
+            waited.unwrap_or_else(PoisonError::into_inner).0.others_wait -= 1;
             return Ok(true);
         }
         state.someone_waits = true;
         drop(state);
-        let waited = self.wait_event(left, is_there);
-        self.lock().someone_waits = false;
-        // Another takes over, or finds what this one has kept.
-        self.0.news.notify_all();
+        let waited = self.arm_and_wait(left, is_there);
+        let mut state = self.lock();
+        state.someone_waits = false;
+        // Another takes over.
+        self.tell_others(&state);
         waited?;
         Ok(true)
     }
 
-    /// Waits for an event, and keeps what came. Only one thread does so at a time, and that one arms: an event that
-    /// another took, or that another's arming was for, would be missed.
-    fn wait_event(&self, timeout: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
+    /// Waits for an event. Only one thread does so at a time, and that one arms: an event that another took, or that
+    /// another's arming was for, would be missed.
+    fn arm_and_wait(&self, left: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
         self.0.backend.arm(false)?;
         // What came before the arming makes no event: look again before waiting.
-        self.gather()?;
-        if !is_there(&self.lock().ready) {
-            self.0.backend.wait_event(Some(timeout))?;
+        let mut state = self.lock();
+        self.gather_into(&mut state)?;
+        if is_there(&state.ready) {
+            return Ok(());
         }
-        self.gather()
+        drop(state);
+        self.0.backend.wait_event(limit(left))?;
+        Ok(())
+    }
+
+    /// Has those who wait for news look.
+    fn tell_others(&self, state: &State) {
+        // It would be a system call even if nobody waits.
+        if state.others_wait > 0 {
+            self.0.news.notify_all();
+        }
     }
 
     /// The completion of a request, if it has come.
     fn find(&self, id: RequestId) -> Result<Option<Completion>> {
-        self.gather()?;
         let mut state = self.lock();
+        self.gather_into(&mut state)?;
         let at = state.ready.iter().position(|completion| completion.id == id);
         Ok(at.map(|at| state.ready.remove(at)))
     }
@@ -239,7 +291,7 @@ impl CompletionQueue {
         let before = ready.len();
         let polled = self.poll_device(state, &mut ready);
         if ready.len() > before {
-            self.0.news.notify_all();
+            self.tell_others(state);
             self.0.poller.wake();
         }
         state.ready = ready;
@@ -444,6 +496,11 @@ impl Drop for AttachedShared {
             state.reserved -= depth;
         }
     }
+}
+
+/// A time limit as the engines want it: none, if it never comes.
+fn limit(left: Duration) -> Option<Duration> {
+    (left != Duration::MAX).then_some(left)
 }
 
 /// What a work-request id says: whose it is, and which request.

@@ -26,6 +26,7 @@ mod completion;
 mod completion_queue;
 mod counters;
 mod datagram;
+mod deadline;
 mod device;
 mod endpoint;
 mod event;

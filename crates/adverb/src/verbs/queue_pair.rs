@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
 
 use super::completion_queue::{Attached, AttachedShared};
+use super::deadline::Deadline;
 use super::multicast::Memberships;
 use super::post::Scratch;
 use super::queue_pair_builder::random_psn;
@@ -281,14 +282,14 @@ impl QueuePair {
     /// If they don't come in time, or the device refuses.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
         self.fail()?;
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::new(timeout);
         loop {
             self.send_completion_queue().gather()?;
             self.recv_completion_queue().gather()?;
             if self.sends_outstanding() == 0 && self.recvs_outstanding() == 0 {
                 return Ok(());
             }
-            if Instant::now() >= deadline {
+            if deadline.left().is_zero() {
                 return Err(Error::Timeout { timeout, waiting: "draining a queue pair" });
             }
             std::thread::sleep(Duration::from_micros(100));

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
@@ -16,7 +17,7 @@ pub(crate) struct CompletionQueue {
     pub(super) device: Arc<Device>,
     pub(super) handle: NonNull<ibv_cq>,
     /// This queue's alone, so that no event of one queue is taken by who waits for another.
-    channel: Option<NonNull<ibv_comp_channel>>,
+    channel: Option<Channel>,
     depth: u32,
 }
 
@@ -36,17 +37,20 @@ impl CompletionQueue {
         vector: u32,
     ) -> Result<CompletionQueue> {
         let library = device.library;
-        let channel = if events { Some(new_channel(device)?) } else { None };
+        let channel = if events { Some(Channel::new(device)?) } else { None };
         let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
         let vector = libc::c_int::try_from(vector).unwrap_or(libc::c_int::MAX);
-        let channel_pointer = channel.map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        let channel_pointer =
+            channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.handle.as_ptr());
         // SAFETY: the context is open, and the channel, if there is one, is of it.
         let handle = unsafe {
             library.ibv_create_cq(device.context.as_ptr(), cqe, std::ptr::null_mut(), channel_pointer, vector)
         };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            destroy_channel(device, channel);
+            if let Some(channel) = channel {
+                channel.destroy(device);
+            }
             let action = format!("making a completion queue of {depth} on {}", device.name);
             return Err(verb_error(error, action));
         };
@@ -99,39 +103,39 @@ impl CompletionQueue {
         check(code, || format!("arming a completion queue of {}", self.device.name))
     }
 
+    pub(crate) fn has_events(&self) -> bool {
+        self.channel.is_some()
+    }
+
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        let channel = self.channel.as_ref()?;
+        channel.unblock();
         // SAFETY: the channel, and so its descriptor, lives as long as the queue, which is borrowed.
-        self.channel.map(|channel| unsafe { BorrowedFd::borrow_raw((*channel.as_ptr()).fd) })
+        Some(unsafe { BorrowedFd::borrow_raw(channel.fd()) })
+    }
+
+    pub(crate) fn take_event(&self) -> Result<bool> {
+        let channel = self.channel()?;
+        channel.unblock();
+        channel.take_event(&self.device)
     }
 
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        let Some(channel) = self.channel else {
-            return Err(Error::Unsupported {
-                what: "waiting for an event of a completion queue that was made without".into(),
-                hint: "call `events` when you make it".into(),
-            });
-        };
-        // SAFETY: the channel is alive.
-        let fd = unsafe { (*channel.as_ptr()).fd };
-        if !wait_readable(fd, timeout)? {
-            return Ok(false);
+        let channel = self.channel()?;
+        // With no time limit, taking an event waits for it, as long as all do so: who looks whether there is one, and then
+        // takes it, would wait for ever if another took it in between.
+        if timeout.is_none() && channel.blocks() {
+            return channel.take_event(&self.device);
         }
-        let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the channel is alive, and both may be written.
-        let code =
-            unsafe { self.device.library.ibv_get_cq_event(channel.as_ptr(), &mut queue, &mut context) };
-        if code != 0 {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                // Somebody else took it.
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(verb_error(error, "taking an event of a completion queue".to_owned())),
-            };
-        }
-        // Acknowledged at once: a queue with an event outstanding can't be destroyed.
-        // SAFETY: the event was of this queue, the only one of the channel.
-        unsafe { self.device.library.ibv_ack_cq_events(queue, 1) };
-        Ok(true)
+        channel.unblock();
+        Ok(wait_readable(channel.fd(), timeout)? && channel.take_event(&self.device)?)
+    }
+
+    fn channel(&self) -> Result<&Channel> {
+        self.channel.as_ref().ok_or_else(|| Error::Unsupported {
+            what: "waiting for an event of a completion queue that was made without".into(),
+            hint: "call `events` when you make it".into(),
+        })
     }
 }
 
@@ -145,27 +149,73 @@ impl Drop for CompletionQueue {
         if let Err(error) = check(code, || "destroying a completion queue".to_owned()) {
             tracing::error!(%error, "a completion queue could not be destroyed");
         }
-        destroy_channel(&self.device, self.channel);
+        if let Some(channel) = &self.channel {
+            channel.destroy(&self.device);
+        }
     }
 }
 
-fn new_channel(device: &Device) -> Result<NonNull<ibv_comp_channel>> {
-    // SAFETY: the context is open.
-    let channel = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
-    let action = || format!("making a completion channel on {}", device.name);
-    let channel = NonNull::new(channel).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
-    // SAFETY: the channel was just made.
-    if let Err(error) = set_nonblocking(unsafe { (*channel.as_ptr()).fd }) {
-        destroy_channel(device, Some(channel));
-        return Err(verb_error(error, action()));
-    }
-    Ok(channel)
+/// Where a queue's events come out.
+struct Channel {
+    handle: NonNull<ibv_comp_channel>,
+    /// Whether its descriptor has been made non-blocking, as event loops want it.
+    is_nonblocking: AtomicBool,
 }
 
-fn destroy_channel(device: &Device, channel: Option<NonNull<ibv_comp_channel>>) {
-    if let Some(channel) = channel {
-        // SAFETY: destroyed once, after the only queue that used it.
-        let code = unsafe { device.library.ibv_destroy_comp_channel(channel.as_ptr()) };
+impl Channel {
+    fn new(device: &Device) -> Result<Channel> {
+        // SAFETY: the context is open.
+        let handle = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
+        let error = || {
+            verb_error(io::Error::last_os_error(), format!("making a completion channel on {}", device.name))
+        };
+        let handle = NonNull::new(handle).ok_or_else(error)?;
+        Ok(Channel { handle, is_nonblocking: AtomicBool::new(false) })
+    }
+
+    fn fd(&self) -> libc::c_int {
+        // SAFETY: it is alive until it is destroyed.
+        unsafe { (*self.handle.as_ptr()).fd }
+    }
+
+    /// Whether taking an event waits for one.
+    fn blocks(&self) -> bool {
+        !self.is_nonblocking.load(Ordering::Acquire)
+    }
+
+    /// Makes taking an event fail where it would wait. Who waits already isn't disturbed.
+    fn unblock(&self) {
+        if self.blocks() {
+            match set_nonblocking(self.fd()) {
+                Ok(()) => self.is_nonblocking.store(true, Ordering::Release),
+                // It can't happen to a descriptor that is open.
+                Err(error) => tracing::error!(%error, "a completion channel could not be made non-blocking"),
+            }
+        }
+    }
+
+    /// Takes and acknowledges an event; `false` if there is none, or a signal came first.
+    fn take_event(&self, device: &Device) -> Result<bool> {
+        let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel is alive, and both may be written.
+        let code = unsafe { device.library.ibv_get_cq_event(self.handle.as_ptr(), &mut queue, &mut context) };
+        if code != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
+                _ => Err(verb_error(error, "taking an event of a completion queue".to_owned())),
+            };
+        }
+        // Acknowledged at once: a queue with an event outstanding can't be destroyed.
+        // SAFETY: the event was of the only queue of the channel.
+        unsafe { device.library.ibv_ack_cq_events(queue, 1) };
+        Ok(true)
+    }
+
+    /// Ends it, after the only queue that used it.
+    fn destroy(&self, device: &Device) {
+        // SAFETY: called once, by who has the channel and is about to go.
+        let code = unsafe { device.library.ibv_destroy_comp_channel(self.handle.as_ptr()) };
         if let Err(error) = check(code, || "destroying a completion channel".to_owned()) {
             tracing::error!(%error, "a completion channel could not be destroyed");
         }

@@ -31,13 +31,19 @@ use std::io;
 use crate::error::Error;
 
 /// The error of a verb that answers with an error number; `Ok` if it is 0.
+#[inline]
 fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::Result<()> {
-    match code {
-        0 => Ok(()),
-        // Most verbs return the number; some return -1 and set errno.
-        -1 => Err(verb_error(io::Error::last_os_error(), action())),
-        code => Err(verb_error(io::Error::from_raw_os_error(code.abs()), action())),
-    }
+    if code == 0 { Ok(()) } else { Err(refusal(code, action)) }
+}
+
+#[cold]
+fn refusal(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
+    // Most verbs return the number; some return -1 and set errno, which the next allocation may change.
+    let error = match code {
+        -1 => io::Error::last_os_error(),
+        code => io::Error::from_raw_os_error(code.abs()),
+    };
+    verb_error(error, action())
 }
 
 /// The error of a verb, with what to try.

@@ -119,7 +119,7 @@ impl Connecting {
 
     /// Until when the connection has to be there.
     pub fn deadline(&self) -> Instant {
-        self.deadline.at
+        self.deadline.at()
     }
 }
 

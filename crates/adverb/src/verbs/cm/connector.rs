@@ -249,7 +249,7 @@ impl Resolving {
 
     /// Until when the route has to be known.
     pub fn deadline(&self) -> Instant {
-        self.deadline.at
+        self.deadline.at()
     }
 }
 

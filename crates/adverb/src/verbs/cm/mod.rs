@@ -78,7 +78,7 @@ mod failure;
 mod listener;
 mod path;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use adverb_proto::vocabulary::RejectReason;
 
@@ -88,6 +88,7 @@ pub use connector::{Connector, Resolving, Route};
 pub use listener::{Incoming, Listener, ListenerBuilder};
 pub use path::Path;
 
+use super::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// How many bytes may go with a request for a connection: 92 of the protocol's, less the 36 of its IP addresses.
@@ -99,26 +100,6 @@ pub const MAX_REJECT_DATA: usize = 148;
 
 /// How long a connection may take to be made, unless something else is said.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Until when something has to be done.
-#[derive(Clone, Copy, Debug)]
-struct Deadline {
-    timeout: Duration,
-    at: Instant,
-}
-
-impl Deadline {
-    fn new(timeout: Duration) -> Deadline {
-        // A deadline that the clock can't tell is one that never comes.
-        let now = Instant::now();
-        let at = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(u32::MAX.into()));
-        Deadline { timeout, at }
-    }
-
-    fn left(&self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
-    }
-}
 
 /// Checks the length of private data.
 fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()> {
@@ -156,11 +137,5 @@ mod tests {
         let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a request").unwrap_err();
         assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
         assert!(error.to_string().starts_with("the length of private data with a request is 57"), "{error}");
-    }
-
-    #[test]
-    fn a_deadline_beyond_the_clock_is_far_away() {
-        assert!(Deadline::new(Duration::MAX).left() > Duration::from_secs(1 << 30));
-        assert_eq!(Deadline::new(Duration::ZERO).left(), Duration::ZERO);
     }
 }

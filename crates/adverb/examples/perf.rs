@@ -1,0 +1,245 @@
+//! How fast is it? What perftest's `ib_send_lat -e` and `ib_write_bw` measure, with Adverb.
+//!
+//! ```text
+//! $ cargo run --release --example perf -- listen 192.0.2.7:7471
+//! $ cargo run --release --example perf -- latency 192.0.2.7:7471 [MESSAGES] [BYTES]
+//! $ cargo run --release --example perf -- events 192.0.2.7:7471 [MESSAGES] [BYTES]
+//! $ cargo run --release --example perf -- bandwidth 192.0.2.7:7471 [MESSAGES] [BYTES]
+//! ```
+//!
+//! `latency` sends messages there and back, and waits for each: half a round trip is what it tells. `events` does so with
+//! an event for every completion, as `ib_send_lat -e` does, where `latency` sleeps only if there is nothing to be had.
+//! `bandwidth` writes into the peer's memory as fast as it can. Who listens serves one peer, and ends.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
+use adverb::verbs::cm::{Connection, Connector, Listener, Path};
+use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest};
+
+const FOR_EVER: Duration = Duration::MAX;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many writes are under way at once.
+const WRITES: u32 = 128;
+
+/// How many receives wait for messages.
+const RECEIVES: u32 = 16;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let usage = "say `listen ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
+    let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
+    let address: SocketAddr = address.parse()?;
+    let number = |at: usize, usual| numbers.get(at).map_or(Ok(usual), |word| word.parse::<u32>());
+    match what.as_str() {
+        "listen" => listen(address),
+        "latency" => latency(address, Plan { kind: LATENCY, count: number(0, 1000)?, len: number(1, 2)? }),
+        "events" => latency(address, Plan { kind: EVENTS, count: number(0, 1000)?, len: number(1, 2)? }),
+        "bandwidth" => {
+            bandwidth(address, Plan { kind: BANDWIDTH, count: number(0, 5000)?, len: number(1, 65536)? })
+        }
+        _ => Err(usage.into()),
+    }
+}
+
+const LATENCY: u32 = 1;
+const EVENTS: u32 = 2;
+const BANDWIDTH: u32 = 3;
+
+/// What the one who connects wants to do: it tells the other when it connects.
+#[derive(Clone, Copy)]
+struct Plan {
+    kind: u32,
+    count: u32,
+    len: u32,
+}
+
+impl Plan {
+    fn to_bytes(self) -> Vec<u8> {
+        [self.kind, self.count, self.len].iter().flat_map(|number| number.to_be_bytes()).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Plan> {
+        let number = |at: usize| Some(u32::from_be_bytes(bytes.get(at * 4..at * 4 + 4)?.try_into().ok()?));
+        Some(Plan { kind: number(0)?, count: number(1)?, len: number(2)? })
+    }
+}
+
+/// Serves one peer, whatever it wants.
+fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+    let listener = Listener::bind(address)?;
+    println!("listening at {}", listener.local_address());
+    let request = listener.accept()?;
+    let plan = Plan::from_bytes(request.private_data()).ok_or("the peer didn't say what it wants")?;
+    let mut desk = Desk::new(request.path(), &plan)?;
+    let memory = desk.memory.remote();
+    let mut answer = memory.addr.to_be_bytes().to_vec();
+    answer.extend(memory.rkey.to_be_bytes());
+    let connection = request.accept(desk.queue_pair.take().ok_or("it has a queue pair")?, &answer)?;
+    if plan.kind != BANDWIDTH {
+        let mut ball = desk.ball.take().ok_or("it has a ball")?;
+        for _ in 0..plan.count {
+            desk.receive(&connection)?;
+            ball = desk.send(&connection, ball)?;
+        }
+    }
+    connection.wait_event(FOR_EVER)?;
+    Ok(())
+}
+
+fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
+    let (connection, mut desk) = connect(address, plan)?;
+    let mut ball = desk.ball.take().ok_or("it has a ball")?;
+    let mut times = Vec::with_capacity(plan.count as usize + 1);
+    for _ in 0..plan.count {
+        times.push(Instant::now());
+        ball = desk.send(&connection, ball)?;
+        desk.receive(&connection)?;
+    }
+    times.push(Instant::now());
+    connection.close(PATIENCE)?;
+    let mut halves: Vec<f64> =
+        times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e6 / 2.0).collect();
+    let average = halves.iter().sum::<f64>() / halves.len() as f64;
+    halves.sort_by(f64::total_cmp);
+    let at = |part: usize| halves[(halves.len() * part / 100).min(halves.len() - 1)];
+    println!(
+        "{} messages of {} bytes: average {average:.2} µs, typical {:.2}, least {:.2}, 99 % {:.2}",
+        plan.count,
+        plan.len,
+        at(50),
+        at(0),
+        at(99)
+    );
+    Ok(())
+}
+
+fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
+    let (connection, desk) = connect(address, plan)?;
+    let (addr, rkey) = connection.private_data().split_first_chunk().ok_or("the peer didn't say where")?;
+    let rkey = rkey.first_chunk().ok_or("the peer didn't say its key")?;
+    let remote = RemoteMemory {
+        addr: u64::from_be_bytes(*addr),
+        rkey: u32::from_be_bytes(*rkey),
+        len: plan.len.into(),
+    };
+    let start = Instant::now();
+    let (mut posted, mut completed, mut completions) = (0, 0, Vec::with_capacity(WRITES as usize));
+    while completed < plan.count {
+        while posted < plan.count && posted - completed < WRITES {
+            let source = desk.memory.slice(0..plan.len as usize)?;
+            connection.queue_pair().post_send(SendRequest::write(source, remote.at(0)))?;
+            posted += 1;
+        }
+        desk.sends.poll(&mut completions)?;
+        for completion in completions.drain(..) {
+            completion.success()?;
+            completed += 1;
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    connection.close(PATIENCE)?;
+    let mebibytes = f64::from(plan.count) * f64::from(plan.len) / f64::from(1 << 20);
+    println!("{} writes of {} bytes: {:.2} MiB/s", plan.count, plan.len, mebibytes / seconds);
+    Ok(())
+}
+
+fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Desk), Box<dyn Error>> {
+    let mut desk = None;
+    let connector = Connector::new().timeout(PATIENCE).private_data(&plan.to_bytes());
+    let connection = connector.connect(address, |path| {
+        let made = desk.insert(Desk::new(path, &plan)?);
+        Ok(made.queue_pair.take().expect("it is new"))
+    })?;
+    Ok((connection, desk.ok_or("it was made with the queue pair")?))
+}
+
+/// What each side works with.
+struct Desk {
+    /// Until it is connected.
+    queue_pair: Option<QueuePair>,
+    sends: CompletionQueue,
+    receives: CompletionQueue,
+    /// Whether every completion is to have its event.
+    is_strict: bool,
+    /// What has completed.
+    completed: Vec<Completion>,
+    ball: Option<Buffer>,
+    memory: MemoryRegion,
+}
+
+impl Desk {
+    fn new(path: &Path, plan: &Plan) -> Result<Desk, adverb::Error> {
+        let device = path.device()?;
+        let domain = device.protection_domain()?;
+        let sends = device.completion_queue(WRITES).events().create()?;
+        let receives = device.completion_queue(RECEIVES).events().create()?;
+        let queue_pair = path
+            .queue_pair(&domain)?
+            .send_completion_queue(&sends)
+            .recv_completion_queue(&receives)
+            .depth(WRITES, RECEIVES)
+            .access(Access::REMOTE_WRITE)
+            .create()?;
+        for _ in 0..RECEIVES {
+            queue_pair.post_recv(domain.buffer(plan.len as usize)?)?;
+        }
+        let is_strict = plan.kind == EVENTS;
+        if is_strict {
+            sends.arm(false)?;
+            receives.arm(false)?;
+        }
+        let ball = Some(domain.buffer(plan.len as usize)?);
+        let memory = domain.region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let (queue_pair, completed) = (Some(queue_pair), Vec::new());
+        Ok(Desk { queue_pair, sends, receives, is_strict, completed, ball, memory })
+    }
+
+    /// Sends the ball, and waits until it may be used again.
+    fn send(&mut self, connection: &Connection, ball: Buffer) -> Result<Buffer, adverb::Error> {
+        connection.queue_pair().post_send(SendRequest::send(ball))?;
+        Desk::completion(&self.sends, &mut self.completed, self.is_strict)
+    }
+
+    /// Waits until a message has come, and makes room for another.
+    fn receive(&mut self, connection: &Connection) -> Result<(), adverb::Error> {
+        let message = Desk::completion(&self.receives, &mut self.completed, self.is_strict)?;
+        connection.queue_pair().post_recv(message)?;
+        Ok(())
+    }
+
+    /// Waits for the only completion that can come.
+    fn completion(
+        queue: &CompletionQueue,
+        completed: &mut Vec<Completion>,
+        is_strict: bool,
+    ) -> Result<Buffer, adverb::Error> {
+        loop {
+            if let Some(completion) = completed.pop() {
+                completion.success()?;
+                return Ok(completion.into_buffer().expect("it had one"));
+            }
+            if is_strict {
+                queue.wait_event(FOR_EVER)?;
+                queue.arm(false)?;
+                queue.poll(completed)?;
+            } else {
+                queue.poll_timeout(completed, FOR_EVER)?;
+            }
+        }
+    }
+}

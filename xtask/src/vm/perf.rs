@@ -1,0 +1,388 @@
+//! `cargo xtask perf`: is Adverb as fast as C?
+//!
+//! perftest and adverb's example `perf` do the same on rxe0, between two processes, by turns: SENDs there and back with
+//! events and 16 receives posted at all times, and RDMA WRITEs of which up to 128 are under way. The guest has one CPU and a clock that goes by its instructions, so that a run repeats to
+//! about a per cent; perftest is run twice per round, to show how well. System calls are counted by strace in a short run
+//! and in one twice as long: the difference is that of the messages alone.
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use super::guest::{Observer, Stream};
+use super::{Options, explain, prepare};
+use crate::process;
+
+/// The options of `cargo xtask perf`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How often everything is measured; the table has the medians.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: u8,
+}
+
+/// Runs `$1` in the background, and once it listens, `$2`.
+const PAIR: &str = "\
+pair() {
+  $1 >/tmp/server 2>&1 &
+  sleep 1
+  $2 || { cat /tmp/server >&2; exit 1; }
+  wait $! || { cat /tmp/server >&2; exit 1; }
+}
+";
+
+/// Where who listens is, as the other finds it.
+const ADDRESS: &str = "10.77.0.1";
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    /// SENDs there and back, waiting with events.
+    Latency,
+    /// RDMA WRITEs of 64 KiB.
+    Bandwidth,
+}
+
+/// By whom it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Perftest,
+    /// The same once more: what differs is noise.
+    PerftestAgain,
+    Adverb,
+    /// With a way to wait that looks before it sleeps.
+    AdverbLooking,
+}
+
+/// One run of two processes.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    work: Work,
+    who: Who,
+    messages: u32,
+    /// Whether strace counts the system calls.
+    traced: bool,
+}
+
+impl Run {
+    /// The line of shell for it. If it is traced, it ends with the counts: who listens, and who connects.
+    fn line(&self, perf: &str) -> String {
+        let Run { work, who, messages, traced } = *self;
+        let (server, client) = match (who, work) {
+            (Who::Adverb, Work::Latency) => adverb(perf, "events", messages),
+            (Who::AdverbLooking, Work::Latency) => adverb(perf, "latency", messages),
+            (Who::Adverb | Who::AdverbLooking, Work::Bandwidth) => adverb(perf, "bandwidth", messages),
+            (_, Work::Latency) => perftest("ib_send_lat -e -s 2 -r 16", messages),
+            (_, Work::Bandwidth) => perftest("ib_write_bw -s 65536", messages),
+        };
+        if !traced {
+            return format!("{PAIR}pair '{server}' '{client}'");
+        }
+        let strace = |name: &str| format!("strace -f -c -U calls,name -o /tmp/{name}.calls");
+        let [server, client] =
+            [("server", server), ("client", client)].map(|(name, line)| format!("{} {line}", strace(name)));
+        format!("{PAIR}pair '{server}' '{client}'\ntail -qn 1 /tmp/server.calls /tmp/client.calls")
+    }
+}
+
+fn adverb(perf: &str, work: &str, messages: u32) -> (String, String) {
+    let address = format!("{ADDRESS}:7471");
+    (format!("{perf} listen {address}"), format!("{perf} {work} {address} {messages}"))
+}
+
+fn perftest(command: &str, messages: u32) -> (String, String) {
+    let line = format!("{command} -n {messages} -d rxe0 -x 1 -F");
+    (line.clone(), format!("{line} {ADDRESS}"))
+}
+
+/// Messages of a run that is timed.
+fn messages(work: Work) -> u32 {
+    match work {
+        Work::Latency => 1000,
+        Work::Bandwidth => 300,
+    }
+}
+
+/// Messages of the shorter of the two runs in which system calls are counted.
+const TRACED: u32 = 100;
+
+/// Who does a work: there is only one way to write.
+fn whos(work: Work) -> impl Iterator<Item = Who> {
+    let looking = (work == Work::Latency).then_some(Who::AdverbLooking);
+    [Who::Perftest, Who::Adverb].into_iter().chain(looking)
+}
+
+fn runs(rounds: u8) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for work in [Work::Latency, Work::Bandwidth] {
+        for _ in 0..rounds {
+            for who in whos(work).chain([Who::PerftestAgain]) {
+                runs.push(Run { work, who, messages: messages(work), traced: false });
+            }
+        }
+        for who in whos(work) {
+            runs.push(Run { work, who, messages: TRACED, traced: true });
+            runs.push(Run { work, who, messages: 2 * TRACED, traced: true });
+        }
+    }
+    runs
+}
+
+/// Measures, prints a table, and fails if a goal is missed.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let perf = process::build("build --release -p adverb --example perf")?;
+    let runs = runs(args.rounds);
+    let lines: Vec<String> = runs.iter().map(|run| run.line(&perf)).collect();
+    let options = Options { timeout: 600, mtu: 1500, cpus: 1, icount: true, out: None, verbose: false };
+    let mut heard = Heard::default();
+    let report = prepare(&options)?.run(&lines, &mut heard)?;
+    if explain(&report, &options) != 0 || heard.said.len() != runs.len() {
+        bail!(
+            "a run failed:\n{}\n{}",
+            lines.get(heard.said.len().saturating_sub(1)).map_or("", |line| line),
+            heard.errors
+        );
+    }
+    let readings = runs
+        .iter()
+        .zip(&heard.said)
+        .map(|(run, said)| Reading::new(*run, said))
+        .collect::<Result<Vec<_>>>()?;
+    let rows = rows(&readings);
+    print!("{}", table(&rows));
+    let missed = rows.iter().any(|row| !row.is_reached());
+    if missed {
+        println!("a goal is missed");
+    }
+    Ok(if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What the runs print.
+#[derive(Default)]
+struct Heard {
+    said: Vec<String>,
+    errors: String,
+}
+
+impl Observer for Heard {
+    fn started(&mut self, _index: usize) {
+        self.said.push(String::new());
+        self.errors.clear();
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        let text = String::from_utf8_lossy(bytes);
+        match (stream, self.said.last_mut()) {
+            (Stream::Out, Some(said)) => *said += &text,
+            _ => self.errors += &text,
+        }
+        Ok(())
+    }
+
+    fn finished(&mut self, _index: usize, _status: u8) {}
+}
+
+/// A run, and the numbers that it gave.
+struct Reading {
+    run: Run,
+    /// Latency: average and typical, in µs. Bandwidth: MiB/s. Traced: the calls of who listens and who connects.
+    numbers: Vec<f64>,
+}
+
+impl Reading {
+    fn new(run: Run, said: &str) -> Result<Reading> {
+        let numbers = if run.traced {
+            counts(said)
+        } else {
+            match (run.who, run.work) {
+                (Who::Perftest | Who::PerftestAgain, Work::Latency) => {
+                    columns(said, &["t_avg[usec]", "t_typical[usec]"])
+                }
+                (Who::Perftest | Who::PerftestAgain, Work::Bandwidth) => {
+                    columns(said, &["BW average[MB/sec]"])
+                }
+                (_, Work::Latency) => after(said, &["average ", "typical "]),
+                (_, Work::Bandwidth) => after(said, &["bytes: "]),
+            }
+        };
+        let numbers = numbers.with_context(|| format!("{run:?} gave no result:\n{said}"))?;
+        Ok(Reading { run, numbers })
+    }
+}
+
+/// The numbers behind some words.
+fn after(said: &str, words: &[&str]) -> Option<Vec<f64>> {
+    words.iter().map(|word| first_number(said.split_once(word)?.1)).collect()
+}
+
+fn first_number(text: &str) -> Option<f64> {
+    text.split(|c: char| c != '.' && !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The numbers in some columns of perftest's table, whose headings are separated by two spaces or more, or by a unit.
+fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
+    let mut lines = said.lines().skip_while(|line| !line.contains("#bytes"));
+    let (heading, values) = (lines.next()?, lines.next()?);
+    let values: Vec<&str> = values.split_whitespace().collect();
+    names
+        .iter()
+        .map(|name| {
+            let before = heading.split_once(name)?.0;
+            // Some names are of two words, of which only the last has a unit.
+            let names_before =
+                before.replace("BW ", "BW").replace("% percentile", "%").replace("BWpeak", "peak");
+            values.get(names_before.split_whitespace().count())?.parse().ok()
+        })
+        .collect()
+}
+
+/// The sums of strace, one per line: `1234 total`.
+fn counts(said: &str) -> Option<Vec<f64>> {
+    let sums = said.lines().filter_map(|line| line.trim().strip_suffix("total"));
+    let sums: Vec<f64> = sums.filter_map(|sum| sum.trim().parse().ok()).collect();
+    (sums.len() == 2).then_some(sums)
+}
+
+/// A line of the table.
+struct Row {
+    what: &'static str,
+    perftest: f64,
+    again: Option<f64>,
+    adverb: f64,
+    goal: Goal,
+}
+
+/// What ratio to perftest is wanted.
+enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Row {
+    fn ratio(&self) -> f64 {
+        self.adverb / self.perftest
+    }
+
+    fn is_reached(&self) -> bool {
+        match self.goal {
+            Goal::AtMost(most) => self.ratio() <= most,
+            Goal::AtLeast(least) => self.ratio() >= least,
+        }
+    }
+}
+
+fn rows(readings: &[Reading]) -> Vec<Row> {
+    let timed = |work: Work, who: Who, number: usize| {
+        let chosen = readings
+            .iter()
+            .filter(|reading| !reading.run.traced && reading.run.work == work && reading.run.who == who);
+        median(chosen.map(|reading| reading.numbers[number]).collect())
+    };
+    let calls = |work: Work, who: Who, side: usize| {
+        let of = |messages: u32| {
+            let run = |reading: &&Reading| {
+                let run = reading.run;
+                run.traced && run.work == work && run.who == who && run.messages == messages
+            };
+            readings.iter().find(run).map_or(f64::NAN, |reading| reading.numbers[side])
+        };
+        (of(2 * TRACED) - of(TRACED)) / f64::from(TRACED)
+    };
+    let row = |what, work, number, who, goal| Row {
+        what,
+        perftest: timed(work, Who::Perftest, number),
+        again: Some(timed(work, Who::PerftestAgain, number)),
+        adverb: timed(work, who, number),
+        goal,
+    };
+    let calls_row = |what, work, side, who| Row {
+        what,
+        perftest: calls(work, Who::Perftest, side),
+        again: None,
+        adverb: calls(work, who, side),
+        // A call that isn't a message's may be in one run and not in the other.
+        goal: Goal::AtMost(1.01),
+    };
+    use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency};
+    let (latency, bandwidth) = (|| Goal::AtMost(1.05), || Goal::AtLeast(0.95));
+    vec![
+        row("SEND latency, an event each, average µs", Latency, 0, Adverb, latency()),
+        row("SEND latency, an event each, typical µs", Latency, 1, Adverb, latency()),
+        calls_row("  system calls per message, who listens", Latency, 0, Adverb),
+        calls_row("  system calls per message, who connects", Latency, 1, Adverb),
+        row("SEND latency, looking first, average µs", Latency, 0, AdverbLooking, latency()),
+        row("SEND latency, looking first, typical µs", Latency, 1, AdverbLooking, latency()),
+        calls_row("  system calls per message, who listens", Latency, 0, AdverbLooking),
+        calls_row("  system calls per message, who connects", Latency, 1, AdverbLooking),
+        row("64 KiB WRITE bandwidth, MiB/s", Bandwidth, 0, Adverb, bandwidth()),
+        calls_row("  system calls per WRITE, who writes", Bandwidth, 1, Adverb),
+    ]
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:40} {:>9} {:>9} {:>7} {:>9} {:>7}  goal\n",
+        "", "perftest", "again", "noise", "adverb", "ratio"
+    );
+    for row in rows {
+        let again = row.again.map_or("-".to_owned(), |again| format!("{again:.2}"));
+        let noise = row.again.map_or("-".to_owned(), |again| format!("{:.3}", again / row.perftest));
+        let goal = match row.goal {
+            Goal::AtMost(most) => format!("≤ {most:.2}"),
+            Goal::AtLeast(least) => format!("≥ {least:.2}"),
+        };
+        let missed = if row.is_reached() { "" } else { "  MISSED" };
+        text += &format!(
+            "{:40} {:>9.2} {again:>9} {noise:>7} {:>9.2} {:>7.3}  {goal}{missed}\n",
+            row.what,
+            row.perftest,
+            row.adverb,
+            row.ratio()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perftest_s_tables_are_read_by_their_headings() {
+        let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]\n \
+                       2       1000          234.00         296.94       240.33   \t       239.93      \t5.64   \t\t257.53 \n";
+        assert_eq!(columns(latency, &["t_avg[usec]", "t_typical[usec]"]), Some(vec![239.93, 240.33]));
+        let bandwidth = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                         65536      300              10.90              10.13  \t\t   0.000162\n";
+        assert_eq!(columns(bandwidth, &["BW average[MB/sec]"]), Some(vec![10.13]));
+        assert_eq!(columns("nothing", &["t_avg[usec]"]), None);
+    }
+
+    #[test]
+    fn what_the_example_says_is_read() {
+        let said = "1000 messages of 2 bytes: average 192.14 µs, typical 184.84, least 183.90, 99 % 223.57\n";
+        assert_eq!(after(said, &["average ", "typical "]), Some(vec![192.14, 184.84]));
+        assert_eq!(after("300 writes of 65536 bytes: 10.13 MiB/s\n", &["bytes: "]), Some(vec![10.13]));
+    }
+
+    #[test]
+    fn strace_s_sums_are_read() {
+        assert_eq!(counts("a line\n     5471 total\n    12 total\n"), Some(vec![5471.0, 12.0]));
+        assert_eq!(counts("5471 total\n"), None);
+    }
+
+    #[test]
+    fn a_goal_can_be_missed() {
+        let row = |adverb, goal| Row { what: "", perftest: 100.0, again: None, adverb, goal };
+        assert!(row(105.0, Goal::AtMost(1.05)).is_reached());
+        assert!(!row(106.0, Goal::AtMost(1.05)).is_reached());
+        assert!(!row(94.0, Goal::AtLeast(0.95)).is_reached());
+        assert!(!row(f64::NAN, Goal::AtLeast(0.95)).is_reached());
+    }
+}
