@@ -8,6 +8,7 @@
 //!
 //! - [`vocabulary`] has the words in which applications and devices speak of work, whichever device it is.
 //! - [`memory`] has the rules about who may touch what.
+//! - [`cm`] is the connection manager: how two queue pairs find each other.
 //! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
 //!
 //! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are those of the InfiniBand Architecture
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cm;
 mod cq;
 mod device;
 mod event;

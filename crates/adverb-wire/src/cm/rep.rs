@@ -24,7 +24,8 @@ layout! {
         pub ece: Ece = EceAt<15, 19, 23>,
         /// The sender's end-to-end context, for reliable datagrams; in XRC its target queue pair.
         pub eecn: Bits<24> = At<16>,
-        /// The PSN of the sender's first packet.
+        /// The PSN with which the *receiver* of this message is to begin: the first that the sender expects (vol. 1,
+        /// 12.7; `cm_req_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<20>,
         /// How many reads and atomics the sender takes from its peer at once.
         pub responder_resources: u8 = At<24>,

@@ -42,7 +42,8 @@ layout! {
         pub transport: TransportService = At<43, 5>,
         /// The sender's channel adapter can do end-to-end flow control.
         pub end_to_end_flow_control: bool = At<43, 7>,
-        /// The PSN of the sender's first packet.
+        /// The PSN with which the *receiver* of this message is to begin: the first that the sender expects (vol. 1,
+        /// 12.7; `cm_req_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<44>,
         /// How long the sender's own connection manager takes for an answer at most.
         pub local_cm_response_timeout: Timeout = At<47>,

@@ -1,0 +1,483 @@
+//! What a manager makes of the messages that come.
+
+use adverb_wire::cm::{
+    AdditionalInfo, Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Req, Rtu, Subject,
+    TransportService,
+};
+
+use super::compose;
+use super::connection::{Connection, State};
+use super::event::{Acceptance, Rejection, Request};
+use super::manager::{Manager, is_connectable};
+use super::parameters::has_ip_header;
+use super::{ConnectionId, Depths, Ends, Event, ListenerId};
+use crate::Time;
+use crate::vocabulary::{Gid, Psn, Transport};
+
+impl Manager {
+    /// Takes in what has come to queue pair 1: the payload of an unreliable datagram with the right Q_Key, and between
+    /// which addresses it came. What isn't a message of the connection manager is counted and dropped.
+    pub fn handle(&mut self, now: Time, ends: Ends, payload: &[u8], random: &mut impl FnMut() -> u32) {
+        let (Ok(Mad { transaction_id, message }), true) = (Mad::parse(payload), ends.is_one_family()) else {
+            self.out.statistics.malformed += 1;
+            return;
+        };
+        self.out.statistics.received += 1;
+        match &message {
+            Message::Req(req) => self.handle_req(now, ends, transaction_id, req, random),
+            Message::Mra(mra) => self.handle_mra(now, ends, mra),
+            Message::Rej(rej) => self.handle_rej(now, ends, rej),
+            Message::Rep(rep) => self.handle_rep(now, ends, transaction_id, rep),
+            Message::Rtu(rtu) => self.handle_rtu(ends, transaction_id, rtu),
+            Message::Dreq(dreq) => self.handle_dreq(now, ends, transaction_id, dreq),
+            Message::Drep(drep) => self.handle_drep(now, ends, drep),
+            Message::SidrReq(request) => self.handle_sidr_req(now, ends, transaction_id, request, random),
+            Message::SidrRep(response) => self.queries.handle_response(ends, response, &mut self.out),
+        }
+    }
+
+    /// Somebody wants to connect (vol. 1, 12.9.8.3; `cm_req_handler` and `cm_match_req` in `cm.c`).
+    fn handle_req(
+        &mut self,
+        now: Time,
+        ends: Ends,
+        transaction_id: u64,
+        req: &Req,
+        random: &mut impl FnMut() -> u32,
+    ) {
+        let address = ends.remote;
+        if let Some(id) = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id) {
+            self.out.statistics.duplicates += 1;
+            return self.answer_duplicate_req(now, id);
+        }
+        if let Some(stale) = self.table.by_remote_qp(address, req.ca_guid, req.qpn) {
+            self.refuse(ends, transaction_id, req, RejectReason::StaleConnection, AdditionalInfo::EMPTY);
+            return self.drop_stale(now, stale);
+        }
+        if let Some(id) = self.table.by_peer(address, req.service_id)
+            && self.table.get(id).is_some_and(|connection| connection.ends == ends)
+        {
+            return self.meet(ends, transaction_id, req, id);
+        }
+        let Some((listener, found)) = self.table.listener(req.service_id, ends.local) else {
+            return self.refuse(
+                ends,
+                transaction_id,
+                req,
+                RejectReason::InvalidServiceId,
+                AdditionalInfo::EMPTY,
+            );
+        };
+        let is_full = found.waiting >= found.listen.backlog;
+        let transport = match examine(ends, req, found.listen.transport, &self.config) {
+            Ok(transport) => transport,
+            Err((reason, info)) => return self.refuse(ends, transaction_id, req, reason, info),
+        };
+        if is_full
+            || self.table.half_open() >= self.config.max_half_open
+            || self.table.len() >= self.config.max_connections
+            || self.out.events.len() >= self.config.max_connections
+        {
+            // Whoever means it asks again.
+            self.out.statistics.overflows += 1;
+            return;
+        }
+        let ip = if has_ip_header(req.service_id) { req.ip().ok() } else { None };
+        let private_data = ip.map_or(&req.private_data.as_bytes()[..], |(_, rest)| rest).to_vec();
+        let local_id = self.table.fresh_id(random);
+        let (receive_psn, deadline) = (Psn::wrapping(random()), now + self.config.request_patience);
+        let mut connection = Connection {
+            state: State::ReqReceived,
+            active: false,
+            peer_to_peer: false,
+            listener: Some(ListenerId(listener)),
+            local_id,
+            remote_id: None,
+            ends,
+            transaction_id,
+            service: req.service_id,
+            remote_guid: 0,
+            remote_qpn: None,
+            offer: None,
+            receive_psn,
+            send_psn: receive_psn,
+            transport,
+            path_mtu: self.config.path_mtu,
+            pkey: self.config.pkey,
+            remote_depths: Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+            ack_timeout: req.primary_path.local_ack_timeout,
+            retry_count: 0,
+            rnr_retry: 0,
+            repetition: None,
+            deadline: Some(deadline),
+            farewell: None,
+            timer: None,
+        };
+        learn_from_req(&mut connection, transaction_id, req);
+        let request = Request {
+            id: ConnectionId(local_id),
+            listener: ListenerId(listener),
+            ends,
+            service: req.service_id,
+            source: ip.map(|(header, _)| header.source()),
+            transport,
+            remote_qpn: req.qpn,
+            path_mtu: connection.path_mtu,
+            depths: connection.remote_depths,
+            retry_count: connection.retry_count,
+            rnr_retry: connection.rnr_retry,
+            shared_receives: req.srq,
+            ece: req.ece,
+            path: req.primary_path,
+            private_data,
+        };
+        self.table.insert(connection);
+        self.out.events.push_back(Event::Request(Box::new(request)));
+    }
+
+    /// A REQ that has come before gets the answer that it got before (vol. 1, 12.9.8.3.1; `cm_dup_req_handler` in
+    /// `cm.c`).
+    fn answer_duplicate_req(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.table.get(id) else { return };
+        let answer = match (connection.state, connection.deadline) {
+            // The application takes its time; the peer is to give it that.
+            (State::ReqReceived, Some(deadline)) if !connection.active => {
+                compose::mra(connection, Subject::Req, deadline - now)
+            }
+            (State::RepSent, _) => match &connection.repetition {
+                Some(repetition) => *repetition.message,
+                None => return,
+            },
+            (State::TimeWait, _) => match &connection.farewell {
+                Some(farewell) => **farewell,
+                None => compose::rej_stray(
+                    connection.transaction_id,
+                    (connection.remote_id.unwrap_or(0), 0),
+                    Subject::Req,
+                    RejectReason::StaleConnection,
+                    AdditionalInfo::EMPTY,
+                ),
+            },
+            _ => return,
+        };
+        self.out.send(connection.ends, answer);
+    }
+
+    /// The peer connects with a queue pair that has a connection here: it must have forgotten that one (vol. 1,
+    /// 12.4.1 and 12.9.8.3.1).
+    fn drop_stale(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.table.get(id) else { return };
+        match connection.state {
+            State::Established => {
+                let _ = self.disconnect(now, ConnectionId(id), now + self.config.request_patience);
+            }
+            State::ReqReceived | State::RepSent => {
+                self.tell_rejected(id, RejectReason::StaleConnection, AdditionalInfo::EMPTY, &[]);
+                self.end(now, id, None);
+            }
+            _ => {}
+        }
+    }
+
+    /// Two peers have asked each other. The one with the greater name stays the one that asked, the other becomes the
+    /// one that was (vol. 1, 12.10.4).
+    fn meet(&mut self, ends: Ends, transaction_id: u64, req: &Req, id: u32) {
+        let Some(connection) = self.table.get(id) else { return };
+        let Some(offer) = connection.offer else { return };
+        if (self.config.ca_guid, offer.qpn) > (req.ca_guid, req.qpn) {
+            return;
+        }
+        match examine(ends, req, connection.transport, &self.config) {
+            Ok(_) if req.path_mtu == Ok(connection.path_mtu) => {}
+            Ok(_) => {
+                let info = mtu_info(connection.path_mtu.code());
+                return self.refuse(ends, transaction_id, req, RejectReason::InvalidPathMtu, info);
+            }
+            Err((reason, info)) => return self.refuse(ends, transaction_id, req, reason, info),
+        }
+        let deadline = connection.deadline;
+        if let Some(connection) = self.table.change(id, State::ReqReceived, deadline) {
+            connection.active = false;
+            learn_from_req(connection, transaction_id, req);
+            let private_data = match req.ip() {
+                Ok((_, rest)) if has_ip_header(req.service_id) => rest.to_vec(),
+                _ => req.private_data.as_bytes().to_vec(),
+            };
+            let acceptance = Acceptance {
+                id: ConnectionId(id),
+                remote_qpn: req.qpn,
+                depths: connection.depths(&offer),
+                ece: req.ece,
+                shared_receives: req.srq,
+                private_data,
+            };
+            self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
+        }
+        self.table.enter(id);
+    }
+
+    fn refuse(
+        &mut self,
+        ends: Ends,
+        transaction_id: u64,
+        req: &Req,
+        reason: RejectReason,
+        info: AdditionalInfo,
+    ) {
+        let ids = (req.local_comm_id, 0);
+        self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Req, reason, info));
+    }
+
+    /// The peer accepts (vol. 1, 12.9.7.1; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
+    fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
+        let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
+            self.out.statistics.strays += 1;
+            // Who accepts what isn't asked for any longer must be told, or it waits for nothing.
+            let ids = (rep.local_comm_id, rep.remote_comm_id);
+            let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
+            return self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+        };
+        let id = connection.local_id;
+        if connection.state == State::ReqSent {
+            return self.take_rep(ends, transaction_id, rep, id);
+        }
+        self.out.statistics.duplicates += 1;
+        let answer = match (connection.state, connection.deadline) {
+            (State::TimeWait, _) => match &connection.farewell {
+                Some(farewell) => **farewell,
+                None => return,
+            },
+            _ if connection.remote_id != Some(rep.local_comm_id) => return,
+            (State::RepReceived, Some(deadline)) => compose::mra(connection, Subject::Rep, deadline - now),
+            (State::Established, _) if connection.active => compose::rtu(connection),
+            _ => return,
+        };
+        self.out.send(ends, answer);
+    }
+
+    fn take_rep(&mut self, ends: Ends, transaction_id: u64, rep: &Rep, id: u32) {
+        if !is_connectable(rep.qpn) {
+            self.out.statistics.strays += 1;
+            return;
+        }
+        if self.table.by_remote_id(ends.remote, rep.ca_guid, rep.local_comm_id).is_some()
+            || self.table.by_remote_qp(ends.remote, rep.ca_guid, rep.qpn).is_some()
+        {
+            self.out.statistics.strays += 1;
+            let ids = (rep.local_comm_id, rep.remote_comm_id);
+            let (reason, none) = (RejectReason::StaleConnection, AdditionalInfo::EMPTY);
+            return self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+        }
+        let deadline = self.table.get(id).and_then(|connection| connection.deadline);
+        let Some(connection) = self.table.change(id, State::RepReceived, deadline) else { return };
+        let Some(offer) = connection.offer else { return };
+        connection.remote_id = Some(rep.local_comm_id);
+        connection.remote_guid = rep.ca_guid;
+        connection.remote_qpn = Some(rep.qpn);
+        connection.send_psn = rep.starting_psn;
+        connection.rnr_retry = rep.rnr_retry_count.into();
+        connection.ack_timeout = offer.ack_timeout.max(rep.target_ack_delay);
+        connection.remote_depths =
+            Depths { max_dest_rd_atomic: rep.initiator_depth, max_rd_atomic: rep.responder_resources };
+        let acceptance = Acceptance {
+            id: ConnectionId(id),
+            remote_qpn: rep.qpn,
+            depths: connection.depths(&offer),
+            ece: rep.ece,
+            shared_receives: rep.srq,
+            private_data: rep.private_data.as_bytes().to_vec(),
+        };
+        self.table.enter(id);
+        self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
+    }
+
+    /// The peer knows that the connection stands (`cm_rtu_handler` in `cm.c`).
+    fn handle_rtu(&mut self, ends: Ends, transaction_id: u64, rtu: &Rtu) {
+        let found = self.table.get(rtu.remote_comm_id);
+        let Some(connection) = found.filter(|found| found.is_with(ends, rtu.local_comm_id)) else {
+            self.out.statistics.strays += 1;
+            // The peer takes for established what isn't there: it had better know.
+            let ids = (rtu.local_comm_id, rtu.remote_comm_id);
+            let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
+            return self
+                .out
+                .send(ends, compose::rej_stray(transaction_id, ids, Subject::Other, reason, none));
+        };
+        match connection.state {
+            State::RepSent => self.established(rtu.remote_comm_id),
+            State::TimeWait => {
+                if let Some(farewell) = &connection.farewell {
+                    self.out.send(ends, **farewell);
+                }
+            }
+            _ => {
+                self.out.statistics.duplicates += 1;
+            }
+        }
+    }
+
+    /// The peer needs more time (`cm_mra_handler` in `cm.c`). It gets no more than this side's deadline.
+    fn handle_mra(&mut self, now: Time, ends: Ends, mra: &Mra) {
+        let wait = mra.service_timeout.duration() + self.config.response_timeout.duration();
+        let Some(connection) = self.table.get_mut(mra.remote_comm_id) else { return };
+        let is_expected = connection.ends == ends
+            && match mra.acknowledged {
+                Subject::Req => connection.state == State::ReqSent,
+                Subject::Rep => {
+                    connection.state == State::RepSent && connection.remote_id == Some(mra.local_comm_id)
+                }
+                Subject::Other | Subject::Reserved => false,
+            };
+        if is_expected && let Some(repetition) = &mut connection.repetition {
+            repetition.hold_until(now + wait);
+            self.table.settle(mra.remote_comm_id);
+        }
+    }
+
+    /// The peer says no, or no longer (`cm_rej_handler` and `cm_acquire_rejected_id` in `cm.c`). A REJ is never
+    /// answered.
+    fn handle_rej(&mut self, now: Time, ends: Ends, rej: &Rej) {
+        let id = if rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout {
+            // A peer that gave up before it knew this side's ID names its adapter.
+            let guid = rej.additional_info.as_bytes().first_chunk().map(|guid| u64::from_be_bytes(*guid));
+            guid.and_then(|guid| self.table.by_remote_id(ends.remote, guid, rej.local_comm_id))
+        } else {
+            Some(rej.remote_comm_id)
+        };
+        let found = id.and_then(|id| self.table.get(id)).filter(|connection| connection.ends == ends);
+        let Some(connection) = found else {
+            self.out.statistics.strays += 1;
+            return;
+        };
+        let (id, state) = (connection.local_id, connection.state);
+        // Whoever knows both IDs must name both; the answer to a REQ needs only the one in it.
+        if connection.remote_id.is_some_and(|remote_id| rej.local_comm_id != remote_id) {
+            self.out.statistics.strays += 1;
+            return;
+        }
+        match state {
+            State::ReqSent => {
+                self.tell_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
+                if rej.reason == RejectReason::StaleConnection {
+                    self.end(now, id, None);
+                } else {
+                    self.table.remove(id);
+                }
+            }
+            State::RepReceived | State::ReqReceived | State::RepSent => {
+                self.tell_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
+                self.end(now, id, None);
+            }
+            State::Established | State::DreqSent => {
+                self.out.events.push_back(Event::Disconnected(ConnectionId(id)));
+                self.end(now, id, None);
+            }
+            State::TimeWait => self.out.statistics.duplicates += 1,
+        }
+    }
+
+    fn tell_rejected(&mut self, id: u32, reason: RejectReason, info: AdditionalInfo, private_data: &[u8]) {
+        let rejection = Rejection { id: ConnectionId(id), reason, info, private_data: private_data.to_vec() };
+        self.out.events.push_back(Event::Rejected(Box::new(rejection)));
+    }
+
+    /// The peer ends the connection (vol. 1, 12.9.8.1; `cm_dreq_handler` in `cm.c`). It hears yes at once, and as
+    /// often as it asks.
+    fn handle_dreq(&mut self, now: Time, ends: Ends, transaction_id: u64, dreq: &Dreq) {
+        let found = self.table.get(dreq.remote_comm_id);
+        let Some(connection) = found.filter(|found| found.is_with(ends, dreq.local_comm_id)) else {
+            self.out.statistics.strays += 1;
+            return self.out.send(ends, compose::drep(transaction_id, dreq));
+        };
+        if connection.offer.map(|offer| offer.qpn) != Some(dreq.remote_qpn) {
+            self.out.statistics.strays += 1;
+            return;
+        }
+        match connection.state {
+            // If it stands for the peer, then it stood, even where this side hadn't heard.
+            State::RepReceived | State::RepSent | State::Established | State::DreqSent => {
+                self.out.send(ends, compose::drep(transaction_id, dreq));
+                self.out.events.push_back(Event::Disconnected(ConnectionId(dreq.remote_comm_id)));
+                self.end(now, dreq.remote_comm_id, None);
+            }
+            State::TimeWait => {
+                self.out.statistics.duplicates += 1;
+                self.out.send(ends, compose::drep(transaction_id, dreq));
+            }
+            State::ReqSent | State::ReqReceived => self.out.statistics.strays += 1,
+        }
+    }
+
+    /// The peer agrees to the end (`cm_drep_handler` in `cm.c`).
+    fn handle_drep(&mut self, now: Time, ends: Ends, drep: &Drep) {
+        let found = self.table.get(drep.remote_comm_id);
+        let found = found.filter(|found| found.is_with(ends, drep.local_comm_id));
+        if found.is_some_and(|connection| connection.state == State::DreqSent) {
+            self.out.events.push_back(Event::Disconnected(ConnectionId(drep.remote_comm_id)));
+            self.end(now, drep.remote_comm_id, None);
+        } else {
+            self.out.statistics.strays += 1;
+        }
+    }
+}
+
+/// What a REQ says of the peer.
+fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
+    connection.transaction_id = transaction_id;
+    connection.remote_id = Some(req.local_comm_id);
+    connection.remote_guid = req.ca_guid;
+    connection.remote_qpn = Some(req.qpn);
+    connection.send_psn = req.starting_psn;
+    if let Ok(mtu) = req.path_mtu {
+        connection.path_mtu = mtu;
+    }
+    connection.remote_depths =
+        Depths { max_dest_rd_atomic: req.initiator_depth, max_rd_atomic: req.responder_resources };
+    connection.ack_timeout = req.primary_path.local_ack_timeout;
+    connection.retry_count = req.retry_count.into();
+    connection.rnr_retry = req.rnr_retry_count.into();
+}
+
+/// Whether a REQ can be taken here, and if not why.
+fn examine(
+    ends: Ends,
+    req: &Req,
+    wanted: Transport,
+    config: &super::Config,
+) -> Result<Transport, (RejectReason, AdditionalInfo)> {
+    let plain = |reason| (reason, AdditionalInfo::EMPTY);
+    let transport = match req.transport {
+        TransportService::ReliableConnection => Transport::Rc,
+        TransportService::UnreliableConnection => Transport::Uc,
+        _ => return Err(plain(RejectReason::InvalidTransportType)),
+    };
+    if transport != wanted {
+        return Err(plain(RejectReason::InvalidTransportType));
+    }
+    // Its path must be the way that it came: answers go there, and nowhere else. A wrong partition is the same to
+    // Linux, which finds no entry of its tables for such a path (`cm_init_av_by_path` in `cm.c`).
+    let path = &req.primary_path;
+    if Gid::from(ends.local).bytes() != path.remote_gid.octets()
+        || Gid::from(ends.remote).bytes() != path.local_gid.octets()
+        || req.pkey != config.pkey
+    {
+        return Err((RejectReason::InvalidPrimaryGid, compose::gid_info(ends.local)));
+    }
+    if req.path_mtu.map_or(true, |mtu| mtu > config.path_mtu) {
+        return Err((RejectReason::InvalidPathMtu, mtu_info(config.path_mtu.code())));
+    }
+    if !is_connectable(req.qpn) {
+        return Err(plain(RejectReason::UnsupportedRequest));
+    }
+    if has_ip_header(req.service_id) {
+        match req.ip() {
+            Ok((header, _)) if header.source().ip() == ends.remote && header.destination() == ends.local => {}
+            _ => return Err(plain(RejectReason::ConsumerReject)),
+        }
+    }
+    Ok(transport)
+}
+
+fn mtu_info(code: u8) -> AdditionalInfo {
+    AdditionalInfo::new(&[code]).unwrap_or_default()
+}

@@ -1,0 +1,202 @@
+//! The messages that a connection sends.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+use adverb_wire::cm::{
+    AdditionalInfo, Bits, Drep, Dreq, Failover, Mad, Message, Mra, Path, PrivateData, Rej, RejectReason, Rep,
+    Req, Rtu, Subject, Timeout, TransportService,
+};
+
+use super::connection::{Connection, State};
+use super::parameters::{bits, private_data};
+use super::{CallError, Config, Connect, Offer};
+use crate::vocabulary::{Gid, Qpn, Transport};
+
+/// The transaction of what this side begins (`cm_form_tid` in `cm.c`).
+pub(super) fn transaction_id(config: &Config, local_id: u32) -> u64 {
+    let prefix = config.ca_guid ^ config.ca_guid >> 32;
+    prefix << 32 | u64::from(local_id)
+}
+
+/// The request that opens a connection.
+pub(super) fn req(config: &Config, connection: &Connection, connect: &Connect<'_>) -> Result<Mad, CallError> {
+    let Connect { ends, offer, .. } = connect;
+    let req = Req {
+        local_comm_id: connection.local_id,
+        ece: offer.ece,
+        service_id: connect.service,
+        ca_guid: config.ca_guid,
+        qkey: 0,
+        qpn: offer.qpn,
+        responder_resources: offer.depths.max_dest_rd_atomic,
+        local_eecn: Bits::ZERO,
+        initiator_depth: offer.depths.max_rd_atomic,
+        remote_eecn: Bits::ZERO,
+        remote_cm_response_timeout: config.response_timeout,
+        transport: match offer.transport {
+            Transport::Uc => TransportService::UnreliableConnection,
+            _ => TransportService::ReliableConnection,
+        },
+        end_to_end_flow_control: false,
+        starting_psn: connection.receive_psn,
+        local_cm_response_timeout: config.response_timeout,
+        retry_count: bits(offer.retry_count, "retry_count")?,
+        pkey: config.pkey,
+        path_mtu: Ok(connect.path_mtu),
+        rdc_exists: false,
+        rnr_retry_count: bits(offer.rnr_retry, "rnr_retry")?,
+        max_cm_retries: bits(config.max_retries, "max_retries")?,
+        srq: offer.shared_receives,
+        extended_transport: Bits::ZERO,
+        primary_path: Path {
+            // Beyond the subnet, and without LIDs: what `cm_format_req` in `cm.c` sends for RoCE.
+            local_lid: 0xffff,
+            remote_lid: 0xffff,
+            local_gid: Gid::from(ends.local).bytes().into(),
+            remote_gid: Gid::from(ends.remote).bytes().into(),
+            flow_label: Bits::ZERO,
+            packet_rate: Bits::truncate(RATE_10G),
+            traffic_class: connect.traffic_class,
+            hop_limit: HOP_LIMIT,
+            sl: Bits::ZERO,
+            subnet_local: false,
+            local_ack_timeout: offer.ack_timeout,
+        },
+        alternate_path: Path::NONE,
+        sap_supported: false,
+        private_data: private_data(*ends, connect.service, connect.source_port, connect.private_data)?,
+    };
+    Ok(Mad { transaction_id: connection.transaction_id, message: Message::Req(req) })
+}
+
+/// A rate limit that limits no software.
+const RATE_10G: u32 = 3;
+const HOP_LIMIT: u8 = 64;
+
+/// The consent to a request.
+pub(super) fn rep(
+    config: &Config,
+    connection: &Connection,
+    offer: &Offer,
+    data: &[u8],
+) -> Result<Mad, CallError> {
+    let depths = connection.depths(offer);
+    let rep = Rep {
+        local_comm_id: connection.local_id,
+        remote_comm_id: connection.remote_id.unwrap_or(0),
+        qkey: 0,
+        qpn: offer.qpn,
+        ece: offer.ece,
+        eecn: Bits::ZERO,
+        starting_psn: connection.receive_psn,
+        responder_resources: depths.max_dest_rd_atomic,
+        initiator_depth: depths.max_rd_atomic,
+        target_ack_delay: Timeout::ZERO,
+        failover: Failover::NotSupported,
+        end_to_end_flow_control: false,
+        rnr_retry_count: bits(offer.rnr_retry, "rnr_retry")?,
+        srq: offer.shared_receives,
+        ca_guid: config.ca_guid,
+        private_data: PrivateData::new(data).map_err(CallError::PrivateData)?,
+    };
+    Ok(Mad { transaction_id: connection.transaction_id, message: Message::Rep(rep) })
+}
+
+pub(super) fn rtu(connection: &Connection) -> Mad {
+    let rtu = Rtu {
+        local_comm_id: connection.local_id,
+        remote_comm_id: connection.remote_id.unwrap_or(0),
+        private_data: PrivateData::EMPTY,
+    };
+    Mad { transaction_id: connection.transaction_id, message: Message::Rtu(rtu) }
+}
+
+/// A refusal, of what the peer said last (`cm_format_rej` in `cm.c`).
+pub(super) fn rej(
+    connection: &Connection,
+    reason: RejectReason,
+    info: AdditionalInfo,
+    private_data: PrivateData<148>,
+) -> Mad {
+    let (local_comm_id, rejected) = match connection.state {
+        State::ReqReceived => (0, Subject::Req),
+        State::RepReceived => (connection.local_id, Subject::Rep),
+        _ => (connection.local_id, Subject::Other),
+    };
+    let rej = Rej {
+        local_comm_id,
+        remote_comm_id: connection.remote_id.unwrap_or(0),
+        rejected,
+        reason,
+        additional_info: info,
+        private_data,
+    };
+    Mad { transaction_id: connection.transaction_id, message: Message::Rej(rej) }
+}
+
+/// The REJ of one who waits no longer. A peer whose ID isn't known yet finds the connection by the adapter's name, so
+/// that is always said (`cm_acquire_rejected_id` in `cm.c`).
+pub(super) fn rej_timeout(config: &Config, connection: &Connection) -> Mad {
+    let info = AdditionalInfo::new(&config.ca_guid.to_be_bytes()).unwrap_or_default();
+    rej(connection, RejectReason::Timeout, info, PrivateData::EMPTY)
+}
+
+/// The answer comes later.
+pub(super) fn mra(connection: &Connection, acknowledged: Subject, wait: Duration) -> Mad {
+    let mra = Mra {
+        local_comm_id: connection.local_id,
+        remote_comm_id: connection.remote_id.unwrap_or(0),
+        acknowledged,
+        service_timeout: Timeout::covering(wait),
+        private_data: PrivateData::EMPTY,
+    };
+    Mad { transaction_id: connection.transaction_id, message: Message::Mra(mra) }
+}
+
+pub(super) fn dreq(config: &Config, connection: &Connection, remote_qpn: Qpn) -> Mad {
+    let dreq = Dreq {
+        local_comm_id: connection.local_id,
+        remote_comm_id: connection.remote_id.unwrap_or(0),
+        remote_qpn,
+        private_data: PrivateData::EMPTY,
+    };
+    let transaction_id = transaction_id(config, connection.local_id);
+    Mad { transaction_id, message: Message::Dreq(dreq) }
+}
+
+/// The consent to a DREQ, also to one of a connection that nobody knows any more: for its sender that comes to the
+/// same (`cm_issue_drep` in `cm.c`).
+pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
+    let drep = Drep {
+        local_comm_id: dreq.remote_comm_id,
+        remote_comm_id: dreq.local_comm_id,
+        private_data: PrivateData::EMPTY,
+    };
+    Mad { transaction_id, message: Message::Drep(drep) }
+}
+
+/// The refusal of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
+pub(super) fn rej_stray(
+    transaction_id: u64,
+    ids: (u32, u32),
+    rejected: Subject,
+    reason: RejectReason,
+    info: AdditionalInfo,
+) -> Mad {
+    let (theirs, ours) = ids;
+    let rej = Rej {
+        local_comm_id: ours,
+        remote_comm_id: theirs,
+        rejected,
+        reason,
+        additional_info: info,
+        private_data: PrivateData::EMPTY,
+    };
+    Mad { transaction_id, message: Message::Rej(rej) }
+}
+
+/// An address as a REJ for a wrong one carries it.
+pub(super) fn gid_info(address: IpAddr) -> AdditionalInfo {
+    AdditionalInfo::new(&Gid::from(address).bytes()).unwrap_or_default()
+}

@@ -1,0 +1,338 @@
+//! Questions for datagram queue pairs: service ID resolution (vol. 1, 12.11).
+
+use core::net::SocketAddr;
+use std::collections::{BTreeMap, HashMap};
+
+use adverb_wire::cm::{
+    AdditionalInfo, Ece, Mad, Message, PrivateData, ServiceId, SidrRep, SidrReq, SidrStatus,
+};
+
+use super::agenda::{Agenda, Repetition};
+use super::compose;
+use super::event::{Query, Resolution};
+use super::manager::{Manager, Outbox};
+use super::parameters::{has_ip_header, private_data};
+use super::{CallError, Ends, Event, ListenerId, QueryId, Resolve};
+use crate::Time;
+use crate::hash::NumberHasher;
+use crate::vocabulary::{Qpn, Transport};
+
+/// The questions, ours and those of peers.
+#[derive(Debug, Default)]
+pub(super) struct Queries {
+    entries: HashMap<u32, Entry, NumberHasher>,
+    /// Peers' questions, by whom they come from and the peer's name for them.
+    by_peer: BTreeMap<(Ends, u32), u32>,
+    /// How many of them wait for an answer, by who was asked.
+    waiting: BTreeMap<ListenerId, usize>,
+    agenda: Agenda,
+}
+
+#[derive(Debug)]
+struct Entry {
+    stage: Stage,
+    ends: Ends,
+    /// Of a peer's question: the peer's name for it.
+    request_id: u32,
+    service: ServiceId,
+    transaction_id: u64,
+    deadline: Time,
+    timer: Option<Time>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// This side asked.
+    Asked(Repetition<Box<Mad>>),
+    /// A peer asked, and the application is to answer.
+    Waiting(ListenerId),
+    /// A peer asked, and was told; it may not have heard.
+    Answered(Box<Mad>),
+}
+
+impl Manager {
+    /// Asks a peer for the queue pair that takes a service's datagrams. By the deadline there is one of
+    /// [`Resolved`](Event::Resolved), [`Refused`](Event::Refused) and [`NoAnswer`](Event::NoAnswer).
+    ///
+    /// # Errors
+    ///
+    /// If the private data is too long, the addresses are of two families, or there are too many questions.
+    pub fn resolve(
+        &mut self,
+        now: Time,
+        resolve: &Resolve<'_>,
+        random: &mut impl FnMut() -> u32,
+    ) -> Result<QueryId, CallError> {
+        let Resolve { ends, service, source_port, deadline, .. } = *resolve;
+        if !ends.is_one_family() {
+            return Err(CallError::Families);
+        }
+        if self.queries.entries.len() >= self.config.max_connections {
+            return Err(CallError::TooMany);
+        }
+        let private_data = private_data(ends, service, source_port, resolve.private_data)?;
+        let id = self.queries.fresh_id(random);
+        let transaction_id = compose::transaction_id(&self.config, id);
+        let request = SidrReq { request_id: id, pkey: self.config.pkey, service_id: service, private_data };
+        let mad = Mad { transaction_id, message: Message::SidrReq(request) };
+        let stage = Stage::Asked(self.repetition(now, mad));
+        self.queries.insert(
+            id,
+            Entry { stage, ends, request_id: id, service, transaction_id, deadline, timer: None },
+        );
+        self.out.send(ends, mad);
+        Ok(QueryId(id))
+    }
+
+    /// Answers a peer's [question](Event::Query): this queue pair takes the service's datagrams, with this Q_Key, which
+    /// in `rdma_cm`'s UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
+    ///
+    /// # Errors
+    ///
+    /// If the question is gone, because nobody answered it in time, or was answered; or there are more than 136 bytes
+    /// of private data.
+    pub fn answer(
+        &mut self,
+        now: Time,
+        id: QueryId,
+        qpn: Qpn,
+        qkey: u32,
+        private_data: &[u8],
+    ) -> Result<(), CallError> {
+        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateData)?;
+        self.respond(now, id, SidrStatus::Valid, qpn, qkey, private_data)
+    }
+
+    /// Refuses a peer's question.
+    ///
+    /// # Errors
+    ///
+    /// If the question is gone, or was answered; or there are more than 136 bytes of private data.
+    pub fn refuse_query(
+        &mut self,
+        now: Time,
+        id: QueryId,
+        status: SidrStatus,
+        private_data: &[u8],
+    ) -> Result<(), CallError> {
+        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateData)?;
+        self.respond(now, id, status, Qpn::truncate(0), 0, private_data)
+    }
+
+    fn respond(
+        &mut self,
+        now: Time,
+        id: QueryId,
+        status: SidrStatus,
+        qpn: Qpn,
+        qkey: u32,
+        private_data: PrivateData<136>,
+    ) -> Result<(), CallError> {
+        let Queries { entries, waiting, agenda, .. } = &mut self.queries;
+        let entry = entries.get_mut(&id.0).ok_or(CallError::Unknown)?;
+        let Stage::Waiting(listener) = entry.stage else { return Err(CallError::Unknown) };
+        leave(waiting, listener);
+        let response = SidrRep { qpn, qkey, private_data, ..bare(entry.request_id, entry.service, status) };
+        let mad = Mad { transaction_id: entry.transaction_id, message: Message::SidrRep(response) };
+        entry.stage = Stage::Answered(Box::new(mad));
+        entry.deadline = now + self.config.timewait;
+        agenda.set(id.0, &mut entry.timer, Some(entry.deadline));
+        self.out.send(entry.ends, mad);
+        Ok(())
+    }
+
+    /// A peer asks (`cm_sidr_req_handler` in `cm.c`).
+    pub(super) fn handle_sidr_req(
+        &mut self,
+        now: Time,
+        ends: Ends,
+        transaction_id: u64,
+        request: &SidrReq,
+        random: &mut impl FnMut() -> u32,
+    ) {
+        let SidrReq { request_id, service_id: service, .. } = *request;
+        if let Some(entry) = self.queries.by_peer.get(&(ends, request_id)) {
+            self.out.statistics.duplicates += 1;
+            if let Some(Entry { stage: Stage::Answered(answer), .. }) = self.queries.entries.get(entry) {
+                self.out.send(ends, **answer);
+            }
+            return;
+        }
+        let mut refuse = |status| {
+            let message = Message::SidrRep(bare(request_id, service, status));
+            self.out.send(ends, Mad { transaction_id, message });
+        };
+        let found = self.table.listener(service, ends.local);
+        let Some((listener, found)) = found.filter(|(_, found)| found.listen.transport == Transport::Ud)
+        else {
+            return refuse(SidrStatus::ServiceIdNotSupported);
+        };
+        let (source, data) = match (has_ip_header(service), request.ip()) {
+            (false, _) => (None, &request.private_data.as_bytes()[..]),
+            (true, Ok((header, data)))
+                if header.source().ip() == ends.remote && header.destination() == ends.local =>
+            {
+                (Some(header.source()), data)
+            }
+            _ => return refuse(SidrStatus::Rejected),
+        };
+        let id = ListenerId(listener);
+        if self.queries.waiting.get(&id).is_some_and(|waiting| *waiting >= found.listen.backlog)
+            || found.listen.backlog == 0
+            || self.queries.by_peer.len() >= self.config.max_half_open
+            || self.out.events.len() >= self.config.max_connections
+        {
+            self.out.statistics.overflows += 1;
+            return;
+        }
+        self.take_query(now, ends, transaction_id, request, id, (source, data), random);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the end of one long function")]
+    fn take_query(
+        &mut self,
+        now: Time,
+        ends: Ends,
+        transaction_id: u64,
+        request: &SidrReq,
+        listener: ListenerId,
+        (source, data): (Option<SocketAddr>, &[u8]),
+        random: &mut impl FnMut() -> u32,
+    ) {
+        let id = self.queries.fresh_id(random);
+        let service = request.service_id;
+        *self.queries.waiting.entry(listener).or_default() += 1;
+        self.queries.by_peer.insert((ends, request.request_id), id);
+        self.queries.insert(
+            id,
+            Entry {
+                stage: Stage::Waiting(listener),
+                ends,
+                request_id: request.request_id,
+                service,
+                transaction_id,
+                deadline: now + self.config.request_patience,
+                timer: None,
+            },
+        );
+        let query = Query { id: QueryId(id), listener, ends, service, source, private_data: data.to_vec() };
+        self.out.events.push_back(Event::Query(Box::new(query)));
+    }
+}
+
+impl Queries {
+    pub(super) fn next(&self) -> Option<Time> {
+        self.agenda.next()
+    }
+
+    /// Questions, times, and ways to find one.
+    pub(super) fn counts(&self) -> (usize, usize, usize) {
+        (self.entries.len(), self.agenda.len(), self.by_peer.len() + self.waiting.len())
+    }
+
+    fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
+        let mut id = random();
+        while id == 0 || self.entries.contains_key(&id) {
+            id = id.wrapping_add(1);
+        }
+        id
+    }
+
+    fn insert(&mut self, id: u32, mut entry: Entry) {
+        let next = entry.next();
+        self.agenda.set(id, &mut entry.timer, next);
+        self.entries.insert(id, entry);
+    }
+
+    fn remove(&mut self, id: u32) -> Option<Entry> {
+        let mut entry = self.entries.remove(&id)?;
+        self.agenda.set(id, &mut entry.timer, None);
+        if let Stage::Waiting(listener) = entry.stage {
+            leave(&mut self.waiting, listener);
+        }
+        if !matches!(entry.stage, Stage::Asked(_)) {
+            self.by_peer.remove(&(entry.ends, entry.request_id));
+        }
+        Some(entry)
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Outbox) {
+        while let Some(id) = self.agenda.due(now) {
+            let Some(entry) = self.entries.get_mut(&id) else { return };
+            if entry.deadline <= now {
+                if let Some(Entry { stage: Stage::Asked(_), .. }) = self.remove(id) {
+                    out.events.push_back(Event::NoAnswer(QueryId(id)));
+                }
+                continue;
+            }
+            if let Stage::Asked(repetition) = &mut entry.stage
+                && let Some(mad) = repetition.take(now)
+            {
+                out.statistics.repeated += 1;
+                out.send(entry.ends, **mad);
+            }
+            let next = entry.next();
+            self.agenda.set(id, &mut entry.timer, next);
+        }
+    }
+
+    /// A peer has answered (`cm_sidr_rep_handler` in `cm.c`).
+    pub(super) fn handle_response(&mut self, ends: Ends, response: &SidrRep, out: &mut Outbox) {
+        let id = response.request_id;
+        let is_asked = self.entries.get(&id).is_some_and(|entry| {
+            matches!(entry.stage, Stage::Asked(_))
+                && entry.ends == ends
+                && entry.service == response.service_id
+        });
+        if !is_asked {
+            out.statistics.strays += 1;
+            return;
+        }
+        self.remove(id);
+        out.events.push_back(match response.status {
+            SidrStatus::Valid => Event::Resolved(Box::new(Resolution {
+                id: QueryId(id),
+                ends,
+                qpn: response.qpn,
+                qkey: response.qkey,
+                ece: response.ece,
+                private_data: response.private_data.as_bytes().to_vec(),
+            })),
+            status => Event::Refused { id: QueryId(id), status },
+        });
+    }
+}
+
+impl Entry {
+    fn next(&self) -> Option<Time> {
+        let repetition = match &self.stage {
+            Stage::Asked(repetition) => repetition.next(),
+            _ => None,
+        };
+        Some(repetition.map_or(self.deadline, |at| at.min(self.deadline)))
+    }
+}
+
+/// One question less waits for this listener.
+fn leave(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
+    if let Some(count) = waiting.get_mut(&listener) {
+        *count -= 1;
+        if *count == 0 {
+            waiting.remove(&listener);
+        }
+    }
+}
+
+/// An answer that tells no queue pair.
+fn bare(request_id: u32, service_id: ServiceId, status: SidrStatus) -> SidrRep {
+    SidrRep {
+        request_id,
+        status,
+        additional_info: AdditionalInfo::EMPTY,
+        ece: Ece::NONE,
+        qpn: Qpn::truncate(0),
+        service_id,
+        qkey: 0,
+        private_data: PrivateData::EMPTY,
+    }
+}

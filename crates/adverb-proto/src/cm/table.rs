@@ -1,0 +1,252 @@
+//! The connections, and the ways to find one.
+
+use core::net::IpAddr;
+use std::collections::{BTreeMap, HashMap};
+
+use adverb_wire::cm::ServiceId;
+
+use super::agenda::Agenda;
+use super::connection::{Connection, State};
+use super::{Bind, Listen};
+use crate::Time;
+use crate::hash::NumberHasher;
+use crate::vocabulary::Qpn;
+
+/// The connections, and the ways to find one. Keys that peers choose are in trees, where no choice is a bad one.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    connections: HashMap<u32, Box<Connection>, NumberHasher>,
+    /// By the peer's address, adapter and communication ID: a REQ seen before.
+    remote_ids: BTreeMap<(IpAddr, u64, u32), u32>,
+    /// By the peer's address, adapter and queue pair: a stale connection.
+    remote_qps: BTreeMap<(IpAddr, u64, Qpn), u32>,
+    local_qps: HashMap<u32, u32, NumberHasher>,
+    /// Those that wait for a peer that connects too.
+    peers: BTreeMap<(IpAddr, ServiceId), u32>,
+    listeners: BTreeMap<u32, Listener>,
+    services: BTreeMap<(ServiceId, Bind), u32>,
+    agenda: Agenda,
+    half_open: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) listen: Listen,
+    /// Requests that wait for an answer.
+    pub(super) waiting: usize,
+}
+
+/// How many there are of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counts {
+    pub(super) connections: usize,
+    pub(super) half_open: usize,
+    pub(super) remote_ids: usize,
+    pub(super) remote_qps: usize,
+    pub(super) local_qps: usize,
+    pub(super) peers: usize,
+    pub(super) timers: usize,
+    pub(super) listeners: usize,
+}
+
+impl Table {
+    pub(super) fn counts(&self) -> Counts {
+        Counts {
+            connections: self.connections.len(),
+            half_open: self.half_open,
+            remote_ids: self.remote_ids.len(),
+            remote_qps: self.remote_qps.len(),
+            local_qps: self.local_qps.len(),
+            peers: self.peers.len(),
+            timers: self.agenda.len(),
+            listeners: self.listeners.len(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    pub(super) fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    /// A number that no connection has. Zero stands for none (`cm_format_rej` in `cm.c`).
+    pub(super) fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
+        let mut id = random();
+        while id == 0 || self.connections.contains_key(&id) {
+            id = id.wrapping_add(1);
+        }
+        id
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Connection> {
+        self.connections.get(&id).map(Box::as_ref)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Connection> {
+        self.connections.get_mut(&id).map(Box::as_mut)
+    }
+
+    pub(super) fn by_remote_id(&self, address: IpAddr, guid: u64, id: u32) -> Option<u32> {
+        self.remote_ids.get(&(address, guid, id)).copied()
+    }
+
+    pub(super) fn by_remote_qp(&self, address: IpAddr, guid: u64, qpn: Qpn) -> Option<u32> {
+        self.remote_qps.get(&(address, guid, qpn)).copied()
+    }
+
+    pub(super) fn by_local_qp(&self, qpn: Qpn) -> Option<u32> {
+        self.local_qps.get(&qpn.get()).copied()
+    }
+
+    pub(super) fn by_peer(&self, address: IpAddr, service: ServiceId) -> Option<u32> {
+        self.peers.get(&(address, service)).copied()
+    }
+
+    /// Takes in a connection, in whatever state it is, and enters what is known of it.
+    pub(super) fn insert(&mut self, connection: Connection) {
+        let id = connection.local_id;
+        self.count(&connection, true);
+        self.connections.insert(id, Box::new(connection));
+        self.enter(id);
+        self.settle(id);
+    }
+
+    /// Enters what has become known of a connection into the ways to find it.
+    pub(super) fn enter(&mut self, id: u32) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let (address, guid) = (connection.ends.remote, connection.remote_guid);
+        if let Some(remote_id) = connection.remote_id {
+            self.remote_ids.entry((address, guid, remote_id)).or_insert(id);
+        }
+        if let Some(qpn) = connection.remote_qpn
+            && connection.state != State::TimeWait
+        {
+            self.remote_qps.entry((address, guid, qpn)).or_insert(id);
+        }
+        if let Some(offer) = &connection.offer {
+            self.local_qps.insert(offer.qpn.get(), id);
+        }
+        if connection.peer_to_peer && connection.state == State::ReqSent {
+            self.peers.insert((address, connection.service), id);
+        }
+    }
+
+    /// Moves a connection to another state. What the old one waited for is no longer waited for.
+    pub(super) fn change(
+        &mut self,
+        id: u32,
+        state: State,
+        deadline: Option<Time>,
+    ) -> Option<&mut Connection> {
+        let mut connection = self.connections.remove(&id)?;
+        self.count(&connection, false);
+        self.leave_peers(&connection);
+        if state == State::TimeWait {
+            // Only this side's numbers are kept back. A peer may use its own again as soon as it likes: packets of
+            // the old connection don't reach the new one's queue pair here (`cm_enter_timewait` in `cm.c`).
+            self.leave_remote_qp(&connection);
+        }
+        connection.state = state;
+        connection.deadline = deadline;
+        connection.repetition = None;
+        self.count(&connection, true);
+        self.connections.insert(id, connection);
+        self.settle(id);
+        self.get_mut(id)
+    }
+
+    /// Forgets a connection.
+    pub(super) fn remove(&mut self, id: u32) -> Option<Box<Connection>> {
+        let mut connection = self.connections.remove(&id)?;
+        self.count(&connection, false);
+        self.agenda.set(id, &mut connection.timer, None);
+        self.leave_peers(&connection);
+        self.leave_remote_qp(&connection);
+        if let Some(remote_id) = connection.remote_id {
+            remove_own(
+                &mut self.remote_ids,
+                &(connection.ends.remote, connection.remote_guid, remote_id),
+                id,
+            );
+        }
+        if let Some(offer) = &connection.offer
+            && self.local_qps.get(&offer.qpn.get()) == Some(&id)
+        {
+            self.local_qps.remove(&offer.qpn.get());
+        }
+        Some(connection)
+    }
+
+    /// After each change of what a connection waits for: its place in the agenda.
+    pub(super) fn settle(&mut self, id: u32) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            let next = connection.next();
+            self.agenda.set(id, &mut connection.timer, next);
+        }
+    }
+
+    pub(super) fn next(&self) -> Option<Time> {
+        self.agenda.next()
+    }
+
+    pub(super) fn due(&self, now: Time) -> Option<u32> {
+        self.agenda.due(now)
+    }
+
+    pub(super) fn listen(&mut self, id: u32, listen: Listen) -> bool {
+        let key = (listen.service, listen.bind);
+        if self.services.contains_key(&key) {
+            return false;
+        }
+        self.services.insert(key, id);
+        self.listeners.insert(id, Listener { listen, waiting: 0 });
+        true
+    }
+
+    pub(super) fn close(&mut self, id: u32) -> bool {
+        let Some(listener) = self.listeners.remove(&id) else { return false };
+        self.services.remove(&(listener.listen.service, listener.listen.bind));
+        true
+    }
+
+    /// Who listens for a service at one of our addresses: the one that was most exact about it.
+    pub(super) fn listener(&self, service: ServiceId, address: IpAddr) -> Option<(u32, &Listener)> {
+        let binds = [Some(Bind::Address(address)), address.is_ipv4().then_some(Bind::AnyV4), Some(Bind::Any)];
+        let id = binds.into_iter().flatten().find_map(|bind| self.services.get(&(service, bind)))?;
+        Some((*id, self.listeners.get(id)?))
+    }
+
+    fn count(&mut self, connection: &Connection, add: bool) {
+        let step = |number: &mut usize| *number = if add { *number + 1 } else { number.saturating_sub(1) };
+        if matches!(connection.state, State::ReqReceived | State::RepSent) {
+            step(&mut self.half_open);
+        }
+        if connection.state == State::ReqReceived
+            && let Some(listener) = connection.listener.and_then(|id| self.listeners.get_mut(&id.0))
+        {
+            step(&mut listener.waiting);
+        }
+    }
+
+    fn leave_peers(&mut self, connection: &Connection) {
+        if connection.peer_to_peer {
+            remove_own(&mut self.peers, &(connection.ends.remote, connection.service), connection.local_id);
+        }
+    }
+
+    fn leave_remote_qp(&mut self, connection: &Connection) {
+        if let Some(qpn) = connection.remote_qpn {
+            let key = (connection.ends.remote, connection.remote_guid, qpn);
+            remove_own(&mut self.remote_qps, &key, connection.local_id);
+        }
+    }
+}
+
+/// Takes a key out if it leads here.
+fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: &K, id: u32) {
+    if map.get(key) == Some(&id) {
+        map.remove(key);
+    }
+}

@@ -1,0 +1,191 @@
+//! How a connection ends.
+
+use adverb_proto::cm::{CallError, Event, State};
+use adverb_wire::cm::Message;
+
+use crate::harness::*;
+
+#[test]
+fn a_connection_ends_with_two_messages() {
+    for side in [CLIENT, SERVER] {
+        let (mut pair, ids) = Pair::connected();
+        let deadline = pair.deadline();
+        pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
+        pair.flow();
+        assert!(pair.sent().ends_with([">DREQ <DREP", "<DREQ >DREP"][side]), "{}", pair.sent());
+        for side in [CLIENT, SERVER] {
+            assert_eq!(pair.event(side), Some(Event::Disconnected(ids[side])));
+            assert_eq!(pair.sides[side].state(ids[side]), Some(State::TimeWait));
+        }
+    }
+}
+
+#[test]
+fn both_sides_may_end_it_at_once() {
+    let (mut pair, ids) = Pair::connected();
+    let deadline = pair.deadline();
+    for side in [CLIENT, SERVER] {
+        pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
+    }
+    pair.pass(seconds(2));
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
+    assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn both_sides_may_end_it_at_once_and_lose_every_message() {
+    let (mut pair, ids) = Pair::connected();
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    let deadline = pair.deadline();
+    for side in [CLIENT, SERVER] {
+        pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
+    }
+    pair.pass(seconds(6));
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
+    assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn an_end_that_nobody_confirms_is_the_end_at_the_deadline() {
+    let (mut pair, [client, server]) = Pair::connected();
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    let deadline = pair.now + seconds(3);
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.pass(seconds(3));
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "nobody told it");
+}
+
+#[test]
+fn a_peer_that_has_forgotten_agrees() {
+    let (mut pair, [client, server]) = Pair::connected();
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    let deadline = pair.deadline();
+    pair.sides[SERVER].disconnect(pair.now, server, deadline).unwrap();
+    pair.pass(seconds(10));
+    pair.filter = Box::new(|_, _| Fate::Carry);
+    assert_eq!(pair.sides[SERVER].state(server), None);
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
+}
+
+#[test]
+fn a_connection_ends_once() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    let again = pair.sides[CLIENT].disconnect(pair.now, client, deadline);
+    assert_eq!(again, Err(CallError::WrongState(State::DreqSent)));
+}
+
+#[test]
+fn an_end_before_the_rtu_has_come_is_an_end() {
+    let mut pair = Pair::automatic();
+    pair.lose("RTU", usize::MAX);
+    let client = pair.connect();
+    pair.flow();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.pass(seconds(1));
+    assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
+    assert_eq!(pair.outcomes(CLIENT), ["established", "disconnected", "timewait over"]);
+}
+
+#[test]
+fn an_end_before_this_side_is_established_is_an_end() {
+    let mut pair = Pair::new();
+    let client = pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    let offer = adverb_proto::cm::Offer::new(pair.qpn());
+    let deadline = pair.deadline();
+    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    pair.flow();
+    // A packet that came before the RTU: for the server it stands, and it ends it at once.
+    pair.sides[SERVER].communication_established(offer.qpn);
+    pair.sides[SERVER].disconnect(pair.now, id, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.sides[CLIENT].establish(pair.now, client), Err(CallError::WrongState(State::TimeWait)));
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
+}
+
+#[test]
+fn a_dreq_for_another_queue_pair_is_ignored() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let Message::Rtu(rtu) = pair.last(CLIENT, "RTU").message else { panic!() };
+    let before = pair.log.len();
+    let wrong = pair.qpn();
+    pair.inject_message(
+        SERVER,
+        Message::Dreq(adverb_wire::cm::Dreq {
+            local_comm_id: rtu.local_comm_id,
+            remote_comm_id: rtu.remote_comm_id,
+            remote_qpn: wrong,
+            private_data: Default::default(),
+        }),
+    );
+    pair.flow();
+    assert_eq!(pair.log.len(), before);
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    assert_eq!(pair.sides[CLIENT].state(client), Some(State::Established));
+}
+
+#[test]
+fn who_drops_a_connection_ends_it_however_far_it_has_come() {
+    // Asked for, but not answered.
+    let mut pair = Pair::new();
+    let client = pair.connect();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.pass(seconds(1));
+    assert_eq!(pair.outcomes(CLIENT), ["timewait over"]);
+    // Requested.
+    let mut pair = Pair::new();
+    pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    pair.sides[SERVER].abandon(pair.now, id, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.expect_rejected(), 28);
+    // Accepted.
+    let mut pair = Pair::new();
+    pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    let offer = adverb_proto::cm::Offer::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    pair.flow();
+    pair.sides[SERVER].abandon(pair.now, id, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
+    // Established.
+    let (mut pair, [client, _]) = Pair::connected();
+    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
+    assert_eq!(pair.sides[CLIENT].abandon(pair.now, id, deadline), Err(CallError::Unknown));
+}
+
+#[test]
+fn a_rej_of_an_established_connection_ends_it() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let Message::Rtu(rtu) = pair.last(CLIENT, "RTU").message else { panic!() };
+    pair.inject_message(
+        CLIENT,
+        Message::Rej(adverb_wire::cm::Rej {
+            local_comm_id: rtu.remote_comm_id,
+            remote_comm_id: rtu.local_comm_id,
+            rejected: adverb_wire::cm::Subject::Other,
+            reason: adverb_wire::cm::RejectReason::InvalidCommId,
+            additional_info: Default::default(),
+            private_data: Default::default(),
+        }),
+    );
+    pair.flow();
+    assert_eq!(pair.event(CLIENT), Some(Event::Disconnected(client)));
+}

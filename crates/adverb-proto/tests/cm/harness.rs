@@ -1,0 +1,341 @@
+//! Two managers, and a wire between them that does what a test says.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb_proto::Time;
+use adverb_proto::cm::{
+    Bind, CallError, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager,
+    Offer, Request, State,
+};
+use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_wire::cm::{Mad, Message, ServiceId};
+
+pub(crate) const CLIENT: usize = 0;
+pub(crate) const SERVER: usize = 1;
+pub(crate) const PORT: u16 = 7471;
+
+/// What becomes of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    Carry,
+    Lose,
+    Twice,
+    /// Comes behind the next message that is carried.
+    Hold,
+}
+
+type Filter = Box<dyn FnMut(usize, &Mad) -> Fate>;
+
+pub(crate) struct Pair {
+    pub(crate) sides: [Manager; 2],
+    pub(crate) now: Time,
+    pub(crate) random: u64,
+    /// What each side was told and nobody has looked at.
+    pub(crate) events: [VecDeque<Event>; 2],
+    /// All that was sent: by whom, and what.
+    pub(crate) log: Vec<(usize, Mad)>,
+    pub(crate) filter: Filter,
+    held: VecDeque<(usize, Mad)>,
+    /// Whether requests are accepted and acceptances established without further ado.
+    pub(crate) automatic: bool,
+    next_qpn: u32,
+}
+
+pub(crate) fn address(side: usize) -> IpAddr {
+    [10, 0, 0, 1 + side as u8].into()
+}
+
+/// As a side sees it.
+pub(crate) fn ends(side: usize) -> Ends {
+    Ends { local: address(side), remote: address(1 - side) }
+}
+
+pub(crate) fn service() -> ServiceId {
+    ServiceId::tcp_port(PORT)
+}
+
+pub(crate) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub(crate) fn config(side: usize) -> Config {
+    Config::new([0x1111_2222_3333_4444, 0x5555_6666_7777_8888][side])
+}
+
+impl Pair {
+    /// Two managers; the server listens.
+    pub(crate) fn new() -> Pair {
+        let mut pair = Pair::deaf();
+        pair.listen(service());
+        pair
+    }
+
+    /// Two managers, and nobody listens.
+    pub(crate) fn deaf() -> Pair {
+        Pair::with(config(CLIENT), config(SERVER))
+    }
+
+    pub(crate) fn with(client: Config, server: Config) -> Pair {
+        Pair {
+            sides: [Manager::new(client), Manager::new(server)],
+            now: Time::ZERO + seconds(1),
+            random: 7,
+            events: Default::default(),
+            log: Vec::new(),
+            filter: Box::new(|_, _| Fate::Carry),
+            held: VecDeque::new(),
+            automatic: false,
+            next_qpn: 0x10,
+        }
+    }
+
+    /// With both accepting and establishing by themselves.
+    pub(crate) fn automatic() -> Pair {
+        Pair { automatic: true, ..Pair::new() }
+    }
+
+    pub(crate) fn listen(&mut self, service: ServiceId) -> ListenerId {
+        let listen = Listen { service, bind: Bind::Any, transport: Transport::Rc, backlog: 4 };
+        self.sides[SERVER].listen(listen).unwrap()
+    }
+
+    /// A queue pair number that nobody has had.
+    pub(crate) fn qpn(&mut self) -> Qpn {
+        self.next_qpn += 1;
+        Qpn::truncate(self.next_qpn)
+    }
+
+    pub(crate) fn deadline(&self) -> Time {
+        self.now + seconds(5)
+    }
+
+    pub(crate) fn request(&mut self) -> Connect<'static> {
+        let offer = Offer::new(self.qpn());
+        Connect::new(ends(CLIENT), service(), offer, self.deadline())
+    }
+
+    pub(crate) fn request_with(&mut self, change: impl FnOnce(&mut Connect<'static>)) -> Connect<'static> {
+        let mut connect = self.request();
+        change(&mut connect);
+        connect
+    }
+
+    pub(crate) fn connect(&mut self) -> ConnectionId {
+        let connect = self.request();
+        self.connect_with(CLIENT, &connect).unwrap()
+    }
+
+    pub(crate) fn connect_with(
+        &mut self,
+        side: usize,
+        connect: &Connect<'_>,
+    ) -> Result<ConnectionId, CallError> {
+        let random = &mut self.random;
+        self.sides[side].connect(self.now, connect, &mut || draw(random))
+    }
+
+    /// Hands a message to a side, as if its peer had sent it.
+    pub(crate) fn inject(&mut self, to: usize, mad: &Mad) {
+        self.inject_bytes(to, ends(to), &mad.emit());
+    }
+
+    pub(crate) fn inject_bytes(&mut self, to: usize, ends: Ends, bytes: &[u8]) {
+        let random = &mut self.random;
+        self.sides[to].handle(self.now, ends, bytes, &mut || draw(random));
+    }
+
+    /// A message outside of any connection.
+    pub(crate) fn inject_message(&mut self, to: usize, message: Message) {
+        self.inject(to, &Mad { transaction_id: 99, message });
+    }
+
+    /// Carries messages until there are none; time stands still.
+    pub(crate) fn flow(&mut self) {
+        loop {
+            let mut quiet = true;
+            for from in [CLIENT, SERVER] {
+                while let Some(datagram) = self.sides[from].poll_transmit() {
+                    quiet = false;
+                    assert_eq!(datagram.ends, ends(from), "nothing goes anywhere else");
+                    let mad = datagram.mad;
+                    self.log.push((from, mad));
+                    match (self.filter)(from, &mad) {
+                        Fate::Lose => {}
+                        Fate::Carry => self.carry(from, &mad),
+                        Fate::Twice => {
+                            self.carry(from, &mad);
+                            self.carry(from, &mad);
+                        }
+                        Fate::Hold => self.held.push_back((from, mad)),
+                    }
+                }
+                while let Some(event) = self.sides[from].poll_event() {
+                    quiet = false;
+                    self.take(from, event);
+                }
+            }
+            if quiet {
+                return;
+            }
+        }
+    }
+
+    fn carry(&mut self, from: usize, mad: &Mad) {
+        self.inject(1 - from, mad);
+        if let Some((from, held)) = self.held.pop_front() {
+            self.inject(1 - from, &held);
+        }
+    }
+
+    /// Delivers what was held back.
+    pub(crate) fn release(&mut self) {
+        while let Some((from, mad)) = self.held.pop_front() {
+            self.inject(1 - from, &mad);
+        }
+        self.flow();
+    }
+
+    fn take(&mut self, side: usize, event: Event) {
+        if self.automatic {
+            match &event {
+                Event::Request(request) => {
+                    let offer = Offer::new(self.qpn());
+                    self.sides[side].accept(self.now, request.id, &offer, b"yes", self.deadline()).unwrap();
+                }
+                Event::Accepted(acceptance) => self.sides[side].establish(self.now, acceptance.id).unwrap(),
+                _ => {}
+            }
+        }
+        self.events[side].push_back(event);
+    }
+
+    /// Lets time pass, with all that is due.
+    pub(crate) fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        self.flow();
+        loop {
+            let next = self.sides.iter().filter_map(Manager::poll_timeout).min();
+            let Some(next) = next.filter(|next| *next <= end) else { break };
+            self.now = self.now.max(next);
+            for side in &mut self.sides {
+                side.handle_timeout(self.now);
+            }
+            self.flow();
+        }
+        self.now = end;
+    }
+
+    pub(crate) fn event(&mut self, side: usize) -> Option<Event> {
+        self.events[side].pop_front()
+    }
+
+    /// The outcomes that a side was told, by name.
+    pub(crate) fn outcomes(&mut self, side: usize) -> Vec<&'static str> {
+        let outcome = |event: &Event| match event {
+            Event::Established(_) => Some("established"),
+            Event::Rejected(_) => Some("rejected"),
+            Event::Unreachable(_) => Some("unreachable"),
+            Event::Disconnected(_) => Some("disconnected"),
+            Event::TimewaitOver { .. } => Some("timewait over"),
+            _ => None,
+        };
+        self.events[side].drain(..).filter_map(|event| outcome(&event)).collect()
+    }
+
+    pub(crate) fn expect_request(&mut self) -> Request {
+        match self.event(SERVER) {
+            Some(Event::Request(request)) => *request,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The reason with which the client was rejected.
+    pub(crate) fn expect_rejected(&mut self) -> u16 {
+        match self.event(CLIENT) {
+            Some(Event::Rejected(rejection)) => rejection.reason.code(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A connection that stands: its ids at both sides.
+    pub(crate) fn connected() -> (Pair, [ConnectionId; 2]) {
+        let mut pair = Pair::automatic();
+        let client = pair.connect();
+        pair.flow();
+        let server = pair.expect_request().id;
+        for (side, id) in [(CLIENT, client), (SERVER, server)] {
+            assert_eq!(pair.sides[side].state(id), Some(State::Established));
+        }
+        pair.events.iter_mut().for_each(VecDeque::clear);
+        (pair, [client, server])
+    }
+
+    /// The names of the messages that were sent, and by whom: `>` the client, `<` the server.
+    pub(crate) fn sent(&self) -> String {
+        let word = |(from, mad): &(usize, Mad)| format!("{}{}", [">", "<"][*from], name(&mad.message));
+        self.log.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The last message of a kind that a side sent.
+    pub(crate) fn last(&self, from: usize, kind: &str) -> Mad {
+        let found = self.log.iter().rev().find(|(side, mad)| *side == from && name(&mad.message) == kind);
+        found.unwrap_or_else(|| panic!("no {kind} in {}", self.sent())).1
+    }
+
+    /// Loses the first `count` messages of a kind.
+    pub(crate) fn lose(&mut self, kind: &'static str, count: usize) {
+        self.fate(kind, count, Fate::Lose);
+    }
+
+    pub(crate) fn fate(&mut self, kind: &'static str, count: usize, fate: Fate) {
+        let mut left = count;
+        self.filter = Box::new(move |_, mad| {
+            if name(&mad.message) == kind && left > 0 {
+                left -= 1;
+                fate
+            } else {
+                Fate::Carry
+            }
+        });
+    }
+
+    /// Nothing is left of anything but the listener.
+    pub(crate) fn assert_nothing_left(&self) {
+        for (side, manager) in self.sides.iter().enumerate() {
+            let Holdings { connections, half_open, index_entries, queries, timers, .. } = manager.holdings();
+            assert_eq!(
+                [connections, half_open, index_entries, queries, timers],
+                [0; 5],
+                "side {side}: {:?}",
+                manager.holdings()
+            );
+        }
+    }
+}
+
+pub(crate) fn name(message: &Message) -> &'static str {
+    match message {
+        Message::Req(_) => "REQ",
+        Message::Mra(_) => "MRA",
+        Message::Rej(_) => "REJ",
+        Message::Rep(_) => "REP",
+        Message::Rtu(_) => "RTU",
+        Message::Dreq(_) => "DREQ",
+        Message::Drep(_) => "DREP",
+        Message::SidrReq(_) => "SIDR_REQ",
+        Message::SidrRep(_) => "SIDR_REP",
+    }
+}
+
+/// A generator good enough for ids.
+pub(crate) fn draw(state: &mut u64) -> u32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 32) as u32
+}
+
+/// The communication ID that an id stands for.
+pub(crate) fn number(id: ConnectionId) -> u32 {
+    u32::from_str_radix(id.to_string().trim_start_matches("0x"), 16).unwrap()
+}

@@ -1,0 +1,320 @@
+//! Anybody can send anything to queue pair 1.
+
+use adverb_proto::cm::{Ends, Event, State};
+use adverb_wire::cm::{Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout};
+
+use crate::harness::*;
+
+fn stranger() -> Ends {
+    Ends { local: address(SERVER), remote: [10, 66, 66, 66].into() }
+}
+
+/// A REQ in somebody's name.
+fn forged_req(pair: &mut Pair, comm_id: u32, qpn: u32) -> Mad {
+    let mut source = Pair::new();
+    source.connect();
+    let mut mad = source.sides[CLIENT].poll_transmit().unwrap().mad;
+    if let Message::Req(req) = &mut mad.message {
+        req.local_comm_id = comm_id;
+        req.qpn = adverb_wire::Qpn::truncate(qpn);
+        req.ca_guid = u64::from(draw(&mut pair.random));
+    }
+    mad
+}
+
+#[test]
+fn what_is_no_message_is_counted_and_dropped() {
+    let mut pair = Pair::new();
+    pair.connect();
+    let good = pair.sides[CLIENT].poll_transmit().unwrap().mad.emit();
+    for length in 0..256 {
+        pair.inject_bytes(SERVER, ends(SERVER), &good[..length]);
+    }
+    pair.inject_bytes(SERVER, ends(SERVER), &[good, good].concat());
+    for byte in [0, 1, 2, 3, 16] {
+        let mut bad = good;
+        bad[byte] ^= 0x40;
+        pair.inject_bytes(SERVER, ends(SERVER), &bad);
+    }
+    assert_eq!(pair.sides[SERVER].statistics().malformed, 262);
+    assert_eq!(pair.sides[SERVER].poll_transmit(), None, "nobody is answered");
+    assert_eq!(pair.sides[SERVER].poll_event(), None);
+}
+
+#[test]
+fn a_flood_of_requests_fills_no_more_than_its_table() {
+    let mut small = config(SERVER);
+    small.max_half_open = 8;
+    let mut pair = Pair::with(config(CLIENT), small);
+    let listen = adverb_proto::cm::Listen {
+        service: service(),
+        bind: adverb_proto::cm::Bind::Any,
+        transport: adverb_proto::vocabulary::Transport::Rc,
+        backlog: 1000,
+    };
+    pair.sides[SERVER].listen(listen).unwrap();
+    for number in 0..1000 {
+        let req = forged_req(&mut pair, number, 0x100 + number);
+        pair.inject(SERVER, &req);
+    }
+    let holdings = pair.sides[SERVER].holdings();
+    assert_eq!((holdings.connections, holdings.half_open, holdings.events), (8, 8, 8));
+    assert_eq!(pair.sides[SERVER].statistics().overflows, 992);
+    assert_eq!(pair.sides[SERVER].poll_transmit(), None);
+    // The table empties itself, and the service is there again.
+    pair.pass(seconds(7));
+    pair.assert_nothing_left();
+    pair.events[SERVER].clear();
+    pair.connect();
+    pair.flow();
+    pair.expect_request();
+}
+
+#[test]
+fn a_flood_touches_no_connection_that_stands() {
+    let (mut pair, [client, server]) = Pair::connected();
+    for number in 0..3000 {
+        let req = forged_req(&mut pair, number, 0x100 + number);
+        pair.inject(SERVER, &req);
+    }
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    pair.automatic = false;
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::TimeWait));
+}
+
+#[test]
+fn events_that_nobody_takes_do_not_grow_without_end() {
+    let mut few = config(SERVER);
+    few.max_connections = 16;
+    let mut pair = Pair::with(config(CLIENT), few);
+    pair.listen(service());
+    for number in 0..1000 {
+        let req = forged_req(&mut pair, number, 0x100 + number);
+        pair.inject(SERVER, &req);
+        // And its sender gives up at once.
+        let Message::Req(fields) = req.message else { panic!() };
+        pair.inject_message(
+            SERVER,
+            Message::Rej(Rej {
+                local_comm_id: number,
+                remote_comm_id: 0,
+                rejected: Subject::Other,
+                reason: RejectReason::Timeout,
+                additional_info: adverb_wire::cm::AdditionalInfo::new(&fields.ca_guid.to_be_bytes()).unwrap(),
+                private_data: Default::default(),
+            }),
+        );
+        pair.now = pair.now + seconds(1);
+        let now = pair.now;
+        pair.sides[SERVER].handle_timeout(now);
+    }
+    assert!(pair.sides[SERVER].holdings().events <= 17, "{:?}", pair.sides[SERVER].holdings());
+    assert_eq!(pair.sides[SERVER].holdings().connections, 0);
+}
+
+#[test]
+fn messages_that_nobody_takes_away_are_lost_and_do_not_pile_up() {
+    let mut pair = Pair::deaf();
+    for number in 0..10_000 {
+        let req = forged_req(&mut pair, number, 0x100);
+        pair.inject(SERVER, &req);
+    }
+    assert_eq!(pair.sides[SERVER].holdings().datagrams, 4096);
+    assert_eq!(pair.sides[SERVER].statistics().unsent, 10_000 - 4096);
+}
+
+#[test]
+fn a_stranger_with_the_right_ids_is_not_believed() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let (ours, theirs) = (number(server), number(client));
+    let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
+    let private = Default::default();
+    for message in [
+        Message::Rej(Rej {
+            local_comm_id: theirs,
+            remote_comm_id: ours,
+            rejected: Subject::Other,
+            reason: RejectReason::ConsumerReject,
+            additional_info: Default::default(),
+            private_data: Default::default(),
+        }),
+        Message::Dreq(Dreq {
+            local_comm_id: theirs,
+            remote_comm_id: ours,
+            remote_qpn: rep.qpn,
+            private_data: Default::default(),
+        }),
+        Message::Drep(Drep { local_comm_id: theirs, remote_comm_id: ours, private_data: private }),
+    ] {
+        pair.inject_bytes(SERVER, stranger(), &Mad { transaction_id: 1, message }.emit());
+        assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "{message}");
+        assert_eq!(pair.sides[SERVER].poll_event(), None);
+    }
+}
+
+#[test]
+fn a_peer_with_the_wrong_ids_is_not_believed() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let (ours, theirs) = (number(server), number(client));
+    for (local_comm_id, remote_comm_id) in [(theirs ^ 1, ours), (theirs, ours ^ 1), (0, ours), (0, 0)] {
+        for reason in [RejectReason::ConsumerReject, RejectReason::Timeout, RejectReason::StaleConnection] {
+            pair.inject_message(
+                SERVER,
+                Message::Rej(Rej {
+                    local_comm_id,
+                    remote_comm_id,
+                    rejected: Subject::Rep,
+                    reason,
+                    additional_info: Default::default(),
+                    private_data: Default::default(),
+                }),
+            );
+        }
+        assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+        assert_eq!(pair.sides[SERVER].poll_transmit(), None);
+    }
+}
+
+#[test]
+fn a_strangers_request_with_a_peers_names_cuts_nobody_off() {
+    let (mut pair, [_, server]) = Pair::connected();
+    // Adapter and queue pair of the client, but another address.
+    let mut req = pair.last(CLIENT, "REQ");
+    if let Message::Req(req) = &mut req.message {
+        req.local_comm_id ^= 1;
+    }
+    pair.inject_bytes(SERVER, stranger(), &req.emit());
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    let answer = pair.sides[SERVER].poll_transmit().unwrap();
+    assert_eq!(answer.ends, stranger(), "whoever sent it is answered, and nobody else");
+    assert_eq!(pair.sides[SERVER].poll_transmit(), None);
+}
+
+#[test]
+fn an_unknown_rep_is_rejected_with_6() {
+    let mut pair = Pair::automatic();
+    pair.connect();
+    pair.flow();
+    let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
+    let mut fresh = Pair::new();
+    fresh.inject_message(CLIENT, Message::Rep(Rep { remote_comm_id: 5, local_comm_id: 6, ..rep }));
+    let Message::Rej(rej) = fresh.sides[CLIENT].poll_transmit().unwrap().mad.message else { panic!() };
+    assert_eq!((rej.local_comm_id, rej.remote_comm_id), (5, 6));
+    assert_eq!((rej.rejected, rej.reason.code()), (Subject::Rep, 6));
+}
+
+#[test]
+fn an_unknown_rtu_is_rejected_with_6() {
+    let mut pair = Pair::new();
+    let rtu = Rtu { local_comm_id: 6, remote_comm_id: 5, private_data: Default::default() };
+    pair.inject_message(SERVER, Message::Rtu(rtu));
+    let Message::Rej(rej) = pair.sides[SERVER].poll_transmit().unwrap().mad.message else { panic!() };
+    assert_eq!((rej.local_comm_id, rej.remote_comm_id), (5, 6));
+    assert_eq!((rej.rejected, rej.reason.code()), (Subject::Other, 6));
+}
+
+#[test]
+fn an_unknown_dreq_is_agreed_to() {
+    let mut pair = Pair::new();
+    let remote_qpn = pair.qpn();
+    let dreq = Dreq { local_comm_id: 6, remote_comm_id: 5, remote_qpn, private_data: Default::default() };
+    pair.inject_message(SERVER, Message::Dreq(dreq));
+    let mad = pair.sides[SERVER].poll_transmit().unwrap().mad;
+    let Message::Drep(drep) = mad.message else { panic!() };
+    assert_eq!((drep.local_comm_id, drep.remote_comm_id, mad.transaction_id), (5, 6, 99));
+    assert_eq!(pair.sides[SERVER].holdings().connections, 0);
+}
+
+#[test]
+fn answers_are_never_answered() {
+    let mut pair = Pair::new();
+    let private_data = Default::default();
+    pair.inject_message(SERVER, Message::Drep(Drep { local_comm_id: 6, remote_comm_id: 5, private_data }));
+    for reason in [RejectReason::Timeout, RejectReason::InvalidCommId, RejectReason::StaleConnection] {
+        for remote_comm_id in [0, 5] {
+            pair.inject_message(
+                SERVER,
+                Message::Rej(Rej {
+                    local_comm_id: 6,
+                    remote_comm_id,
+                    rejected: Subject::Other,
+                    reason,
+                    additional_info: Default::default(),
+                    private_data: Default::default(),
+                }),
+            );
+        }
+    }
+    for acknowledged in [Subject::Req, Subject::Rep, Subject::Other, Subject::Reserved] {
+        pair.inject_message(
+            SERVER,
+            Message::Mra(Mra {
+                local_comm_id: 6,
+                remote_comm_id: 5,
+                acknowledged,
+                service_timeout: Timeout::MAX,
+                private_data: Default::default(),
+            }),
+        );
+    }
+    assert_eq!(pair.sides[SERVER].poll_transmit(), None);
+    assert_eq!(pair.sides[SERVER].poll_event(), None);
+}
+
+#[test]
+fn one_message_has_at_most_one_answer() {
+    // All that was ever said, said again by anybody to everybody, in whatever state.
+    let (mut pair, [client, _]) = Pair::connected();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    let log = pair.log.clone();
+    for round in 0..3 {
+        for (_, mad) in &log {
+            for side in [CLIENT, SERVER] {
+                for ends in [ends(side), Ends { local: address(side), remote: [10, 66, 66, 66].into() }] {
+                    pair.inject_bytes(side, ends, &mad.emit());
+                    let answers = std::iter::from_fn(|| pair.sides[side].poll_transmit()).count();
+                    assert!(answers <= 1, "{answers} to {}", mad.message);
+                }
+            }
+        }
+        pair.pass(seconds([1, 10, 100][round]));
+    }
+}
+
+#[test]
+fn a_peer_that_asks_for_patience_gets_no_more_than_the_deadline() {
+    let mut pair = Pair::new();
+    let id = pair.connect();
+    pair.flow();
+    let server = pair.expect_request().id;
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    pair.inject_message(
+        CLIENT,
+        Message::Mra(Mra {
+            local_comm_id: number(server),
+            remote_comm_id: number(id),
+            acknowledged: Subject::Req,
+            service_timeout: Timeout::MAX,
+            private_data: Default::default(),
+        }),
+    );
+    pair.pass(seconds(5));
+    assert_eq!(pair.event(CLIENT), Some(Event::Unreachable(id)));
+}
+
+#[test]
+fn a_generator_that_is_stuck_gives_different_ids_all_the_same() {
+    let mut pair = Pair::new();
+    for random in [0, 1, u32::MAX] {
+        let (first, second) = (pair.request(), pair.request());
+        let first = pair.sides[CLIENT].connect(pair.now, &first, &mut || random).unwrap();
+        let second = pair.sides[CLIENT].connect(pair.now, &second, &mut || random).unwrap();
+        assert_ne!(first, second);
+        assert!(number(first) != 0 && number(second) != 0);
+    }
+}

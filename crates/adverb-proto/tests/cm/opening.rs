@@ -1,0 +1,351 @@
+//! How a connection is made, and what its queue pairs are told.
+
+use std::time::Duration;
+
+use adverb_proto::cm::{Bind, CallError, Depths, Ends, Event, Listen, Manager, Offer, State};
+use adverb_proto::vocabulary::{PathMtu, Qpn, Transport};
+use adverb_wire::cm::{Bits, Ece, Message, PathMtu as Mtu, ServiceId, Timeout, TransportService};
+
+use crate::harness::*;
+
+#[test]
+fn a_connection_takes_three_messages() {
+    let mut pair = Pair::automatic();
+    let client = pair.connect();
+    pair.flow();
+    let server = pair.expect_request().id;
+    assert_eq!(pair.sent(), ">REQ <REP >RTU");
+    assert_eq!(pair.outcomes(CLIENT), ["established"]);
+    assert_eq!(pair.outcomes(SERVER), ["established"]);
+    assert_eq!(pair.sides[CLIENT].state(client), Some(State::Established));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+}
+
+#[test]
+fn both_queue_pairs_are_told_what_fits_together() {
+    let mut pair = Pair::new();
+    let mut connect = pair.request();
+    connect.offer.depths = Depths { max_dest_rd_atomic: 3, max_rd_atomic: 9 };
+    connect.offer.retry_count = 5;
+    connect.offer.rnr_retry = 2;
+    connect.offer.ack_timeout = Timeout::new(13).unwrap();
+    connect.path_mtu = PathMtu::Mtu512;
+    let client = pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let request = pair.expect_request();
+    assert_eq!(request.depths, Depths { max_dest_rd_atomic: 9, max_rd_atomic: 3 });
+    let mut offer = Offer::new(pair.qpn());
+    offer.depths = Depths { max_dest_rd_atomic: 7, max_rd_atomic: 16 };
+    offer.rnr_retry = 1;
+    let at_server = pair.sides[SERVER].ready(request.id, &offer).unwrap();
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    pair.flow();
+    let at_client = pair.sides[CLIENT].ready(client, &connect.offer).unwrap();
+
+    assert_eq!(at_client.receiving.remote_qpn, offer.qpn);
+    assert_eq!(at_server.receiving.remote_qpn, connect.offer.qpn);
+    assert_eq!(at_client.sending.psn, at_server.receiving.psn);
+    assert_eq!(at_server.sending.psn, at_client.receiving.psn);
+    assert_ne!(at_client.sending.psn, at_server.sending.psn);
+    assert_eq!((at_client.sending.max_rd_atomic, at_server.receiving.max_dest_rd_atomic), (7, 7));
+    assert_eq!((at_server.sending.max_rd_atomic, at_client.receiving.max_dest_rd_atomic), (3, 3));
+    assert_eq!((at_client.sending.retry_count, at_server.sending.retry_count), (5, 5));
+    assert_eq!((at_client.sending.rnr_retry, at_server.sending.rnr_retry), (1, 2));
+    assert_eq!((at_client.sending.timeout.code(), at_server.sending.timeout.code()), (13, 13));
+    assert_eq!(at_client.receiving.path_mtu, PathMtu::Mtu512);
+    assert_eq!(at_server.receiving.path_mtu, PathMtu::Mtu512);
+    assert_eq!(at_client.receiving.path.remote(), address(SERVER));
+    assert_eq!(at_server.receiving.path.remote(), address(CLIENT));
+    assert_eq!((at_client.transport, at_client.pkey), (Transport::Rc, 0xffff));
+}
+
+#[test]
+fn the_starting_psn_of_a_message_is_where_its_receiver_begins() {
+    // The other way round from what one might think: vol. 1, 12.7, and cm_req_handler in Linux's cm.c.
+    let mut pair = Pair::automatic();
+    pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
+    let ready = pair.sides[SERVER].ready(id, &Offer::new(rep.qpn)).unwrap();
+    assert_eq!((ready.sending.psn, ready.receiving.psn), (req.starting_psn, rep.starting_psn));
+}
+
+#[test]
+fn a_req_has_the_fields_that_linux_wants() {
+    let mut pair = Pair::new();
+    let mut connect = pair.request();
+    connect.source_port = 40_000;
+    connect.traffic_class = 0x68;
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    assert_eq!(req.service_id.get(), 0x0106_0000 | u64::from(PORT));
+    assert_eq!((req.pkey, req.path_mtu), (0xffff, Ok(Mtu::Mtu1024)));
+    assert_eq!(req.transport, TransportService::ReliableConnection);
+    assert_eq!(req.ca_guid, 0x1111_2222_3333_4444);
+    assert_eq!(req.primary_path.local_gid.to_string(), "::ffff:10.0.0.1");
+    assert_eq!(req.primary_path.remote_gid.to_string(), "::ffff:10.0.0.2");
+    assert_eq!((req.primary_path.local_lid, req.primary_path.remote_lid), (0xffff, 0xffff));
+    assert!(req.primary_path.hop_limit > 1 && !req.primary_path.subnet_local);
+    assert_eq!(req.primary_path.traffic_class, 0x68);
+    assert_eq!(req.max_cm_retries.get(), 15);
+    let (header, _) = req.ip().unwrap();
+    assert_eq!(header.source(), "10.0.0.1:40000".parse().unwrap());
+    assert_eq!(header.destination(), address(SERVER));
+    assert_eq!(req.private_data.as_bytes()[1], 0x40);
+    let request = pair.expect_request();
+    assert_eq!(request.source, Some("10.0.0.1:40000".parse().unwrap()));
+    assert_eq!(request.path.traffic_class, 0x68);
+}
+
+#[test]
+fn the_messages_of_a_handshake_belong_to_one_transaction() {
+    let mut pair = Pair::automatic();
+    pair.connect();
+    pair.flow();
+    let ids: Vec<u64> = pair.log.iter().map(|(_, mad)| mad.transaction_id).collect();
+    assert_eq!(ids.len(), 3);
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:x?}");
+    let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    assert_eq!(ids[0] as u32, req.local_comm_id);
+}
+
+#[test]
+fn an_unreliable_connection_is_made_like_a_reliable_one() {
+    let mut pair = Pair::deaf();
+    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Uc, backlog: 1 };
+    pair.sides[SERVER].listen(listen).unwrap();
+    let mut connect = pair.request();
+    connect.offer.transport = Transport::Uc;
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let request = pair.expect_request();
+    assert_eq!(request.transport, Transport::Uc);
+    let qpn = pair.qpn();
+    let wrong = pair.sides[SERVER].accept(pair.now, request.id, &Offer::new(qpn), &[], pair.deadline());
+    assert_eq!(wrong, Err(CallError::Transport(Transport::Rc)));
+    let mut offer = Offer::new(qpn);
+    offer.transport = Transport::Uc;
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+}
+
+#[test]
+fn vendor_options_travel_both_ways() {
+    let mut pair = Pair::new();
+    let mut connect = pair.request();
+    connect.offer.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x1234_5678 };
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let request = pair.expect_request();
+    assert_eq!(request.ece, connect.offer.ece);
+    let mut offer = Offer::new(pair.qpn());
+    offer.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x78 };
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    pair.flow();
+    let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
+    assert_eq!(acceptance.ece, offer.ece);
+}
+
+#[test]
+fn whether_receives_are_shared_is_told_both_ways() {
+    let mut pair = Pair::new();
+    let mut connect = pair.request();
+    connect.offer.shared_receives = true;
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let request = pair.expect_request();
+    assert!(request.shared_receives);
+    let mut offer = Offer::new(pair.qpn());
+    offer.shared_receives = true;
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    pair.flow();
+    let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
+    assert!(acceptance.shared_receives);
+}
+
+#[test]
+fn ipv6_peers_connect_too() {
+    let mut pair = Pair::new();
+    let (local, remote) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
+    let connect = pair.request_with(|connect| connect.ends = Ends { local, remote });
+    pair.connect_with(CLIENT, &connect).unwrap();
+    let datagram = pair.sides[CLIENT].poll_transmit().unwrap();
+    pair.inject_bytes(SERVER, Ends { local: remote, remote: local }, &datagram.mad.emit());
+    let Some(Event::Request(request)) = pair.sides[SERVER].poll_event() else { panic!() };
+    assert_eq!(request.source.map(|source| source.ip()), Some(local));
+}
+
+#[test]
+fn two_families_do_not_connect() {
+    let mut pair = Pair::new();
+    let remote = "fd77::2".parse().unwrap();
+    let connect = pair.request_with(|connect| connect.ends.remote = remote);
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Families));
+}
+
+#[test]
+fn a_manager_connects_to_itself() {
+    let mut manager = Manager::new(config(0));
+    manager
+        .listen(Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 1 })
+        .unwrap();
+    let mut pair = Pair::new();
+    let ends = Ends { local: address(0), remote: address(0) };
+    let connect = pair.request_with(|connect| connect.ends = ends);
+    let mut state = 3;
+    let active = manager.connect(pair.now, &connect, &mut || draw(&mut state)).unwrap();
+    let mut passive = None;
+    loop {
+        if let Some(datagram) = manager.poll_transmit() {
+            manager.handle(pair.now, ends, &datagram.mad.emit(), &mut || draw(&mut state));
+        } else if let Some(event) = manager.poll_event() {
+            match event {
+                Event::Request(request) => {
+                    passive = Some(request.id);
+                    let same = manager.accept(pair.now, request.id, &connect.offer, &[], pair.deadline());
+                    assert_eq!(same, Err(CallError::QpInUse(connect.offer.qpn)));
+                    let offer = Offer::new(pair.qpn());
+                    manager.accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+                }
+                Event::Accepted(acceptance) => manager.establish(pair.now, acceptance.id).unwrap(),
+                _ => {}
+            }
+        } else {
+            break;
+        }
+    }
+    assert_eq!(manager.state(active), Some(State::Established));
+    assert_eq!(manager.state(passive.unwrap()), Some(State::Established));
+}
+
+#[test]
+fn the_most_exact_listener_is_asked() {
+    let mut pair = Pair::deaf();
+    let mut listen = |bind| {
+        let listen = Listen { service: service(), bind, transport: Transport::Rc, backlog: 4 };
+        pair.sides[SERVER].listen(listen).unwrap()
+    };
+    let (any, v4, exact) = (listen(Bind::Any), listen(Bind::AnyV4), listen(Bind::Address(address(SERVER))));
+    for expected in [exact, v4, any] {
+        pair.connect();
+        pair.flow();
+        let request = pair.expect_request();
+        assert_eq!(request.listener, expected);
+        pair.sides[SERVER].close(pair.now, expected).unwrap();
+    }
+    pair.connect();
+    pair.flow();
+    assert_eq!(pair.expect_rejected(), 8);
+}
+
+#[test]
+fn one_service_has_one_listener_at_one_address() {
+    let mut pair = Pair::new();
+    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 4 };
+    assert_eq!(pair.sides[SERVER].listen(listen), Err(CallError::ServiceInUse(service())));
+    pair.listen(ServiceId::tcp_port(PORT + 1));
+}
+
+#[test]
+fn a_queue_pair_has_one_connection() {
+    let mut pair = Pair::automatic();
+    let connect = pair.request();
+    pair.connect_with(CLIENT, &connect).unwrap();
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
+    pair.flow();
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
+    assert!(!pair.sides[CLIENT].is_free(connect.offer.qpn));
+}
+
+#[test]
+fn queue_pairs_for_management_and_groups_are_not_connected() {
+    let mut pair = Pair::new();
+    for qpn in [0, 1, 0xff_ffff] {
+        let connect = pair.request_with(|connect| connect.offer.qpn = Qpn::truncate(qpn));
+        assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("qpn")));
+    }
+    let mut connect = pair.request();
+    connect.offer.transport = Transport::Ud;
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Transport(Transport::Ud)));
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let mut pair = Pair::new();
+    let mut connect = pair.request();
+    connect.offer.retry_count = 8;
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("retry_count")));
+    let mut connect = pair.request();
+    connect.offer.rnr_retry = 8;
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("rnr_retry")));
+    let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu2048);
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("path_mtu")));
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn calls_in_the_wrong_state_are_refused() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let offer = Offer::new(pair.qpn());
+    let (now, deadline) = (pair.now, pair.deadline());
+    let wrong = Err(CallError::WrongState(State::Established));
+    assert_eq!(pair.sides[SERVER].accept(now, server, &offer, &[], deadline), wrong);
+    assert_eq!(pair.sides[CLIENT].establish(now, client), wrong);
+    let reason = adverb_wire::cm::RejectReason::ConsumerReject;
+    assert_eq!(pair.sides[CLIENT].reject(now, client, reason, &[]), wrong);
+    assert_eq!(pair.sides[CLIENT].establish(now, server), Err(CallError::Unknown));
+    let asked = pair.connect();
+    let wrong = Err(CallError::WrongState(State::ReqSent));
+    assert_eq!(pair.sides[CLIENT].disconnect(now, asked, deadline), wrong);
+    assert!(pair.sides[CLIENT].ready(asked, &offer).is_err());
+    for error in [CallError::Unknown, CallError::WrongState(State::TimeWait), CallError::TooMany] {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+#[test]
+fn an_application_that_takes_its_time_is_waited_for() {
+    let mut pair = Pair::new();
+    pair.connect();
+    pair.pass(Duration::from_millis(300));
+    assert_eq!(pair.sent(), ">REQ >REQ <MRA");
+    let id = pair.expect_request().id;
+    pair.pass(Duration::from_millis(2000));
+    assert_eq!(pair.sent(), ">REQ >REQ <MRA", "who was told to wait waits");
+    pair.automatic = true;
+    let offer = Offer::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &offer, &[], pair.deadline()).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["established"]);
+    assert_eq!(pair.outcomes(SERVER), ["established"]);
+}
+
+#[test]
+fn a_queue_pair_that_takes_its_time_is_waited_for() {
+    let mut pair = Pair::new();
+    let client = pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    let offer = Offer::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &offer, &[], pair.deadline()).unwrap();
+    pair.pass(seconds(2));
+    assert_eq!(pair.sent(), ">REQ <REP <REP >MRA");
+    pair.sides[CLIENT].establish(pair.now, client).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(SERVER), ["established"]);
+}
+
+#[test]
+fn an_application_that_never_answers_is_answered_for() {
+    let mut pair = Pair::new();
+    let connect = pair.request_with(|connect| connect.deadline = connect.deadline + seconds(60));
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.pass(seconds(6));
+    let id = pair.expect_request().id;
+    assert_eq!(pair.event(SERVER), Some(Event::Unreachable(id)));
+    assert_eq!(pair.expect_rejected(), 3);
+    pair.pass(seconds(1));
+    pair.assert_nothing_left();
+}

@@ -1,0 +1,244 @@
+//! What is refused, and with which reason.
+
+use adverb_proto::cm::{Bind, CallError, Config, Event, Listen, Offer};
+use adverb_proto::vocabulary::{PathMtu, Transport};
+use adverb_wire::cm::{Bits, IpHeader, Message, PrivateData, RejectReason, Req, ServiceId, TransportService};
+
+use crate::harness::*;
+
+/// The reason for which a good request is refused after this change.
+fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
+    let mut pair = Pair::new();
+    pair.connect();
+    let mut mad = pair.sides[CLIENT].poll_transmit().unwrap().mad;
+    let Message::Req(req) = &mut mad.message else { panic!() };
+    change(req);
+    let comm_id = req.local_comm_id;
+    pair.inject(SERVER, &mad);
+    let rej = pair.sides[SERVER].poll_transmit()?.mad;
+    assert_eq!(rej.transaction_id, mad.transaction_id);
+    let Message::Rej(rej) = rej.message else { panic!("{}", rej.message) };
+    assert_eq!(rej.remote_comm_id, comm_id);
+    assert_eq!(rej.rejected, adverb_wire::cm::Subject::Req);
+    assert_eq!(pair.sides[SERVER].holdings().connections, 0, "nothing is kept of it");
+    Some(rej.reason.code())
+}
+
+#[test]
+fn a_good_request_is_not_refused() {
+    assert_eq!(reason_after(|_| {}), None);
+}
+
+#[test]
+fn a_service_that_nobody_listens_at_is_refused_with_8() {
+    assert_eq!(reason_after(|req| req.service_id = ServiceId::tcp_port(1)), Some(8));
+    assert_eq!(reason_after(|req| req.service_id = ServiceId::udp_port(PORT)), Some(8));
+}
+
+#[test]
+fn another_transport_is_refused_with_9() {
+    for transport in [
+        TransportService::UnreliableConnection,
+        TransportService::ReliableDatagram,
+        TransportService::Extended,
+    ] {
+        assert_eq!(reason_after(|req| req.transport = transport), Some(9));
+    }
+}
+
+#[test]
+fn a_connection_to_a_datagram_listener_is_refused_with_9() {
+    let mut pair = Pair::deaf();
+    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Ud, backlog: 1 };
+    pair.sides[SERVER].listen(listen).unwrap();
+    pair.connect();
+    pair.flow();
+    assert_eq!(pair.expect_rejected(), 9);
+}
+
+#[test]
+fn a_path_to_another_address_is_refused_with_12_and_the_right_one() {
+    let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
+    assert_eq!(reason_after(|req| req.primary_path.remote_gid = elsewhere), Some(12));
+    let mut pair = Pair::new();
+    pair.connect();
+    let mut mad = pair.sides[CLIENT].poll_transmit().unwrap().mad;
+    let Message::Req(req) = &mut mad.message else { panic!() };
+    req.primary_path.remote_gid = elsewhere;
+    pair.inject(SERVER, &mad);
+    pair.flow();
+    let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
+    let right: std::net::Ipv6Addr = "::ffff:10.0.0.2".parse().unwrap();
+    assert_eq!(rejection.info.as_bytes(), right.octets());
+}
+
+#[test]
+fn a_path_from_another_address_is_refused_with_12() {
+    let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
+    assert_eq!(reason_after(|req| req.primary_path.local_gid = elsewhere), Some(12));
+}
+
+#[test]
+fn another_partition_is_refused_with_12() {
+    assert_eq!(reason_after(|req| req.pkey = 0x8001), Some(12));
+    assert_eq!(reason_after(|req| req.pkey = 0x7fff), Some(12));
+}
+
+#[test]
+fn a_path_mtu_beyond_the_link_is_refused_with_26_and_the_largest() {
+    let mut large = config(CLIENT);
+    large.path_mtu = PathMtu::Mtu4096;
+    let mut pair = Pair::with(large, config(SERVER));
+    pair.listen(service());
+    let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu4096);
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
+    assert_eq!((rejection.reason.code(), rejection.info.as_bytes()), (26, &[PathMtu::Mtu1024.code()][..]));
+}
+
+#[test]
+fn an_impossible_queue_pair_is_refused_with_5() {
+    for qpn in [0, 1, 0xff_ffff] {
+        assert_eq!(reason_after(|req| req.qpn = adverb_wire::Qpn::truncate(qpn)), Some(5));
+    }
+}
+
+#[test]
+fn private_data_without_an_ip_header_is_refused_with_28() {
+    assert_eq!(reason_after(|req| req.private_data = PrivateData::EMPTY), Some(28));
+    assert_eq!(reason_after(|req| req.private_data = [0xff; 92].into()), Some(28));
+}
+
+#[test]
+fn an_ip_header_of_others_is_refused_with_28() {
+    let header = |source: [u8; 4], destination: [u8; 4]| {
+        IpHeader::new((source, 1).into(), destination.into()).unwrap().before(&[]).unwrap()
+    };
+    let (us, them) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    assert_eq!(reason_after(|req| req.private_data = header(us, them)), None);
+    assert_eq!(reason_after(|req| req.private_data = header([10, 0, 0, 9], them)), Some(28));
+    assert_eq!(reason_after(|req| req.private_data = header(us, [10, 0, 0, 9])), Some(28));
+}
+
+#[test]
+fn what_does_not_matter_on_roce_is_not_looked_at() {
+    let accepted = reason_after(|req| {
+        req.primary_path.local_lid = 0;
+        req.primary_path.remote_lid = 7;
+        req.primary_path.hop_limit = 1;
+        req.primary_path.packet_rate = Bits::MAX;
+        req.primary_path.sl = Bits::MAX;
+        req.end_to_end_flow_control = true;
+        req.remote_cm_response_timeout = adverb_wire::cm::Timeout::MAX;
+        req.sap_supported = true;
+    });
+    assert_eq!(accepted, None);
+}
+
+#[test]
+fn an_application_says_no_with_its_own_reason_and_words() {
+    for reason in [RejectReason::ConsumerReject, RejectReason::NoResources, RejectReason::from_code(999)] {
+        let mut pair = Pair::new();
+        pair.connect();
+        pair.flow();
+        let id = pair.expect_request().id;
+        pair.sides[SERVER].reject(pair.now, id, reason, b"not today").unwrap();
+        pair.flow();
+        let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
+        assert_eq!(rejection.reason, reason);
+        assert_eq!(rejection.private_data[..9], *b"not today");
+        assert_eq!(
+            pair.sides[SERVER].reject(pair.now, id, reason, &[]).unwrap_err(),
+            CallError::WrongState(adverb_proto::cm::State::TimeWait)
+        );
+        pair.pass(seconds(1));
+        pair.assert_nothing_left();
+    }
+}
+
+#[test]
+fn the_side_that_asked_may_refuse_the_acceptance() {
+    let mut pair = Pair::new();
+    let client = pair.connect();
+    pair.flow();
+    let id = pair.expect_request().id;
+    let offer = Offer::new(pair.qpn());
+    let deadline = pair.deadline();
+    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    pair.flow();
+    pair.sides[CLIENT].reject(pair.now, client, RejectReason::ConsumerReject, b"never mind").unwrap();
+    pair.flow();
+    let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
+    assert_eq!((rejection.id, rejection.reason.code()), (id, 28));
+    assert_eq!(rejection.private_data[..10], *b"never mind");
+    let Message::Rej(rej) = pair.last(CLIENT, "REJ").message else { panic!() };
+    assert_eq!(rej.rejected, adverb_wire::cm::Subject::Rep);
+}
+
+#[test]
+fn requests_beyond_the_backlog_are_dropped_and_asked_again() {
+    let mut pair = Pair::deaf();
+    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 2 };
+    pair.sides[SERVER].listen(listen).unwrap();
+    for _ in 0..3 {
+        pair.connect();
+    }
+    pair.flow();
+    assert_eq!(pair.events[SERVER].len(), 2);
+    assert_eq!(pair.sides[SERVER].statistics().overflows, 1);
+    let first = pair.expect_request().id;
+    pair.sides[SERVER].reject(pair.now, first, RejectReason::ConsumerReject, &[]).unwrap();
+    pair.expect_request();
+    pair.pass(seconds(1));
+    pair.expect_request();
+}
+
+#[test]
+fn a_listener_that_closes_refuses_what_nobody_has_taken() {
+    let mut pair = Pair::deaf();
+    let listener = pair.listen(service());
+    let (taken, untaken) = (pair.connect(), pair.connect());
+    for _ in 0..2 {
+        let mad = pair.sides[CLIENT].poll_transmit().unwrap().mad;
+        pair.inject(SERVER, &mad);
+    }
+    let Some(Event::Request(request)) = pair.sides[SERVER].poll_event() else { panic!() };
+    pair.sides[SERVER].close(pair.now, listener).unwrap();
+    assert_eq!(pair.sides[SERVER].close(pair.now, listener), Err(CallError::Unknown));
+    pair.flow();
+    let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
+    assert_eq!((rejection.id, rejection.reason.code()), (untaken, 8));
+    assert_eq!(pair.event(SERVER), None);
+    let offer = Offer::new(pair.qpn());
+    let deadline = pair.deadline();
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+    pair.automatic = true;
+    pair.flow();
+    assert_eq!(pair.sides[CLIENT].state(taken), Some(adverb_proto::cm::State::Established));
+}
+
+#[test]
+fn a_service_that_is_no_port_has_no_ip_header() {
+    let mut pair = Pair::deaf();
+    let service = ServiceId::new(0x1000_0000_0000_0042);
+    pair.listen(service);
+    let mut connect = pair.request_with(|connect| connect.service = service);
+    let data = [7; 92];
+    connect.private_data = &data;
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let request = pair.expect_request();
+    assert_eq!((request.source, &request.private_data[..]), (None, &data[..]));
+}
+
+#[test]
+fn there_are_no_more_connections_than_the_manager_may_hold() {
+    let mut few: Config = config(CLIENT);
+    few.max_connections = 2;
+    let mut pair = Pair::with(few, config(SERVER));
+    pair.connect();
+    pair.connect();
+    let connect = pair.request();
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::TooMany));
+}

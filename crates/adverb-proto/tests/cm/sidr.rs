@@ -1,0 +1,189 @@
+//! How datagram queue pairs are found.
+
+use adverb_proto::cm::{Bind, CallError, Event, Listen, Query, QueryId, Resolve, UDP_QKEY};
+use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_wire::cm::{Message, PrivateData, ServiceId, SidrReq, SidrStatus};
+
+use crate::harness::*;
+
+fn udp() -> ServiceId {
+    ServiceId::udp_port(PORT)
+}
+
+fn pair() -> Pair {
+    let mut pair = Pair::deaf();
+    let listen = Listen { service: udp(), bind: Bind::Any, transport: Transport::Ud, backlog: 2 };
+    pair.sides[SERVER].listen(listen).unwrap();
+    pair
+}
+
+fn ask(pair: &mut Pair, service: ServiceId) -> QueryId {
+    let (ends, deadline) = (ends(CLIENT), pair.deadline());
+    let resolve = Resolve { ends, service, source_port: 40_000, private_data: b"who?", deadline };
+    let random = &mut pair.random;
+    pair.sides[CLIENT].resolve(pair.now, &resolve, &mut || draw(random)).unwrap()
+}
+
+fn expect_query(pair: &mut Pair) -> Query {
+    match pair.event(SERVER) {
+        Some(Event::Query(query)) => *query,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(pair: &mut Pair, query: QueryId) {
+    pair.sides[SERVER].answer(pair.now, query, Qpn::truncate(0x99), UDP_QKEY, b"me").unwrap();
+}
+
+#[test]
+fn a_question_is_answered_with_a_queue_pair_and_its_qkey() {
+    let mut pair = pair();
+    let id = ask(&mut pair, udp());
+    pair.flow();
+    let query = expect_query(&mut pair);
+    assert_eq!(query.source, Some("10.0.0.1:40000".parse().unwrap()));
+    assert_eq!((query.service, &query.private_data[..4]), (udp(), &b"who?"[..]));
+    answer(&mut pair, query.id);
+    pair.flow();
+    let Some(Event::Resolved(resolution)) = pair.event(CLIENT) else { panic!() };
+    assert_eq!((resolution.id, resolution.qpn.get(), resolution.qkey), (id, 0x99, 0x0123_4567));
+    assert_eq!(resolution.private_data[..2], *b"me");
+    assert_eq!(pair.sent(), ">SIDR_REQ <SIDR_REP");
+    let (question, response) = (pair.log[0].1, pair.log[1].1);
+    assert_eq!(question.transaction_id, response.transaction_id);
+    pair.pass(seconds(1));
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn a_lost_question_or_answer_is_repeated_and_asked_once() {
+    for kind in ["SIDR_REQ", "SIDR_REP"] {
+        let mut pair = pair();
+        pair.lose(kind, 1);
+        ask(&mut pair, udp());
+        for _ in 0..4 {
+            pair.pass(std::time::Duration::from_millis(100));
+            if let Some(Event::Query(query)) = pair.event(SERVER) {
+                answer(&mut pair, query.id);
+            }
+        }
+        pair.flow();
+        assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))), "{kind}: {}", pair.sent());
+        assert_eq!(pair.event(SERVER), None, "one question");
+    }
+}
+
+#[test]
+fn a_question_comes_twice_and_is_asked_once() {
+    let mut pair = pair();
+    pair.fate("SIDR_REQ", 1, Fate::Twice);
+    ask(&mut pair, udp());
+    pair.flow();
+    let query = expect_query(&mut pair);
+    assert_eq!(pair.event(SERVER), None);
+    answer(&mut pair, query.id);
+    pair.fate("SIDR_REP", 1, Fate::Twice);
+    pair.flow();
+    assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))));
+    assert_eq!(pair.event(CLIENT), None, "one answer");
+}
+
+#[test]
+fn a_question_for_an_unknown_service_is_refused() {
+    let mut pair = pair();
+    pair.listen(ServiceId::tcp_port(1));
+    for service in [ServiceId::udp_port(1), ServiceId::tcp_port(1)] {
+        let id = ask(&mut pair, service);
+        pair.flow();
+        let status = SidrStatus::ServiceIdNotSupported;
+        assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status }));
+    }
+}
+
+#[test]
+fn an_application_refuses_a_question() {
+    let mut pair = pair();
+    let id = ask(&mut pair, udp());
+    pair.flow();
+    let query = expect_query(&mut pair).id;
+    pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, &[]).unwrap();
+    let again = pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
+    assert_eq!(again, Err(CallError::Unknown), "once");
+    pair.flow();
+    assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status: SidrStatus::NoQueuePair }));
+}
+
+#[test]
+fn a_question_without_an_ip_header_is_refused() {
+    let mut pair = pair();
+    let request =
+        SidrReq { request_id: 5, pkey: 0xffff, service_id: udp(), private_data: PrivateData::EMPTY };
+    pair.inject_message(SERVER, Message::SidrReq(request));
+    let answer = pair.sides[SERVER].poll_transmit().unwrap().mad;
+    let Message::SidrRep(answer) = answer.message else { panic!() };
+    assert_eq!((answer.request_id, answer.status), (5, SidrStatus::Rejected));
+    assert_eq!(pair.sides[SERVER].holdings().queries, 0);
+}
+
+#[test]
+fn a_question_that_nobody_answers_ends_at_the_deadline() {
+    let mut pair = pair();
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    let id = ask(&mut pair, udp());
+    pair.pass(seconds(5));
+    assert_eq!(pair.event(CLIENT), Some(Event::NoAnswer(id)));
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn a_question_that_the_application_forgets_is_forgotten() {
+    let mut pair = pair();
+    ask(&mut pair, udp());
+    pair.flow();
+    let query = expect_query(&mut pair).id;
+    pair.pass(seconds(6));
+    let late = pair.sides[SERVER].answer(pair.now, query, Qpn::truncate(2), 0, &[]);
+    assert_eq!(late, Err(CallError::Unknown));
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_is_ignored() {
+    let mut pair = pair();
+    let id = ask(&mut pair, udp());
+    pair.flow();
+    let query = expect_query(&mut pair).id;
+    answer(&mut pair, query);
+    let mad = pair.sides[SERVER].poll_transmit().unwrap().mad;
+    let Message::SidrRep(good) = mad.message else { panic!() };
+    for wrong in [
+        adverb_wire::cm::SidrRep { request_id: good.request_id ^ 1, ..good },
+        adverb_wire::cm::SidrRep { service_id: ServiceId::udp_port(1), ..good },
+    ] {
+        pair.inject_message(CLIENT, Message::SidrRep(wrong));
+    }
+    let stranger = adverb_proto::cm::Ends { remote: [10, 9, 9, 9].into(), ..ends(CLIENT) };
+    pair.inject_bytes(CLIENT, stranger, &mad.emit());
+    pair.flow();
+    assert_eq!(pair.event(CLIENT), None);
+    assert_eq!(pair.sides[CLIENT].statistics().strays, 3);
+    pair.inject(CLIENT, &mad);
+    pair.flow();
+    assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(resolution)) if resolution.id == id));
+}
+
+#[test]
+fn questions_beyond_the_backlog_are_dropped() {
+    let mut pair = pair();
+    for _ in 0..3 {
+        ask(&mut pair, udp());
+    }
+    pair.flow();
+    assert_eq!(pair.events[SERVER].len(), 2);
+    assert_eq!(pair.sides[SERVER].statistics().overflows, 1);
+    let query = expect_query(&mut pair).id;
+    answer(&mut pair, query);
+    expect_query(&mut pair);
+    pair.pass(std::time::Duration::from_millis(300));
+    expect_query(&mut pair);
+}

@@ -1,0 +1,131 @@
+//! The numbers of a connection rest for a while after it is over.
+
+use std::time::Duration;
+
+use adverb_proto::cm::{CallError, Event, State};
+
+use crate::harness::*;
+
+#[test]
+fn a_queue_pair_number_is_not_used_again_before_timewait_is_over() {
+    let mut pair = Pair::automatic();
+    let connect = pair.request();
+    let id = pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, id, deadline).unwrap();
+    pair.flow();
+    let rest = pair.sides[CLIENT].config().timewait;
+    pair.pass(rest - Duration::from_nanos(1));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
+    assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
+    pair.events[CLIENT].clear();
+    pair.pass(Duration::from_nanos(1));
+    assert_eq!(pair.event(CLIENT), Some(Event::TimewaitOver { id, qpn: connect.offer.qpn }));
+    assert!(pair.sides[CLIENT].is_free(connect.offer.qpn));
+    let again = pair.request_with(|again| again.offer.qpn = connect.offer.qpn);
+    pair.connect_with(CLIENT, &again).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["established"]);
+}
+
+#[test]
+fn a_communication_id_is_not_used_again_before_timewait_is_over() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    // A generator that gives the same number again and again.
+    let raw = number(client);
+    let connect = pair.request();
+    let next = pair.sides[CLIENT].connect(pair.now, &connect, &mut || raw).unwrap();
+    assert_ne!(next, client);
+}
+
+#[test]
+fn who_gave_up_rests_too() {
+    let mut pair = Pair::deaf();
+    pair.filter = Box::new(|_, _| Fate::Lose);
+    let connect = pair.request();
+    let id = pair.connect_with(CLIENT, &connect).unwrap();
+    pair.pass(seconds(5));
+    assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
+    assert!(!pair.sides[CLIENT].is_free(connect.offer.qpn));
+    pair.pass(seconds(1));
+    assert_eq!(pair.outcomes(CLIENT), ["unreachable", "timewait over"]);
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn who_was_rejected_may_try_again_at_once() {
+    let mut pair = Pair::deaf();
+    let connect = pair.request();
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
+    pair.assert_nothing_left();
+    pair.connect_with(CLIENT, &connect).unwrap();
+}
+
+#[test]
+fn a_stale_connection_rests_before_another_try() {
+    let (mut pair, _) = Pair::connected();
+    // The client forgets all, but has its name and its queue pair again.
+    pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
+    let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    let id = pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    assert_eq!(pair.expect_rejected(), 10);
+    assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
+    // The server's old connection is no more; the client said yes to its end.
+    assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
+    pair.pass(seconds(1));
+    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    assert!(pair.outcomes(CLIENT).ends_with(&["established"]));
+}
+
+#[test]
+fn a_req_of_a_connection_in_timewait_is_stale() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let req = pair.last(CLIENT, "REQ");
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    pair.inject(SERVER, &req);
+    pair.flow();
+    let adverb_wire::cm::Message::Rej(rej) = pair.last(SERVER, "REJ").message else { panic!() };
+    assert_eq!(rej.reason.code(), 10);
+    assert_eq!(pair.outcomes(SERVER), ["disconnected"], "no new request");
+}
+
+#[test]
+fn a_peer_may_use_its_number_for_another_connection_while_this_side_rests() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    let deadline = pair.deadline();
+    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    pair.flow();
+    pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
+    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    assert!(pair.outcomes(CLIENT).ends_with(&["established"]));
+}
+
+#[test]
+fn a_stale_request_that_waits_is_dropped() {
+    let mut pair = Pair::new();
+    let connect = pair.request();
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    let first = pair.expect_request().id;
+    pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
+    pair.connect_with(CLIENT, &connect).unwrap();
+    pair.flow();
+    assert_eq!(pair.expect_rejected(), 10);
+    let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
+    assert_eq!((rejection.id, rejection.reason.code()), (first, 10));
+}
