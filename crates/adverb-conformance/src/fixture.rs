@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use adverb::memory::{Buffer, MemoryRegion, Payload, RegionSlice};
 use adverb::verbs::{
     Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Device, Port, PortState,
-    ProtectionDomain, QpState, QueuePair, RecvRequest, RequestId, SendRequest, Status, Transport,
+    ProtectionDomain, QpState, QueuePair, RecvRequest, RequestId, SendRequest, Status, Traffic, Transport,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -54,6 +54,7 @@ impl Fixture {
             gid_index: None,
             right_access: None,
             options: ConnectOptions::new(),
+            traffic: Traffic::new(),
         }
     }
 
@@ -94,6 +95,7 @@ pub(crate) struct PairBuilder {
     gid_index: Option<u8>,
     right_access: Option<Access>,
     options: ConnectOptions,
+    traffic: Traffic,
 }
 
 impl PairBuilder {
@@ -135,6 +137,12 @@ impl PairBuilder {
 
     pub(crate) fn options(mut self, options: ConnectOptions) -> PairBuilder {
         self.options = options;
+        self
+    }
+
+    /// What both queue pairs say of their packets.
+    pub(crate) fn traffic(mut self, traffic: Traffic) -> PairBuilder {
+        self.traffic = traffic;
         self
     }
 
@@ -186,6 +194,7 @@ impl PairBuilder {
             .depth(self.depth.0, self.depth.1)
             .segments(self.segments.0, self.segments.1)
             .inline(self.inline)
+            .traffic(self.traffic)
             .qkey(QKEY);
         if let Some(address) = self.address {
             builder = builder.address(address);

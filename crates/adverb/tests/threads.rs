@@ -60,6 +60,7 @@ shared_between_threads!(TYPES:
     verbs::OnDemand,
     verbs::OnDemandOperations,
     verbs::PathMtu,
+    verbs::PeerAttributes,
     verbs::Poller<()>,
     verbs::PollerOptions,
     verbs::PollerStats,
@@ -71,6 +72,7 @@ shared_between_threads!(TYPES:
     verbs::QpState,
     verbs::Qpn,
     verbs::QueuePair,
+    verbs::QueuePairAttributes,
     verbs::QueuePairBuilder,
     verbs::QueuePairStats,
     verbs::QueueStats,
@@ -85,6 +87,7 @@ shared_between_threads!(TYPES:
     verbs::Status,
     verbs::Stopped<()>,
     verbs::Success,
+    verbs::Traffic,
     verbs::Transport,
 );
 

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use adverb::Error;
 use adverb::memory::RemoteMemory;
-use adverb::verbs::{ConnectOptions, Endpoint, Gid, GidType, LinkLayer, PathMtu, Transport, Transport::Rc};
+use adverb::verbs::{
+    ConnectOptions, Endpoint, Gid, GidType, LinkLayer, PathMtu, Traffic, Transport, Transport::Rc,
+};
 use anyhow::{Context, Result, ensure};
 
 use super::devices::NOBODY;
@@ -166,8 +168,8 @@ fn the_smaller_mtu_of_both_ends_is_used(fixture: &Fixture) -> Result<()> {
 
 fn connections_work_with_every_traffic_class_and_label(fixture: &Fixture) -> Result<()> {
     for (class, label, hops, level) in [(0, 0, 1, 0), (0x68, 0xf_ffff, 64, 3), (0xff, 1, 255, 7)] {
-        let options = ConnectOptions::new().traffic_class(class).flow_label(label);
-        let options = options.hop_limit(hops).service_level(level);
+        let traffic = Traffic::new().traffic_class(class).flow_label(label);
+        let options = ConnectOptions::new().traffic(traffic.hop_limit(hops).service_level(level));
         let pair = fixture.pair(Rc).options(options).connect()?;
         pair.ping().with_context(|| format!("class {class:#x}, label {label:#x}"))?;
     }

@@ -28,6 +28,7 @@ mod signaling;
 mod states;
 mod statistics;
 mod threads;
+mod traffic;
 mod transfers;
 mod uc;
 mod unreachable;
@@ -39,6 +40,7 @@ use crate::Test;
 pub(crate) const GROUPS: &[&[Test]] = &[
     devices::TESTS,
     addressing::TESTS,
+    traffic::TESTS,
     regions::TESTS,
     registration::TESTS,
     buffers::TESTS,

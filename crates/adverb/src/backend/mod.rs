@@ -25,7 +25,7 @@ use adverb_proto::vocabulary::{
 use crate::error::Error;
 use crate::error::Result;
 use crate::memory::Memory;
-use crate::verbs::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port};
+use crate::verbs::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
 
 /// Asks whichever engine it is.
 macro_rules! ask {
@@ -428,6 +428,11 @@ impl QueuePair {
 
     pub(crate) fn state(&self) -> Result<adverb_proto::vocabulary::QpState> {
         ask!(self, queue_pair => queue_pair.state())
+    }
+
+    /// All that the device knows of it. What it says of a peer is of no meaning for datagrams.
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+        ask!(self, queue_pair => queue_pair.query())
     }
 
     /// Posts one request.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use adverb_proto::vocabulary::{Gid, Qpn};
 
-use super::{Endpoint, QueuePair};
+use super::{Endpoint, LinkLayer, QueuePair, Traffic};
 use crate::backend;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// How to reach a port with datagrams: made once per peer, and used for any number of them. Cloning gives another handle
-/// to it.
+/// How to reach a port with datagrams: made once per peer, and used for any number of them. Queue pairs remember those that
+/// they made last. Cloning gives another handle to it.
 ///
 /// [`QueuePair::address_handle`] makes one from an address, and
 /// [`Datagram::reply_to`](super::Datagram::reply_to) from a datagram that came.
@@ -24,9 +24,24 @@ struct Inner {
 }
 
 impl AddressHandle {
-    pub(super) fn new(queue_pair: &QueuePair, address: &backend::Address) -> Result<AddressHandle> {
-        let backend = queue_pair.domain.backend().address_handle(address)?;
-        Ok(AddressHandle(Arc::new(Inner { backend, gid: address.gid })))
+    /// The way from a queue pair to a port: one that was made before, if it was.
+    pub(super) fn of(queue_pair: &QueuePair, gid: Gid, lid: u16, traffic: Traffic) -> Result<AddressHandle> {
+        if queue_pair.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
+            return Err(Error::Unsupported {
+                what: "sending datagrams on InfiniBand without the recipient's local identifier".into(),
+                hint: "have the recipient say its endpoint, and call `recipient`".into(),
+            });
+        }
+        let address = queue_pair.address_of(gid, lid, traffic);
+        queue_pair.addresses.get(&address, || {
+            let backend = queue_pair.domain.backend().address_handle(&address)?;
+            Ok(AddressHandle(Arc::new(Inner { backend, gid })))
+        })
+    }
+
+    /// Whether both are handles to the same.
+    pub fn is_same(&self, other: &AddressHandle) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whom it reaches.
@@ -57,13 +72,23 @@ pub struct Recipient {
 }
 
 impl QueuePair {
-    /// Makes an address handle for the port that has this IP address.
+    /// Makes an address handle for the port that has this IP address, or gives one that was made before.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the address may be of another family than the queue pair's own.
+    /// If the device refuses: the address may be of another family than the queue pair's own. [`Error::Unsupported`] on
+    /// InfiniBand, where an address alone doesn't tell the way: see [`recipient`](QueuePair::recipient).
     pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {
-        AddressHandle::new(self, &self.address_of(Gid::from(address), 0))
+        self.address_handle_with(address, Traffic::new())
+    }
+
+    /// The same, with a say in how the network is to treat the packets.
+    ///
+    /// # Errors
+    ///
+    /// As [`address_handle`](QueuePair::address_handle).
+    pub fn address_handle_with(&self, address: IpAddr, traffic: Traffic) -> Result<AddressHandle> {
+        AddressHandle::of(self, Gid::from(address), 0, traffic)
     }
 
     /// Whom to send datagrams to reach another queue pair, with the queue key that it was made with.
@@ -72,7 +97,16 @@ impl QueuePair {
     ///
     /// As [`address_handle`](QueuePair::address_handle).
     pub fn recipient(&self, remote: &Endpoint, qkey: u32) -> Result<Recipient> {
-        let address = AddressHandle::new(self, &self.address_of(remote.gid, remote.lid))?;
+        self.recipient_with(remote, qkey, Traffic::new())
+    }
+
+    /// The same, with a say in how the network is to treat the packets.
+    ///
+    /// # Errors
+    ///
+    /// As [`address_handle`](QueuePair::address_handle).
+    pub fn recipient_with(&self, remote: &Endpoint, qkey: u32, traffic: Traffic) -> Result<Recipient> {
+        let address = AddressHandle::of(self, remote.gid, remote.lid, traffic)?;
         Ok(Recipient { address, qpn: remote.qpn, qkey })
     }
 }

@@ -3,7 +3,7 @@
 use adverb_proto::vocabulary::{CompletedOperation, Gid, Qpn};
 use adverb_wire::{GRH_LEN, IpHeader};
 
-use super::{AddressHandle, Completion, QueuePair, Recipient};
+use super::{AddressHandle, Completion, QueuePair, Recipient, Traffic};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
@@ -21,15 +21,16 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Whom to answer, on the queue pair that received it.
+    /// Whom to answer, on the queue pair that received it. The address handle is kept for the next that comes from there.
     ///
     /// # Errors
     ///
-    /// If the datagram came without a route header, or the device refuses.
+    /// If the datagram came without a route header, or the device refuses. [`Error::Unsupported`] on InfiniBand: have the
+    /// sender say its [endpoint](super::Endpoint).
     pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<Recipient> {
         let no_header = Error::InvalidRequest { reason: "the datagram came without a route header".into() };
         let source = self.ip.ok_or(no_header)?.source();
-        let address = AddressHandle::new(queue_pair, &queue_pair.address_of(Gid::from(source), 0))?;
+        let address = AddressHandle::of(queue_pair, Gid::from(source), 0, Traffic::new())?;
         Ok(Recipient { address, qpn: self.source, qkey })
     }
 }

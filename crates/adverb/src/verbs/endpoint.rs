@@ -2,6 +2,8 @@
 
 use adverb_proto::vocabulary::{Gid, PathMtu, Psn, Qpn};
 
+use super::Traffic;
+
 /// What a peer must know of a queue pair to connect to it. Exchanged however you like; with the feature `serde` it can be
 /// serialised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,10 +44,7 @@ pub struct ConnectOptions {
     pub(super) min_rnr_timer: u8,
     pub(super) max_rd_atomic: Option<u8>,
     pub(super) mtu: Option<PathMtu>,
-    pub(super) traffic_class: u8,
-    pub(super) flow_label: u32,
-    pub(super) hop_limit: u8,
-    pub(super) service_level: u8,
+    pub(super) traffic: Traffic,
 }
 
 impl Default for ConnectOptions {
@@ -57,10 +56,7 @@ impl Default for ConnectOptions {
             min_rnr_timer: 12,
             max_rd_atomic: None,
             mtu: None,
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            service_level: 0,
+            traffic: Traffic::new(),
         }
     }
 }
@@ -109,27 +105,9 @@ impl ConnectOptions {
         self
     }
 
-    /// The traffic class of the packets: DSCP in the upper six bits, ECN in the lower two.
-    pub fn traffic_class(mut self, traffic_class: u8) -> ConnectOptions {
-        self.traffic_class = traffic_class;
-        self
-    }
-
-    /// The IPv6 flow label of the packets.
-    pub fn flow_label(mut self, flow_label: u32) -> ConnectOptions {
-        self.flow_label = flow_label & 0xf_ffff;
-        self
-    }
-
-    /// How many routers the packets may pass: 64 unless set.
-    pub fn hop_limit(mut self, hop_limit: u8) -> ConnectOptions {
-        self.hop_limit = hop_limit;
-        self
-    }
-
-    /// The service level: with RoCE, the Ethernet priority.
-    pub fn service_level(mut self, service_level: u8) -> ConnectOptions {
-        self.service_level = service_level & 0xf;
+    /// How the network is to treat the packets: what isn't said here is as the queue pair's, or the process'.
+    pub fn traffic(mut self, traffic: Traffic) -> ConnectOptions {
+        self.traffic = traffic;
         self
     }
 }

@@ -20,6 +20,7 @@
 //! Dropping a queue pair destroys it, and only a destroy that succeeded frees the buffers that were still in flight; if
 //! it fails they are leaked, with an error in the log. Memory that a peer may write is never a `&[u8]`.
 
+mod address_cache;
 mod address_handle;
 pub mod cm;
 mod completion;
@@ -37,11 +38,13 @@ mod poller;
 mod port;
 mod post;
 mod protection_domain;
+mod query;
 mod queue_pair;
 mod queue_pair_builder;
 mod request;
 mod shared_receive_queue;
 mod stats;
+mod traffic;
 
 pub use adverb_proto::vocabulary::{
     Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
@@ -61,8 +64,10 @@ pub use memory_window::MemoryWindow;
 pub use poller::{Poller, PollerOptions, PollerStats, Stopped};
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use protection_domain::ProtectionDomain;
+pub use query::{PeerAttributes, QueuePairAttributes};
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
+pub use traffic::Traffic;

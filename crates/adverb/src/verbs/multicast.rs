@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::vocabulary::{Gid, Qpn, Transport};
 
-use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient};
+use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient, Traffic};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -80,7 +80,7 @@ impl QueuePair {
     /// If it isn't a multicast address, or not of the family of the queue pair's own, or the device refuses.
     /// [`Error::Unsupported`] on InfiniBand.
     pub fn multicast_recipient(&self, group: IpAddr, qkey: u32) -> Result<Recipient> {
-        let address = AddressHandle::new(self, &self.address_of(self.group(group)?, 0))?;
+        let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
         Ok(Recipient { address, qpn: Qpn::MULTICAST, qkey })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
 
+use super::address_cache::AddressCache;
 use super::completion_queue::{Attached, AttachedShared};
 use super::deadline::Deadline;
 use super::multicast::Memberships;
@@ -15,6 +16,7 @@ use super::queue_pair_builder::random_psn;
 use super::stats::QueuePairStats;
 use super::{
     Completion, CompletionQueue, ConnectOptions, Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain,
+    Traffic,
 };
 use crate::backend::{
     self, Address, Connection, Init, QueuePairLimits, ReadyToReceive, ReadyToSend, StateChange,
@@ -47,6 +49,8 @@ pub struct QueuePair {
     pub(super) pkey_index: u16,
     pub(super) qkey: u32,
     pub(super) memberships: Memberships,
+    pub(super) traffic: Traffic,
+    pub(super) addresses: AddressCache,
     pub(super) domain: ProtectionDomain,
 }
 
@@ -182,13 +186,7 @@ impl QueuePair {
         let attributes = self.domain.device().attributes();
         let rd_atomic = |most: u8| options.max_rd_atomic.unwrap_or(most.min(16));
         let connection = Connection {
-            address: Address {
-                traffic_class: options.traffic_class,
-                flow_label: options.flow_label,
-                hop_limit: options.hop_limit,
-                service_level: options.service_level,
-                ..self.address_of(remote.gid, remote.lid)
-            },
+            address: self.address_of(remote.gid, remote.lid, options.traffic),
             qpn: remote.qpn,
             psn: remote.psn,
             mtu,
@@ -239,19 +237,29 @@ impl QueuePair {
         }))
     }
 
-    /// The way from here to a port, with the usual rest.
-    pub(super) fn address_of(&self, gid: Gid, lid: u16) -> Address {
-        Address {
+    /// The way from here to a port.
+    pub(super) fn address_of(&self, gid: Gid, lid: u16, traffic: Traffic) -> Address {
+        let subnet = |gid: Gid| gid.bytes().first_chunk::<8>().copied();
+        let mut address = Address {
             gid,
             lid,
             port: self.port.number,
             gid_index: self.gid_index,
-            uses_grh: self.port.link_layer == LinkLayer::Ethernet || self.port.needs_grh,
+            uses_grh: self.port.link_layer == LinkLayer::Ethernet
+                || self.port.needs_grh
+                || subnet(gid) != subnet(self.gid.gid),
             traffic_class: 0,
             flow_label: 0,
             hop_limit: 64,
             service_level: 0,
-        }
+        };
+        self.traffic(traffic).apply(&mut address);
+        address
+    }
+
+    /// How the network is to treat packets, as far as anybody says: whoever is nearer is asked first.
+    pub(super) fn traffic(&self, nearer: Traffic) -> Traffic {
+        nearer.or(self.traffic).or(Traffic::process_default())
     }
 
     /// The state as the device has it.

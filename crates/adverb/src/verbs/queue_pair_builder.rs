@@ -5,11 +5,12 @@ use std::sync::Mutex;
 
 use adverb_proto::vocabulary::{Access, Psn, Transport};
 
+use super::address_cache::AddressCache;
 use super::completion_queue::Attached;
 use super::multicast::Memberships;
 use super::post::Scratch;
 use super::queue_pair::{QueuePair, Receives, StateCell};
-use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue};
+use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue, Traffic};
 use crate::backend::QueuePairOptions;
 use crate::error::{Error, Result};
 
@@ -41,6 +42,7 @@ pub struct QueuePairBuilder {
     gid_index: Option<u8>,
     pkey_index: u16,
     qkey: u32,
+    traffic: Traffic,
     shared: Option<SharedReceiveQueue>,
 }
 
@@ -62,6 +64,7 @@ impl QueuePairBuilder {
             gid_index: None,
             pkey_index: 0,
             qkey: 0,
+            traffic: Traffic::new(),
             shared: None,
         }
     }
@@ -135,6 +138,12 @@ impl QueuePairBuilder {
     /// The queue key of a datagram queue pair: it drops datagrams that come with another. 0 unless set.
     pub fn qkey(mut self, qkey: u32) -> QueuePairBuilder {
         self.qkey = qkey;
+        self
+    }
+
+    /// How the network is to treat its packets, unless a connection or an address handle says otherwise.
+    pub fn traffic(mut self, traffic: Traffic) -> QueuePairBuilder {
+        self.traffic = traffic;
         self
     }
 
@@ -241,6 +250,8 @@ impl QueuePairBuilder {
             pkey_index: self.pkey_index,
             qkey: self.qkey,
             memberships: Memberships::default(),
+            traffic: self.traffic,
+            addresses: AddressCache::default(),
             domain: self.domain,
         };
         queue_pair.initialise()?;

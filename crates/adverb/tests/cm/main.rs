@@ -17,7 +17,7 @@ use adverb::verbs::cm::{
 };
 use adverb::verbs::{
     CompletionQueue, ConnectOptions, Device, ProtectionDomain, QpState, QueuePair, RequestId, SendRequest,
-    Status,
+    Status, Traffic,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -346,7 +346,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     let device = Device::by_address(address).unwrap();
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_address();
-    let options = ConnectOptions::new().traffic_class(0x60).timeout(15);
+    let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).timeout(15);
     let client = thread::spawn(move || {
         let mut desk = None;
         let connector =
@@ -361,6 +361,14 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     });
     let (server, mut server_desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     let (client, client_desk) = client.join().unwrap();
+    for (side, connection) in [("the client", &client), ("the server", &server)] {
+        let peer = connection.queue_pair().query().unwrap().peer.unwrap();
+        assert_eq!(
+            (peer.traffic_class, peer.timeout),
+            (0x60, if side == "the client" { 15 } else { 14 }),
+            "{side}"
+        );
+    }
     client_desk.send(&client, b"over another handle");
     assert_eq!(server_desk.receive(&server), b"over another handle");
 }

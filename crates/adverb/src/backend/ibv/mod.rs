@@ -12,6 +12,7 @@ mod event;
 mod memory_window;
 mod multicast;
 mod protection_domain;
+mod query;
 mod queue_pair;
 mod registration;
 mod shared_receive_queue;

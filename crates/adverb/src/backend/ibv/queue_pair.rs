@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::vocabulary::{
-    Destination, QpState, Qpn, RecvRequest, Segment, SendOperation, SendRequest, Transport,
+    Destination, Qpn, RecvRequest, Segment, SendOperation, SendRequest, Transport,
 };
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_bind_mw, ibv_sge};
 
@@ -94,30 +94,6 @@ impl QueuePair {
 
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
-    }
-
-    pub(crate) fn state(&self) -> Result<QpState> {
-        let mut attr = ibv_qp_attr::zeroed();
-        let mut init = sys::ibv_qp_init_attr::zeroed();
-        // SAFETY: the queue pair is alive, and both may be written.
-        let code = unsafe {
-            self.domain.device.library.ibv_query_qp(
-                self.handle.as_ptr(),
-                &mut attr,
-                sys::IBV_QP_STATE,
-                &mut init,
-            )
-        };
-        check(code, || format!("asking queue pair {} for its state", self.qpn))?;
-        Ok(match attr.qp_state {
-            sys::IBV_QPS_RESET => QpState::Reset,
-            sys::IBV_QPS_INIT => QpState::Init,
-            sys::IBV_QPS_RTR => QpState::ReadyToReceive,
-            sys::IBV_QPS_RTS => QpState::ReadyToSend,
-            sys::IBV_QPS_SQD => QpState::SendQueueDrained,
-            sys::IBV_QPS_SQE => QpState::SendQueueError,
-            _ => QpState::Error,
-        })
     }
 
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {

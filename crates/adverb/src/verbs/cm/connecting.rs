@@ -158,19 +158,7 @@ pub(super) fn make_ready(
     send.timeout = options.timeout;
     send.retry_count = options.retry_count;
     send.rnr_retry = options.rnr_retry;
-    let (address, defaults) = (&mut remote.address, ConnectOptions::default());
-    if options.traffic_class != defaults.traffic_class {
-        address.traffic_class = options.traffic_class;
-    }
-    if options.flow_label != defaults.flow_label {
-        address.flow_label = options.flow_label;
-    }
-    if options.hop_limit != defaults.hop_limit {
-        address.hop_limit = options.hop_limit;
-    }
-    if options.service_level != defaults.service_level {
-        address.service_level = options.service_level;
-    }
+    queue_pair.traffic(options.traffic).apply(&mut remote.address);
     queue_pair.psn.store(send.psn.get(), Ordering::Relaxed);
     let (transport, connection) = (queue_pair.transport(), Some(remote));
     queue_pair.change(&StateChange::ReadyToReceive(ReadyToReceive { transport, connection }))?;

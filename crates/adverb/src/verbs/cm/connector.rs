@@ -11,7 +11,7 @@ use super::failure::{self, Stage};
 use super::{Connecting, Connection, Deadline, MAX_CONNECT_DATA, PATIENCE, Path, check_private_data};
 use crate::backend::connection_manager::{Event, Identifier, Parameters};
 use crate::error::{Error, Result};
-use crate::verbs::{ConnectOptions, QueuePair};
+use crate::verbs::{ConnectOptions, QueuePair, Traffic};
 
 /// Connects to listeners. It can be used again and again.
 ///
@@ -84,8 +84,9 @@ impl Connector {
         self
     }
 
-    /// Timeouts, retries, and what the packets carry. What isn't set is as the connection manager says: service level,
-    /// hop limit, and the system's default traffic class. The ACK timeout and the traffic class are the peer's too.
+    /// Timeouts, retries, and how the network is to treat the packets. What is said of that neither here, nor by the queue
+    /// pair, nor by the process is as the connection manager says. The ACK timeout and the traffic class, as they are here
+    /// or the process', are the peer's too.
     pub fn options(mut self, options: ConnectOptions) -> Connector {
         self.options = options;
         self
@@ -127,8 +128,8 @@ impl Connector {
         let identifier = Identifier::new()?;
         let options = &self.options;
         identifier.ack_timeout(options.timeout);
-        if options.traffic_class != 0 {
-            identifier.traffic_class(options.traffic_class)?;
+        if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
+            identifier.traffic_class(traffic_class)?;
         }
         if self.reuse_address {
             identifier.reuse_address()?;

@@ -147,8 +147,8 @@ impl ListenerBuilder {
         self
     }
 
-    /// Timeouts, retries, and what the packets carry, for the connections that are accepted. The traffic class, service
-    /// level and hop limit are as the peer asked unless set.
+    /// Timeouts, retries, and how the network is to treat the packets, for the connections that are accepted. What is said
+    /// of that neither here, nor by the queue pair, nor by the process is as the peer asked.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self

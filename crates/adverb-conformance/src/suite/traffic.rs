@@ -1,0 +1,253 @@
+//! What packets carry that the network looks at: traffic class, flow label, hop limit, service level.
+
+use std::net::IpAddr;
+
+use adverb::verbs::{
+    ConnectOptions, Endpoint, Gid, IpHeader, PathMtu, QpState, Recipient, SendRequest, Traffic, Transport,
+    Transport::Rc, Transport::Ud,
+};
+use anyhow::{Context, Result, ensure};
+
+use super::datagrams::{exchange, offer};
+use crate::Need;
+use crate::fixture::{Fixture, Pair, QKEY};
+use crate::registry::tests;
+
+tests! { "traffic";
+    a_datagram_carries_what_its_address_handle_says,
+    [Need::Ipv6] a_datagram_over_ipv6_carries_what_its_address_handle_says,
+    [Need::Ipv6] a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle,
+    a_datagram_carries_what_its_queue_pair_says,
+    a_datagram_has_the_hop_limit_of_its_address_handle,
+    a_connection_has_the_hop_limit_of_its_options,
+    a_datagram_carries_what_the_process_says,
+    the_nearest_has_its_say_about_datagrams,
+    an_answer_is_treated_as_the_answering_queue_pair_says,
+    a_connection_carries_what_its_options_say,
+    a_connection_carries_what_the_process_says,
+    a_queue_pair_tells_how_it_is_connected,
+    a_queue_pair_that_is_not_connected_tells_no_peer,
+    the_same_address_has_the_same_handle_as_long_as_it_is_treated_the_same,
+    a_thousand_addresses_can_be_answered,
+}
+
+/// Makes a default for the process, and takes it back. The tests of a suite run one after the other.
+struct ProcessDefault;
+
+impl ProcessDefault {
+    fn new(traffic: Traffic) -> ProcessDefault {
+        traffic.make_process_default();
+        ProcessDefault
+    }
+}
+
+impl Drop for ProcessDefault {
+    fn drop(&mut self) {
+        Traffic::new().make_process_default();
+    }
+}
+
+/// The traffic class and flow label of a datagram that came.
+fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
+    Ok(match ip.context("it has no IP header")? {
+        IpHeader::V4(header) => (header.tos, None),
+        IpHeader::V6(header) => (header.traffic_class, Some(header.flow_label)),
+    })
+}
+
+/// Sends a datagram from left to right, and gives what its packet carried.
+fn carried(fixture: &Fixture, pair: &Pair, recipient: &Recipient) -> Result<(u8, Option<u32>)> {
+    let receiving = offer(fixture, &pair.right)?;
+    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(recipient))?;
+    marks(pair.right.wait(receiving)?.into_datagram()?.ip)
+}
+
+fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
+    let builder = fixture.pair(Ud);
+    match address {
+        Some(address) => builder.address(address).connect(),
+        None => builder.connect(),
+    }
+}
+
+/// Shows that what is said of an address handle is what its packets carry.
+fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
+    for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
+        let traffic = Traffic::new().traffic_class(class).flow_label(label);
+        let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+        let (tos, _) = carried(fixture, pair, &recipient)?;
+        ensure!(tos == class, "the traffic class is {tos:#x}, not {class:#x}");
+    }
+    Ok(())
+}
+
+fn a_datagram_carries_what_its_address_handle_says(fixture: &Fixture) -> Result<()> {
+    handles_say(fixture, &datagrams(fixture, None)?)
+}
+
+/// Datagrams between global addresses of IPv6.
+fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
+    let gids = fixture.device.gids()?;
+    let global = gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.ip().is_ipv6());
+    datagrams(fixture, global.map(Gid::ip))
+}
+
+fn a_datagram_over_ipv6_carries_what_its_address_handle_says(fixture: &Fixture) -> Result<()> {
+    handles_say(fixture, &datagrams_over_ipv6(fixture)?)
+}
+
+fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixture) -> Result<()> {
+    let pair = datagrams_over_ipv6(fixture)?;
+    let traffic = Traffic::new().flow_label(0x1_2345);
+    let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let (_, label) = carried(fixture, &pair, &recipient)?;
+    let label = label.context("it came over IPv4")?;
+    ensure!(label == 0x1_2345, "the flow label is {label:#x}, not 0x12345");
+    Ok(())
+}
+
+fn a_datagram_carries_what_its_queue_pair_says(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(26)).connect()?;
+    let recipient = pair.left.qp.recipient(&pair.right.qp.endpoint(), QKEY)?;
+    let (class, _) = carried(fixture, &pair, &recipient)?;
+    ensure!(class == 26 << 2, "class {class:#x}");
+    Ok(())
+}
+
+fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Result<()> {
+    let pair = datagrams(fixture, None)?;
+    let traffic = Traffic::new().hop_limit(17);
+    let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let receiving = offer(fixture, &pair.right)?;
+    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(&recipient))?;
+    let ip = pair.right.wait(receiving)?.into_datagram()?.ip.context("it has no IP header")?;
+    let hops = match ip {
+        IpHeader::V4(header) => header.ttl,
+        IpHeader::V6(header) => header.hop_limit,
+    };
+    ensure!(hops == 17, "the hop limit is {hops}, not 17");
+    Ok(())
+}
+
+fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()> {
+    let traffic = Traffic::new().hop_limit(12);
+    let pair = fixture.pair(Rc).options(ConnectOptions::new().traffic(traffic)).connect()?;
+    let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+    ensure!(peer.hop_limit == 12, "the hop limit is {}, not 12", peer.hop_limit);
+    Ok(())
+}
+
+fn a_datagram_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
+    let pair = datagrams(fixture, None)?;
+    let marks_now = || {
+        let recipient = pair.left.qp.recipient(&pair.right.qp.endpoint(), QKEY)?;
+        carried(fixture, &pair, &recipient).map(|(class, _)| class)
+    };
+    ensure!(marks_now()? == 0, "without a default: {}", marks_now()?);
+    let default = ProcessDefault::new(Traffic::new().dscp(10).hop_limit(5));
+    ensure!(Traffic::process_default() == Traffic::new().dscp(10).hop_limit(5), "it is another");
+    ensure!(marks_now()? == 40, "with a default: {}", marks_now()?);
+    drop(default);
+    ensure!(marks_now()? == 0, "after the default: {}", marks_now()?);
+    Ok(())
+}
+
+fn the_nearest_has_its_say_about_datagrams(fixture: &Fixture) -> Result<()> {
+    let _default = ProcessDefault::new(Traffic::new().dscp(1));
+    let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
+    let remote = pair.right.qp.endpoint();
+    let near = pair.left.qp.recipient_with(&remote, QKEY, Traffic::new().dscp(3))?;
+    let (class, _) = carried(fixture, &pair, &near)?;
+    ensure!(class == 12, "the handle's: class {class:#x}");
+    let (class, _) = carried(fixture, &pair, &pair.left.qp.recipient(&remote, QKEY)?)?;
+    ensure!(class == 8, "the queue pair's: class {class:#x}");
+    Ok(())
+}
+
+fn an_answer_is_treated_as_the_answering_queue_pair_says(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
+    let answer = offer(fixture, &pair.left)?;
+    let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
+    let sender = question.reply_to(&pair.right.qp, QKEY)?;
+    pair.right.done(SendRequest::send(question.message).to(&sender))?;
+    let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip)?;
+    ensure!(class == 28, "the class is {class:#x}");
+    Ok(())
+}
+
+fn a_connection_carries_what_its_options_say(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let traffic = Traffic::new().traffic_class(0x6a).flow_label(0x4_5678).service_level(3);
+        let pair = fixture.pair(transport).options(ConnectOptions::new().traffic(traffic)).connect()?;
+        pair.ping()?;
+        let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+        let told = (peer.traffic_class, peer.flow_label);
+        ensure!(told == (0x6a, 0x4_5678), "{transport}: it has {told:x?}");
+    }
+    Ok(())
+}
+
+fn a_connection_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
+    let _default = ProcessDefault::new(Traffic::new().dscp(11).flow_label(7));
+    let options = ConnectOptions::new().traffic(Traffic::new().flow_label(8));
+    let pair = fixture.pair(Rc).options(options).connect()?;
+    let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+    ensure!((peer.traffic_class, peer.flow_label) == (44, 8), "{peer:?}");
+    pair.ping()
+}
+
+fn a_queue_pair_tells_how_it_is_connected(fixture: &Fixture) -> Result<()> {
+    let options = ConnectOptions::new().mtu(PathMtu::Mtu256).timeout(13).retry_count(5);
+    let pair = fixture.pair(Rc).options(options.rnr_retry(4).min_rnr_timer(3)).create()?;
+    let remote: Endpoint = pair.right.qp.endpoint();
+    pair.connect()?;
+    let attributes = pair.left.qp.query()?;
+    ensure!(attributes.state == QpState::ReadyToSend, "its state is {}", attributes.state);
+    ensure!(attributes.port == fixture.port.number, "its port is {}", attributes.port);
+    ensure!(attributes.pkey_index == 0, "its P_Key is that of index {}", attributes.pkey_index);
+    let peer = attributes.peer.context("it has no peer")?;
+    ensure!(peer.qpn == remote.qpn, "its peer is {}", peer.qpn);
+    ensure!(peer.gid == remote.gid || peer.lid == remote.lid, "its peer is at {}", peer.gid);
+    ensure!(peer.recv_psn == remote.psn, "it expects {}, and {} comes", peer.recv_psn, remote.psn);
+    ensure!(peer.mtu == PathMtu::Mtu256, "its MTU is {:?}", peer.mtu);
+    let told = (peer.timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
+    ensure!(told == (13, 5, 4, 3), "its timers and retries are {told:?}");
+    ensure!(peer.max_rd_atomic > 0 && peer.max_dest_rd_atomic > 0, "{peer:?}");
+    Ok(())
+}
+
+fn a_queue_pair_that_is_not_connected_tells_no_peer(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).create()?;
+    let attributes = pair.left.qp.query()?;
+    ensure!(attributes.state == QpState::Init && attributes.peer.is_none(), "{attributes:?}");
+    let pair = fixture.pair(Ud).connect()?;
+    let attributes = pair.left.qp.query()?;
+    ensure!(attributes.peer.is_none() && attributes.qkey == QKEY, "{attributes:?}");
+    Ok(())
+}
+
+/// Making a handle is a system call: whoever answers the same peer again and again makes one.
+fn the_same_address_has_the_same_handle_as_long_as_it_is_treated_the_same(fixture: &Fixture) -> Result<()> {
+    let pair = datagrams(fixture, None)?;
+    let remote = pair.right.qp.endpoint();
+    let handle =
+        |traffic| Ok::<_, anyhow::Error>(pair.left.qp.recipient_with(&remote, QKEY, traffic)?.address);
+    let first = handle(Traffic::new())?;
+    ensure!(handle(Traffic::new())?.is_same(&first), "it was made twice");
+    ensure!(!handle(Traffic::new().dscp(1))?.is_same(&first), "it is treated otherwise");
+    ensure!(handle(Traffic::new())?.is_same(&first), "it was forgotten");
+    Ok(())
+}
+
+fn a_thousand_addresses_can_be_answered(fixture: &Fixture) -> Result<()> {
+    let pair = datagrams(fixture, None)?;
+    let remote = pair.right.qp.endpoint();
+    for number in 0..1500 {
+        let traffic = Traffic::new().flow_label(number);
+        let recipient = pair.left.qp.recipient_with(&remote, QKEY, traffic)?;
+        if number % 100 == 0 {
+            carried(fixture, &pair, &recipient)?;
+        }
+    }
+    Ok(())
+}
