@@ -1,6 +1,7 @@
 //! A device: queue pairs, completion queues and keys, and the way of each packet to its queue pair.
 
 mod multicast;
+mod shared;
 mod status;
 
 use std::collections::{HashMap, VecDeque};
@@ -21,6 +22,7 @@ use crate::qp::{
     Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
     Transition,
 };
+use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
 use crate::transmit::{Payload, Transmit};
@@ -110,6 +112,7 @@ pub struct Device<S = ()> {
     free: Vec<u32>,
     numbers: HashMap<u32, u32, NumberHasher>,
     cqs: Vec<Option<CompletionQueue>>,
+    srqs: Vec<Option<SharedQueue>>,
     keys: Keys,
     timers: Timers,
     /// Slots of queue pairs that may have something to send, each once.
@@ -133,6 +136,7 @@ macro_rules! context {
             mtu: $device.mtu,
             keys: &mut $device.keys,
             cqs: &mut $device.cqs,
+            srqs: &mut $device.srqs,
             stats: &mut $device.stats,
             notices: &mut $device.notices,
             spans: &mut $device.spans,
@@ -149,6 +153,7 @@ impl<S: Sink> Device<S> {
             free: Vec::new(),
             numbers: HashMap::default(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             keys: Keys::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
@@ -237,7 +242,7 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     ///
-    /// If the domain or a completion queue isn't there.
+    /// If the domain, a completion queue or the shared receive queue isn't there.
     pub fn create_qp(
         &mut self,
         config: QpConfig,
@@ -277,13 +282,26 @@ impl<S: Sink> Device<S> {
                 return Err(CreateQpError::UnknownCq(cq));
             }
         }
+        let mut recv_pd = config.pd;
+        if let Some(srq) = config.srq {
+            let Some(Some(queue)) = self.srqs.get(srq.0 as usize) else {
+                return Err(CreateQpError::UnknownSrq(srq));
+            };
+            // Receive requests name memory of their queue's domain (vol. 1, 10.2.9.1).
+            recv_pd = queue.config.pd;
+        }
         self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
+        if let Some(srq) = config.srq
+            && let Some(Some(queue)) = self.srqs.get_mut(srq.0 as usize)
+        {
+            queue.users += 1;
+        }
         for cq in [config.send_cq, config.recv_cq] {
             if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
                 cq.users += 1;
             }
         }
-        let qp = Box::new(QueuePair::new(qpn, config));
+        let qp = Box::new(QueuePair::new(qpn, config, recv_pd));
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.qps[slot as usize] = Some(qp);
@@ -299,15 +317,22 @@ impl<S: Sink> Device<S> {
     }
 
     /// Ends a queue pair, in whatever state it is, and says whether there was one. What was posted to it is
-    /// forgotten without a completion; completions that were made stay.
+    /// forgotten without a completion; completions that were made stay. A request of a shared receive queue that a
+    /// message was using goes back there, as its first.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
-        let Some(qp) = self.qps[slot as usize].take() else { return false };
+        let Some(mut qp) = self.qps[slot as usize].take() else { return false };
         if !mutant!(DestroyLeaks) {
             self.numbers.remove(&qpn.get());
         }
         self.timers.clear(slot);
         self.groups.detach_all(slot, &qp.groups);
+        if let Some(srq) = qp.config.srq
+            && let Some(Some(queue)) = self.srqs.get_mut(srq.0 as usize)
+        {
+            qp.give_back(queue);
+            queue.users -= 1;
+        }
         for cq in [qp.config.send_cq, qp.config.recv_cq] {
             if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
                 cq.users -= 1;

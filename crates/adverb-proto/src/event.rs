@@ -6,6 +6,7 @@ use adverb_wire::{Opcode, Psn, Qpn, Syndrome};
 
 use crate::Time;
 use crate::cq::Cq;
+use crate::srq::Srq;
 use crate::vocabulary::{QpState, Status};
 
 /// Something that happened in a device, as traces, statistics and test oracles want it.
@@ -20,6 +21,18 @@ pub enum Event {
         wr_id: u64,
         /// Which of its queues.
         queue: Queue,
+    },
+    /// A receive request was posted to a shared queue.
+    PostedShared {
+        /// The queue.
+        srq: Srq,
+        /// The request.
+        wr_id: u64,
+    },
+    /// So few requests are left in a shared receive queue that somebody is told.
+    SrqLimit {
+        /// The queue.
+        srq: Srq,
     },
     /// A queue pair that had nothing to send has something now.
     Doorbell {
@@ -218,6 +231,10 @@ pub enum Notice {
     CqOverflow(Cq),
     /// The first packet of a connection came before the queue pair was made ready to send.
     Established(Qpn),
+    /// Fewer requests than its limit are left in a shared receive queue.
+    SrqLimit(Srq),
+    /// A queue pair in error has taken its last request from its shared receive queue.
+    LastReceiveReached(Qpn),
     /// The send queue is drained.
     SendQueueDrained(Qpn),
     /// A peer's request was invalid: the queue pair is in error.
@@ -232,6 +249,8 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Posted { qpn, wr_id, queue } => write!(f, "qp {qpn} post {queue:?} wr {wr_id:#x}"),
+            Event::PostedShared { srq: Srq(srq), wr_id } => write!(f, "srq {srq} post wr {wr_id:#x}"),
+            Event::SrqLimit { srq: Srq(srq) } => write!(f, "srq {srq} below its limit"),
             Event::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
             Event::PacketOut { qpn, psn, opcode, payload_len, again } => {
                 let again = if *again { ", again" } else { "" };

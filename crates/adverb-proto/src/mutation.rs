@@ -92,6 +92,10 @@ mutations! {
     SkipQueueKeyCheck,
     /// A datagram's route header is zeros.
     NoRouteHeader,
+    /// A shared receive queue never tells that it is nearly empty.
+    SrqLimitForgotten,
+    /// A destroyed queue pair keeps the shared receive request that it was using.
+    SrqRequestLost,
 }
 
 #[cfg(feature = "mutants")]

@@ -30,6 +30,8 @@ pub struct Holdings {
     pub notices: usize,
     /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again.
     pub answers: usize,
+    /// Shared receive queues.
+    pub shared_queues: usize,
     /// Multicast groups that somebody is attached to.
     pub groups: usize,
 }
@@ -49,7 +51,7 @@ pub struct QpStatus {
     pub expected_psn: Psn,
     /// How many send requests are outstanding.
     pub send_queue: usize,
-    /// How many receive requests are outstanding.
+    /// How many receive requests are outstanding; of a shared queue's, those that messages under way use.
     pub recv_queue: usize,
 }
 
@@ -81,6 +83,7 @@ impl<S: Sink> Device<S> {
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
             notices: self.notices.len(),
             answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
+            shared_queues: self.srqs.iter().flatten().count(),
             groups: self.groups.len(),
         }
     }
@@ -91,7 +94,7 @@ impl fmt::Display for Holdings {
         write!(
             f,
             "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} notices, {} answers, {} groups",
+             {} notices, {} answers, {} shared queues, {} groups",
             self.queue_pairs,
             self.numbers,
             self.ready,
@@ -101,6 +104,7 @@ impl fmt::Display for Holdings {
             self.completions,
             self.notices,
             self.answers,
+            self.shared_queues,
             self.groups,
         )
     }

@@ -75,8 +75,9 @@ impl QueuePair {
             // It may still bring credits, if it is the latest (vol. 1, 9.7.7.2.4: unsolicited acknowledgements).
             if let Syndrome::Ack(credits) = aeth.syndrome
                 && psn + 1 == self.requester.unacked
+                && self.config.credits
             {
-                self.take_credits(credits, aeth.msn);
+                return self.take_credits(credits, aeth.msn);
             }
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }

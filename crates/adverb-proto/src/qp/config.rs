@@ -8,6 +8,7 @@ use adverb_wire::{DEFAULT_PKEY, Psn, Qpn, RnrTimer};
 use crate::cq::Cq;
 use crate::memory::Pd;
 use crate::path::Path;
+use crate::srq::Srq;
 use crate::vocabulary::{Access, PathMtu, QpState, Transport};
 
 /// What a queue pair is made with.
@@ -22,6 +23,8 @@ pub struct QpConfig {
     pub send_cq: Cq,
     /// Where receive requests complete.
     pub recv_cq: Cq,
+    /// Where receive requests come from, if they are shared with others.
+    pub srq: Option<Srq>,
     /// How many send requests may be outstanding.
     pub max_send_wr: u32,
     /// How many receive requests may be outstanding.
@@ -34,7 +37,8 @@ pub struct QpConfig {
     pub max_inline: u32,
     /// Whether every send request makes a completion, as if it were signalled.
     pub signal_all: bool,
-    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7.2).
+    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7.2). With shared receives they carry
+    /// none: those are nobody's own.
     pub credits: bool,
     /// How many packets may be unacknowledged before sending pauses.
     pub window: u32,
@@ -63,6 +67,7 @@ impl QpConfig {
             pd,
             send_cq,
             recv_cq,
+            srq: None,
             max_send_wr: 128,
             max_recv_wr: 128,
             max_send_sge: 16,
@@ -175,6 +180,8 @@ pub enum CreateQpError {
     UnknownDomain,
     /// No such completion queue.
     UnknownCq(Cq),
+    /// No such shared receive queue.
+    UnknownSrq(Srq),
     /// Every queue pair number is taken.
     TooMany,
     /// There is a queue pair of the general service interface already, or it isn't to be for datagrams.
@@ -187,6 +194,7 @@ impl fmt::Display for CreateQpError {
             CreateQpError::UnknownDomain => f.write_str("there is no such protection domain"),
             CreateQpError::UnknownCq(Cq(cq)) => write!(f, "there is no completion queue {cq}"),
             CreateQpError::Gsi => f.write_str("there is one queue pair 1, and it is for datagrams"),
+            CreateQpError::UnknownSrq(Srq(srq)) => write!(f, "there is no shared receive queue {srq}"),
             CreateQpError::TooMany => f.write_str("every queue pair number is taken: destroy some"),
         }
     }
@@ -243,6 +251,8 @@ pub enum PostError {
     Unsupported,
     /// A datagram needs a destination, and a connection has its own.
     Destination,
+    /// The queue pair takes its receives from a shared queue.
+    SharedReceives,
 }
 
 impl fmt::Display for PostError {
@@ -257,6 +267,7 @@ impl fmt::Display for PostError {
                 f.write_str("these bytes can't be posted inline: too many, or not to be sent")
             }
             PostError::Unsupported => f.write_str("the transport doesn't have this operation"),
+            PostError::SharedReceives => f.write_str("receives are posted to the shared receive queue"),
             PostError::Destination => {
                 f.write_str("a datagram needs a destination, and a connection has its own: give just one")
             }

@@ -30,12 +30,13 @@ use crate::event::{Event, Notice, Queue, Sink};
 use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Arrival, Incoming, Path};
+use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::vocabulary::{
     Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
     SendRequest, Status, Success, Transport,
 };
-use recv_queue::RecvQueue;
+pub(crate) use recv_queue::RecvQueue;
 use requester::Requester;
 use responder::Responder;
 use send_queue::{SendEntry, SendQueue};
@@ -47,6 +48,7 @@ pub(crate) struct Context<'a, S> {
     pub(crate) mtu: PathMtu,
     pub(crate) keys: &'a mut Keys,
     pub(crate) cqs: &'a mut Vec<Option<CompletionQueue>>,
+    pub(crate) srqs: &'a mut Vec<Option<SharedQueue>>,
     pub(crate) stats: &'a mut Statistics,
     pub(crate) notices: &'a mut VecDeque<Notice>,
     /// Where the payload of the packet under way lies.
@@ -124,7 +126,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(qpn: Qpn, mut config: QpConfig) -> QueuePair {
+    pub(crate) fn new(qpn: Qpn, mut config: QpConfig, recv_pd: Pd) -> QueuePair {
         // As many as are counted in 16 bits, which is more than anybody posts.
         config.max_send_sge = config.max_send_sge.min(u32::from(u16::MAX));
         config.max_recv_sge = config.max_recv_sge.min(u32::from(u16::MAX));
@@ -141,7 +143,7 @@ impl QueuePair {
             mtu: 256,
             send_queue: SendQueue::default(),
             recv_queue: RecvQueue::default(),
-            recv_pd: config.pd,
+            recv_pd,
             requester: Requester::default(),
             responder: Responder::default(),
             groups: Vec::new(),
@@ -336,6 +338,9 @@ impl QueuePair {
         if !self.state.may_post_recv() {
             return Err(PostError::WrongState(self.state));
         }
+        if self.config.srq.is_some() {
+            return Err(PostError::SharedReceives);
+        }
         if self.recv_queue.len() >= self.config.max_recv_wr as usize {
             return Err(PostError::QueueFull);
         }
@@ -350,6 +355,11 @@ impl QueuePair {
         cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
         if self.state == QpState::Error {
             self.flush_receives(cx);
+        } else if self.responder.no_credit && self.is_receiving() {
+            // Who has no credit would only probe now and then: an acknowledgement that nobody asked for tells it that
+            // there is one again (vol. 1, 9.7.7.2.4).
+            self.responder.no_credit = false;
+            self.responder.responses.acknowledge();
         }
         Ok(())
     }

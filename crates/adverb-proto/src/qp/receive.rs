@@ -6,9 +6,10 @@ use adverb_wire::{NakCode, Reth, Send, Write};
 use super::recv_queue::RecvEntry;
 use super::responder::{BROKEN, Current, DENIED, INVALID, MAX_LENGTH, Refusal, Writing};
 use super::{Context, QueuePair, Received};
-use crate::event::{Queue, Sink};
+use crate::event::{Event, Notice, Queue, Sink};
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
+use crate::srq::{SharedQueue, Srq, Taken};
 use crate::vocabulary::{Access, CompletedOperation, Failure, Status, Success};
 
 /// Where in its message a packet says that it is.
@@ -207,8 +208,31 @@ impl QueuePair {
 
     /// The receive request that the next message uses, or the one under way does.
     #[inline]
-    pub(super) fn front_receive<S: Sink>(&mut self, _cx: &mut Context<'_, S>) -> Option<RecvEntry> {
+    pub(super) fn front_receive<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<RecvEntry> {
+        let front = self.recv_queue.front();
+        match self.config.srq {
+            Some(srq) if front.is_none() => self.take_shared(cx, srq),
+            _ => front,
+        }
+    }
+
+    /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9.2).
+    fn take_shared<S: Sink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
+        let queue = cx.srqs.get_mut(srq.0 as usize)?.as_mut()?;
+        match queue.give_to(&mut self.recv_queue) {
+            Taken::Nothing => return None,
+            Taken::One => {}
+            Taken::OneOfFew => {
+                cx.event(|| Event::SrqLimit { srq });
+                cx.notices.push_back(Notice::SrqLimit(srq));
+            }
+        }
         self.recv_queue.front()
+    }
+
+    /// Gives back what was taken from a shared queue and isn't completed, because nobody will be told of it here.
+    pub(crate) fn give_back(&mut self, queue: &mut SharedQueue) {
+        queue.take_back(&mut self.recv_queue);
     }
 
     /// The receive request in use has failed.

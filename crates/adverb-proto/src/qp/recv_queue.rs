@@ -28,6 +28,24 @@ impl RecvQueue {
         self.entries.push_back(RecvEntry { wr_id: request.wr_id, segments, length });
     }
 
+    /// Moves the oldest request to another queue; says whether there was one.
+    pub(crate) fn give_to(&mut self, other: &mut RecvQueue) -> bool {
+        let Some(entry) = self.entries.pop_front() else { return false };
+        let segments = other.segments.copy_from(&self.segments, entry.segments);
+        self.segments.pop(entry.segments);
+        other.entries.push_back(RecvEntry { segments, ..entry });
+        true
+    }
+
+    /// Takes back a request of another queue, to be the oldest of this one.
+    pub(crate) fn take_back(&mut self, other: &mut RecvQueue) {
+        if let Some(entry) = other.entries.pop_front() {
+            let segments = self.segments.copy_to_front(&other.segments, entry.segments);
+            other.segments.pop(entry.segments);
+            self.entries.push_front(RecvEntry { segments, ..entry });
+        }
+    }
+
     #[inline]
     pub(crate) fn front(&self) -> Option<RecvEntry> {
         self.entries.front().copied()

@@ -24,6 +24,8 @@ pub(super) struct Responder {
     /// Whether a NAK was sent for the expected packet: there is only one, until that packet comes (vol. 1,
     /// 9.7.5.2.2).
     nak_sent: bool,
+    /// Whether the peer was told last that there is no receive for it: it may be waiting for one.
+    pub(super) no_credit: bool,
     /// Whether any request has come.
     established: bool,
     pub(super) min_rnr_timer: Option<RnrTimer>,

@@ -269,8 +269,9 @@ impl QueuePair {
     }
 
     /// A positive acknowledge header, with credits if they are wanted (vol. 1, 9.7.7.2.1).
-    fn ack(&self, msn: Psn) -> Aeth {
-        let credits = if self.config.credits {
+    fn ack(&mut self, msn: Psn) -> Aeth {
+        let credits = if self.config.credits && self.config.srq.is_none() {
+            self.responder.no_credit = self.recv_queue.len() == 0;
             Credits::at_most(u32::try_from(self.recv_queue.len()).unwrap_or(u32::MAX))
         } else {
             Credits::UNLIMITED

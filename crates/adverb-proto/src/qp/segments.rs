@@ -74,6 +74,27 @@ impl Segments {
         SegmentRange { first, count, inline: false }
     }
 
+    /// Appends a request's segments from another ring.
+    pub(crate) fn copy_from(&mut self, other: &Segments, range: SegmentRange) -> SegmentRange {
+        let first = self.gone.wrapping_add(self.ring.len() as u32);
+        self.ring.extend(other.indices(range).map(|index| other.ring[index]));
+        SegmentRange { first, ..range }
+    }
+
+    /// Puts a request's segments from another ring before all others.
+    pub(crate) fn copy_to_front(&mut self, other: &Segments, range: SegmentRange) -> SegmentRange {
+        for index in other.indices(range).rev() {
+            self.ring.push_front(other.ring[index]);
+        }
+        self.gone = self.gone.wrapping_sub(u32::from(range.count));
+        SegmentRange { first: self.gone, ..range }
+    }
+
+    fn indices(&self, range: SegmentRange) -> core::ops::Range<usize> {
+        let first = range.first.wrapping_sub(self.gone) as usize;
+        first..first + usize::from(range.count)
+    }
+
     /// Removes the segments of the oldest request.
     #[inline]
     pub(crate) fn pop(&mut self, range: SegmentRange) {
@@ -109,7 +130,7 @@ impl Segments {
                 _ => Err(Unreachable::TooLong),
             };
         }
-        for index in first..first + usize::from(range.count) {
+        for index in self.indices(range) {
             let segment = &self.ring[index];
             if length == 0 {
                 break;

@@ -18,6 +18,11 @@ impl QueuePair {
         use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (self.state, transition) {
             (_, Transition::Reset) => {
+                if let Some(srq) = self.config.srq
+                    && let Some(Some(queue)) = cx.srqs.get_mut(srq.0 as usize)
+                {
+                    self.give_back(queue);
+                }
                 self.reset();
                 self.change(cx, Reset);
             }
@@ -83,11 +88,11 @@ impl QueuePair {
     /// Forgets everything but what it was made with. Requests that are posted are gone without a completion
     /// (vol. 1, 10.3.1.1).
     fn reset(&mut self) {
-        let fresh = QueuePair::new(self.qpn, self.config);
+        let fresh = QueuePair::new(self.qpn, self.config, self.recv_pd);
         let queued = self.queued;
         // What it is attached to isn't part of its state (vol. 1, 10.5.2.1).
         let groups = core::mem::take(&mut self.groups);
-        *self = QueuePair { queued, groups, recv_pd: self.recv_pd, ..fresh };
+        *self = QueuePair { queued, groups, ..fresh };
     }
 
     /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
@@ -102,6 +107,11 @@ impl QueuePair {
         self.flush_sends(cx);
         if !mutant!(FlushForgetsReceives) {
             self.flush_receives(cx);
+        }
+        if self.config.srq.is_some() {
+            // Receives of the shared queue are others' too, so that they stay; the one in use was the last that this
+            // queue pair takes (vol. 1, 10.2.9.4 and 11.6.3.2).
+            cx.notices.push_back(Notice::LastReceiveReached(self.qpn));
         }
     }
 

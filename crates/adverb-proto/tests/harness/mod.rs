@@ -12,7 +12,7 @@ use adverb_proto::vocabulary::{
 };
 use adverb_proto::{
     Arrival, Cq, Device, DropReason, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig, Receiving,
-    Sending, Time, Transition,
+    Sending, Srq, SrqConfig, Time, Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{
@@ -50,6 +50,8 @@ pub(crate) struct Options {
     pub(crate) psn: u32,
     pub(crate) cq_capacity: u32,
     pub(crate) max_wr: u32,
+    /// Whether receives come from a shared queue.
+    pub(crate) shared: bool,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             psn: PSN,
             cq_capacity: 4096,
             max_wr: 128,
+            shared: false,
         }
     }
 }
@@ -80,6 +83,7 @@ pub(crate) struct End {
     pub(crate) memory: HeapMemory,
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
+    pub(crate) srq: Option<Srq>,
     pub(crate) qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
     pub(crate) backing: Backing,
@@ -98,6 +102,7 @@ impl End {
             memory: HeapMemory::default(),
             pd: Device::new(()).create_domain(),
             cq: Device::new(()).create_cq(1),
+            srq: None,
             qpn: Qpn::GSI,
             remote_qpn: Qpn::GSI,
             backing: Backing(0),
@@ -112,6 +117,10 @@ impl End {
         end.backing = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
         end.key = end.register(ALL);
         let mut config = QpConfig::new(options.transport, end.pd, end.cq, end.cq);
+        if options.shared {
+            end.srq = Some(end.device.create_srq(SrqConfig::new(end.pd)).unwrap());
+        }
+        config.srq = end.srq;
         config.credits = options.credits;
         config.signal_all = options.signal_all;
         config.window = options.window;
@@ -266,6 +275,18 @@ impl End {
         let segments = [self.segment(offset, length)];
         let request = RecvRequest { wr_id, segments: &segments };
         self.device.post_recv(self.now, self.qpn, &request).unwrap();
+    }
+
+    /// Posts a receive request to the shared queue.
+    pub(crate) fn post_shared(&mut self, wr_id: u64, offset: u64, length: u32) {
+        let segments = [self.segment(offset, length)];
+        let request = RecvRequest { wr_id, segments: &segments };
+        self.device.post_srq_recv(self.now, self.srq.unwrap(), &request).unwrap();
+    }
+
+    /// How many requests wait in the shared queue.
+    pub(crate) fn shared_left(&self) -> usize {
+        self.device.query_srq(self.srq.unwrap()).unwrap().requests
     }
 
     /// All packets that it wants to send now.

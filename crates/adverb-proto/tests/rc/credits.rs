@@ -80,6 +80,50 @@ fn credits_may_come_with_a_repeated_acknowledgement() {
 }
 
 #[test]
+fn receive_posted_after_the_last_credit_was_used_is_told_unasked() {
+    let mut end = solo_with(&options());
+    end.post_recv(1, 0, 64);
+    assert_eq!(end.ask(0, Rc::Send(Send::Only(None)), b"abcd"), [(credit(0, 1), 0)]);
+    end.post_recv(2, 0, 64);
+    end.post_recv(3, 0, 64);
+    assert_eq!(end.says(), [(credit(2, 1), 0)], "both at once");
+    end.post_recv(4, 0, 64);
+    assert_eq!(end.says(), [], "the peer has some, and hears of the rest in time");
+}
+
+#[test]
+fn nothing_is_told_unasked_without_credits_or_before_there_was_need() {
+    let mut end = solo();
+    end.post_recv(1, 0, 64);
+    end.ask(0, Rc::Send(Send::Only(None)), b"abcd");
+    end.post_recv(2, 0, 64);
+    assert_eq!(end.says(), []);
+    let mut end = solo_with(&options());
+    end.post_recv(1, 0, 64);
+    assert_eq!(end.says(), []);
+}
+
+#[test]
+fn credit_that_comes_unasked_lets_messages_go() {
+    let mut pair = Pair::with(&options());
+    pair.b.post_recv(1, 0, 64);
+    for id in 0..4 {
+        pair.a.post(id, SendOperation::Send, 0, 8);
+    }
+    // The first uses the only receive; the second goes as a probe, and waits.
+    pair.run();
+    assert_eq!(pair.b.statuses().len(), 1);
+    pair.a.wait();
+    pair.b.now = pair.a.now;
+    for id in 2..6 {
+        pair.b.post_recv(id, 0, 64);
+    }
+    pair.run();
+    assert_eq!(pair.b.statuses().len(), 3);
+    assert_eq!(pair.a.device.statistics().rnr_naks_received, 1);
+}
+
+#[test]
 fn probe_without_a_receive_waits_like_any_other() {
     let mut end = solo_with(&options());
     end.post(1, SendOperation::Send, 0, 8);

@@ -1,0 +1,161 @@
+//! Shared receive queues (vol. 1, 10.2.9; `rxe_srq.c`).
+
+use core::fmt;
+
+use crate::memory::Pd;
+use crate::mutation::mutant;
+use crate::qp::RecvQueue;
+use crate::vocabulary::RecvRequest;
+
+/// The number of a shared receive queue of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Srq(pub(crate) u32);
+
+/// What a shared receive queue is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SrqConfig {
+    /// The domain of the memory that its requests name. Queue pairs of any domain may share it.
+    pub pd: Pd,
+    /// How many requests may be outstanding.
+    pub max_wr: u32,
+    /// How many segments a request may have.
+    pub max_sge: u32,
+}
+
+impl SrqConfig {
+    /// Room for 1024 requests.
+    pub const fn new(pd: Pd) -> SrqConfig {
+        SrqConfig { pd, max_wr: 1024, max_sge: 16 }
+    }
+}
+
+/// A shared receive queue. It grows as it fills.
+#[derive(Debug)]
+pub(crate) struct SharedQueue {
+    queue: RecvQueue,
+    pub(crate) config: SrqConfig,
+    /// Fewer than this, and somebody is told, once; 0 is nobody.
+    limit: u32,
+    /// How many queue pairs take receives from here.
+    pub(crate) users: u32,
+}
+
+/// What became of the wish for a receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// There is none.
+    Nothing,
+    /// Here it is.
+    One,
+    /// Here it is, and so few are left that somebody is to be told.
+    OneOfFew,
+}
+
+impl SharedQueue {
+    pub(crate) fn new(mut config: SrqConfig) -> SharedQueue {
+        // As many as are counted in 16 bits, which is more than anybody posts.
+        config.max_sge = config.max_sge.min(u32::from(u16::MAX));
+        SharedQueue { queue: RecvQueue::default(), config, limit: 0, users: 0 }
+    }
+
+    pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), SrqError> {
+        if self.len() >= self.config.max_wr as usize {
+            return Err(SrqError::QueueFull);
+        }
+        if request.segments.len() > self.config.max_sge as usize {
+            return Err(SrqError::TooManySegments);
+        }
+        self.queue.push(request);
+        Ok(())
+    }
+
+    /// Moves the oldest request to a queue pair, where a message begins that uses it.
+    pub(crate) fn give_to(&mut self, queue: &mut RecvQueue) -> Taken {
+        if !self.queue.give_to(queue) {
+            return Taken::Nothing;
+        }
+        if self.len() < self.limit as usize && !mutant!(SrqLimitForgotten) {
+            // Told once for each time that it is asked for (vol. 1, 10.2.9.3).
+            self.limit = 0;
+            return Taken::OneOfFew;
+        }
+        Taken::One
+    }
+
+    /// Takes back what a queue pair had taken, and won't use.
+    pub(crate) fn take_back(&mut self, queue: &mut RecvQueue) {
+        if !mutant!(SrqRequestLost) {
+            self.queue.take_back(queue);
+        }
+    }
+
+    pub(crate) fn arm(&mut self, limit: u32) -> Result<(), SrqError> {
+        if limit > self.config.max_wr {
+            return Err(SrqError::Limit);
+        }
+        self.limit = limit;
+        Ok(())
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+/// How a shared receive queue stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqStatus {
+    /// How many requests wait for messages. Those that messages under way use aren't among them.
+    pub requests: usize,
+    /// Fewer than this, and there is a notice; 0 if nobody asked for one, or it was given.
+    pub limit: u32,
+    /// How many queue pairs share it.
+    pub queue_pairs: u32,
+}
+
+/// Why something can't be done with a shared receive queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SrqError {
+    /// No such shared receive queue.
+    UnknownSrq,
+    /// No such protection domain.
+    UnknownDomain,
+    /// The queue is full.
+    QueueFull,
+    /// More segments than the queue was made for.
+    TooManySegments,
+    /// A limit that the queue can never reach.
+    Limit,
+    /// Queue pairs share it.
+    InUse {
+        /// How many.
+        queue_pairs: u32,
+    },
+}
+
+impl fmt::Display for SrqError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SrqError::UnknownSrq => f.write_str("there is no such shared receive queue"),
+            SrqError::UnknownDomain => f.write_str("there is no such protection domain"),
+            SrqError::QueueFull => {
+                f.write_str("the shared receive queue is full: poll completions, or make it longer")
+            }
+            SrqError::TooManySegments => {
+                f.write_str("more segments than the shared receive queue was made for")
+            }
+            SrqError::Limit => f.write_str("the limit is above what the shared receive queue holds"),
+            SrqError::InUse { queue_pairs } => {
+                write!(f, "{queue_pairs} queue pairs share the receive queue: destroy them first")
+            }
+        }
+    }
+}
+
+impl core::error::Error for SrqError {}
