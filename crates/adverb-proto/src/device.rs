@@ -94,6 +94,7 @@ use multicast::Groups;
 /// // The fabric: each packet comes straight back.
 /// let arrival = Arrival {
 ///     source: (address, 0xc000).into(), destination: address, icrc: IcrcCheck::Identification(0),
+///     congested: false,
 /// };
 /// let mut bytes = Vec::new();
 /// while let Some(transmit) = device.poll_transmit(now) {
@@ -508,8 +509,8 @@ impl<S: Sink> Device<S> {
             | (Operation::Uc(_), Transport::Uc)
             | (Operation::Ud(_), Transport::Ud) => {}
             (Operation::Cnp, _) => {
-                self.stats.cnps_received += 1;
-                return;
+                qp.handle_cnp(&mut context!(self, now));
+                return self.settle(now, slot);
             }
             _ => return self.drop_packet(now, qpn, psn, DropReason::Transport),
         }
@@ -521,6 +522,9 @@ impl<S: Sink> Device<S> {
             self.sink.event(now, Event::PacketIn { qpn, psn, opcode, payload_len });
         }
         let cx = &mut context!(self, now);
+        if arrival.congested {
+            qp.handle_mark(cx);
+        }
         match &header.operation {
             Operation::Rc(rc @ (Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_))) => {
                 qp.handle_response(cx, received, rc, memory);
@@ -577,7 +581,8 @@ impl<S: Sink> Device<S> {
         self.stats.packets_sent += 1;
         self.stats.bytes_sent += u64::from(payload_len);
         let path: &Path = qp.path()?;
-        Some(Transmit { header, path, payload })
+        let ecn_capable = qp.is_ecn_capable() && header.operation != Operation::Cnp;
+        Some(Transmit { header, path, payload, ecn_capable })
     }
 
     /// The oldest completion of a queue.

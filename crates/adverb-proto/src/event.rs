@@ -97,6 +97,13 @@ pub enum Event {
         /// Why.
         cause: RetryCause,
     },
+    /// A congestion notification came.
+    Congested {
+        /// The queue pair that is to slow down.
+        qpn: Qpn,
+        /// Its rate from now on, in bits per second; `None` if it heeds none.
+        rate: Option<u64>,
+    },
     /// A timer fired and had something to do.
     Timer {
         /// The queue pair.
@@ -191,6 +198,8 @@ pub enum RetryCause {
 pub enum TimerKind {
     /// The one that waits for acknowledgements.
     Acknowledge,
+    /// The one that spaces packets.
+    Pace,
     /// The one that waits until the peer has a receive posted.
     NotReady,
 }
@@ -263,6 +272,10 @@ impl fmt::Display for Event {
             Event::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
             Event::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
             Event::Retransmit { qpn, psn, cause } => write!(f, "qp {qpn} again from psn {psn}: {cause:?}"),
+            Event::Congested { qpn, rate } => match rate {
+                Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),
+                None => write!(f, "qp {qpn} congested"),
+            },
             Event::Timer { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
             Event::Completed { qpn, wr_id, queue, status } => {
                 write!(f, "qp {qpn} complete {queue:?} wr {wr_id:#x}: {status}")

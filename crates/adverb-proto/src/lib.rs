@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+mod congestion;
 mod cq;
 mod device;
 mod event;
@@ -36,6 +37,7 @@ mod timer;
 mod transmit;
 pub mod vocabulary;
 
+pub use congestion::{Congestion, Dcqcn};
 pub use cq::{Cq, Wake};
 pub use device::{Device, Holdings, MulticastError, QpStatus};
 pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};

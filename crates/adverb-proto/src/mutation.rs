@@ -56,6 +56,16 @@ mutations! {
     IgnoreReadLimit,
     /// The message count in acknowledgements counts one message too many after a READ.
     WrongMsn,
+    /// Congestion notifications are counted, and nothing else.
+    IgnoreCnp,
+    /// Marked packets cause no notification.
+    NeverNotify,
+    /// Each marked packet causes a notification, however soon after another.
+    NotifyAlways,
+    /// The rate, once cut, stays so.
+    NeverRecover,
+    /// The rate is computed, and not kept to.
+    IgnorePace,
     /// An acknowledgement names the packet behind the last one executed.
     AckOneTooMany,
     /// A request completes twice.

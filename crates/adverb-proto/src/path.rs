@@ -100,6 +100,8 @@ pub struct Arrival {
     pub destination: IpAddr,
     /// How its ICRC is to be checked.
     pub icrc: IcrcCheck,
+    /// Whether a switch on its way was congested, and marked it: the IP header's ECN bits are both 1.
+    pub congested: bool,
 }
 
 /// How an ICRC is to be checked.
@@ -127,7 +129,7 @@ impl Incoming {
         if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
             return true;
         }
-        let &Arrival { source, destination, icrc } = arrival;
+        let &Arrival { source, destination, icrc, .. } = arrival;
         let flow = match self.cached {
             Some((from, to, flow)) if from == source && to == destination => flow,
             _ => {

@@ -57,6 +57,10 @@ pub struct Statistics {
     pub packets_missing: u64,
     /// Datagrams with another queue key than that of their queue pair.
     pub qkey_violations: u64,
+    /// Packets that came marked by a congested switch.
+    pub ecn_marked_packets: u64,
+    /// Congestion notifications sent.
+    pub cnps_sent: u64,
     /// Congestion notifications received.
     pub cnps_received: u64,
 }

@@ -15,6 +15,9 @@ pub struct Transmit<'a> {
     pub path: &'a Path,
     /// The payload.
     pub payload: Payload<'a>,
+    /// Whether the sender heeds congestion, so that switches may mark the packet: the IP header's ECN bits are then
+    /// to be `10`, and else `00` (Annex A17.9).
+    pub ecn_capable: bool,
 }
 
 /// Where a payload lies.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use adverb_proto::Time;
 
 use crate::Random;
+use crate::congestion::WIRE_OVERHEAD;
 
 /// How a fabric fails, in chances per million packets, until it heals.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +27,22 @@ pub struct Faults {
     pub partitions: Vec<Partition>,
     /// Times during which a device doesn't look at what has come.
     pub stalls: Vec<Stall>,
+    /// A link that is too slow for what is sent over it.
+    pub bottleneck: Option<Bottleneck>,
+}
+
+/// The link to a device, slower than those who send over it. When its queue grows, packets are marked; when it is full,
+/// they are lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Bottleneck {
+    /// The device.
+    pub to: usize,
+    /// How many bits per second it carries.
+    pub rate: u64,
+    /// How many bytes may wait without packets being marked.
+    pub mark_above: u64,
+    /// How many bytes may wait.
+    pub capacity: u64,
 }
 
 /// A time during which nothing passes between two devices.
@@ -67,6 +84,8 @@ pub struct FaultCounts {
     pub partitioned: u64,
     /// Packets that waited for a device.
     pub stalled: u64,
+    /// Packets marked by a link whose queue had grown.
+    pub marked: u64,
 }
 
 impl FaultCounts {
@@ -79,6 +98,7 @@ impl FaultCounts {
             + self.delayed
             + self.partitioned
             + self.stalled
+            + self.marked
     }
 
     /// Adds those of another run.
@@ -90,6 +110,7 @@ impl FaultCounts {
         self.delayed += other.delayed;
         self.partitioned += other.partitioned;
         self.stalled += other.stalled;
+        self.marked += other.marked;
     }
 }
 
@@ -97,7 +118,8 @@ impl fmt::Display for FaultCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} lost, {} duplicated, {} reordered, {} corrupted, {} delayed, {} partitioned, {} stalled",
+            "{} lost, {} duplicated, {} reordered, {} corrupted, {} delayed, {} partitioned, {} stalled, \
+             {} marked",
             self.lost,
             self.duplicated,
             self.reordered,
@@ -105,6 +127,7 @@ impl fmt::Display for FaultCounts {
             self.delayed,
             self.partitioned,
             self.stalled,
+            self.marked,
         )
     }
 }
@@ -117,6 +140,10 @@ pub(crate) struct InFlight {
     pub(crate) source_port: u16,
     pub(crate) identification: u16,
     pub(crate) bytes: Vec<u8>,
+    /// Whether it may be marked.
+    pub(crate) ecn_capable: bool,
+    /// Whether it is.
+    pub(crate) congested: bool,
 }
 
 /// What became of a packet that was sent.
@@ -130,6 +157,7 @@ pub(crate) enum Fate {
     Delayed,
     Partitioned,
     Stalled,
+    Marked,
 }
 
 /// The fabric between the devices.
@@ -145,6 +173,8 @@ pub(crate) struct Fabric {
     sent: u64,
     /// When the last packet between two devices arrives: others don't overtake it but by a fault.
     latest: HashMap<(usize, usize), Time>,
+    /// When the slow link will have carried all that waits for it.
+    busy_until: Time,
     pub(crate) counts: FaultCounts,
 }
 
@@ -179,6 +209,7 @@ impl Fabric {
             queue: BinaryHeap::new(),
             sent: 0,
             latest: HashMap::new(),
+            busy_until: Time::ZERO,
             counts: FaultCounts::default(),
         }
     }
@@ -188,8 +219,14 @@ impl Fabric {
         // The same draws for each packet, whatever becomes of it: leaving out one kind of fault changes no other.
         let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
         let amount = self.random.u64();
+        let Some((depart, marked)) = self.queue_up(now, &packet) else {
+            self.counts.lost += 1;
+            return Fate::Lost;
+        };
+        packet.congested = marked;
+        self.counts.marked += u64::from(marked);
         let latest = self.latest.entry((packet.from, packet.to)).or_default();
-        let mut at = (now + self.latency + Duration::from_nanos(amount % 64)).max(*latest);
+        let mut at = (depart + self.latency + Duration::from_nanos(amount % 64)).max(*latest);
         *latest = at;
         if now >= self.heal_at {
             self.queue(at, packet);
@@ -205,7 +242,7 @@ impl Fabric {
             self.counts.lost += 1;
             return Fate::Lost;
         }
-        let mut fate = Fate::Carried;
+        let mut fate = if marked { Fate::Marked } else { Fate::Carried };
         if draws[1] < self.faults.duplication {
             self.counts.duplicated += 1;
             fate = Fate::Duplicated;
@@ -239,6 +276,21 @@ impl Fabric {
         }
         self.queue(at, packet);
         fate
+    }
+
+    /// When a packet leaves the slow link, if it has to go over that, and whether it is marked; `None` if there is no
+    /// room for it.
+    fn queue_up(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
+        let slow = self.faults.bottleneck.filter(|slow| slow.to == packet.to && now < self.heal_at);
+        let Some(Bottleneck { rate, mark_above, capacity, .. }) = slow else { return Some((now, false)) };
+        let start = self.busy_until.max(now);
+        let waiting = (start - now).as_nanos() as u64 * (rate / 1_000_000) / 8000;
+        let length = packet.bytes.len() as u64 + WIRE_OVERHEAD;
+        if waiting + length > capacity {
+            return None;
+        }
+        self.busy_until = start + Duration::from_nanos(length * 8_000_000 / (rate / 1000));
+        Some((self.busy_until, packet.ecn_capable && waiting > mark_above))
     }
 
     fn queue(&mut self, at: Time, packet: InFlight) {

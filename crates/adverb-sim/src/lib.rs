@@ -14,7 +14,8 @@
 //! - after the fabric has healed everything finishes or reports an error;
 //! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind.
 //!
-//! And [`attack`] is a peer that keeps no rule at all.
+//! [`run_congestion`] has several senders share a link that is too slow for them, and checks that they slow down, and
+//! recover. And [`attack`] is a peer that keeps no rule at all.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};
@@ -29,6 +30,7 @@
 mod actor;
 mod area;
 mod atomics;
+mod congestion;
 mod fabric;
 mod hostile;
 mod model;
@@ -39,9 +41,10 @@ mod scenario;
 mod setup;
 mod world;
 
-pub use fabric::{FaultCounts, Faults, Partition, Stall};
+pub use congestion::{CongestionReport, run_congestion};
+pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
 pub use hostile::{AttackReport, attack, attack_by};
 pub use random::Random;
-pub use runner::{ATTACK_PACKETS, Totals, run_attacks, run_seeds, shrink};
+pub use runner::{ATTACK_PACKETS, CONGESTION_EVERY, Totals, run_attacks, run_seeds, shrink};
 pub use scenario::{Action, Connection, Program, Scenario, Step, Violation};
 pub use world::{Outcome, run};

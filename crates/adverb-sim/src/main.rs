@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use adverb_sim::{Scenario, Totals, run, run_attacks, run_seeds, shrink};
+use adverb_sim::{CONGESTION_EVERY, Scenario, Totals, run, run_attacks, run_congestion, run_seeds, shrink};
 
 /// What was asked for.
 struct Args {
@@ -98,14 +98,16 @@ fn many(args: &Args) -> bool {
     for (seed, what) in &totals.violations {
         println!("seed {seed}: {what}");
     }
-    if let Some((seed, _)) = totals.violations.first() {
-        show_smallest(*seed);
+    let shrinkable = |seed: &u64| run(&Scenario::new(*seed), false).violation.is_some();
+    if let Some(seed) = totals.violations.iter().map(|(seed, _)| *seed).find(shrinkable) {
+        show_smallest(seed);
     }
     totals.violations.is_empty()
 }
 
 fn print_totals(totals: &Totals, start: Instant) {
-    let Totals { seeds, operations, packets, queue_pairs, failures, faults, violations } = totals;
+    let Totals { seeds, operations, packets, queue_pairs, failures, faults, violations, congestion_runs } =
+        totals;
     let per_seed = |number: &u64| *number as f64 / (*seeds).max(1) as f64;
     println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
     println!("{operations} operations ({:.0} per seed)", per_seed(operations));
@@ -113,9 +115,22 @@ fn print_totals(totals: &Totals, start: Instant) {
         "{queue_pairs} queue pairs ({:.1} per seed), {failures} of which failed with a reason",
         per_seed(queue_pairs)
     );
-    println!("{packets} packets");
+    println!("{packets} packets, some of them in {congestion_runs} runs over a slow link");
     println!("{} faults: {faults}", faults.total());
     println!("{} violations", violations.len());
+}
+
+/// Runs one seed over a slow link, if it is one of those.
+fn replay_congestion(seed: u64) -> bool {
+    if !seed.is_multiple_of(CONGESTION_EVERY) {
+        return true;
+    }
+    let outcome = run_congestion(seed);
+    match &outcome {
+        Ok(report) => println!("over a slow link: {report}"),
+        Err(what) => println!("violation over a slow link: {what}"),
+    }
+    outcome.is_ok()
 }
 
 /// Runs one seed, and prints all that happens.
@@ -143,7 +158,7 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
         }
         None => println!("no violation"),
     }
-    outcome.violation.is_none()
+    replay_congestion(seed) && outcome.violation.is_none()
 }
 
 /// Makes a failing seed smaller, and prints what is left of it.
@@ -183,6 +198,13 @@ fn select(mutant: Option<&str>) -> bool {
     mutant.is_none()
 }
 
+/// What a seed finds.
+#[cfg(feature = "mutants")]
+fn violation(seed: u64) -> Option<String> {
+    let slow_link = || seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed).err()).flatten();
+    run(&Scenario::new(seed), false).violation.or_else(slow_link)
+}
+
 /// Plants each mutation in turn, and says which seed finds it.
 #[cfg(feature = "mutants")]
 fn mutants(args: &Args) -> bool {
@@ -199,7 +221,7 @@ fn mutants(args: &Args) -> bool {
             select(Some(mutation));
             // A planted fault may also make the engine panic: that is found too.
             let caught = (args.first..args.first + args.seeds).find_map(|seed| {
-                let outcome = std::panic::catch_unwind(|| run(&Scenario::new(seed), false).violation);
+                let outcome = std::panic::catch_unwind(|| violation(seed));
                 match outcome {
                     Ok(violation) => violation.map(|what| (seed, what)),
                     Err(_) => Some((seed, "panic".to_owned())),

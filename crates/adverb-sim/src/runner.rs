@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use crate::congestion::{CongestionReport, run_congestion};
 use crate::fabric::FaultCounts;
 use crate::hostile::{AttackReport, attack};
 use crate::scenario::Scenario;
@@ -27,9 +28,20 @@ pub struct Totals {
     pub faults: FaultCounts,
     /// Runs that violated something: seed and what.
     pub violations: Vec<(u64, String)>,
+    /// Runs of several senders over one slow link.
+    pub congestion_runs: u64,
 }
 
+/// One seed in so many also is a run of several senders over one slow link: see [`run_congestion`].
+pub const CONGESTION_EVERY: u64 = 20;
+
 impl Totals {
+    fn add_congestion(&mut self, report: &CongestionReport) {
+        self.congestion_runs += 1;
+        self.packets += report.packets;
+        self.faults.marked += report.marked;
+    }
+
     fn add(&mut self, outcome: &Outcome) {
         self.seeds += 1;
         self.operations += outcome.operations;
@@ -54,8 +66,14 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: u
                 break;
             }
             let outcome = run(&Scenario::new(seed), false);
+            let congestion = seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed));
             let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             totals.add(&outcome);
+            match congestion {
+                Some(Ok(report)) => totals.add_congestion(&report),
+                Some(Err(what)) => totals.violations.push((seed, what)),
+                None => {}
+            }
             if totals.violations.len() >= most_violations {
                 break;
             }
@@ -132,7 +150,7 @@ pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
                 shrink_steps(&mut best, connection, side, &mut fails);
             }
         }
-        for kind in 0..7 {
+        for kind in 0..8 {
             let mut candidate = best.clone();
             let faults = &mut candidate.faults;
             match kind {
@@ -142,6 +160,7 @@ pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
                 3 => faults.corruption = 0,
                 4 => faults.delay = 0,
                 5 => faults.partitions.clear(),
+                6 => faults.bottleneck = None,
                 _ => faults.stalls.clear(),
             }
             if fails(&candidate) {

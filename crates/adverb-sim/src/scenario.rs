@@ -6,7 +6,7 @@ use adverb_proto::Time;
 use adverb_proto::vocabulary::PathMtu;
 
 use crate::Random;
-use crate::fabric::{Faults, Partition, Stall};
+use crate::fabric::{Bottleneck, Faults, Partition, Stall};
 
 /// A run: devices, connections between them, what is done over each, and how the fabric fails.
 #[derive(Clone, Debug)]
@@ -52,6 +52,8 @@ pub struct Connection {
     pub rnr_timer: u8,
     /// READs and atomics outstanding.
     pub reads: u8,
+    /// Whether it heeds congestion.
+    pub paced: bool,
     /// What each side does.
     pub programs: [Program; 2],
 }
@@ -261,6 +263,7 @@ impl Connection {
             rnr_timer: random.pick(&[1, 2, 5, 8]),
             reads,
             programs,
+            paced: random.chance(500_000),
         }
     }
 }
@@ -387,6 +390,12 @@ fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faul
             let (start, end) = span(random);
             faults.stalls.push(Stall { device, start, end });
         }
+    }
+    if random.chance(250_000) {
+        let to = random.below(devices) as usize;
+        let mark_above = random.between(1, 20) << 10;
+        let rate = random.between(1, 8) * 1_000_000_000;
+        faults.bottleneck = Some(Bottleneck { to, rate, mark_above, capacity: 5 * mark_above + (16 << 10) });
     }
     faults
 }

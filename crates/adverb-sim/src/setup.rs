@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_proto::memory::HeapMemory;
 use adverb_proto::vocabulary::Access;
-use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Time, Transition};
+use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 
@@ -78,6 +78,11 @@ impl World {
         config.credits = spec.credits;
         config.window = spec.window;
         config.max_recv_wr = 4096;
+        if spec.paced {
+            let mut dcqcn = Dcqcn::new(10_000_000_000);
+            dcqcn.min_rate = 500_000_000;
+            config.congestion = Congestion::Dcqcn(dcqcn);
+        }
         let random = &mut self.random;
         let qpn = device.create_qp(config, || random.u32()).expect("a valid configuration");
         let steps = &spec.programs[1 - side].steps;

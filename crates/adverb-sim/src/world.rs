@@ -8,7 +8,7 @@ use std::time::Duration;
 use adverb_proto::memory::{HeapMemory, Pd};
 use adverb_proto::vocabulary::QpState;
 use adverb_proto::{Arrival, Cq, Device, Event, IcrcCheck, Sink, Time};
-use adverb_wire::{Header, Packet, Qpn};
+use adverb_wire::{Header, Operation, Packet, Qpn};
 
 use crate::area::Area;
 use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
@@ -77,6 +77,8 @@ pub(crate) struct World {
     pub(crate) operations: u64,
     packets: u64,
     digest: u64,
+    /// When a device last sent a congestion notification to a queue pair.
+    notified: HashMap<(usize, Qpn), Time>,
     pub(crate) violation: Option<String>,
     pub(crate) trace: Option<Vec<String>>,
 }
@@ -189,6 +191,7 @@ impl World {
             operations: 0,
             packets: 0,
             digest: 0xcbf2_9ce4_8422_2325,
+            notified: HashMap::new(),
             violation: None,
             trace: trace.then(Vec::new),
             scenario,
@@ -273,6 +276,7 @@ impl World {
             source: SocketAddr::new(source, packet.source_port),
             destination,
             icrc: IcrcCheck::Identification(packet.identification),
+            congested: packet.congested,
         };
         match Packet::parse(&packet.bytes) {
             Ok(parsed) => {
@@ -297,10 +301,19 @@ impl World {
                 return self.violate("a packet's payload isn't in registered memory".to_owned());
             }
             let (remote, source_port) = (transmit.path.remote(), transmit.path.source_port());
+            let ecn_capable = transmit.ecn_capable;
             let to = self.nodes.iter().position(|node| node.address == remote).unwrap_or(index);
             self.sent(index, to, &header, &bytes);
             let end = self.nodes[to].ends.get(&header.dest_qp).copied();
-            let packet = InFlight { from: index, to, source_port, identification, bytes };
+            let packet = InFlight {
+                from: index,
+                to,
+                source_port,
+                identification,
+                bytes,
+                ecn_capable,
+                congested: false,
+            };
             let fate = self.fabric.send(self.now, packet);
             if let Some((connection, _)) = end
                 && fate != Fate::Carried
@@ -321,6 +334,17 @@ impl World {
             self.digest = (self.digest ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
         }
         self.take_trace(from);
+        if header.operation == Operation::Cnp {
+            let before = self.notified.insert((from, header.dest_qp), self.now);
+            if let Some(gap) = before.map(|before| self.now - before)
+                && gap < Duration::from_micros(50)
+            {
+                self.violate(format!(
+                    "two congestion notifications for qp {} within {gap:?}",
+                    header.dest_qp
+                ));
+            }
+        }
         if let Some((connection, side)) = self.nodes[to].ends.get(&header.dest_qp).copied() {
             self.check_msn(connection, side, header);
         }

@@ -1,6 +1,6 @@
 //! The simulator itself: that it repeats itself, is as large as it should be, and finds what is planted.
 
-use adverb_sim::{Scenario, run, run_seeds};
+use adverb_sim::{Scenario, run, run_congestion, run_seeds};
 
 #[test]
 fn some_seeds_violate_nothing() {
@@ -39,8 +39,18 @@ fn every_kind_of_fault_happens() {
         faults.delayed,
         faults.partitioned,
         faults.stalled,
+        faults.marked,
     ] {
         assert!(count > 0, "{faults}");
+    }
+}
+
+#[test]
+fn senders_share_a_slow_link_and_recover_when_it_is_free() {
+    for seed in 1000..1001 {
+        let report = run_congestion(seed).unwrap();
+        assert!(report.marked > 0, "{report}");
+        assert_eq!(run_congestion(seed), Ok(report), "a seed repeats itself");
     }
 }
 

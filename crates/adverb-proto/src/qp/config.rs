@@ -5,6 +5,7 @@ use core::fmt;
 use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, Psn, Qpn, RnrTimer};
 
+use crate::congestion::Congestion;
 use crate::cq::Cq;
 use crate::memory::Pd;
 use crate::path::Path;
@@ -42,6 +43,8 @@ pub struct QpConfig {
     pub credits: bool,
     /// How many packets may be unacknowledged before sending pauses.
     pub window: u32,
+    /// What to do about congestion.
+    pub congestion: Congestion,
 }
 
 impl QpConfig {
@@ -76,6 +79,7 @@ impl QpConfig {
             signal_all: false,
             credits: false,
             window: 256,
+            congestion: Congestion::None,
         }
     }
 }

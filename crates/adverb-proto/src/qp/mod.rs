@@ -6,6 +6,7 @@
 
 mod completer;
 mod config;
+mod congestion;
 mod receive;
 mod recv_queue;
 mod requester;
@@ -25,6 +26,7 @@ use adverb_wire::{DEFAULT_PKEY, GRH_LEN, Header, Operation, Qpn};
 pub use config::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
 
 use crate::Time;
+use crate::congestion::Pacer;
 use crate::cq::{CompletionQueue, Cq, Pushed};
 use crate::event::{Event, Notice, Queue, Sink};
 use crate::memory::{Keys, Pd, Span};
@@ -121,6 +123,12 @@ pub(crate) struct QueuePair {
     pub(crate) queued: bool,
     /// Whether the next packet should rather be a request than an answer, so that neither starves the other.
     requests_first: bool,
+    /// A congestion notification is to be sent.
+    notification_due: bool,
+    /// When the next one may be.
+    notify_after: Time,
+    /// How fast it may send; it has one if the network was ever congested, and it heeds that.
+    pacer: Option<Box<Pacer>>,
     /// A completion of this queue pair was lost: it goes into error at the end of the step.
     poisoned: bool,
 }
@@ -149,6 +157,9 @@ impl QueuePair {
             groups: Vec::new(),
             queued: false,
             requests_first: false,
+            notification_due: false,
+            notify_after: Time::ZERO,
+            pacer: None,
             poisoned: false,
         }
     }
@@ -218,13 +229,20 @@ impl QueuePair {
     /// When it wants to be woken.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Time> {
-        self.requester.deadline()
+        let deadline = self.requester.deadline();
+        match &self.pacer {
+            None => deadline,
+            Some(pacer) => deadline.into_iter().chain(pacer.deadline()).min(),
+        }
     }
 
     /// Whether asking for a packet may give one.
     #[inline]
     pub(crate) fn may_transmit(&self) -> bool {
-        self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
+        if self.pacer.as_ref().is_some_and(|pacer| pacer.paused) {
+            return self.notification_due || self.responder.responses.is_only_acknowledging();
+        }
+        self.notification_due || self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
     }
 
     /// Takes a send request in.
@@ -368,6 +386,15 @@ impl QueuePair {
     #[inline]
     pub(crate) fn poll_transmit<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         cx.spans.clear();
+        if self.notification_due {
+            self.notification_due = false;
+            return Some(self.notification(cx));
+        }
+        if self.pacer.is_some() { self.poll_paced(cx) } else { self.poll_packet(cx) }
+    }
+
+    #[inline]
+    fn poll_packet<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if self.config.transport != Transport::Rc {
             return self.next_unreliable(cx);
         }

@@ -95,6 +95,15 @@ impl Requester {
         self.running && self.rnr_until.is_none() && self.cursor < queue.len()
     }
 
+    /// Whether the oldest packet that isn't acknowledged is the one to be sent next.
+    pub(super) fn is_held_back(&self, queue: &SendQueue) -> bool {
+        self.cursor == 0
+            && queue.front().is_some_and(|entry| {
+                let packet = if entry.is_answered() { entry.answered } else { self.packet };
+                entry.is_begun() && entry.first_psn + packet == self.unacked
+            })
+    }
+
     pub(super) const fn next_psn(&self) -> Psn {
         self.unsent
     }
@@ -370,8 +379,8 @@ impl QueuePair {
         None
     }
 
-    /// A timer has fired.
-    pub(crate) fn handle_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    /// A timer of the requester's may have fired.
+    pub(super) fn handle_requester_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(until) = self.requester.rnr_until {
             if until <= cx.now {
                 cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::NotReady });

@@ -84,6 +84,12 @@ impl Responses {
         self.pending != Pending::Nothing || !self.queue.is_empty()
     }
 
+    /// Whether there is something to be said, and it is just an acknowledgement or a NAK.
+    #[inline]
+    pub(super) fn is_only_acknowledging(&self) -> bool {
+        self.pending != Pending::Nothing && self.queue.is_empty()
+    }
+
     /// How many answers wait or are saved.
     pub(super) fn held(&self) -> usize {
         self.queue.len() + self.saved.len()

@@ -104,6 +104,8 @@ impl QueuePair {
         self.complete_handed_out(cx);
         self.change(cx, QpState::Error);
         self.requester.stop();
+        self.pacer = None;
+        self.notification_due = false;
         self.flush_sends(cx);
         if !mutant!(FlushForgetsReceives) {
             self.flush_receives(cx);

@@ -11,8 +11,8 @@ use adverb_proto::vocabulary::{
     SendOperation, SendRequest, Status, Transport,
 };
 use adverb_proto::{
-    Arrival, Cq, Device, DropReason, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig, Receiving,
-    Sending, Srq, SrqConfig, Time, Transition,
+    Arrival, Congestion, Cq, Device, DropReason, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig,
+    Receiving, Sending, Srq, SrqConfig, Time, Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{
@@ -52,6 +52,7 @@ pub(crate) struct Options {
     pub(crate) max_wr: u32,
     /// Whether receives come from a shared queue.
     pub(crate) shared: bool,
+    pub(crate) congestion: Congestion,
 }
 
 impl Default for Options {
@@ -73,6 +74,7 @@ impl Default for Options {
             cq_capacity: 4096,
             max_wr: 128,
             shared: false,
+            congestion: Congestion::None,
         }
     }
 }
@@ -126,6 +128,7 @@ impl End {
         config.window = options.window;
         config.max_send_wr = options.max_wr;
         config.max_recv_wr = options.max_wr;
+        config.congestion = options.congestion;
         let mut random = end.randomness();
         end.qpn = end.device.create_qp(config, &mut random).unwrap();
         end
@@ -319,6 +322,7 @@ impl End {
             source: SocketAddr::new(self.peer, 0xc123),
             destination: self.address,
             icrc: IcrcCheck::Identification(0),
+            congested: false,
         }
     }
 

@@ -4,6 +4,7 @@
 mod harness;
 
 mod arrival;
+mod congestion;
 mod credits;
 mod hostile;
 mod memory;

@@ -59,12 +59,13 @@ impl Target {
 impl Attack<'_> {
     /// A packet for a queue pair.
     pub(super) fn forge(&mut self, index: usize) -> Shape {
-        match self.choices.below(32) {
+        match self.choices.below(33) {
             0..17 => self.plausible_request(index),
             17..26 => self.plausible_answer(index),
             26..27 => self.anything(index),
             27..29 => self.replay(index),
             29..31 => self.mutation(index),
+            31 => self.packet_of(index, Psn::ZERO, Operation::Cnp, 0),
             _ => Shape::Bytes(self.noise()),
         }
     }

@@ -204,6 +204,7 @@ impl<'a> Attack<'a> {
                 1 => IcrcCheck::AnyIdentification,
                 _ => IcrcCheck::Identification(0),
             },
+            congested: self.choices.one_in(8),
         };
         match self.choices.below(64) {
             0 => arrival.source.set_ip(LOCAL),

@@ -7,7 +7,7 @@ use adverb_proto::vocabulary::{
     Access, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
     SendRequest,
 };
-use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Qpn, RnrTimer};
 
@@ -72,6 +72,9 @@ impl Attack<'_> {
         config.max_recv_wr = config.max_send_wr;
         config.credits = self.choices.one_in(2);
         config.signal_all = self.choices.one_in(3);
+        if self.choices.one_in(2) {
+            config.congestion = Congestion::Dcqcn(Dcqcn::new(1_000_000_000));
+        }
         config.window = self.choices.pick(&[1, 4, 64]);
         let choices = &mut self.choices;
         let mut tries = 1u32;

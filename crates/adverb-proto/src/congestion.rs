@@ -1,0 +1,387 @@
+//! Congestion control: how a queue pair slows down when the network says that it is full.
+//!
+//! A switch whose queue grows marks packets (ECN's "congestion experienced"). Their receiver answers with a congestion
+//! notification (CNP, Annex A17.9), and what the sender makes of it is the controller's choice. A queue pair has a
+//! [`Pacer`] from its first notification on; before that, it doesn't pay for one.
+
+use core::time::Duration;
+
+use crate::Time;
+use crate::mutation::mutant;
+
+/// What a queue pair does about congestion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Congestion {
+    /// Nothing: it sends as fast as its window allows.
+    #[default]
+    None,
+    /// DCQCN: notifications cut the rate, time and bytes without one bring it back.
+    Dcqcn(Dcqcn),
+}
+
+/// The constants of DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015). Rates are
+/// in bits per second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Dcqcn {
+    /// What the link carries. A queue pair that was ever told of congestion sends no faster.
+    pub line_rate: u64,
+    /// The rate is never cut below this.
+    pub min_rate: u64,
+    /// By how much the target grows in a step of additive increase.
+    pub additive_increase: u64,
+    /// By how much it grows, times the number of the step, in hyper increase.
+    pub hyper_increase: u64,
+    /// How many steps only win back what was lost, before the target grows.
+    pub fast_recovery_steps: u32,
+    /// A step is made after so many bytes.
+    pub byte_counter: u64,
+    /// A step is made after so much time.
+    pub increase_interval: Duration,
+    /// So much time without a notification makes the next cut smaller.
+    pub alpha_interval: Duration,
+    /// The estimate of congestion moves by 2 to the power of minus this.
+    pub gain_shift: u8,
+}
+
+impl Dcqcn {
+    /// The constants of the paper, for a link that carries so many bits per second.
+    ///
+    /// ```
+    /// use adverb_proto::Dcqcn;
+    ///
+    /// let dcqcn = Dcqcn::new(100_000_000_000);
+    /// assert_eq!(dcqcn.additive_increase, 40_000_000);
+    /// ```
+    pub const fn new(line_rate: u64) -> Dcqcn {
+        Dcqcn {
+            line_rate,
+            min_rate: 10_000_000,
+            additive_increase: 40_000_000,
+            hyper_increase: 200_000_000,
+            fast_recovery_steps: 5,
+            byte_counter: 10_000_000,
+            increase_interval: Duration::from_micros(55),
+            alpha_interval: Duration::from_micros(55),
+            gain_shift: 8,
+        }
+    }
+}
+
+/// A receiver of marked packets sends one notification in this time (the paper's 50 µs), however many are marked.
+pub(crate) const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Notifications that come sooner after one than this are duplicates of it.
+const REDUCTION_INTERVAL: Duration = Duration::from_micros(4);
+
+/// One, as [`Pacer::alpha`] counts.
+const ONE: u64 = 1 << 16;
+
+/// How much may be sent at once after a pause that took longer than it had to: timers aren't exact.
+const SLACK: Duration = Duration::from_micros(10);
+
+/// What a packet takes on a link beyond its payload: headers, checksums, gaps.
+const OVERHEAD: u64 = 90;
+
+/// The rate of a queue pair that was told of congestion.
+#[derive(Debug)]
+pub(crate) struct Pacer {
+    constants: Dcqcn,
+    rate: u64,
+    /// What recovery aims at.
+    target: u64,
+    /// An estimate of how bad congestion is, up to [`ONE`].
+    alpha: u64,
+    reduced_at: Time,
+    decay_at: Time,
+    increase_at: Time,
+    bytes_left: u64,
+    timer_steps: u32,
+    byte_steps: u32,
+    /// When the next packet may go.
+    next: Time,
+    /// Whether a packet waits for that.
+    pub(crate) paused: bool,
+}
+
+impl Pacer {
+    pub(crate) fn new(now: Time, mut constants: Dcqcn) -> Pacer {
+        // Whatever the constants are: rates that are rates, and steps that end.
+        constants.min_rate = constants.min_rate.max(1000);
+        constants.line_rate = constants.line_rate.max(constants.min_rate);
+        constants.additive_increase = constants.additive_increase.max(constants.line_rate >> 12);
+        constants.increase_interval = constants.increase_interval.max(Duration::from_micros(1));
+        constants.alpha_interval = constants.alpha_interval.max(Duration::from_micros(1));
+        constants.byte_counter = constants.byte_counter.max(1 << 12);
+        constants.gain_shift = constants.gain_shift.min(16);
+        Pacer {
+            constants,
+            rate: constants.line_rate,
+            target: constants.line_rate,
+            alpha: ONE,
+            reduced_at: Time::ZERO,
+            decay_at: now + constants.alpha_interval,
+            increase_at: now + constants.increase_interval,
+            bytes_left: constants.byte_counter,
+            timer_steps: 0,
+            byte_steps: 0,
+            next: now,
+            paused: false,
+        }
+    }
+
+    pub(crate) const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// A notification has come: cuts the rate, and starts recovery from the beginning.
+    pub(crate) fn congested(&mut self, now: Time) {
+        if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.constants.line_rate {
+            return;
+        }
+        self.pass_time(now);
+        let Dcqcn { min_rate, gain_shift, byte_counter, increase_interval, alpha_interval, .. } =
+            self.constants;
+        self.target = self.rate;
+        let cut = u128::from(self.rate) * u128::from(self.alpha) / u128::from(2 * ONE);
+        self.rate = self.rate.saturating_sub(cut as u64).max(min_rate);
+        self.alpha = (self.alpha - (self.alpha >> gain_shift) + (ONE >> gain_shift)).min(ONE);
+        self.reduced_at = now;
+        self.decay_at = now + alpha_interval;
+        self.increase_at = now + increase_interval;
+        self.bytes_left = byte_counter;
+        self.timer_steps = 0;
+        self.byte_steps = 0;
+    }
+
+    /// Does what time does. It is caught up on when somebody asks, so that no timer runs for it; a pacer that was
+    /// forgotten for long has few steps to make, because they end where the rate is the line's.
+    fn pass_time(&mut self, now: Time) {
+        let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.constants;
+        while self.alpha > 0 && self.decay_at <= now {
+            self.alpha -= (self.alpha >> gain_shift).max(1);
+            self.decay_at = self.decay_at + alpha_interval;
+        }
+        while self.rate < line_rate && self.increase_at <= now {
+            self.increase_at = self.increase_at + increase_interval;
+            self.timer_steps += 1;
+            self.increase();
+        }
+        if self.alpha == 0 {
+            self.decay_at = self.decay_at.max(now);
+        }
+        if self.rate >= line_rate {
+            self.increase_at = self.increase_at.max(now);
+        }
+    }
+
+    /// One step of recovery: first half of what was lost, again and again; then also beyond it; then, when both time
+    /// and bytes say that all is well, faster and faster.
+    fn increase(&mut self) {
+        if mutant!(NeverRecover) {
+            return;
+        }
+        let Dcqcn { line_rate, additive_increase, hyper_increase, fast_recovery_steps, .. } = self.constants;
+        let most = self.timer_steps.max(self.byte_steps);
+        let least = self.timer_steps.min(self.byte_steps);
+        if least > fast_recovery_steps {
+            let steps = u64::from(least - fast_recovery_steps);
+            self.target = self.target.saturating_add(hyper_increase.saturating_mul(steps));
+        } else if most > fast_recovery_steps {
+            self.target = self.target.saturating_add(additive_increase);
+        }
+        self.target = self.target.min(line_rate);
+        self.rate = self.rate.midpoint(self.target);
+        // Halving comes near, and never there.
+        if self.target - self.rate <= line_rate >> 10 {
+            self.rate = self.target;
+        }
+    }
+
+    /// Whether a packet must wait.
+    pub(crate) fn must_wait(&mut self, now: Time) -> bool {
+        if mutant!(IgnorePace) {
+            return false;
+        }
+        self.pass_time(now);
+        self.paused = self.next > now;
+        self.paused
+    }
+
+    /// When it needn't any more.
+    pub(crate) const fn deadline(&self) -> Option<Time> {
+        if self.paused { Some(self.next) } else { None }
+    }
+
+    /// A packet with so much payload was sent.
+    pub(crate) fn sent(&mut self, now: Time, payload_len: u32) {
+        let bytes = u64::from(payload_len) + OVERHEAD;
+        let Dcqcn { line_rate, byte_counter, .. } = self.constants;
+        match self.bytes_left.checked_sub(bytes) {
+            Some(left) => self.bytes_left = left,
+            None if self.rate >= line_rate => self.bytes_left = byte_counter,
+            None => {
+                self.bytes_left = byte_counter;
+                self.byte_steps += 1;
+                self.increase();
+            }
+        }
+        let earliest = Time::from_nanos(now.as_nanos().saturating_sub(SLACK.as_nanos() as u64));
+        self.next =
+            self.next.max(earliest) + Duration::from_nanos(bytes.saturating_mul(8_000_000_000) / self.rate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: u64 = 10_000_000_000;
+
+    fn at(micros: u64) -> Time {
+        Time::from_nanos(micros * 1000)
+    }
+
+    /// A pacer that was told of congestion once, at time 0.
+    fn told() -> Pacer {
+        let mut pacer = Pacer::new(at(0), Dcqcn::new(LINE));
+        pacer.congested(at(0));
+        pacer
+    }
+
+    #[test]
+    fn first_notification_halves_the_rate() {
+        assert_eq!(told().rate(), LINE / 2);
+    }
+
+    #[test]
+    fn notifications_within_a_moment_count_once() {
+        let mut pacer = told();
+        pacer.congested(at(3));
+        assert_eq!(pacer.rate(), LINE / 2);
+        pacer.congested(at(50));
+        assert_eq!(pacer.rate(), LINE / 4);
+    }
+
+    #[test]
+    fn rate_never_falls_below_its_minimum() {
+        let mut pacer = told();
+        for notification in 1..100 {
+            pacer.congested(at(50 * notification));
+        }
+        assert_eq!(pacer.rate(), Dcqcn::new(LINE).min_rate);
+    }
+
+    #[test]
+    fn fast_recovery_halves_what_is_lost_and_additive_increase_goes_beyond() {
+        let mut pacer = told();
+        // From half of the line towards all of it: target and line are the same here.
+        for (step, left) in [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)] {
+            pacer.pass_time(at(55 * step));
+            assert_eq!(pacer.rate(), LINE - LINE / left);
+        }
+        // Again, from lower: the target is what the rate was before the cut.
+        pacer.congested(at(55 * 5));
+        let target = LINE - LINE / 64;
+        for step in 1..=5 {
+            pacer.pass_time(at(55 * (5 + step)));
+        }
+        assert!(pacer.rate() < target && pacer.target == target);
+        pacer.pass_time(at(55 * 11));
+        assert_eq!(pacer.target, target + 40_000_000, "the sixth step raises the target");
+    }
+
+    #[test]
+    fn hyper_increase_needs_time_and_bytes() {
+        let mut constants = Dcqcn::new(LINE);
+        constants.byte_counter = 10_000;
+        let mut pacer = Pacer::new(at(0), constants);
+        for notification in 0..20 {
+            pacer.congested(at(50 * notification));
+        }
+        let start = 50 * 19;
+        let mut now = start;
+        let mut raises = Vec::new();
+        for _ in 0..8 {
+            now += 55;
+            let before = pacer.target;
+            pacer.pass_time(at(now));
+            for _ in 0..10 {
+                pacer.sent(at(now), 1000);
+            }
+            raises.push(pacer.target - before);
+        }
+        assert!(raises[..5].iter().all(|raise| *raise == 0), "{raises:?}");
+        assert!(raises[5] >= 40_000_000, "{raises:?}");
+        // The seventh round has seven steps of either kind: once and then twice the hyper increase.
+        assert!(raises[6] > 200_000_000 && raises[7] > raises[6], "{raises:?}");
+    }
+
+    #[test]
+    fn calm_brings_the_line_rate_back_and_makes_the_next_cut_smaller() {
+        let mut pacer = told();
+        pacer.pass_time(at(1_000_000));
+        assert_eq!((pacer.rate(), pacer.alpha), (LINE, 0));
+        pacer.congested(at(1_000_000));
+        assert_eq!(pacer.rate(), LINE, "no estimate of congestion is left");
+        pacer.congested(at(1_000_050));
+        assert!(pacer.rate() < LINE && pacer.rate() > LINE - LINE / 100);
+    }
+
+    #[test]
+    fn packets_are_spaced_by_the_rate() {
+        let mut pacer = told();
+        let mut now = at(20);
+        let start = now;
+        let mut sent = 0u64;
+        while now < at(50) {
+            if pacer.must_wait(now) {
+                now = pacer.deadline().unwrap();
+            }
+            pacer.sent(now, 1024);
+            sent += 1024 + OVERHEAD;
+        }
+        let allowed = (now - start + SLACK).as_nanos() as u64 * (LINE / 2) / 8_000_000_000;
+        assert!(sent <= allowed + 2 * 1200 && sent * 10 > allowed * 9, "{sent} of {allowed}");
+    }
+
+    #[test]
+    fn line_rate_is_kept_to_when_it_is_reached_again() {
+        let mut pacer = told();
+        pacer.pass_time(at(1_000_000));
+        let mut now = at(1_000_000);
+        let start = now;
+        for _ in 0..1000 {
+            if pacer.must_wait(now) {
+                now = pacer.deadline().unwrap();
+            }
+            pacer.sent(now, 4096);
+        }
+        let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE;
+        let took = (now - start).as_nanos() as u64;
+        assert!(took.abs_diff(wanted) * 100 < wanted, "{took} ns for {wanted}");
+    }
+
+    #[test]
+    fn constants_that_make_no_sense_end_too() {
+        let nonsense = Dcqcn {
+            line_rate: 0,
+            min_rate: 0,
+            additive_increase: 0,
+            hyper_increase: u64::MAX,
+            fast_recovery_steps: 0,
+            byte_counter: 0,
+            increase_interval: Duration::ZERO,
+            alpha_interval: Duration::ZERO,
+            gain_shift: 255,
+        };
+        let mut pacer = Pacer::new(at(0), nonsense);
+        for step in 0..100 {
+            pacer.congested(at(step * 7));
+            pacer.must_wait(at(step * 100));
+            pacer.sent(at(step * 100), u32::MAX);
+        }
+        pacer.pass_time(Time::MAX);
+    }
+}
