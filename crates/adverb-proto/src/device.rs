@@ -3,6 +3,7 @@
 mod multicast;
 mod shared;
 mod status;
+mod windows;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,7 +16,7 @@ use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Wake};
 use crate::event::{DropReason, Event, Notice, Sink};
 use crate::hash::NumberHasher;
-use crate::memory::{DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
+use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Arrival, Path};
 use crate::qp::{
@@ -205,8 +206,12 @@ impl<S: Sink> Device<S> {
         self.keys.register(pd, registration, random)
     }
 
-    /// Ends a registration, also for requests under way. Says what was registered, or `None` if the key isn't known.
-    pub fn deregister(&mut self, key: u32) -> Option<Registration> {
+    /// Ends a registration, also for requests under way, and says what was registered.
+    ///
+    /// # Errors
+    ///
+    /// If there is no region of this key, or memory windows show a part of it.
+    pub fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         self.keys.deregister(key)
     }
 
@@ -327,6 +332,7 @@ impl<S: Sink> Device<S> {
             self.numbers.remove(&qpn.get());
         }
         self.timers.clear(slot);
+        self.keys.unbind_all(qpn);
         self.groups.detach_all(slot, &qp.groups);
         if let Some(srq) = qp.config.srq
             && let Some(Some(queue)) = self.srqs.get_mut(srq.0 as usize)

@@ -104,6 +104,14 @@ mutations! {
     NoRouteHeader,
     /// A shared receive queue never tells that it is nearly empty.
     SrqLimitForgotten,
+    /// A range may reach one byte behind its window.
+    WindowBoundsOffByOne,
+    /// A window is reached with the key of an earlier binding.
+    StaleWindowKey,
+    /// A window is reached through any queue pair.
+    WindowForAnyQueuePair,
+    /// A window still shows what it did after it was invalidated.
+    WindowOutlivesInvalidation,
     /// A destroyed queue pair keeps the shared receive request that it was using.
     SrqRequestLost,
 }

@@ -369,7 +369,7 @@ impl World {
         let direction = &mut self.connections[connection].directions[side];
         let (node, key) = (direction.revocable.device, direction.revocable.key);
         direction.revoked = Some(self.memories[node].bytes(direction.revocable.backing).to_vec());
-        self.nodes[node].device.deregister(key);
+        let _ = self.nodes[node].device.deregister(key);
         self.nodes[node].keys.retain(|other| *other != key);
         self.note(|| format!("dev {node} deregisters {key:#x}"));
     }

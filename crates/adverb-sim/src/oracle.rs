@@ -423,7 +423,7 @@ impl World {
         }
         for node in 0..self.nodes.len() {
             for key in std::mem::take(&mut self.nodes[node].keys) {
-                self.nodes[node].device.deregister(key);
+                let _ = self.nodes[node].device.deregister(key);
             }
             let cq = self.nodes[node].cq;
             let holdings = self.nodes[node].device.holdings();

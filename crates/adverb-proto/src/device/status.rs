@@ -30,6 +30,8 @@ pub struct Holdings {
     pub notices: usize,
     /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again.
     pub answers: usize,
+    /// Memory windows.
+    pub windows: usize,
     /// Shared receive queues.
     pub shared_queues: usize,
     /// Multicast groups that somebody is attached to.
@@ -83,6 +85,7 @@ impl<S: Sink> Device<S> {
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
             notices: self.notices.len(),
             answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
+            windows: self.keys.window_count(),
             shared_queues: self.srqs.iter().flatten().count(),
             groups: self.groups.len(),
         }
@@ -94,7 +97,7 @@ impl fmt::Display for Holdings {
         write!(
             f,
             "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} notices, {} answers, {} shared queues, {} groups",
+             {} notices, {} answers, {} windows, {} shared queues, {} groups",
             self.queue_pairs,
             self.numbers,
             self.ready,
@@ -104,6 +107,7 @@ impl fmt::Display for Holdings {
             self.completions,
             self.notices,
             self.answers,
+            self.windows,
             self.shared_queues,
             self.groups,
         )

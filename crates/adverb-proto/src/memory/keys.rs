@@ -3,6 +3,9 @@
 use core::fmt;
 use std::collections::HashMap;
 
+use adverb_wire::Qpn;
+
+use super::windows::{Whole, Windows};
 use super::{Backing, Span};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
@@ -45,6 +48,7 @@ pub(crate) struct Keys {
     /// How many things hold each domain; `None` where one was destroyed.
     domains: Vec<Option<u32>>,
     regions: HashMap<u32, Region, NumberHasher>,
+    pub(super) windows: Windows,
     /// What was deregistered, for a planted fault that still uses it.
     #[cfg(feature = "mutants")]
     buried: HashMap<u32, Region, NumberHasher>,
@@ -52,9 +56,11 @@ pub(crate) struct Keys {
 
 /// A region under its key. The local and the remote key are the same number: rights tell who may use it for what.
 #[derive(Clone, Copy, Debug)]
-struct Region {
-    registration: Registration,
+pub(super) struct Region {
+    pub(super) registration: Registration,
     pd: Pd,
+    /// How many windows show a part of it.
+    pub(super) windows: u32,
     /// Invalidated keys stay, so that nobody else is given the number, until their owner deregisters them.
     valid: bool,
 }
@@ -124,22 +130,49 @@ impl Keys {
         // Key 0 is what people send who have no key.
         let key = loop {
             let key = random();
-            if key != 0 && !self.regions.contains_key(&key) {
+            if key != 0 && !self.has_region(key) && !self.windows.has(key) {
                 break key;
             }
         };
-        self.regions.insert(key, Region { registration, pd, valid: true });
+        self.regions.insert(key, Region { registration, pd, windows: 0, valid: true });
         Ok(key)
     }
 
     /// Ends a registration. Requests under way that use the key fail from now on: it is looked up for each packet.
-    /// Says what was registered, or `None` if the key isn't known.
-    pub(crate) fn deregister(&mut self, key: u32) -> Option<Registration> {
-        let region = self.regions.remove(&key)?;
+    /// Says what was registered.
+    pub(crate) fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
+        let region = *self.regions.get(&key).ok_or(DeregisterError::UnknownKey)?;
+        // Whoever has a window's key must not reach what isn't registered any more (vol. 1, 11.2.8.4).
+        if region.windows > 0 {
+            return Err(DeregisterError::Shown { windows: region.windows });
+        }
+        self.regions.remove(&key);
         #[cfg(feature = "mutants")]
         self.buried.insert(key, region);
         self.release_domain(region.pd);
-        Some(region.registration)
+        Ok(region.registration)
+    }
+
+    pub(super) fn has_region(&self, key: u32) -> bool {
+        self.regions.contains_key(&key)
+    }
+
+    /// A region of a domain, to be changed.
+    pub(super) fn valid_region(&mut self, pd: Pd, key: u32) -> Result<&mut Region, Denied> {
+        let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
+        if region.pd == pd { Ok(region) } else { Err(Denied::Domain) }
+    }
+
+    /// A window shows a region no more.
+    pub(super) fn release_region(&mut self, key: u32) {
+        if let Some(region) = self.regions.get_mut(&key) {
+            region.windows -= 1;
+        }
+    }
+
+    /// How many windows there are.
+    pub(crate) fn window_count(&self) -> usize {
+        self.windows.len()
     }
 
     /// How many regions are registered, the invalidated among them.
@@ -149,19 +182,28 @@ impl Keys {
 
     /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4.1.5 and 10.6.3.1; `rxe_resp.c`, `check_rkey`).
     #[inline]
-    pub(crate) fn remote(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
-        self.check(pd, range, need)
+    pub(crate) fn remote(&self, pd: Pd, qpn: Qpn, range: Range, need: Access) -> Result<Span, Denied> {
+        match self.regions.get(&range.key) {
+            Some(region) => region.check(pd, range, need),
+            None => self.through_window(pd, qpn, range, need),
+        }
     }
 
     /// The bytes that a peer asks for, whether or not the key is still registered: a planted fault.
     #[cfg(feature = "mutants")]
-    pub(crate) fn remote_even_if_gone(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
+    pub(crate) fn remote_even_if_gone(
+        &self,
+        pd: Pd,
+        qpn: Qpn,
+        range: Range,
+        need: Access,
+    ) -> Result<Span, Denied> {
         match self.buried.get(&range.key) {
             Some(region) => {
                 let offset = range.addr.wrapping_sub(region.registration.addr);
                 Ok(Span { backing: region.registration.backing, offset, length: range.length })
             }
-            None => self.check(pd, range, need),
+            None => self.remote(pd, qpn, range, need),
         }
     }
 
@@ -169,56 +211,49 @@ impl Keys {
     #[inline]
     pub(crate) fn local(&self, pd: Pd, segment: &Segment, part: Part, need: Access) -> Result<Span, Denied> {
         let addr = segment.addr.checked_add(u64::from(part.offset)).ok_or(Denied::Bounds)?;
-        self.check(pd, Range { addr, length: part.length, key: segment.lkey }, need)
+        let region = self.regions.get(&segment.lkey).ok_or(Denied::Key)?;
+        region.check(pd, Range { addr, length: part.length, key: segment.lkey }, need)
     }
 
-    /// All of a key's region, for a FLUSH of the whole (Annex A19.4).
-    pub(crate) fn whole(&self, pd: Pd, key: u32, need: Access) -> Result<Registration, Denied> {
-        let region = self.regions.get(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
+    /// All that a key shows, for a FLUSH of the whole (Annex A19.4).
+    pub(crate) fn whole(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
+        let Some(region) = self.regions.get(&key) else {
+            return self.whole_window(pd, qpn, key, need);
+        };
+        if !region.valid {
+            return Err(Denied::Key);
+        }
         if region.pd != pd {
             return Err(Denied::Domain);
         }
         if !region.registration.access.contains(need) {
             return Err(Denied::Access);
         }
-        Ok(region.registration)
-    }
-
-    #[inline]
-    fn check(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
-        let region = self.regions.get(&range.key).filter(|region| region.valid).ok_or(Denied::Key)?;
-        if region.pd != pd && !mutant!(SkipDomainCheck) {
-            return Err(Denied::Domain);
-        }
-        let Registration { addr, length, access, backing, .. } = region.registration;
-        if !access.contains(need) && !mutant!(SkipRightsCheck) {
-            return Err(Denied::Access);
-        }
-        // Subtracting first: neither the offset nor what is left behind it can wrap, whatever a peer asks for.
-        let offset = range.addr.checked_sub(addr).ok_or(Denied::Bounds)?;
-        let left = length.checked_sub(offset).ok_or(Denied::Bounds)?;
-        let slack = u64::from(mutant!(BoundsOffByOne));
-        if u64::from(range.length) > left + slack {
-            return Err(Denied::Bounds);
-        }
-        Ok(Span { backing, offset, length: range.length })
+        let Registration { backing, length, .. } = region.registration;
+        Ok(Whole { backing, start: 0, length })
     }
 
     /// Makes a key invalid on its owner's behalf (vol. 1, 10.6.5: local invalidate).
-    pub(crate) fn invalidate_local(&mut self, pd: Pd, key: u32) -> Result<(), Denied> {
-        let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
-        if region.pd != pd {
-            return Err(Denied::Domain);
+    pub(crate) fn invalidate_local(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
+        if !self.has_region(key) {
+            return self.invalidate_window(pd, qpn, key);
+        }
+        let region = self.valid_region(pd, key)?;
+        if region.windows > 0 {
+            return Err(Denied::Shown);
         }
         region.valid = false;
         Ok(())
     }
 
     /// Makes a key invalid on a peer's behalf (vol. 1, 9.4.1.1.3: SEND with invalidate).
-    pub(crate) fn invalidate_remote(&mut self, pd: Pd, key: u32) -> Result<(), Denied> {
-        let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
-        if region.pd != pd {
-            return Err(Denied::Domain);
+    pub(crate) fn invalidate_remote(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
+        if !self.has_region(key) {
+            return self.invalidate_window(pd, qpn, key);
+        }
+        let region = self.valid_region(pd, key)?;
+        if region.windows > 0 {
+            return Err(Denied::Shown);
         }
         if region.registration.remote_invalidate == RemoteInvalidate::Denied {
             return Err(Denied::Access);
@@ -230,6 +265,30 @@ impl Keys {
     /// How many things hold any domain: for finding leaks.
     pub(crate) fn domain_users(&self) -> u32 {
         self.domains.iter().flatten().sum()
+    }
+}
+
+impl Region {
+    #[inline]
+    fn check(&self, pd: Pd, range: Range, need: Access) -> Result<Span, Denied> {
+        if !self.valid {
+            return Err(Denied::Key);
+        }
+        if self.pd != pd && !mutant!(SkipDomainCheck) {
+            return Err(Denied::Domain);
+        }
+        let Registration { addr, length, access, backing, .. } = self.registration;
+        if !access.contains(need) && !mutant!(SkipRightsCheck) {
+            return Err(Denied::Access);
+        }
+        // Subtracting first: neither the offset nor what is left behind it can wrap, whatever a peer asks for.
+        let offset = range.addr.checked_sub(addr).ok_or(Denied::Bounds)?;
+        let left = length.checked_sub(offset).ok_or(Denied::Bounds)?;
+        let slack = u64::from(mutant!(BoundsOffByOne));
+        if u64::from(range.length) > left + slack {
+            return Err(Denied::Bounds);
+        }
+        Ok(Span { backing, offset, length: range.length })
     }
 }
 
@@ -262,6 +321,8 @@ pub(crate) enum Denied {
     Access,
     /// The range isn't within the region.
     Bounds,
+    /// Windows show a part of the region.
+    Shown,
 }
 
 /// Why memory can't be registered.
@@ -292,6 +353,32 @@ impl fmt::Display for RegisterError {
 }
 
 impl core::error::Error for RegisterError {}
+
+/// Why a registration can't be ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DeregisterError {
+    /// There is no region of this key.
+    UnknownKey,
+    /// Windows show a part of the region.
+    Shown {
+        /// How many.
+        windows: u32,
+    },
+}
+
+impl fmt::Display for DeregisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeregisterError::UnknownKey => f.write_str("there is no region of this key"),
+            DeregisterError::Shown { windows } => {
+                write!(f, "{windows} memory windows show a part of the region: invalidate them first")
+            }
+        }
+    }
+}
+
+impl core::error::Error for DeregisterError {}
 
 /// Why a protection domain can't be used, or ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,10 +6,12 @@
 
 mod heap;
 mod keys;
+mod windows;
 
 pub use heap::HeapMemory;
-pub use keys::{DomainError, Pd, RegisterError, Registration, RemoteInvalidate};
+pub use keys::{DeregisterError, DomainError, Pd, RegisterError, Registration, RemoteInvalidate};
 pub(crate) use keys::{Keys, Part, Range};
+pub use windows::WindowError;
 
 /// What the caller keeps a region's bytes in: an index, a handle, a pointer. It means nothing to the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

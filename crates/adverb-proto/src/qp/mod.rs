@@ -328,12 +328,12 @@ impl QueuePair {
             }
             SendOperation::AtomicWrite { .. }
             | SendOperation::Flush(_)
-            | SendOperation::LocalInvalidate(_) => {
+            | SendOperation::LocalInvalidate(_)
+            | SendOperation::BindWindow(_) => {
                 if !request.segments.is_empty() {
                     return Err(PostError::TooManySegments);
                 }
             }
-            SendOperation::BindWindow(_) => return Err(PostError::Unsupported),
         }
         // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2). A
         // datagram is one packet (vol. 1, 9.8.3).

@@ -110,7 +110,7 @@ impl QueuePair {
             return Ok(());
         }
         if let Some(key) = tail.invalidate
-            && cx.keys.invalidate_remote(self.config.pd, key).is_err()
+            && cx.keys.invalidate_remote(self.config.pd, self.qpn, key).is_err()
         {
             // The number that is refused is this packet's, which wasn't executed to its end.
             self.responder.expected = self.responder.expected - 1;
@@ -175,10 +175,10 @@ impl QueuePair {
         if writing.total != 0 || mutant!(CheckKeyOfNothing) {
             let whole = Range { addr: writing.va, length: writing.left, key: writing.rkey };
             let pd = self.config.pd;
-            let checked = cx.keys.remote(pd, whole, Access::REMOTE_WRITE);
+            let checked = cx.keys.remote(pd, self.qpn, whole, Access::REMOTE_WRITE);
             #[cfg(feature = "mutants")]
             let checked = if mutant!(NoAccessRecheck) && !place.first {
-                cx.keys.remote_even_if_gone(pd, whole, Access::REMOTE_WRITE)
+                cx.keys.remote_even_if_gone(pd, self.qpn, whole, Access::REMOTE_WRITE)
             } else {
                 checked
             };

@@ -181,8 +181,11 @@ impl QueuePair {
         let Some(entry) = self.send_queue.front() else { return false };
         let done = match entry.operation {
             SendOperation::LocalInvalidate(key) => {
-                let invalidated = cx.keys.invalidate_local(self.config.pd, key);
+                let invalidated = cx.keys.invalidate_local(self.config.pd, self.qpn, key);
                 invalidated.map_err(|_| Status::LocalQpOperation)
+            }
+            SendOperation::BindWindow(bind) => {
+                cx.keys.bind(self.config.pd, self.qpn, &bind).map_err(|_| Status::WindowBind)
             }
             _ => Ok(()),
         };

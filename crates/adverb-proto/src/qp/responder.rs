@@ -6,7 +6,7 @@ use super::receive::{Place, Tail};
 use super::response::{Pending, Response, Responses, Saved};
 use super::{Context, QueuePair, Received, Receiving};
 use crate::event::{DropReason, Event, Notice, Sink};
-use crate::memory::{Memory, Range};
+use crate::memory::{Memory, Range, Span};
 use crate::mutation::mutant;
 use crate::vocabulary::{Access, QpState, Status};
 
@@ -219,7 +219,7 @@ impl QueuePair {
         }
         if reth.length != 0 || mutant!(CheckKeyOfNothing) {
             let range = Range { addr: reth.va, length: reth.length, key: reth.rkey };
-            cx.keys.remote(self.config.pd, range, Access::REMOTE_READ).map_err(|_| DENIED)?;
+            cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ).map_err(|_| DENIED)?;
         }
         let packets = reth.length.div_ceil(self.mtu).max(1);
         self.answer(Saved::Read { va: reth.va, rkey: reth.rkey, length: reth.length }, packets);
@@ -240,7 +240,7 @@ impl QueuePair {
         if !va.is_multiple_of(8) {
             return Err(INVALID);
         }
-        cx.keys.remote(self.config.pd, Range { addr: va, length: 8, key }, need).map_err(|_| DENIED)
+        cx.keys.remote(self.config.pd, self.qpn, Range { addr: va, length: 8, key }, need).map_err(|_| DENIED)
     }
 
     fn execute_compare_swap<S: Sink>(
@@ -302,19 +302,19 @@ impl QueuePair {
         self.check_slot()?;
         let pd = self.config.pd;
         if flush.whole_region {
-            let region = cx.keys.whole(pd, flush.range.rkey, need).map_err(|_| DENIED)?;
+            let whole = cx.keys.whole(pd, self.qpn, flush.range.rkey, need).map_err(|_| DENIED)?;
             // A span is at most 4 GiB long: a larger region goes in pieces.
             let mut offset = 0;
-            while offset < region.length {
-                let length = u32::try_from(region.length - offset).unwrap_or(u32::MAX);
-                let span = crate::memory::Span { backing: region.backing, offset, length };
+            while offset < whole.length {
+                let length = u32::try_from(whole.length - offset).unwrap_or(u32::MAX);
+                let span = Span { backing: whole.backing, offset: whole.start + offset, length };
                 memory.flush(span, flush.persistent).map_err(|_| BROKEN)?;
                 offset += u64::from(length);
             }
         } else {
             let Reth { va, rkey, length } = flush.range;
             let range = Range { addr: va, length, key: rkey };
-            let span = cx.keys.remote(pd, range, need).map_err(|_| DENIED)?;
+            let span = cx.keys.remote(pd, self.qpn, range, need).map_err(|_| DENIED)?;
             memory.flush(span, flush.persistent).map_err(|_| BROKEN)?;
         }
         self.answer(Saved::Empty, 1);

@@ -221,7 +221,7 @@ impl QueuePair {
         let length = left.min(self.mtu);
         if length > 0 {
             let range = Range { addr: va, length, key: rkey };
-            match cx.keys.remote(self.config.pd, range, Access::REMOTE_READ) {
+            match cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ) {
                 Ok(span) => cx.spans.push(span),
                 Err(_) => {
                     // What was promised can't be given any more (vol. 1, 9.7.5.2.4). If the connection has ended

@@ -23,6 +23,7 @@ impl QueuePair {
                 {
                     self.give_back(queue);
                 }
+                cx.keys.unbind_all(self.qpn);
                 self.reset();
                 self.change(cx, Reset);
             }

@@ -1,7 +1,9 @@
 //! Protection domains, regions and keys.
 
 use adverb_proto::Device;
-use adverb_proto::memory::{Backing, DomainError, RegisterError, Registration, RemoteInvalidate};
+use adverb_proto::memory::{
+    Backing, DeregisterError, DomainError, RegisterError, Registration, RemoteInvalidate,
+};
 use adverb_proto::vocabulary::Access;
 
 fn registration(addr: u64, length: u64, access: Access) -> Registration {
@@ -46,8 +48,8 @@ fn deregistering_gives_back_what_was_registered_once() {
     let pd = device.create_domain();
     let what = registration(0, 8, Access::empty());
     let key = device.register(pd, what, || 5).unwrap();
-    assert_eq!(device.deregister(key), Some(what));
-    assert_eq!(device.deregister(key), None);
+    assert_eq!(device.deregister(key), Ok(what));
+    assert_eq!(device.deregister(key), Err(DeregisterError::UnknownKey));
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn domain_with_regions_is_not_destroyed() {
     let pd = device.create_domain();
     let key = device.register(pd, registration(0, 8, Access::empty()), || 5).unwrap();
     assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { users: 1 }));
-    device.deregister(key);
+    device.deregister(key).unwrap();
     assert_eq!(device.destroy_domain(pd), Ok(()));
     assert_eq!(device.destroy_domain(pd), Err(DomainError::Unknown));
     let registered = device.register(pd, registration(0, 8, Access::empty()), || 5);

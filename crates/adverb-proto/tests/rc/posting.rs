@@ -2,11 +2,11 @@
 
 use adverb_proto::vocabulary::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest, Status, WindowBind,
+    SendRequest, Status,
 };
 use adverb_proto::{CreateQpError, Device, Notice, PostError, QpConfig, Wake};
 
-use crate::harness::{ADDR, ALL, Options, Pair, solo, solo_with};
+use crate::harness::{ADDR, Options, Pair, solo, solo_with};
 
 const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
@@ -112,14 +112,6 @@ fn what_brings_bytes_back_cannot_be_inline() {
     let mut end = solo();
     let request = inline_request(READ);
     assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 8]), Err(PostError::Inline));
-}
-
-#[test]
-fn windows_are_not_supported_yet() {
-    let mut end = solo();
-    let bind = WindowBind { rkey: 1, lkey: end.key, addr: ADDR, length: 8, access: ALL };
-    let posted = end.try_post(1, SendOperation::BindWindow(bind), SendFlags::empty(), &[]);
-    assert_eq!(posted, Err(PostError::Unsupported));
 }
 
 #[test]

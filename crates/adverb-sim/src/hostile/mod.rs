@@ -322,7 +322,7 @@ impl<'a> Attack<'a> {
         }
         while self.device.poll_transmit(self.now).is_some() {}
         for area in self.memory.areas() {
-            self.device.deregister(area.key);
+            let _ = self.device.deregister(area.key);
         }
         for cq in self.cqs {
             while self.device.poll_completion(cq).is_some() {}

@@ -55,7 +55,7 @@ impl Attack<'_> {
     pub(super) fn deregister(&mut self) {
         let index = self.choices.below(self.memory.areas().len() as u64 + 1) as usize;
         if let Some(key) = self.memory.areas().get(index).map(|area| area.key)
-            && self.device.deregister(key).is_some()
+            && self.device.deregister(key).is_ok()
         {
             self.memory.remove(index);
         }
