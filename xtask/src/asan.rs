@@ -16,8 +16,8 @@ use crate::{Cli, paths, process};
 /// Sanitizers need a target to be named, so that build scripts and macros aren't sanitized too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The tests of the conformance suite in which requests are cut off, by what their names contain.
-const CUT_OFF: &str = "flush";
+/// The tests of the conformance suite in which requests are cut off, by what their groups or names contain.
+const CUT_OFF: &str = "--filter flush --filter dropping";
 
 /// A program that cargo built.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,11 +38,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
     process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
 
-    let conformance = find("adverb-conformance", false)?;
-    let chosen = process::text(Command::new(conformance).args(["--list", "--filter", CUT_OFF]))?;
-    ensure!(!chosen.trim().is_empty(), "no conformance test has a name with “{CUT_OFF}”");
-    let deviations = paths::root().join("crates/adverb-conformance/deviations/rxe.txt");
-    let deviations = process::quote(&deviations.to_string_lossy());
+    let selftest = find("adverb", false)?;
     let mut words = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).to_vec();
     for (program, arguments) in [
         (find("misuse", true)?, "--test-threads 1"),
@@ -50,7 +46,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         (find("windows", true)?, "--test-threads 1 --skip forgotten"),
         (find("rc_pingpong", false)?, "rxe0"),
         (find("datagrams", false)?, "rxe0"),
-        (conformance, &format!("--device rxe0 --deviations {deviations} --filter {CUT_OFF}")),
+        (selftest, &format!("selftest --device rxe0 {CUT_OFF}")),
     ] {
         let program = process::quote(&program.to_string_lossy());
         words.extend(["--run".to_owned(), format!("ADVERB_DEVICE=rxe0 {program} {arguments}")]);
@@ -62,12 +58,10 @@ pub(crate) fn run() -> Result<ExitCode> {
 /// Builds what there is to run.
 fn build() -> Result<Vec<Program>> {
     let mut cargo = process::cargo(
-        "build --package adverb --package adverb-conformance --lib --bins --examples --test misuse --test windows \
+        "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows \
          --message-format json",
     );
-    let mut tests = process::cargo(
-        "test --package adverb --package adverb-conformance --lib --no-run --message-format json",
-    );
+    let mut tests = process::cargo("test --package adverb --lib --no-run --message-format json");
     let mut programs = Vec::new();
     for cargo in [&mut cargo, &mut tests] {
         cargo.args(["--target", TARGET, "--target-dir"]).arg(paths::cache()?.join("asan"));

@@ -3,6 +3,7 @@
 mod devices;
 mod prose;
 mod report;
+mod selftest;
 mod table;
 
 use std::process::ExitCode;
@@ -23,12 +24,15 @@ struct Cli {
 enum Command {
     /// List RDMA devices, their ports and addresses (GIDs), or say why there are none.
     Devices(devices::Args),
+    /// Check whether a device does what an RDMA device must do, and write a report of it.
+    Selftest(selftest::Args),
 }
 
 impl Command {
     fn run(self) -> Result<ExitCode> {
         match self {
             Self::Devices(args) => devices::run(&args),
+            Self::Selftest(args) => selftest::run(&args),
         }
     }
 }

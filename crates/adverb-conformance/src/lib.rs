@@ -21,12 +21,14 @@
 
 mod deviations;
 mod fixture;
+mod machine;
 mod registry;
 mod report;
 mod runner;
 mod suite;
 
 pub use deviations::{Deviation, Deviations, Observed, ParseDeviationsError};
+pub use machine::{DeviceReport, PortReport, SystemReport};
 pub use registry::{Need, Suite, Test};
 pub use report::{Outcome, Report, TestResult};
 pub use runner::Options;

@@ -140,8 +140,15 @@ impl Suite {
 
     /// Those of them whose group or name contains `words`.
     #[must_use]
-    pub fn matching(mut self, words: &str) -> Suite {
-        self.tests.retain(|test| test.name.contains(words) || test.group.contains(words));
+    pub fn matching(self, words: &str) -> Suite {
+        self.matching_any(&[words])
+    }
+
+    /// Those of them whose group or name contains any of these; all, if there are none of these.
+    #[must_use]
+    pub fn matching_any<S: AsRef<str>>(mut self, words: &[S]) -> Suite {
+        let fits = |text: &str| words.iter().any(|words| text.contains(words.as_ref()));
+        self.tests.retain(|test| words.is_empty() || fits(test.name) || fits(test.group));
         self
     }
 
@@ -171,5 +178,7 @@ mod rules {
         let some = Suite::all().matching("atomic").tests().len();
         assert!(some > 0 && some < all);
         assert_eq!(Suite::all().matching("no such rule").tests().len(), 0);
+        assert_eq!(Suite::all().matching_any(&["atomic", "no such rule"]).tests().len(), some);
+        assert_eq!(Suite::all().matching_any::<&str>(&[]).tests().len(), all);
     }
 }

@@ -4,52 +4,24 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
-use adverb::verbs::Device;
 use serde::Serialize;
+
+use crate::{DeviceReport, SystemReport};
 
 /// What became of all tests of a run, and on what they ran.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The version of the suite.
+    /// The version of this form: fields may be added without another one.
+    pub format: u32,
+    /// The version of the suite, and of Adverb.
     pub version: &'static str,
     /// The device.
     pub device: DeviceReport,
+    /// The machine.
+    pub system: SystemReport,
     /// The tests, in the order in which they ran.
     pub tests: Vec<TestResult>,
-}
-
-/// The device that the tests ran on.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[non_exhaustive]
-pub struct DeviceReport {
-    /// Its name.
-    pub name: String,
-    /// The version of its firmware.
-    pub firmware: String,
-    /// Its maker's number.
-    pub vendor_id: u32,
-    /// Its maker's number for the part.
-    pub vendor_part_id: u32,
-    /// What is under its first port.
-    pub link_layer: String,
-    /// The MTU of its first port.
-    pub active_mtu: u16,
-}
-
-impl DeviceReport {
-    pub(crate) fn new(device: &Device) -> adverb::Result<DeviceReport> {
-        let attributes = device.attributes();
-        let port = device.port(1)?;
-        Ok(DeviceReport {
-            name: device.name().to_owned(),
-            firmware: attributes.firmware.clone(),
-            vendor_id: attributes.vendor_id,
-            vendor_part_id: attributes.vendor_part_id,
-            link_layer: port.link_layer.to_string(),
-            active_mtu: port.active_mtu.bytes(),
-        })
-    }
 }
 
 /// What became of a test.
@@ -135,6 +107,33 @@ impl Report {
         serde_json::to_string_pretty(self)
     }
 
+    /// All of the report for people: what the tests ran on, and the [table](Report::table).
+    pub fn text(&self) -> String {
+        let DeviceReport { name, driver, attributes, ports } = &self.device;
+        let SystemReport { kernel, distribution, architecture, libraries } = &self.system;
+        let mut text = format!(
+            "device     {name}: vendor {:#x}, part {}, firmware {}, driver {}\n",
+            attributes.vendor_id,
+            attributes.vendor_part_id,
+            if attributes.firmware.is_empty() { "none" } else { &attributes.firmware },
+            driver.as_deref().unwrap_or("none"),
+        );
+        for port in ports {
+            text += &format!(
+                "port {}     {}, {}, MTU {} of {}; {}\n",
+                port.number,
+                port.state,
+                port.link_layer,
+                port.active_mtu,
+                port.max_mtu,
+                port.gids.join("; ")
+            );
+        }
+        text += &format!("system     {kernel}, {distribution}, {architecture}\n");
+        text += &format!("rdma-core  {}\nadverb     {}\n\n", libraries.join(", "), self.version);
+        text + &self.table()
+    }
+
     /// The report for people: a line for each group, the deviations, what went wrong, and the sum.
     pub fn table(&self) -> String {
         let mut seen = HashSet::new();
@@ -181,7 +180,10 @@ pub(crate) fn seconds(duration: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use adverb::verbs::DeviceAttributes;
+
     use super::*;
+    use crate::machine::PortReport;
 
     fn result(group: &'static str, outcome: Outcome, expected: bool, deviation: Option<&str>) -> TestResult {
         let deviation = deviation.map(str::to_owned);
@@ -190,17 +192,33 @@ mod tests {
 
     fn report() -> Report {
         let failed = |reason: &str| Outcome::Failed { reason: reason.to_owned() };
-        let device = DeviceReport {
-            name: "d0".into(),
-            firmware: "1".into(),
-            vendor_id: 2,
-            vendor_part_id: 3,
+        let port = PortReport {
+            number: 1,
+            state: "active".into(),
             link_layer: "Ethernet".into(),
             active_mtu: 1024,
+            max_mtu: 4096,
+            max_message: 1 << 23,
+            pkeys: 1,
+            gids: vec!["RoCE v2, IPv4".into()],
+        };
+        let device = DeviceReport {
+            name: "d0".into(),
+            driver: Some("d_core".into()),
+            attributes: DeviceAttributes::default(),
+            ports: vec![port],
+        };
+        let system = SystemReport {
+            kernel: "Linux 6.1".into(),
+            distribution: "Debian".into(),
+            architecture: "x86_64".into(),
+            libraries: vec!["libibverbs.so.1.14".into()],
         };
         Report {
+            format: 1,
             version: "0",
             device,
+            system,
             tests: vec![
                 result("one", Outcome::Passed, true, None),
                 result("one", failed("listed"), true, Some("old silicon")),
@@ -228,9 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn people_are_told_what_it_ran_on() {
+        let text = report().text();
+        let head = "device     d0: vendor 0x0, part 0, firmware none, driver d_core\n\
+                    port 1     active, Ethernet, MTU 1024 of 4096; RoCE v2, IPv4\n\
+                    system     Linux 6.1, Debian, x86_64\n\
+                    rdma-core  libibverbs.so.1.14\n\
+                    adverb     0\n\n";
+        assert_eq!(text, format!("{head}{}", report().table()));
+    }
+
+    #[test]
     fn machines_get_it_as_json() {
         let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
-        assert_eq!(json["device"]["active_mtu"], 1024);
+        assert_eq!(json["device"]["ports"][0]["active_mtu"], 1024);
+        assert_eq!(json["device"]["attributes"]["max_depth"], 0);
+        assert_eq!(json["system"]["kernel"], "Linux 6.1");
         assert_eq!(json["tests"][1]["result"], "failed");
         assert_eq!(json["tests"][1]["reason"], "listed");
         assert_eq!(json["tests"][1]["expected"], true);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use adverb::verbs::Device;
 
 use crate::fixture::Fixture;
-use crate::report::{DeviceReport, seconds};
-use crate::{Deviations, Observed, Outcome, Report, Suite, Test, TestResult};
+use crate::report::seconds;
+use crate::{Deviations, DeviceReport, Observed, Outcome, Report, Suite, SystemReport, Test, TestResult};
 
 /// How to run tests.
 #[derive(Clone, Debug)]
@@ -64,7 +64,13 @@ impl Suite {
             each(test, &result);
             tests.push(result);
         }
-        Ok(Report { version: env!("CARGO_PKG_VERSION"), device: DeviceReport::new(&opened)?, tests })
+        Ok(Report {
+            format: 1,
+            version: env!("CARGO_PKG_VERSION"),
+            device: DeviceReport::new(&opened)?,
+            system: SystemReport::here(),
+            tests,
+        })
     }
 }
 

@@ -47,6 +47,7 @@ pub struct DeviceInfo {
 
 /// What a device is and can do.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceAttributes {
     /// The version of its firmware, as its maker writes it.
@@ -93,6 +94,7 @@ pub struct DeviceAttributes {
 
 /// What memory can be used for that is registered on demand: its pages are brought in when they are needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct OnDemand {
     /// Whether there is such a thing at all.
@@ -107,6 +109,7 @@ pub struct OnDemand {
 
 /// For which operations memory can be registered on demand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct OnDemandOperations {
     /// SEND from it.
