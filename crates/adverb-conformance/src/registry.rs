@@ -70,6 +70,8 @@ pub enum Need {
     MemoryWindows,
     /// Memory that is registered on demand, and written and read on reliable connections.
     OnDemand,
+    /// Completion events that wait for company.
+    Moderation,
     /// Multicast, with RoCE.
     Multicast,
     /// A global IPv6 address.
@@ -103,6 +105,10 @@ impl Need {
                 let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
                 (!can).then(|| "the device can't register memory on demand".to_owned())
             }
+            Need::Moderation => attributes
+                .moderation
+                .is_none()
+                .then(|| "the device can't have completion events wait for company".to_owned()),
             Need::Multicast => {
                 let is_roce = device.ports()?.iter().all(|port| port.link_layer == LinkLayer::Ethernet);
                 match (attributes.max_multicast_groups, is_roce) {

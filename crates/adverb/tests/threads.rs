@@ -57,6 +57,7 @@ shared_between_threads!(TYPES:
     verbs::IpHeader,
     verbs::LinkLayer,
     verbs::MemoryWindow,
+    verbs::Moderation,
     verbs::OnDemand,
     verbs::OnDemandOperations,
     verbs::PathMtu,

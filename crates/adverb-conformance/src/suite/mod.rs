@@ -4,6 +4,7 @@ mod addressing;
 mod atomics;
 mod batches;
 mod buffers;
+mod completion_queues;
 mod datagram_refusals;
 mod datagrams;
 mod devices;
@@ -63,6 +64,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     states::TESTS,
     reservation::TESTS,
     polling::TESTS,
+    completion_queues::TESTS,
     events::TESTS,
     pollers::TESTS,
     threads::TESTS,

@@ -281,6 +281,16 @@ impl CompletionQueue {
         ask!(self, queue => queue.depth())
     }
 
+    /// Gives it room for so many completions.
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        ask!(self, queue => queue.resize(depth))
+    }
+
+    /// Has events wait for so many completions, or so many microseconds.
+    pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        ask!(self, queue => queue.moderate(count, period))
+    }
+
     /// Takes completions and hands each to `each`; says how many there were.
     #[inline]
     pub(crate) fn poll(&self, each: impl FnMut(RawCompletion)) -> Result<usize> {

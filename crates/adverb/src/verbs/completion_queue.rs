@@ -386,6 +386,18 @@ impl CompletionQueue {
         Ok(())
     }
 
+    /// Does something while nobody can reserve room, with how much is; and takes what the device has first.
+    pub(super) fn with_reserved<T>(&self, work: impl FnOnce(u32) -> Result<T>) -> Result<T> {
+        let mut state = self.lock();
+        self.gather_into(&mut state)?;
+        work(state.reserved)
+    }
+
+    /// Whether there can be a completion queue of this depth.
+    pub(super) fn check_depth(&self, depth: u32) -> Result<()> {
+        check_depth(&self.0.device, depth)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -529,6 +541,19 @@ impl Id {
     }
 }
 
+fn check_depth(device: &Device, depth: u32) -> Result<()> {
+    let most = device.attributes().max_completions;
+    if (1..=most).contains(&depth) {
+        return Ok(());
+    }
+    Err(Error::Limit {
+        what: "the depth of a completion queue".into(),
+        asked: depth.into(),
+        most: most.into(),
+        hint: "it must be at least 1".into(),
+    })
+}
+
 /// Makes a completion queue: see [`Device::completion_queue`].
 #[must_use = "nothing is made until `create` is called"]
 #[derive(Clone, Debug)]
@@ -550,7 +575,8 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Which of the device's interrupts makes the events: 0 unless set.
+    /// Which of the device's [interrupts](super::DeviceAttributes::completion_vectors) makes the events: 0 unless set. Queues
+    /// whose threads run on different processors want different ones.
     pub fn vector(mut self, vector: u32) -> CompletionQueueBuilder {
         self.vector = vector;
         self
@@ -560,15 +586,16 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     ///
-    /// If the depth is 0 or more than the device can, or the device has no more.
+    /// If the depth is 0 or more than the device can, there is no such vector, or the device has no more.
     pub fn create(self) -> Result<CompletionQueue> {
-        let most = self.device.attributes().max_completions;
-        if self.depth == 0 || self.depth > most {
+        check_depth(&self.device, self.depth)?;
+        let vectors = self.device.attributes().completion_vectors;
+        if self.vector >= vectors.max(1) {
             return Err(Error::Limit {
-                what: "the depth of a completion queue".into(),
-                asked: self.depth.into(),
-                most: most.into(),
-                hint: "it must be at least 1".into(),
+                what: "the number of a completion vector".into(),
+                asked: self.vector.into(),
+                most: vectors.saturating_sub(1).into(),
+                hint: "they count from 0".into(),
             });
         }
         let backend = self.device.backend().completion_queue(self.depth, self.events, self.vector)?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use adverb_proto::vocabulary::Gid;
 
@@ -90,6 +91,20 @@ pub struct DeviceAttributes {
     pub max_multicast_groups: u32,
     /// What memory that is registered [on demand](adverb_proto::vocabulary::Access::ON_DEMAND) can be used for.
     pub on_demand: OnDemand,
+    /// How many interrupts there are for completion events: [`vector`](CompletionQueueBuilder::vector) counts them from 0.
+    pub completion_vectors: u32,
+    /// How long completion events can be had to [wait](super::CompletionQueue::moderate) for company, if they can.
+    pub moderation: Option<Moderation>,
+}
+
+/// The most that completion events can be had to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Moderation {
+    /// So many completions.
+    pub count: u16,
+    /// So long.
+    pub period: Duration,
 }
 
 /// What memory can be used for that is registered on demand: its pages are brought in when they are needed.

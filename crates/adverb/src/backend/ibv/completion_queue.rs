@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
@@ -18,7 +18,8 @@ pub(crate) struct CompletionQueue {
     pub(super) handle: NonNull<ibv_cq>,
     /// This queue's alone, so that no event of one queue is taken by who waits for another.
     channel: Option<Channel>,
-    depth: u32,
+    /// How many completions fit; more after it was resized.
+    pub(super) depth: AtomicU32,
 }
 
 // SAFETY: libibverbs' completion queues may be used from any thread.
@@ -54,11 +55,11 @@ impl CompletionQueue {
             let action = format!("making a completion queue of {depth} on {}", device.name);
             return Err(verb_error(error, action));
         };
-        Ok(CompletionQueue { device: Arc::clone(device), handle, channel, depth })
+        Ok(CompletionQueue { device: Arc::clone(device), handle, channel, depth: AtomicU32::new(depth) })
     }
 
     pub(crate) fn depth(&self) -> u32 {
-        self.depth
+        self.depth.load(Ordering::Acquire)
     }
 
     #[inline]

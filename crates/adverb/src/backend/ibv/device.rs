@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use adverb_proto::vocabulary::{Gid, PathMtu};
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
@@ -10,7 +11,8 @@ use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
 use crate::verbs::{
-    DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, OnDemand, OnDemandOperations, Port, PortState,
+    DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations,
+    Port, PortState,
 };
 
 pub(crate) struct Device {
@@ -89,6 +91,13 @@ impl Device {
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
         check(code, || format!("asking {} for its attributes", self.name))?;
         let on_demand = on_demand(&attr.odp_caps);
+        let caps = attr.cq_mod_caps;
+        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| Moderation {
+            count: caps.max_cq_count,
+            period: Duration::from_micros(caps.max_cq_period.into()),
+        });
+        // SAFETY: the context is open, and the field is set when it is opened.
+        let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         let attr = &attr.orig_attr;
         let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
         let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
@@ -115,6 +124,8 @@ impl Device {
             max_shared_receive_queues: count(attr.max_srq),
             max_multicast_groups: count(attr.max_mcast_grp),
             on_demand,
+            completion_vectors: count(vectors),
+            moderation,
         })
     }
 

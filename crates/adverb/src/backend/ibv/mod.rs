@@ -5,6 +5,7 @@
 
 mod address_handle;
 mod completion_queue;
+mod completion_queue_control;
 mod connection_manager;
 mod counters;
 mod device;

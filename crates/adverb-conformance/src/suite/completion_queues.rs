@@ -1,0 +1,233 @@
+//! Completion queues: their size, their interrupts, and waiting for what is marked.
+
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::verbs::{SendRequest, Transport::Rc};
+use anyhow::{Context, Result, ensure};
+
+use crate::Need;
+use crate::fixture::{Fixture, MOMENT, PATIENCE, take};
+use crate::registry::tests;
+
+tests! { "completion queues";
+    a_queue_grows_so_that_more_queue_pairs_can_use_it,
+    a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further,
+    a_queue_is_resized_while_completions_wait_in_it,
+    a_queue_is_resized_while_requests_are_in_flight,
+    a_queue_of_no_depth_or_too_much_is_refused,
+    a_resized_queue_still_has_events,
+    every_completion_vector_makes_events,
+    a_completion_vector_that_is_not_there_is_refused,
+    [Need::Moderation] a_moderated_queue_tells_of_many_at_once,
+    moderation_beyond_what_the_device_can_is_refused_in_words,
+    who_polls_for_solicited_completions_sleeps_through_others,
+    who_polls_for_solicited_completions_is_woken_by_a_failure,
+    who_polls_for_solicited_completions_gets_what_is_there_already,
+    a_queue_without_events_can_not_be_polled_for_solicited_completions,
+}
+
+fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Result<()> {
+    let domain = fixture.device.protection_domain()?;
+    let cq = fixture.device.completion_queue(8).create()?;
+    let builder = fixture.pair(Rc).depth(4, 4);
+    let first = builder.side_of(&domain, &cq, None)?;
+    ensure!(builder.side_of(&domain, &cq, None).is_err(), "there was room for a second queue pair");
+    cq.resize(16)?;
+    ensure!(cq.depth() == 16, "its depth is {}", cq.depth());
+    let second = builder.side_of(&domain, &cq, None)?;
+    first.qp.connect(&second.qp.endpoint())?;
+    second.qp.connect(&first.qp.endpoint())?;
+    // All that fits at once, from both sides.
+    for _ in 0..4 {
+        first.offer(8)?;
+        second.offer(8)?;
+        first.post(SendRequest::send(first.buffer(8)?))?;
+        second.post(SendRequest::send(second.buffer(8)?))?;
+    }
+    for completion in take(&cq, 16)? {
+        completion.success()?;
+    }
+    Ok(())
+}
+
+fn a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(4, 4).connect()?;
+    pair.right.cq.resize(64)?;
+    pair.right.cq.resize(8)?;
+    let refused = pair.right.cq.resize(7);
+    ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+    ensure!(pair.right.cq.depth() == 8, "its depth is {}", pair.right.cq.depth());
+    pair.ping()
+}
+
+fn a_queue_is_resized_while_completions_wait_in_it(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(16, 16).connect()?;
+    for _ in 0..16 {
+        pair.right.offer(8)?;
+    }
+    let ids = (0..16)
+        .map(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)))
+        .collect::<Result<Vec<_>>>()?;
+    pair.left.wait(*ids.last().context("there are some")?)?.success()?;
+    for depth in [100, 1000, 32] {
+        pair.right.cq.resize(depth)?;
+    }
+    for completion in pair.right.take(16)? {
+        completion.success()?;
+    }
+    Ok(())
+}
+
+fn a_queue_is_resized_while_requests_are_in_flight(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(32, 32).connect()?;
+    for round in 0..20 {
+        for _ in 0..16 {
+            pair.right.offer(1000)?;
+            pair.left.post(SendRequest::send(pair.left.buffer(1000)?))?;
+        }
+        let depth = 64 + 50 * (round % 3);
+        pair.left.cq.resize(depth)?;
+        pair.right.cq.resize(depth)?;
+        for side in [&pair.left, &pair.right] {
+            for completion in side.take(16)? {
+                completion.success()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(8).create()?;
+    for depth in [0, fixture.device.attributes().max_completions.saturating_add(1)] {
+        let refused = cq.resize(depth);
+        ensure!(matches!(refused, Err(Error::Limit { .. })), "{depth}: {refused:?}");
+    }
+    ensure!(cq.depth() == 8, "its depth is {}", cq.depth());
+    Ok(())
+}
+
+fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.cq.arm(false)?;
+    pair.right.cq.resize(1000)?;
+    pair.right.offer(8)?;
+    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event came");
+    pair.right.take(1).map(drop)
+}
+
+fn every_completion_vector_makes_events(fixture: &Fixture) -> Result<()> {
+    let vectors = fixture.device.attributes().completion_vectors;
+    ensure!(vectors > 0, "there is none");
+    for vector in 0..vectors.min(16) {
+        let cq = fixture.device.completion_queue(128).events().vector(vector).create()?;
+        let domain = fixture.device.protection_domain()?;
+        let (left, right) = (fixture.pair(Rc).side(None)?, fixture.pair(Rc).side_of(&domain, &cq, None)?);
+        left.qp.connect(&right.qp.endpoint())?;
+        right.qp.connect(&left.qp.endpoint())?;
+        let id = right.offer(8)?;
+        left.done(SendRequest::send(left.buffer(8)?))?;
+        right.wait(id).with_context(|| format!("vector {vector}"))?.success()?;
+    }
+    Ok(())
+}
+
+fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result<()> {
+    let vectors = fixture.device.attributes().completion_vectors;
+    for vector in [vectors, u32::MAX] {
+        let made = fixture.device.completion_queue(8).vector(vector).create();
+        ensure!(matches!(made, Err(Error::Limit { .. })), "vector {vector}: {made:?}");
+    }
+    Ok(())
+}
+
+fn a_moderated_queue_tells_of_many_at_once(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    let most = fixture.device.attributes().moderation.context("it can't be moderated")?;
+    let (count, period) = (most.count.min(8), most.period);
+    pair.right.cq.moderate(count, period)?;
+    for _ in 0..count {
+        pair.right.offer(8)?;
+        pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    }
+    let mut completions = Vec::new();
+    while completions.len() < count.into() {
+        ensure!(pair.right.cq.poll_timeout(&mut completions, PATIENCE)? > 0, "some are missing");
+    }
+    pair.right.cq.moderate(0, Duration::ZERO)?;
+    pair.ping()
+}
+
+fn moderation_beyond_what_the_device_can_is_refused_in_words(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(8).events().create()?;
+    let refused = cq.moderate(u16::MAX, Duration::from_secs(1));
+    match fixture.device.attributes().moderation {
+        None => {
+            let error = refused.err().context("the device can't, and it was done")?;
+            ensure!(matches!(error, Error::Unsupported { .. }) && error.hint().is_some(), "{error}");
+        }
+        Some(_) => ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}"),
+    }
+    Ok(())
+}
+
+fn who_polls_for_solicited_completions_sleeps_through_others(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    for _ in 0..4 {
+        pair.right.offer(8)?;
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut completions = Vec::new();
+            pair.right.cq.poll_solicited(&mut completions, PATIENCE)?;
+            anyhow::Ok((completions.len(), Instant::now()))
+        });
+        std::thread::sleep(MOMENT);
+        for _ in 0..3 {
+            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        }
+        std::thread::sleep(MOMENT);
+        let marked = Instant::now();
+        pair.left.done(SendRequest::send(pair.left.buffer(8)?).solicited())?;
+        let (count, woken) = waiting.join().ok().context("it panicked")??;
+        ensure!(woken >= marked, "it was woken by one that wasn't marked");
+        ensure!(count == 4, "{count} of 4 were there");
+        Ok(())
+    })
+}
+
+fn who_polls_for_solicited_completions_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    pair.right.offer(8)?;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut completions = Vec::new();
+            pair.right.cq.poll_solicited(&mut completions, PATIENCE).map(|_| completions.len())
+        });
+        std::thread::sleep(MOMENT);
+        pair.right.qp.fail()?;
+        let count = waiting.join().ok().context("it panicked")??;
+        ensure!(count == 1, "{count} came");
+        Ok(())
+    })
+}
+
+fn who_polls_for_solicited_completions_gets_what_is_there_already(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().connect()?;
+    let mut completions = Vec::new();
+    ensure!(pair.right.cq.poll_solicited(&mut completions, MOMENT)? == 0, "something was there");
+    pair.right.offer(8)?;
+    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    let count = pair.right.cq.poll_solicited(&mut completions, MOMENT)?;
+    ensure!(count == 1 && completions.len() == 1, "{count} were there");
+    Ok(())
+}
+
+fn a_queue_without_events_can_not_be_polled_for_solicited_completions(fixture: &Fixture) -> Result<()> {
+    let cq = fixture.device.completion_queue(8).create()?;
+    let polled = cq.poll_solicited(&mut Vec::new(), MOMENT);
+    ensure!(matches!(polled, Err(Error::Unsupported { .. })), "{polled:?}");
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Changing completion queues.
+
+use std::sync::atomic::Ordering;
+
+use adverb_sys as sys;
+
+use super::{CompletionQueue, check};
+use crate::error::{Error, Result};
+
+impl CompletionQueue {
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        let device = &self.device;
+        let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the queue is alive.
+        let code = unsafe { device.library.ibv_resize_cq(self.handle.as_ptr(), cqe) };
+        let action = || format!("resizing a completion queue of {} to {depth}", device.name);
+        check(code, action).map_err(|error| {
+            let hint = "make another of the right size, and queue pairs that use it";
+            unsupported(error, || format!("resizing completion queues of {}", device.name), hint)
+        })?;
+        self.depth.store(depth, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        let device = &self.device;
+        let mut attr = sys::ibv_modify_cq_attr::zeroed();
+        attr.attr_mask = sys::IBV_CQ_ATTR_MODERATE;
+        attr.moderate = sys::ibv_moderate_cq { cq_count: count, cq_period: period };
+        // SAFETY: the queue is alive, and the attributes can be read.
+        let code = unsafe { sys::ibv_modify_cq(self.handle.as_ptr(), &mut attr) };
+        check(code, || format!("moderating a completion queue of {}", device.name)).map_err(|error| {
+            let hint = "poll for a while after each event instead, as a poller does";
+            unsupported(error, || format!("having completion events of {} wait", device.name), hint)
+        })
+    }
+}
+
+/// Says of an error that something can't be done at all, if that is what it says.
+fn unsupported(error: Error, what: impl FnOnce() -> String, hint: &'static str) -> Error {
+    match &error {
+        Error::Verb { error: cause, .. }
+            if matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
+        {
+            Error::Unsupported { what: what().into(), hint: hint.into() }
+        }
+        _ => error,
+    }
+}
