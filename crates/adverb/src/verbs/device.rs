@@ -99,6 +99,7 @@ pub struct DeviceAttributes {
 
 /// The most that completion events can be had to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Moderation {
     /// So many completions.
