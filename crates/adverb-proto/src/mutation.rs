@@ -114,6 +114,20 @@ mutations! {
     WindowOutlivesInvalidation,
     /// A destroyed queue pair keeps the shared receive request that it was using.
     SrqRequestLost,
+    /// The connection manager takes a repeated REQ for a new one.
+    CmDuplicateRequestIsNew,
+    /// The connection manager doesn't answer a repeated REP, so that a lost RTU stays lost.
+    CmLostRtuStaysLost,
+    /// The connection manager tells of an established connection again when the RTU comes again.
+    CmEstablishedTwice,
+    /// The connection manager answers a REJ that belongs to nothing with a REJ.
+    CmRejAnsweredByRej,
+    /// The connection manager's REP asks for the sequence number that the REQ asked for.
+    CmPsnOfTheWrongSide,
+    /// The connection manager uses numbers again as soon as a connection is over.
+    CmNoTimewait,
+    /// The connection manager keeps a peer's communication ID when a connection is gone.
+    CmRemoteIdLeaks,
 }
 
 #[cfg(feature = "mutants")]

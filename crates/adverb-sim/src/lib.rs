@@ -15,7 +15,8 @@
 //! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind.
 //!
 //! [`run_congestion`] has several senders share a link that is too slow for them, and checks that they slow down, and
-//! recover. And [`attack`] is a peer that keeps no rule at all.
+//! recover. [`run_cm`] has connection managers connect in a fabric that fails. And [`attack`] is a peer that keeps no rule
+//! at all.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};
@@ -30,6 +31,7 @@
 mod actor;
 mod area;
 mod atomics;
+mod cm;
 mod congestion;
 mod fabric;
 mod hostile;
@@ -41,6 +43,7 @@ mod scenario;
 mod setup;
 mod world;
 
+pub use cm::{CmOutcome, run_cm};
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
 pub use hostile::{AttackReport, attack, attack_by};

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use adverb_sim::{CONGESTION_EVERY, Scenario, Totals, run, run_attacks, run_congestion, run_seeds, shrink};
+use adverb_sim::{
+    CONGESTION_EVERY, Scenario, Totals, run, run_attacks, run_cm, run_congestion, run_seeds, shrink,
+};
 
 /// What was asked for.
 struct Args {
@@ -101,13 +103,27 @@ fn many(args: &Args) -> bool {
     let shrinkable = |seed: &u64| run(&Scenario::new(*seed), false).violation.is_some();
     if let Some(seed) = totals.violations.iter().map(|(seed, _)| *seed).find(shrinkable) {
         show_smallest(seed);
+    } else if let Some((seed, _)) =
+        totals.violations.iter().find(|(seed, _)| run_cm(*seed, false).violation.is_some())
+    {
+        replay_cm(*seed);
     }
     totals.violations.is_empty()
 }
 
 fn print_totals(totals: &Totals, start: Instant) {
-    let Totals { seeds, operations, packets, queue_pairs, failures, faults, violations, congestion_runs } =
-        totals;
+    let Totals {
+        seeds,
+        operations,
+        packets,
+        queue_pairs,
+        failures,
+        calls,
+        established,
+        faults,
+        violations,
+        congestion_runs,
+    } = totals;
     let per_seed = |number: &u64| *number as f64 / (*seeds).max(1) as f64;
     println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
     println!("{operations} operations ({:.0} per seed)", per_seed(operations));
@@ -115,6 +131,7 @@ fn print_totals(totals: &Totals, start: Instant) {
         "{queue_pairs} queue pairs ({:.1} per seed), {failures} of which failed with a reason",
         per_seed(queue_pairs)
     );
+    println!("{calls} calls of connection managers, {established} connections made");
     println!("{packets} packets, some of them in {congestion_runs} runs over a slow link");
     println!("{} faults: {faults}", faults.total());
     println!("{} violations", violations.len());
@@ -158,7 +175,30 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
         }
         None => println!("no violation"),
     }
-    replay_congestion(seed) && outcome.violation.is_none()
+    replay_congestion(seed) & replay_cm(seed) & outcome.violation.is_none()
+}
+
+/// The same for the connection managers of a seed.
+fn replay_cm(seed: u64) -> bool {
+    let outcome = run_cm(seed, true);
+    println!("\nconnection managers");
+    for line in &outcome.trace {
+        println!("{line}");
+    }
+    println!(
+        "seed {seed}: {} calls, {} connections, {} packets, {} faults, digest {:#018x}, until {}",
+        outcome.calls,
+        outcome.established,
+        outcome.packets,
+        outcome.faults.total(),
+        outcome.digest,
+        outcome.time
+    );
+    match &outcome.violation {
+        Some(what) => println!("violation: {what}"),
+        None => println!("no violation"),
+    }
+    outcome.violation.is_none()
 }
 
 /// Makes a failing seed smaller, and prints what is left of it.
@@ -202,7 +242,9 @@ fn select(mutant: Option<&str>) -> bool {
 #[cfg(feature = "mutants")]
 fn violation(seed: u64) -> Option<String> {
     let slow_link = || seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed).err()).flatten();
-    run(&Scenario::new(seed), false).violation.or_else(slow_link)
+    // Connection managers first: they take less time.
+    let engine = || run(&Scenario::new(seed), false).violation;
+    run_cm(seed, false).violation.or_else(engine).or_else(slow_link)
 }
 
 /// Plants each mutation in turn, and says which seed finds it.

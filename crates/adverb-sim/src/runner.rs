@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use crate::cm::{CmOutcome, run_cm};
 use crate::congestion::{CongestionReport, run_congestion};
 use crate::fabric::FaultCounts;
 use crate::hostile::{AttackReport, attack};
@@ -24,6 +25,10 @@ pub struct Totals {
     pub queue_pairs: u64,
     /// Queue pairs that failed with a reason.
     pub failures: u64,
+    /// Connections and datagram queue pairs asked for, of connection managers.
+    pub calls: u64,
+    /// Connections made by them.
+    pub established: u64,
     /// Faults injected.
     pub faults: FaultCounts,
     /// Runs that violated something: seed and what.
@@ -53,6 +58,16 @@ impl Totals {
             self.violations.push((outcome.seed, what.clone()));
         }
     }
+
+    fn add_cm(&mut self, outcome: &CmOutcome) {
+        self.calls += outcome.calls;
+        self.established += outcome.established;
+        self.packets += outcome.packets;
+        self.faults.add(&outcome.faults);
+        if let Some(what) = &outcome.violation {
+            self.violations.push((outcome.seed, format!("connection managers: {what}")));
+        }
+    }
 }
 
 /// Runs these seeds on so many threads, and stops after `most_violations`.
@@ -66,9 +81,11 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: u
                 break;
             }
             let outcome = run(&Scenario::new(seed), false);
+            let cm = run_cm(seed, false);
             let congestion = seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed));
             let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             totals.add(&outcome);
+            totals.add_cm(&cm);
             match congestion {
                 Some(Ok(report)) => totals.add_congestion(&report),
                 Some(Err(what)) => totals.violations.push((seed, what)),

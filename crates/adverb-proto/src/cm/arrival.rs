@@ -12,6 +12,7 @@ use super::manager::{Manager, is_connectable};
 use super::parameters::has_ip_header;
 use super::{ConnectionId, Depths, Ends, Event, ListenerId};
 use crate::Time;
+use crate::mutation::mutant;
 use crate::vocabulary::{Gid, Psn, Transport};
 
 impl Manager {
@@ -46,7 +47,9 @@ impl Manager {
         random: &mut impl FnMut() -> u32,
     ) {
         let address = ends.remote;
-        if let Some(id) = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id) {
+        if let Some(id) = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id)
+            && !mutant!(CmDuplicateRequestIsNew)
+        {
             self.out.statistics.duplicates += 1;
             return self.answer_duplicate_req(now, id);
         }
@@ -249,7 +252,9 @@ impl Manager {
             },
             _ if connection.remote_id != Some(rep.local_comm_id) => return,
             (State::RepReceived, Some(deadline)) => compose::mra(connection, Subject::Rep, deadline - now),
-            (State::Established, _) if connection.active => compose::rtu(connection),
+            (State::Established, _) if connection.active && !mutant!(CmLostRtuStaysLost) => {
+                compose::rtu(connection)
+            }
             _ => return,
         };
         self.out.send(ends, answer);
@@ -312,6 +317,9 @@ impl Manager {
             }
             _ => {
                 self.out.statistics.duplicates += 1;
+                if mutant!(CmEstablishedTwice) && connection.state == State::Established {
+                    self.established(rtu.remote_comm_id);
+                }
             }
         }
     }
@@ -347,6 +355,11 @@ impl Manager {
         let found = id.and_then(|id| self.table.get(id)).filter(|connection| connection.ends == ends);
         let Some(connection) = found else {
             self.out.statistics.strays += 1;
+            if mutant!(CmRejAnsweredByRej) {
+                let ids = (rej.local_comm_id, rej.remote_comm_id);
+                let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
+                self.out.send(ends, compose::rej_stray(0, ids, Subject::Other, reason, none));
+            }
             return;
         };
         let (id, state) = (connection.local_id, connection.state);

@@ -11,6 +11,7 @@ use adverb_wire::cm::{
 use super::connection::{Connection, State};
 use super::parameters::{bits, private_data};
 use super::{CallError, Config, Connect, Offer};
+use crate::mutation::mutant;
 use crate::vocabulary::{Gid, Qpn, Transport};
 
 /// The transaction of what this side begins (`cm_form_tid` in `cm.c`).
@@ -89,7 +90,7 @@ pub(super) fn rep(
         qpn: offer.qpn,
         ece: offer.ece,
         eecn: Bits::ZERO,
-        starting_psn: connection.receive_psn,
+        starting_psn: if mutant!(CmPsnOfTheWrongSide) { connection.send_psn } else { connection.receive_psn },
         responder_resources: depths.max_dest_rd_atomic,
         initiator_depth: depths.max_rd_atomic,
         target_ack_delay: Timeout::ZERO,

@@ -11,6 +11,7 @@ use super::sidr::Queries;
 use super::table::Table;
 use super::{CallError, Config, Connect, ConnectionId, Depths, Ends, Event, Listen, ListenerId, Offer};
 use crate::Time;
+use crate::mutation::mutant;
 use crate::vocabulary::{Psn, Qpn, Transport};
 
 /// A connection manager without a clock, a socket or a queue pair: see the [module](super).
@@ -501,7 +502,8 @@ impl Manager {
     /// A connection is over; its numbers rest for a while. The last word is said now, and to a peer that repeats
     /// itself.
     pub(super) fn end(&mut self, now: Time, id: u32, farewell: Option<Mad>) {
-        if let Some(connection) = self.table.change(id, State::TimeWait, Some(now + self.config.timewait)) {
+        let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
+        if let Some(connection) = self.table.change(id, State::TimeWait, Some(now + rest)) {
             connection.farewell = farewell.map(Box::new);
             if let Some(farewell) = farewell {
                 self.out.send(connection.ends, farewell);

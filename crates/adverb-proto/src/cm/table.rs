@@ -10,6 +10,7 @@ use super::connection::{Connection, State};
 use super::{Bind, Listen};
 use crate::Time;
 use crate::hash::NumberHasher;
+use crate::mutation::mutant;
 use crate::vocabulary::Qpn;
 
 /// The connections, and the ways to find one. Keys that peers choose are in trees, where no choice is a bad one.
@@ -164,7 +165,9 @@ impl Table {
         self.agenda.set(id, &mut connection.timer, None);
         self.leave_peers(&connection);
         self.leave_remote_qp(&connection);
-        if let Some(remote_id) = connection.remote_id {
+        if let Some(remote_id) = connection.remote_id
+            && !mutant!(CmRemoteIdLeaks)
+        {
             remove_own(
                 &mut self.remote_ids,
                 &(connection.ends.remote, connection.remote_guid, remote_id),

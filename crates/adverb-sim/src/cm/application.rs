@@ -1,0 +1,466 @@
+//! What a program does with its connection manager: at once, later or never.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use adverb_proto::Time;
+use adverb_proto::cm::{Connect, ConnectionId, Ends, Event, Offer, QueryId, Ready, Resolve, State, UDP_QKEY};
+use adverb_proto::vocabulary::{Qpn, RejectReason};
+use adverb_wire::cm::{ServiceId, SidrStatus};
+
+use super::packet::Content;
+use super::register::{Outcome, Role};
+use super::{Desk, Ping};
+
+/// Something that an application will do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Task {
+    /// Connects to a node's listener.
+    Connect { to: usize, patience: Duration },
+    /// Connects to a node that connects too.
+    Meet { to: usize, patience: Duration, token: u64 },
+    /// Asks for a node's datagram queue pair.
+    Resolve { to: usize, patience: Duration },
+    /// Answers a request, or an acceptance.
+    Decide { id: ConnectionId, decision: Decision },
+    /// Sends a packet, or finds that the last ones weren't answered.
+    Beat { id: ConnectionId },
+    /// Ends a connection.
+    End { id: ConnectionId, abandon: bool },
+    /// Answers a question.
+    Answer { id: QueryId, yes: bool, token: u64 },
+}
+
+/// What an application makes of a request or an acceptance.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Decision {
+    Accept { patience: Duration },
+    Establish,
+    Reject,
+    Abandon,
+}
+
+/// The connections and questions of a program.
+#[derive(Default)]
+pub(super) struct Application {
+    connections: BTreeMap<ConnectionId, Mine>,
+    questions: BTreeMap<QueryId, u64>,
+    /// When the connection of a queue pair was over, until its number may be used again.
+    resting: BTreeMap<u32, Time>,
+    taken: BTreeSet<u32>,
+}
+
+/// A connection as the program knows it.
+struct Mine {
+    token: u64,
+    role: Role,
+    offer: Option<Offer>,
+    ready: Option<Ready>,
+    established: bool,
+    /// Whether the program said that it wants nothing more of it.
+    dropped: bool,
+    unanswered: u32,
+}
+
+/// So many packets without an answer, and the queue pair is in error.
+const MOST_UNANSWERED: u32 = 8;
+
+impl Application {
+    /// Whether it has nothing under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.connections.values().all(|mine| mine.dropped && !mine.established) && self.questions.is_empty()
+    }
+
+    pub(super) fn run(&mut self, desk: &mut Desk<'_>, task: Task) {
+        match task {
+            Task::Connect { to, patience } => {
+                let token = desk.random.u64() | 1;
+                self.connect(desk, to, patience, token, false);
+            }
+            Task::Meet { to, patience, token } => self.connect(desk, to, patience, token, true),
+            Task::Resolve { to, patience } => self.resolve(desk, to, patience),
+            Task::Decide { id, decision } => self.decide(desk, id, decision),
+            Task::Beat { id } => self.beat(desk, id),
+            Task::End { id, abandon } => self.end(desk, id, abandon),
+            Task::Answer { id, yes, token } => {
+                desk.register.remembered_until(token, desk.now + desk.rules.timewait);
+                let _ = if yes {
+                    let private = (!token).to_be_bytes();
+                    desk.manager.answer(desk.now, id, answer_qpn(token), UDP_QKEY, &private)
+                } else {
+                    desk.manager.refuse_query(desk.now, id, SidrStatus::Rejected, &[])
+                };
+            }
+        }
+    }
+
+    fn connect(&mut self, desk: &mut Desk<'_>, to: usize, patience: Duration, token: u64, meet: bool) {
+        let Some(offer) = self.offer(desk) else { return };
+        let deadline = desk.now + patience;
+        // Each meeting has a port of its own, so that no two of them cross.
+        let service = if meet { ServiceId::tcp_port(token as u16 | 0x8000) } else { desk.rules.service };
+        let mut connect = Connect::new(desk.ends(to), service, offer, deadline);
+        connect.peer_to_peer = meet;
+        connect.source_port = 40_000;
+        let private = token.to_be_bytes();
+        connect.private_data = &private;
+        let random = &mut *desk.random;
+        // Two meetings with one peer at a time are refused, and so they should be.
+        let Ok(id) = desk.manager.connect(desk.now, &connect, &mut || random.u32()) else { return };
+        self.take(desk, offer.qpn);
+        let role = if meet { Role::Peer(desk.node) } else { Role::Client };
+        desk.register.begin(desk.now, token, role, deadline);
+        let mine = Mine {
+            token,
+            role,
+            offer: Some(offer),
+            ready: None,
+            established: false,
+            dropped: false,
+            unanswered: 0,
+        };
+        self.connections.insert(id, mine);
+        if desk.random.below(12) == 0 {
+            let after = patience.mul_f64(desk.random.below(100) as f64 / 100.0);
+            desk.tasks.push((after, Task::End { id, abandon: true }));
+        }
+    }
+
+    fn resolve(&mut self, desk: &mut Desk<'_>, to: usize, patience: Duration) {
+        let token = desk.random.u64() | 1;
+        let deadline = desk.now + patience;
+        let private = token.to_be_bytes();
+        let resolve = Resolve {
+            ends: desk.ends(to),
+            service: desk.rules.datagrams,
+            source_port: 40_001,
+            private_data: &private,
+            deadline,
+        };
+        let random = &mut *desk.random;
+        match desk.manager.resolve(desk.now, &resolve, &mut || random.u32()) {
+            Ok(id) => {
+                desk.register.begin(desk.now, token, Role::Asker, deadline);
+                self.questions.insert(id, token);
+            }
+            Err(error) => desk.violate(format!("a question is refused: {error}")),
+        }
+    }
+
+    /// A queue pair that the manager lets have a connection.
+    fn offer(&mut self, desk: &mut Desk<'_>) -> Option<Offer> {
+        for number in 2..40 {
+            let qpn = Qpn::truncate(number);
+            let free = !self.taken.contains(&number) && !self.resting.contains_key(&number);
+            if free && !desk.manager.is_free(qpn) {
+                desk.violate(format!("queue pair {number} isn't free, though its connection is over"));
+            }
+            // Those that rest are tried too, now and then: the manager must say no.
+            if free || desk.random.below(8) == 0 && !self.taken.contains(&number) {
+                let mut offer = Offer::new(qpn);
+                offer.depths.max_rd_atomic = desk.random.below(17) as u8;
+                offer.depths.max_dest_rd_atomic = desk.random.below(17) as u8;
+                return Some(offer);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, desk: &mut Desk<'_>, qpn: Qpn) {
+        self.taken.insert(qpn.get());
+        if self.resting.remove(&qpn.get()).is_some() {
+            desk.violate(format!("{qpn} has a connection before its timewait is over"));
+        }
+    }
+
+    pub(super) fn hear(&mut self, desk: &mut Desk<'_>, event: Event) {
+        match event {
+            Event::Request(request) => {
+                let Some(token) = token(&request.private_data) else {
+                    return desk.violate("a request lost its private data");
+                };
+                desk.register.request(desk.now, token, desk.node);
+                let mine = Mine {
+                    token,
+                    role: Role::Server,
+                    offer: None,
+                    ready: None,
+                    established: false,
+                    dropped: false,
+                    unanswered: 0,
+                };
+                self.connections.insert(request.id, mine);
+                let patience = desk.rules.response * desk.random.between(30, 80) as u32;
+                let (prompt, decision) = match desk.random.below(20) {
+                    0 => (false, Decision::Reject),
+                    1 => (false, Decision::Abandon),
+                    2 => return desk.register.not_prompt(token),
+                    3..=5 => (false, Decision::Accept { patience }),
+                    _ => (true, Decision::Accept { patience }),
+                };
+                self.decide_soon(desk, request.id, token, prompt, decision);
+            }
+            Event::Accepted(acceptance) => {
+                let Some(mine) = self.connections.get_mut(&acceptance.id) else {
+                    return desk.violate("an acceptance of nothing");
+                };
+                if mine.role == Role::Client && token(&acceptance.private_data) != Some(!mine.token) {
+                    return desk.violate("an acceptance of another request");
+                }
+                let token = mine.token;
+                let (prompt, decision) = match desk.random.below(20) {
+                    0 => (false, Decision::Reject),
+                    1 => return desk.register.not_prompt(token),
+                    2 | 3 => (false, Decision::Establish),
+                    _ => (true, Decision::Establish),
+                };
+                self.decide_soon(desk, acceptance.id, token, prompt, decision);
+            }
+            Event::Established(id) => self.established(desk, id),
+            Event::Rejected(rejection) => {
+                let id = rejection.id;
+                self.outcome(desk, id, Outcome::Rejected(rejection.reason));
+            }
+            Event::Unreachable(id) => self.outcome(desk, id, Outcome::Unreachable),
+            Event::Disconnected(id) => self.outcome(desk, id, Outcome::Disconnected),
+            Event::TimewaitOver { qpn, .. } => {
+                let Some(since) = self.resting.remove(&qpn.get()) else {
+                    return desk.violate(format!("timewait of {qpn} is over, but it wasn't in it"));
+                };
+                if desk.now - since < desk.rules.timewait {
+                    desk.violate(format!("timewait of {qpn} was too short: {:?}", desk.now - since));
+                }
+            }
+            Event::Query(query) => {
+                let Some(token) = token(&query.private_data) else {
+                    return desk.violate("a question lost its private data");
+                };
+                desk.register.request(desk.now, token, desk.node);
+                let yes = desk.random.below(8) > 0;
+                match desk.random.below(8) {
+                    0 => {
+                        desk.register.not_prompt(token);
+                        desk.register.remembered_until(token, desk.now + desk.rules.patience);
+                    }
+                    1 => {
+                        desk.register.not_prompt(token);
+                        desk.tasks.push((desk.rules.response * 3, Task::Answer { id: query.id, yes, token }));
+                    }
+                    _ => self.run(desk, Task::Answer { id: query.id, yes, token }),
+                }
+            }
+            Event::Resolved(resolution) => match self.questions.remove(&resolution.id) {
+                Some(asked)
+                    if token(&resolution.private_data) == Some(!asked)
+                        && resolution.qpn == answer_qpn(asked)
+                        && resolution.qkey == UDP_QKEY =>
+                {
+                    desk.register.end(desk.now, asked, Role::Asker, Outcome::Established);
+                }
+                Some(_) => desk.violate("a question has the answer to another"),
+                None => desk.violate("an answer without a question"),
+            },
+            Event::Refused { id, status } => match self.questions.remove(&id) {
+                Some(token) => {
+                    let reason = RejectReason::from_code(status.code().into());
+                    desk.register.end(desk.now, token, Role::Asker, Outcome::Rejected(reason));
+                }
+                None => desk.violate("an answer without a question"),
+            },
+            Event::NoAnswer(id) => match self.questions.remove(&id) {
+                Some(token) => desk.register.end(desk.now, token, Role::Asker, Outcome::Unreachable),
+                None => desk.violate("no answer without a question"),
+            },
+            other => desk.violate(format!("what is {other:?}?")),
+        }
+    }
+
+    fn decide_soon(
+        &mut self,
+        desk: &mut Desk<'_>,
+        id: ConnectionId,
+        token: u64,
+        prompt: bool,
+        decision: Decision,
+    ) {
+        if prompt {
+            return self.decide(desk, id, decision);
+        }
+        desk.register.not_prompt(token);
+        let after = desk.rules.response.mul_f64(desk.random.below(500) as f64 / 100.0);
+        desk.tasks.push((after, Task::Decide { id, decision }));
+    }
+
+    fn decide(&mut self, desk: &mut Desk<'_>, id: ConnectionId, decision: Decision) {
+        let now = desk.now;
+        let Some(mine) = self.connections.get(&id).filter(|mine| !mine.dropped) else { return };
+        let (token, role) = (mine.token, mine.role);
+        match decision {
+            Decision::Accept { patience } => {
+                if desk.manager.state(id) != Some(State::ReqReceived) {
+                    return;
+                }
+                let Some(offer) = self.offer(desk) else { return desk.register.not_prompt(token) };
+                let ready = desk.manager.ready(id, &offer);
+                let accepted = desk.manager.accept(now, id, &offer, &(!token).to_be_bytes(), now + patience);
+                let (Ok(ready), Ok(()), Some(mine)) = (ready, accepted, self.connections.get_mut(&id)) else {
+                    // A number that rests.
+                    return desk.register.not_prompt(token);
+                };
+                (mine.offer, mine.ready) = (Some(offer), Some(ready));
+                self.take(desk, offer.qpn);
+                desk.register.begin(now, token, role, now + patience);
+            }
+            Decision::Establish => {
+                let Some(offer) = mine.offer else { return };
+                let ready = desk.manager.ready(id, &offer).ok();
+                if desk.manager.establish(now, id).is_ok()
+                    && let Some(mine) = self.connections.get_mut(&id)
+                {
+                    mine.ready = ready;
+                }
+            }
+            Decision::Reject => {
+                if desk.manager.reject(now, id, RejectReason::ConsumerReject, b"no").is_ok() {
+                    self.drop_it(desk, id);
+                }
+            }
+            Decision::Abandon => self.end(desk, id, true),
+        }
+    }
+
+    fn established(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
+        let Some(mine) = self.connections.get_mut(&id) else {
+            return desk.violate("established from nothing");
+        };
+        let Some(ready) = mine.ready else {
+            return desk.violate("established before its queue pair could be ready");
+        };
+        if mine.established {
+            return desk.violate("established twice");
+        }
+        mine.established = true;
+        desk.register.end(desk.now, mine.token, mine.role, Outcome::Established);
+        desk.register.ready(desk.now, mine.token, mine.role, &ready, mine.offer.map(|offer| offer.qpn));
+        // Packets begin at once or much later; one side ends it, or both.
+        let response = desk.rules.response;
+        let quiet = if desk.random.below(2) == 0 { response } else { response * 90 };
+        desk.tasks.push((quiet, Task::Beat { id }));
+        if mine.role != Role::Server || desk.random.below(3) == 0 {
+            let after = response.mul_f64(desk.random.below(12_000) as f64 / 100.0);
+            desk.tasks.push((after, Task::End { id, abandon: desk.random.below(4) == 0 }));
+        }
+    }
+
+    /// A call has come to its end, or a connection has.
+    fn outcome(&mut self, desk: &mut Desk<'_>, id: ConnectionId, outcome: Outcome) {
+        let Some(mine) = self.connections.get(&id) else {
+            return desk.violate(format!("{outcome:?} of a connection that is over"));
+        };
+        let (token, role) = (mine.token, mine.role);
+        if mine.established {
+            if outcome != Outcome::Disconnected {
+                desk.violate(format!("{outcome:?} after it was established"));
+            }
+        } else if mine.dropped {
+            return desk.violate(format!("{outcome:?} of what nobody wants"));
+        } else if mine.offer.is_some() {
+            desk.register.end(desk.now, token, role, outcome);
+        } else {
+            // A request that was never answered.
+            desk.register.withdrawn(desk.now, token);
+        }
+        self.forget(desk, id);
+    }
+
+    fn drop_it(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
+        let Some(mine) = self.connections.get_mut(&id) else { return };
+        if mine.offer.is_some() {
+            desk.register.end(desk.now, mine.token, mine.role, Outcome::Dropped);
+        } else {
+            desk.register.withdrawn(desk.now, mine.token);
+        }
+        self.forget(desk, id);
+    }
+
+    /// A connection is over here; its number may have to rest.
+    fn forget(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
+        let Some(qpn) = self.connections.remove(&id).and_then(|mine| mine.offer).map(|offer| offer.qpn)
+        else {
+            return;
+        };
+        self.taken.remove(&qpn.get());
+        if desk.manager.state(id) == Some(State::TimeWait) {
+            self.resting.insert(qpn.get(), desk.now);
+        }
+    }
+
+    fn end(&mut self, desk: &mut Desk<'_>, id: ConnectionId, abandon: bool) {
+        let (now, deadline) = (desk.now, desk.now + desk.rules.response * 20);
+        let Some(mine) = self.connections.get_mut(&id).filter(|mine| !mine.dropped) else { return };
+        if mine.established {
+            mine.dropped = true;
+            let ended = if abandon {
+                desk.manager.abandon(now, id, deadline)
+            } else {
+                desk.manager.disconnect(now, id, deadline)
+            };
+            if let Err(error) = ended {
+                desk.violate(format!("a connection that stands can't be ended: {error}"));
+            }
+        } else if abandon && desk.manager.abandon(now, id, deadline).is_ok() {
+            self.drop_it(desk, id);
+        }
+    }
+
+    /// Sends a packet over a connection that stands.
+    fn beat(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
+        let Some(mine) = self.connections.get_mut(&id).filter(|mine| mine.established && !mine.dropped)
+        else {
+            return;
+        };
+        let (Some(ready), Some(offer)) = (&mine.ready, &mine.offer) else { return };
+        if mine.unanswered >= MOST_UNANSWERED {
+            // The queue pair's retries are used up.
+            return self.end(desk, id, false);
+        }
+        mine.unanswered += 1;
+        let path = ready.receiving.path;
+        let ends = Ends { local: path.local(), remote: path.remote() };
+        let (to, from, psn) = (ready.receiving.remote_qpn, offer.qpn, ready.sending.psn);
+        desk.pings.push((ends, Content::Ping { to, from, psn, reply: false }));
+        desk.tasks.push((desk.rules.response, Task::Beat { id }));
+    }
+
+    /// A packet has come for a queue pair.
+    pub(super) fn ping(&mut self, desk: &mut Desk<'_>, ends: Ends, ping: Ping) {
+        // What a queue pair checks: its own number, the peer's address and number, and the sequence number.
+        let is_its = |mine: &&mut Mine| {
+            mine.offer.is_some_and(|offer| offer.qpn == ping.to)
+                && mine.ready.is_some_and(|ready| {
+                    ready.receiving.path.remote() == ends.remote
+                        && ready.receiving.remote_qpn == ping.from
+                        && ready.receiving.psn == ping.psn
+                })
+        };
+        let Some(mine) = self.connections.values_mut().find(is_its) else { return };
+        if ping.reply {
+            mine.unanswered = 0;
+            return;
+        }
+        let Some(ready) = &mine.ready else { return };
+        let psn = ready.sending.psn;
+        desk.pings.push((ends, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
+        desk.manager.communication_established(ping.to);
+    }
+}
+
+/// What goes with a message as private data.
+fn token(private_data: &[u8]) -> Option<u64> {
+    private_data.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)).filter(|token| *token != 0)
+}
+
+/// The queue pair that a question gets as its answer.
+fn answer_qpn(token: u64) -> Qpn {
+    Qpn::truncate(token as u32 | 2)
+}

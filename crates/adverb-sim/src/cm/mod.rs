@@ -1,0 +1,373 @@
+//! Connection managers in a fabric that fails: who connects, accepts, refuses, forgets and ends, and what must come of
+//! it.
+//!
+//! Each node is a [`Manager`] and an application that is told what happens and does something about it, at once, later
+//! or never. Established connections carry pings, as queue pairs would, so that a side whose peer is gone notices.
+//! Every run checks that
+//!
+//! - each call ends by its deadline, with exactly one outcome, and each connection that stood ends;
+//! - what the queue pairs at both ends are told fits together;
+//! - an application is asked once for each request of a peer;
+//! - nobody is unreachable who could be reached, once the fabric has healed;
+//! - numbers rest until timewait is over;
+//! - tables keep their bounds, messages come to an end, and nothing is left of anything.
+
+mod application;
+mod packet;
+mod register;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb_proto::Time;
+use adverb_proto::cm::{Bind, Config, Ends, Listen, Manager};
+use adverb_proto::vocabulary::Transport;
+use adverb_wire::cm::{ServiceId, Timeout};
+use adverb_wire::{Psn, Qpn};
+
+use crate::Random;
+use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
+use application::{Application, Task};
+use packet::Content;
+use register::Register;
+
+/// What a run of connection managers was.
+#[derive(Clone, Debug)]
+pub struct CmOutcome {
+    /// Its seed.
+    pub seed: u64,
+    /// Calls: connections and datagram queue pairs asked for.
+    pub calls: u64,
+    /// Connections that both sides had.
+    pub established: u64,
+    /// Packets sent: messages and pings.
+    pub packets: u64,
+    /// Faults injected.
+    pub faults: FaultCounts,
+    /// How much virtual time it took.
+    pub time: Time,
+    /// A number that follows from every packet and its time: the same for the same seed.
+    pub digest: u64,
+    /// What went wrong first.
+    pub violation: Option<String>,
+    /// What happened, if that was to be remembered.
+    pub trace: Vec<String>,
+}
+
+/// Runs the connection managers of a seed. `trace` says whether to remember what happens.
+pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
+    let mut world = World::new(seed, trace);
+    world.run();
+    CmOutcome {
+        seed,
+        calls: world.register.calls(),
+        established: world.register.established(),
+        packets: world.packets,
+        faults: world.fabric.counts,
+        time: world.now,
+        digest: world.digest,
+        violation: world.register.violation.take(),
+        trace: world.trace.unwrap_or_default(),
+    }
+}
+
+/// A manager, and who uses it.
+struct Node {
+    address: IpAddr,
+    manager: Manager,
+    application: Application,
+    random: Random,
+}
+
+struct World {
+    now: Time,
+    nodes: Vec<Node>,
+    fabric: Fabric,
+    /// What applications will do: when, in which order, who, and what.
+    tasks: BinaryHeap<Reverse<(Time, u64, usize, Task)>>,
+    order: u64,
+    register: Register,
+    rules: Rules,
+    packets: u64,
+    digest: u64,
+    trace: Option<Vec<String>>,
+}
+
+/// What is the same for all of a run.
+#[derive(Clone, Copy, Debug)]
+struct Rules {
+    /// How long a manager waits for an answer at first.
+    response: Duration,
+    /// How long numbers rest: longer than any packet is under way.
+    timewait: Duration,
+    /// How long a request may wait for its application.
+    patience: Duration,
+    /// When the fabric fails no longer.
+    heal_at: Time,
+    /// The service that listeners offer.
+    service: ServiceId,
+    datagrams: ServiceId,
+}
+
+/// Far more steps than any run takes that comes to an end.
+const MOST_STEPS: u64 = 200_000;
+const MOST_HALF_OPEN: usize = 64;
+
+impl World {
+    fn new(seed: u64, trace: bool) -> World {
+        let mut random = Random::new(seed ^ 0x0063_6d63_6d63_6d63);
+        let latency = Duration::from_micros(random.between(5, 200));
+        let code = random.between(10, 13) as u8;
+        let response = Timeout::new(code).unwrap_or(Timeout::MAX);
+        let long = response.duration().mul_f64(0.3 + random.below(100) as f64 / 40.0);
+        let count = random.between(2, 4) as usize;
+        let busy = response.duration() * 100;
+        let mut faults = Faults::default();
+        for chance in [&mut faults.loss, &mut faults.duplication, &mut faults.reordering, &mut faults.delay] {
+            *chance = random.pick(&[0, 10_000, 100_000, 300_000]);
+        }
+        faults.corruption = random.pick(&[0, 0, 20_000]);
+        let heal_at = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 80.0);
+        for _ in 0..random.below(3) {
+            let start = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 100.0);
+            let between = [random.below(count as u64) as usize, random.below(count as u64) as usize];
+            let end = start + response.duration() * random.between(1, 60) as u32;
+            faults.partitions.push(Partition { between, start, end });
+        }
+        let rules = Rules {
+            response: response.duration(),
+            timewait: long * 4 + latency * 16,
+            patience: response.duration() * 40,
+            heal_at,
+            service: ServiceId::tcp_port(7471),
+            datagrams: ServiceId::udp_port(7471),
+        };
+        let mut world = World {
+            now: Time::ZERO,
+            nodes: Vec::new(),
+            fabric: Fabric::new(faults, heal_at, latency, long, random.u64()),
+            tasks: BinaryHeap::new(),
+            order: 0,
+            register: Register::new(rules),
+            rules,
+            packets: 0,
+            digest: 0xcbf2_9ce4_8422_2325,
+            trace: trace.then(Vec::new),
+        };
+        for index in 0..count {
+            world.add_node(index, response, &mut random);
+        }
+        for _ in 0..random.between(4, 16) {
+            world.plan(busy, &mut random);
+        }
+        world
+    }
+
+    fn add_node(&mut self, index: usize, response: Timeout, random: &mut Random) {
+        let mut config = Config::new(random.u64());
+        config.response_timeout = response;
+        config.timewait = self.rules.timewait;
+        config.request_patience = self.rules.patience;
+        config.max_half_open = MOST_HALF_OPEN;
+        let mut manager = Manager::new(config);
+        // The last node offers nothing: who asks it is told so.
+        if index == 0 || random.below(4) > 0 {
+            for (service, transport) in
+                [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]
+            {
+                let _ = manager.listen(Listen { service, bind: Bind::Any, transport, backlog: 32 });
+            }
+        }
+        self.nodes.push(Node {
+            address: [10, 0, 0, 1 + index as u8].into(),
+            manager,
+            application: Application::default(),
+            random: Random::new(random.u64()),
+        });
+    }
+
+    /// Plans a call, or a meeting of two.
+    fn plan(&mut self, busy: Duration, random: &mut Random) {
+        let count = self.nodes.len() as u64;
+        let (from, to) = (random.below(count) as usize, random.below(count) as usize);
+        let at = Time::ZERO + busy.mul_f64(random.below(1000) as f64 / 1000.0);
+        let patience = self.rules.response * random.between(2, 80) as u32;
+        match random.below(10) {
+            0..=6 => self.add_task(at, from, Task::Connect { to, patience }),
+            7 if from != to => {
+                let token = random.u64() | 1;
+                let meeting = |to| Task::Meet { to, patience, token };
+                self.add_task(at, from, meeting(to));
+                self.add_task(at + self.rules.response.mul_f64(0.01), to, meeting(from));
+            }
+            _ => self.add_task(at, from, Task::Resolve { to, patience }),
+        }
+    }
+
+    fn add_task(&mut self, at: Time, node: usize, task: Task) {
+        self.order += 1;
+        self.tasks.push(Reverse((at, self.order, node, task)));
+    }
+
+    fn run(&mut self) {
+        for step in 0.. {
+            if self.register.violation.is_some() {
+                return;
+            }
+            if step == MOST_STEPS {
+                return self.register.violate(self.now, "it does not come to an end");
+            }
+            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
+            let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
+            let Some(next) = [task, timers, self.fabric.next()].into_iter().flatten().min() else { break };
+            self.now = self.now.max(next);
+            while let Some(packet) = self.fabric.receive(self.now) {
+                self.deliver(&packet);
+            }
+            for node in &mut self.nodes {
+                node.manager.handle_timeout(self.now);
+            }
+            self.drain();
+            while self.tasks.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+                let Some(Reverse((_, _, node, task))) = self.tasks.pop() else { break };
+                self.note(|| format!("node {node}: {task:?}"));
+                self.act(node, |application, desk| application.run(desk, task));
+                self.drain();
+            }
+        }
+        for node in &self.nodes {
+            self.register.check_end(self.now, &node.manager, &node.application);
+        }
+        self.register.check_calls(self.now);
+    }
+
+    /// Lets an application do something.
+    fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut Desk<'_>)) {
+        let addresses: Vec<IpAddr> = self.nodes.iter().map(|node| node.address).collect();
+        let Node { manager, application, random, .. } = &mut self.nodes[node];
+        let mut desk = Desk {
+            now: self.now,
+            node,
+            addresses: &addresses,
+            manager,
+            random,
+            rules: self.rules,
+            register: &mut self.register,
+            tasks: Vec::new(),
+            pings: Vec::new(),
+        };
+        act(application, &mut desk);
+        let Desk { tasks, pings, .. } = desk;
+        for (after, task) in tasks {
+            self.add_task(self.now + after, node, task);
+        }
+        for (ends, content) in pings {
+            self.send(node, ends, content);
+        }
+    }
+
+    /// Sends all that managers want to send, and tells applications all that they are told.
+    fn drain(&mut self) {
+        loop {
+            let mut quiet = true;
+            for node in 0..self.nodes.len() {
+                while let Some(datagram) = self.nodes[node].manager.poll_transmit() {
+                    quiet = false;
+                    self.note(|| format!("node {node} sends {}", datagram.mad.message));
+                    self.send(node, datagram.ends, Content::Mad(Box::new(datagram.mad)));
+                }
+                while let Some(event) = self.nodes[node].manager.poll_event() {
+                    quiet = false;
+                    self.note(|| format!("node {node} is told {event:?}"));
+                    self.act(node, |application, desk| application.hear(desk, event));
+                }
+                let holdings = self.nodes[node].manager.holdings();
+                self.register.check_bounds(self.now, &holdings, MOST_HALF_OPEN);
+            }
+            if quiet {
+                return;
+            }
+        }
+    }
+
+    fn send(&mut self, from: usize, ends: Ends, content: Content) {
+        let Some(to) = self.nodes.iter().position(|node| node.address == ends.remote) else { return };
+        self.packets += 1;
+        let identification = self.packets as u16;
+        let bytes = packet::write(ends, &content, identification);
+        for byte in self.now.as_nanos().to_le_bytes().iter().chain(&bytes) {
+            self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        let in_flight = InFlight {
+            from,
+            to,
+            source_port: packet::SOURCE_PORT,
+            identification,
+            bytes,
+            ecn_capable: false,
+            congested: false,
+        };
+        let fate = self.fabric.send(self.now, in_flight);
+        if fate != Fate::Carried {
+            self.note(|| format!("  {fate:?}"));
+        }
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        let ends = Ends { local: self.nodes[packet.to].address, remote: self.nodes[packet.from].address };
+        // What was damaged on the way is dropped, as any adapter would.
+        let Some(content) = packet::read(ends, packet) else { return };
+        match content {
+            Content::Mad(mad) => {
+                let Node { manager, random, .. } = &mut self.nodes[packet.to];
+                manager.handle(self.now, ends, &mad.emit(), &mut || random.u32());
+            }
+            Content::Ping { to, from, psn, reply } => {
+                self.act(packet.to, |application, desk| {
+                    application.ping(desk, ends, Ping { to, from, psn, reply });
+                });
+            }
+        }
+        self.drain();
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{} {}", self.now, line()));
+        }
+    }
+}
+
+/// A packet of a queue pair, as far as it matters here.
+struct Ping {
+    to: Qpn,
+    from: Qpn,
+    psn: Psn,
+    reply: bool,
+}
+
+/// What an application has at hand.
+struct Desk<'a> {
+    now: Time,
+    node: usize,
+    addresses: &'a [IpAddr],
+    manager: &'a mut Manager,
+    random: &'a mut Random,
+    rules: Rules,
+    register: &'a mut Register,
+    /// What it will do, and after how long.
+    tasks: Vec<(Duration, Task)>,
+    pings: Vec<(Ends, Content)>,
+}
+
+impl Desk<'_> {
+    fn ends(&self, to: usize) -> Ends {
+        Ends { local: self.addresses[self.node], remote: self.addresses[to] }
+    }
+
+    fn violate(&mut self, what: impl Into<String>) {
+        self.register.violate(self.now, what);
+    }
+}
