@@ -60,7 +60,11 @@ pub(crate) fn text(command: &mut Command) -> Result<String> {
 
 /// Builds one executable with `cargo ARGUMENTS…`, and says where it is.
 pub(crate) fn build(arguments: &str) -> Result<String> {
-    let mut command = cargo(arguments);
+    build_with(cargo(arguments))
+}
+
+/// Builds one executable with a cargo that was given its arguments, and says where it is.
+pub(crate) fn build_with(mut command: Command) -> Result<String> {
     command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
     let messages = text(&mut command)?;
     executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")

@@ -243,7 +243,19 @@ fn measure(runs: usize, mut round: impl FnMut()) -> f64 {
 /// Rounds in a run: a few tenths of a millisecond.
 const ROUNDS: usize = 50;
 
+/// Just so many rounds of small WRITEs, for somebody who counts instructions.
+fn count(rounds: usize) {
+    let mut small = Loop::new(1, Link::Parts);
+    for _ in 0..rounds {
+        assert_eq!(small.round(0, 8, 1), BATCH);
+    }
+}
+
 fn main() {
+    let mut words = std::env::args().skip_while(|word| word != "--rounds").skip(1);
+    if let Some(rounds) = words.next() {
+        return count(rounds.parse().expect("a number of rounds"));
+    }
     let runs = if std::env::args().any(|arg| arg == "--test") { 2 } else { 1000 };
 
     for link in [Link::Parts, Link::Bytes, Link::Checked] {

@@ -14,7 +14,7 @@ pub use status::{Holdings, QpStatus};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Wake};
-use crate::event::{DropReason, Event, Notice, Sink};
+use crate::event::{DropReason, Event, Notice, Sink, tell};
 use crate::hash::NumberHasher;
 use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
@@ -510,23 +510,22 @@ impl<S: Sink> Device<S> {
         let header = received.header;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
         let (qpn, psn) = (qp.qpn, header.psn);
+        let payload_len = received.payload.len() as u32;
+        let come = || Event::PacketIn { qpn, psn, opcode: header.opcode(), payload_len };
         match (&header.operation, qp.config.transport) {
             (Operation::Rc(_), Transport::Rc)
             | (Operation::Uc(_), Transport::Uc)
             | (Operation::Ud(_), Transport::Ud) => {}
             (Operation::Cnp, _) => {
+                tell(&mut self.sink, now, come);
                 qp.handle_cnp(&mut context!(self, now));
                 return self.settle(now, slot);
             }
             _ => return self.drop_packet(now, qpn, psn, DropReason::Transport),
         }
-        let payload_len = received.payload.len() as u32;
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
-        if S::ACTIVE {
-            let opcode = header.opcode();
-            self.sink.event(now, Event::PacketIn { qpn, psn, opcode, payload_len });
-        }
+        tell(&mut self.sink, now, come);
         let cx = &mut context!(self, now);
         if arrival.congested {
             qp.handle_mark(cx);
@@ -652,9 +651,7 @@ impl<S: Sink> Device<S> {
         }
         if !qp.queued && qp.may_transmit() {
             qp.queued = true;
-            if S::ACTIVE {
-                self.sink.event(now, Event::Doorbell { qpn: qp.qpn });
-            }
+            tell(&mut self.sink, now, || Event::Doorbell { qpn: qp.qpn });
             self.ready.push_back(slot);
         }
     }
@@ -667,9 +664,7 @@ impl<S: Sink> Device<S> {
             DropReason::Address | DropReason::Partition => self.stats.wrong_address += 1,
             _ => {}
         }
-        if S::ACTIVE {
-            self.sink.event(now, Event::Dropped { qpn, psn, reason });
-        }
+        tell(&mut self.sink, now, || Event::Dropped { qpn, psn, reason });
     }
 }
 

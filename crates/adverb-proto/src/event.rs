@@ -88,6 +88,15 @@ pub enum Event {
         /// How.
         syndrome: Syndrome,
     },
+    /// A peer's request is refused, or it is to send it again.
+    NakSent {
+        /// The queue pair that refuses.
+        qpn: Qpn,
+        /// The number refused.
+        psn: Psn,
+        /// How.
+        syndrome: Syndrome,
+    },
     /// Requests from this number on will be sent again.
     Retransmit {
         /// The queue pair.
@@ -215,6 +224,19 @@ pub trait Sink {
     fn event(&mut self, now: Time, event: Event);
 }
 
+/// Tells somebody who watches, if there is one.
+///
+/// There is a build without anything in here, so that `cargo xtask overhead` can show that nobody watching is free.
+#[inline(always)]
+pub(crate) fn tell<S: Sink>(sink: &mut S, now: Time, event: impl FnOnce() -> Event) {
+    #[cfg(not(adverb_no_events))]
+    if S::ACTIVE {
+        sink.event(now, event());
+    }
+    #[cfg(adverb_no_events)]
+    let _ = (sink, now, event);
+}
+
 /// Nobody.
 impl Sink for () {
     const ACTIVE: bool = false;
@@ -271,6 +293,7 @@ impl fmt::Display for Event {
             Event::Dropped { qpn, psn, reason } => write!(f, "qp {qpn} dropped psn {psn}: {reason:?}"),
             Event::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
             Event::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
+            Event::NakSent { qpn, psn, syndrome } => write!(f, "qp {qpn} refuses psn {psn}: {syndrome}"),
             Event::Retransmit { qpn, psn, cause } => write!(f, "qp {qpn} again from psn {psn}: {cause:?}"),
             Event::Congested { qpn, rate } => match rate {
                 Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),

@@ -4,6 +4,8 @@
 //! (`baseline.c`) and by Rust (adverb's benchmark `overhead`). Callgrind counts the instructions of a run and of one twice
 //! as long: the difference is that of the requests alone, the same on every machine that compiles the same code.
 
+mod events;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,6 +61,7 @@ pub(crate) fn run() -> Result<()> {
         }
         exceeded |= difference > mode.allowed;
     }
+    events::run()?;
     if exceeded {
         bail!("a way to post and poll costs more than it may: see the table");
     }

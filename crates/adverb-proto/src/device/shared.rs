@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::Time;
-use crate::event::{Event, Sink};
+use crate::event::{Event, Sink, tell};
 use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
 use crate::vocabulary::RecvRequest;
 
@@ -47,9 +47,7 @@ impl<S: Sink> Device<S> {
     /// If there is no such queue, or it is full, or the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
         self.shared_queue(srq)?.post(request)?;
-        if S::ACTIVE {
-            self.sink.event(now, Event::PostedShared { srq, wr_id: request.wr_id });
-        }
+        tell(&mut self.sink, now, || Event::PostedShared { srq, wr_id: request.wr_id });
         Ok(())
     }
 

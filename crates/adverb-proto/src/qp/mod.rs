@@ -28,7 +28,7 @@ pub use config::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receivin
 use crate::Time;
 use crate::congestion::Pacer;
 use crate::cq::{CompletionQueue, Cq, Pushed};
-use crate::event::{Event, Notice, Queue, Sink};
+use crate::event::{Event, Notice, Queue, Sink, tell};
 use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Arrival, Incoming, Path};
@@ -62,9 +62,7 @@ impl<S: Sink> Context<'_, S> {
     /// Tells what happened, if somebody wants to know.
     #[inline(always)]
     pub(crate) fn event(&mut self, event: impl FnOnce() -> Event) {
-        if S::ACTIVE {
-            self.sink.event(self.now, event());
-        }
+        tell(self.sink, self.now, event);
     }
 }
 

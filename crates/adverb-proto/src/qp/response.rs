@@ -271,6 +271,9 @@ impl QueuePair {
             }
             Pending::Fatal { psn, code } => (psn, Syndrome::Nak(code)),
         };
+        if !matches!(syndrome, Syndrome::Ack(_)) {
+            cx.event(|| Event::NakSent { qpn: self.qpn, psn, syndrome });
+        }
         Some(self.respond(cx, psn, Rc::Acknowledge(Aeth { syndrome, msn }), 0))
     }
 

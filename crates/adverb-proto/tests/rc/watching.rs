@@ -1,10 +1,10 @@
 //! Events and statistics.
 
 use adverb_proto::vocabulary::{QpState, SendOperation, Status};
-use adverb_proto::{Event, Queue, TimerKind};
-use adverb_wire::Opcode;
+use adverb_proto::{Event, Queue, RetryCause, TimerKind};
+use adverb_wire::{Header, NakCode, Opcode, Psn, Rc, Send, Syndrome};
 
-use crate::harness::{Pair, solo};
+use crate::harness::{End, Pair, solo};
 
 #[test]
 fn life_of_a_request_is_told_from_post_to_completion() {
@@ -59,4 +59,51 @@ fn events_print_as_lines() {
     let lines: Vec<String> = end.device.sink().iter().map(|(_, event)| event.to_string()).collect();
     assert!(lines.iter().any(|line| line.ends_with("out RC SEND only psn 1000, 8 bytes")), "{lines:?}");
     assert!(lines.iter().any(|line| line.ends_with("post Send wr 0x10")));
+}
+
+#[test]
+fn refusals_are_told_at_both_ends() {
+    let mut end = solo();
+    end.hear(5, Rc::Send(Send::Only(None)), &[]);
+    end.transmits();
+    let syndrome = Syndrome::Nak(NakCode::SequenceError);
+    let psn = Psn::wrapping(crate::harness::PSN);
+    let told = |end: &End, event: Event| end.device.sink().iter().any(|(_, told)| *told == event);
+    assert!(told(&end, Event::NakSent { qpn: end.qpn, psn, syndrome }));
+    end.post(1, SendOperation::Send, 0, 8);
+    end.transmits();
+    end.hear(0, Rc::Acknowledge(adverb_wire::Aeth { syndrome, msn: 0 }), &[]);
+    assert!(told(&end, Event::NakReceived { qpn: end.qpn, psn, syndrome }));
+    assert!(told(&end, Event::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
+}
+
+#[test]
+fn acknowledgements_sent_are_no_refusals() {
+    let mut end = solo();
+    end.post_recv(1, 0, 8);
+    end.hear(0, Rc::Send(Send::Only(None)), &[]);
+    end.transmits();
+    assert!(!end.device.sink().iter().any(|(_, event)| matches!(event, Event::NakSent { .. })));
+}
+
+#[test]
+fn congestion_notifications_are_told_as_packets_too() {
+    let mut end = solo();
+    let cnp = end.forge(&Header::cnp(end.qpn), &[]);
+    end.deliver(&cnp);
+    let come = |event: &Event| matches!(event, Event::PacketIn { opcode: Opcode::Cnp, .. });
+    assert!(end.device.sink().iter().any(|(_, event)| come(event)));
+}
+
+#[test]
+fn every_event_prints_its_queue_pair() {
+    let mut pair = Pair::new();
+    pair.a.post(1, SendOperation::Send, 0, 8);
+    pair.run();
+    pair.b.post_recv(1, 0, 8);
+    pair.run_long_where(|_, _| true);
+    for (_, event) in pair.a.device.sink().iter().chain(pair.b.device.sink()) {
+        let line = event.to_string();
+        assert!(line.starts_with("qp 0x") && line.len() > 14, "{line}");
+    }
 }

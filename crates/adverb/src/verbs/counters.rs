@@ -157,4 +157,21 @@ mod tests {
         assert!(errors.into_iter().all(Counters::is_error));
         assert!(!traffic.into_iter().any(Counters::is_error));
     }
+
+    #[test]
+    fn counters_of_the_software_engine_are_told_apart_by_name_too() {
+        let traffic = [
+            "sent_pkts",
+            "rcvd_pkts",
+            "sent_bytes",
+            "rcvd_bytes",
+            "completions",
+            "np_ecn_marked_roce_packets",
+            "np_cnp_sent",
+            "rp_cnp_handled",
+        ];
+        for (name, _) in adverb_proto::Statistics::default().counters() {
+            assert_eq!(Counters::is_error(name), !traffic.contains(&name), "{name}");
+        }
+    }
 }
