@@ -9,7 +9,7 @@ use adverb_proto::vocabulary::{Gid, Qpn, RejectReason, Transport};
 
 #[cfg(feature = "ibv")]
 use super::ibv;
-use super::{Connection, ReadyToSend};
+use super::{Address, Connection, ReadyToSend};
 use crate::error::Result;
 
 /// Asks whichever engine it is.
@@ -29,10 +29,10 @@ pub(crate) enum Identifier {
 }
 
 impl Identifier {
-    /// A new one, for reliable connections.
-    pub(crate) fn new() -> Result<Identifier> {
+    /// A new one.
+    pub(crate) fn new(purpose: Use) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
-        return Ok(Identifier::Ibv(ibv::Identifier::new()?));
+        return Ok(Identifier::Ibv(ibv::Identifier::new(purpose)?));
         #[cfg(not(feature = "ibv"))]
         Err(super::no_engine())
     }
@@ -115,6 +115,16 @@ impl Identifier {
         ask!(self, identifier => identifier.accept(parameters))
     }
 
+    /// Asks the peer for its datagram queue pair.
+    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
+        ask!(self, identifier => identifier.look_up(private_data))
+    }
+
+    /// Tells a peer that asks for it a datagram queue pair.
+    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+        ask!(self, identifier => identifier.answer(qpn, private_data))
+    }
+
     /// Rejects a request, or a response.
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
         ask!(self, identifier => identifier.reject(private_data))
@@ -129,6 +139,15 @@ impl Identifier {
     pub(crate) fn disconnect(&self) -> Result<()> {
         ask!(self, identifier => identifier.disconnect())
     }
+}
+
+/// What an identifier is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// Reliable connections.
+    Connections,
+    /// Finding datagram queue pairs.
+    Datagrams,
 }
 
 /// Between which addresses a connection is, and over which device.
@@ -179,6 +198,13 @@ pub(crate) enum Event {
     Request(Request),
     /// The peer accepted.
     Response {
+        private_data: Vec<u8>,
+    },
+    /// The peer told its datagram queue pair.
+    Found {
+        qpn: Qpn,
+        qkey: u32,
+        address: Address,
         private_data: Vec<u8>,
     },
     /// The peer rejected.

@@ -32,10 +32,14 @@ impl AddressHandle {
                 hint: "have the recipient say its endpoint, and call `recipient`".into(),
             });
         }
-        let address = queue_pair.address_of(gid, lid, traffic);
-        queue_pair.addresses.get(&address, || {
-            let backend = queue_pair.domain.backend().address_handle(&address)?;
-            Ok(AddressHandle(Arc::new(Inner { backend, gid })))
+        AddressHandle::at(queue_pair, &queue_pair.address_of(gid, lid, traffic))
+    }
+
+    /// The handle for an address: one that was made before, if it was.
+    pub(super) fn at(queue_pair: &QueuePair, address: &backend::Address) -> Result<AddressHandle> {
+        queue_pair.addresses.get(address, || {
+            let backend = queue_pair.domain.backend().address_handle(address)?;
+            Ok(AddressHandle(Arc::new(Inner { backend, gid: address.gid })))
         })
     }
 

@@ -1,6 +1,7 @@
 //! The connection manager at work, on the first device that has addresses; skipped, with the reason printed, where there
 //! is none.
 
+mod datagrams;
 mod drop_order;
 mod rping;
 

@@ -21,13 +21,15 @@ use adverb_sys::{
 use self::address::RawAddress;
 use super::completion_queue::wait_readable;
 use super::{check, verb_error};
-use crate::backend::connection_manager::{Parameters, Path};
+use crate::backend::connection_manager::{Parameters, Path, Use};
 use crate::backend::{Address, Connection, ReadyToSend};
 use crate::error::{Error, Result};
 
 pub(crate) struct Identifier {
     library: &'static RdmaCm,
     handle: NonNull<rdma_cm_id>,
+    /// What it, and the library with it, takes what comes with its events for.
+    purpose: Use,
     /// This identifier's alone, so that no event of one is taken by who waits for another.
     channel: Channel,
 }
@@ -39,35 +41,43 @@ unsafe impl Send for Identifier {}
 unsafe impl Sync for Identifier {}
 
 impl Identifier {
-    pub(crate) fn new() -> Result<Identifier> {
+    pub(crate) fn new(purpose: Use) -> Result<Identifier> {
         let library = library()?;
         let channel = Channel::new(library)?;
         let mut handle = std::ptr::null_mut();
+        let port_space = match purpose {
+            Use::Connections => sys::RDMA_PS_TCP,
+            Use::Datagrams => sys::RDMA_PS_UDP,
+        };
         // SAFETY: the channel is alive, and the identifier may be written. No context is given, and none is read.
         let code = unsafe {
             let channel = channel.handle.as_ptr();
-            library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), sys::RDMA_PS_TCP)
+            library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), port_space)
         };
         check(code, || "making an identifier of the connection manager".to_owned())?;
         let handle = NonNull::new(handle).ok_or_else(|| {
             verb_error(io::Error::from(io::ErrorKind::OutOfMemory), "making an identifier".to_owned())
         })?;
-        Ok(Identifier { library, handle, channel })
+        Ok(Identifier { library, handle, purpose, channel })
     }
 
     /// Takes over the identifier that came with a request.
     ///
     /// # Safety
     ///
-    /// The identifier is alive, nobody else uses it, and no event of it is unacknowledged.
-    unsafe fn adopt(library: &'static RdmaCm, handle: NonNull<rdma_cm_id>) -> Result<Identifier> {
+    /// The identifier is alive and for that use, nobody else uses it, and no event of it is unacknowledged.
+    unsafe fn adopt(
+        library: &'static RdmaCm,
+        handle: NonNull<rdma_cm_id>,
+        purpose: Use,
+    ) -> Result<Identifier> {
         let moved = Channel::new(library).and_then(|channel| {
             // SAFETY: both are alive. There is nothing to wait for: no event of the identifier is unacknowledged.
             let code = unsafe { library.rdma_migrate_id(handle.as_ptr(), channel.handle.as_ptr()) };
             check(code, || "giving a request an event channel".to_owned()).map(|()| channel)
         });
         match moved {
-            Ok(channel) => Ok(Identifier { library, handle, channel }),
+            Ok(channel) => Ok(Identifier { library, handle, purpose, channel }),
             Err(error) => {
                 // SAFETY: the caller vouches that it is alive and nobody's; this rejects the request.
                 unsafe { library.rdma_destroy_id(handle.as_ptr()) };
@@ -185,19 +195,8 @@ impl Identifier {
     pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         let receive = self.attributes(sys::IBV_QPS_RTR)?;
         let send = self.attributes(sys::IBV_QPS_RTS)?;
-        let (path, grh) = (&receive.ah_attr, &receive.ah_attr.grh);
         let connection = Connection {
-            address: Address {
-                gid: Gid::new(grh.dgid.octets()),
-                lid: path.dlid,
-                port: path.port_num,
-                gid_index: grh.sgid_index,
-                uses_grh: path.is_global != 0,
-                traffic_class: grh.traffic_class,
-                flow_label: grh.flow_label,
-                hop_limit: grh.hop_limit,
-                service_level: path.sl,
-            },
+            address: raise_address(&receive.ah_attr),
             qpn: Qpn::truncate(receive.dest_qp_num),
             psn: Psn::wrapping(receive.rq_psn),
             mtu: u8::try_from(receive.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256),
@@ -245,6 +244,20 @@ impl Identifier {
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "accepting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+    }
+
+    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
+        let mut raw = lower_datagrams(Qpn::truncate(0), private_data);
+        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
+        check(code, || "asking for a datagram queue pair".to_owned())
+    }
+
+    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+        let mut raw = lower_datagrams(qpn, private_data);
+        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
+        check(code, || "telling a datagram queue pair".to_owned()).map_err(|error| explain(error, gone_hint))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
@@ -362,6 +375,30 @@ fn lower(parameters: &Parameters<'_>) -> rdma_conn_param {
         rnr_retry_count: parameters.rnr_retry,
         srq: parameters.shared_receives.into(),
         qp_num: parameters.qpn.get(),
+    }
+}
+
+/// The parameters of datagrams in the library's form, which borrows the private data.
+fn lower_datagrams(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
+    let mut raw = rdma_conn_param::zeroed();
+    raw.private_data = private_data.as_ptr().cast();
+    raw.private_data_len = short_len(private_data);
+    raw.qp_num = qpn.get();
+    raw
+}
+
+/// An address as the library tells it.
+fn raise_address(attr: &sys::ibv_ah_attr) -> Address {
+    Address {
+        gid: Gid::new(attr.grh.dgid.octets()),
+        lid: attr.dlid,
+        port: attr.port_num,
+        gid_index: attr.grh.sgid_index,
+        uses_grh: attr.is_global != 0,
+        traffic_class: attr.grh.traffic_class,
+        flow_label: attr.grh.flow_label,
+        hop_limit: attr.grh.hop_limit,
+        service_level: attr.sl,
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::connecting::{Role, depths};
 use super::failure::{self, Stage};
 use super::{Connecting, Connection, Deadline, MAX_CONNECT_DATA, PATIENCE, Path, check_private_data};
-use crate::backend::connection_manager::{Event, Identifier, Parameters};
+use crate::backend::connection_manager::{Event, Identifier, Parameters, Use};
 use crate::error::{Error, Result};
 use crate::verbs::{ConnectOptions, QueuePair, Traffic};
 
@@ -125,7 +125,12 @@ impl Connector {
     /// If the connection manager refuses, or the private data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<Resolving> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
-        let identifier = Identifier::new()?;
+        self.begin(peer, Use::Connections)
+    }
+
+    /// Begins to find the device and the route that lead to a peer.
+    pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<Resolving> {
+        let identifier = Identifier::new(purpose)?;
         let options = &self.options;
         identifier.ack_timeout(options.timeout);
         if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
@@ -145,6 +150,10 @@ impl Connector {
         };
         resolving.ask()?;
         Ok(resolving)
+    }
+
+    pub(super) fn data(&self) -> &[u8] {
+        &self.private_data
     }
 }
 
@@ -180,7 +189,13 @@ impl Resolving {
         }
         let result = self.advance();
         self.done = !matches!(result, Ok(None));
-        result
+        Ok(result?.map(|path| Route {
+            path,
+            identifier: Arc::clone(&self.identifier),
+            connector: self.connector.clone(),
+            resolved_by: self.deadline,
+            deadline: None,
+        }))
     }
 
     /// Asks for the address, for a while.
@@ -199,7 +214,8 @@ impl Resolving {
         }
     }
 
-    fn advance(&mut self) -> Result<Option<Route>> {
+    /// The way to the peer, once it is known.
+    pub(super) fn advance(&mut self) -> Result<Option<Path>> {
         while let Some(event) = self.identifier.take_event()? {
             match event {
                 Event::AddressResolved => {
@@ -208,13 +224,7 @@ impl Resolving {
                     asked.map_err(|error| self.explain(error))?;
                 }
                 Event::RouteResolved => {
-                    return Ok(Some(Route {
-                        path: Path::new(&self.identifier)?,
-                        identifier: Arc::clone(&self.identifier),
-                        connector: self.connector.clone(),
-                        resolved_by: self.deadline,
-                        deadline: None,
-                    }));
+                    return Ok(Some(Path::new(&self.identifier)?));
                 }
                 Event::Failed(error)
                     if self.stage == Stage::Address
@@ -251,6 +261,24 @@ impl Resolving {
     /// Until when the route has to be known.
     pub fn deadline(&self) -> Instant {
         self.deadline.at()
+    }
+}
+
+impl Resolving {
+    pub(super) fn identifier(&self) -> Arc<Identifier> {
+        Arc::clone(&self.identifier)
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn private_data(&self) -> &[u8] {
+        self.connector.data()
+    }
+
+    pub(super) fn limit(&self) -> &Deadline {
+        &self.deadline
     }
 }
 

@@ -15,6 +15,7 @@ pub(super) enum Stage {
     Route,
     Request,
     Acceptance,
+    Question,
 }
 
 impl Stage {
@@ -24,6 +25,7 @@ impl Stage {
             Stage::Route => "looking for a route",
             Stage::Request => "asking for a connection",
             Stage::Acceptance => "waiting for the peer to complete the connection",
+            Stage::Question => "asking for its datagram queue pair",
         }
     }
 }
@@ -43,7 +45,7 @@ pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> E
         (_, Some(libc::ENETUNREACH)) => "there is no route to that network",
         (Stage::Address, _) => "nobody answers for that address: is the host up, and the address right?",
         (Stage::Route, _) => "is the subnet manager up?",
-        (Stage::Request, _) => {
+        (Stage::Request | Stage::Question, _) => {
             "the host may have no RDMA device with that address, its program may be slow to accept, or the network \
              may not pass RoCE: UDP port 4791"
         }

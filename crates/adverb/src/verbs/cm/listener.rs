@@ -9,7 +9,7 @@ use super::connecting::{Role, depths, make_ready};
 use super::{
     Connecting, Connection, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, PATIENCE, Path, check_private_data,
 };
-use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request};
+use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request, Use};
 use crate::error::{Error, Result};
 use crate::verbs::{ConnectOptions, QueuePair};
 
@@ -160,7 +160,7 @@ impl ListenerBuilder {
     ///
     /// If no RDMA device has the address, or somebody listens there already.
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
-        let identifier = Identifier::new()?;
+        let identifier = Identifier::new(Use::Connections)?;
         identifier.bind(address)?;
         identifier.listen(self.backlog)?;
         let address = identifier.local_address().unwrap_or(address);

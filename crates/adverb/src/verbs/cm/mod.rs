@@ -48,9 +48,15 @@
 //! The bytes that come with a request, an answer or a rejection arrive padded with zeros to the most that fit: the
 //! protocol carries no length. Send one along if zeros matter.
 //!
+//! # Datagrams
+//!
+//! A [`DatagramListener`] tells peers who [look it up](Connector::look_up) by address and port which datagram queue pair to
+//! send to (InfiniBand's service ID resolution). There is no connection then, and nobody is told when a peer goes.
+//!
 //! # What this is not
 //!
-//! Only reliable connections are made here; looking up datagram queue pairs (SIDR) is to come.
+//! Connections are reliable ones. Multicast groups aren't joined here, but by
+//! [`QueuePair::join_multicast`](super::QueuePair::join_multicast), which needs no connection manager with RoCE.
 //!
 //! [disconnects]: Connection::try_event
 
@@ -74,6 +80,7 @@ macro_rules! event_source {
 mod connecting;
 mod connection;
 mod connector;
+mod datagrams;
 mod failure;
 mod listener;
 mod path;
@@ -85,6 +92,7 @@ pub use adverb_proto::vocabulary::RejectReason;
 pub use connecting::Connecting;
 pub use connection::{Connection, ConnectionEvent};
 pub use connector::{Connector, Resolving, Route};
+pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, LookingUp};
 pub use listener::{Incoming, Listener, ListenerBuilder};
 pub use path::Path;
 
@@ -97,6 +105,12 @@ pub const MAX_CONNECT_DATA: usize = 56;
 pub const MAX_ACCEPT_DATA: usize = 196;
 /// How many bytes may go with a rejection.
 pub const MAX_REJECT_DATA: usize = 148;
+/// The queue key of datagram queue pairs that are found by address and port: the connection manager knows no other.
+pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
+/// How many bytes may go with a question for a datagram queue pair: 216 of the protocol's, less the 36 of its IP addresses.
+pub const MAX_LOOKUP_DATA: usize = 180;
+/// How many bytes may go with the answer.
+pub const MAX_ANSWER_DATA: usize = 136;
 
 /// How long a connection may take to be made, unless something else is said.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -125,6 +139,10 @@ const _: () = {
     shared_between_threads::<Connecting>();
     shared_between_threads::<Connection>();
     shared_between_threads::<Path>();
+    shared_between_threads::<DatagramListener>();
+    shared_between_threads::<DatagramRequest>();
+    shared_between_threads::<DatagramService>();
+    shared_between_threads::<LookingUp>();
 };
 
 #[cfg(test)]

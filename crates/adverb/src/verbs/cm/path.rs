@@ -61,20 +61,39 @@ impl Path {
     ///
     /// If the domain belongs to another device.
     pub fn queue_pair(&self, domain: &ProtectionDomain) -> Result<QueuePairBuilder> {
+        self.builder(domain, Transport::Rc)
+    }
+
+    pub(super) fn builder(
+        &self,
+        domain: &ProtectionDomain,
+        transport: Transport,
+    ) -> Result<QueuePairBuilder> {
         self.check_device(domain)?;
-        let builder = domain.queue_pair(Transport::Rc).port(self.0.port).pkey_index(self.0.pkey_index);
+        let builder = domain.queue_pair(transport).port(self.0.port).pkey_index(self.0.pkey_index);
         Ok(builder.address(self.0.gid.ip()))
     }
 
     /// Whether a queue pair can be connected over this path.
     pub(super) fn check(&self, queue_pair: &QueuePair) -> Result<()> {
-        self.check_device(queue_pair.protection_domain())?;
+        self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Rc {
             return Err(Error::Unsupported {
                 what: format!("connecting a queue pair ({}) by address", queue_pair.transport()).into(),
                 hint: "make it with `Path::queue_pair`, which makes it reliable".into(),
             });
         }
+        let state = queue_pair.state.get();
+        if state != QpState::Init {
+            let hint = "a queue pair is connected once; `reset` it to connect it again";
+            return Err(Error::WrongState { action: "connecting", state, hint });
+        }
+        Ok(())
+    }
+
+    /// Whether a queue pair is of the path's device and port.
+    pub(super) fn check_port(&self, queue_pair: &QueuePair) -> Result<()> {
+        self.check_device(queue_pair.protection_domain())?;
         if queue_pair.port.number != self.0.port {
             let reason = format!(
                 "the queue pair is of port {} of {}, and the connection goes over port {}: make it with \
@@ -82,11 +101,6 @@ impl Path {
                 queue_pair.port.number, self.0.device, self.0.port
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
-        }
-        let state = queue_pair.state.get();
-        if state != QpState::Init {
-            let hint = "a queue pair is connected once; `reset` it to connect it again";
-            return Err(Error::WrongState { action: "connecting", state, hint });
         }
         Ok(())
     }

@@ -3,12 +3,12 @@
 use std::io;
 use std::ptr::NonNull;
 
-use adverb_proto::vocabulary::RejectReason;
+use adverb_proto::vocabulary::{Qpn, RejectReason};
 use adverb_sys::{self as sys, rdma_cm_event};
 
 use super::super::verb_error;
-use super::Identifier;
-use crate::backend::connection_manager::{self as plain, Depths, Event, Request};
+use super::{Identifier, raise_address};
+use crate::backend::connection_manager::{self as plain, Depths, Event, Request, Use};
 use crate::error::Result;
 
 impl Identifier {
@@ -23,33 +23,56 @@ impl Identifier {
                 _ => Err(verb_error(error, "taking an event of the connection manager".to_owned())),
             };
         }
-        // SAFETY: the event was taken, and isn't acknowledged yet. Identifiers here are for connections, so that what
-        // comes with it is of a connection.
-        let (event, parameters, private_data) = unsafe {
+        // SAFETY: the event was taken, and isn't acknowledged yet. What comes with it is of a connection or of datagrams, as
+        // the identifier was made for; both begin with the private data.
+        let (event, private_data) = unsafe {
             let copy: rdma_cm_event = *event;
-            let parameters = copy.param.conn;
-            let len = usize::from(parameters.private_data_len);
-            let private_data = if parameters.private_data.is_null() || len == 0 {
+            let (data, len) = match self.purpose {
+                Use::Connections => (copy.param.conn.private_data, copy.param.conn.private_data_len),
+                Use::Datagrams => (copy.param.ud.private_data, copy.param.ud.private_data_len),
+            };
+            let private_data = if data.is_null() || len == 0 {
                 Vec::new()
             } else {
-                std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), len).to_vec()
+                std::slice::from_raw_parts(data.cast::<u8>(), len.into()).to_vec()
             };
             // Acknowledged at once: an identifier with an event outstanding can't be destroyed.
             self.library.rdma_ack_cm_event(event);
-            (copy, parameters, private_data)
+            (copy, private_data)
         };
         Ok(Some(match event.event {
+            sys::RDMA_CM_EVENT_UNREACHABLE if self.purpose == Use::Datagrams && event.status > 0 => {
+                Event::Rejected { reason: reason_of_datagrams(event.status), private_data }
+            }
+            sys::RDMA_CM_EVENT_ESTABLISHED if self.purpose == Use::Datagrams && event.status == 0 => {
+                // SAFETY: the identifier is for datagrams, and so is what comes with its events.
+                let found = unsafe { event.param.ud };
+                Event::Found {
+                    qpn: Qpn::truncate(found.qp_num),
+                    qkey: found.qkey,
+                    address: raise_address(&found.ah_attr),
+                    private_data,
+                }
+            }
             sys::RDMA_CM_EVENT_CONNECT_REQUEST => {
                 let Some(handle) = NonNull::new(event.id) else { return Ok(Some(Event::Other)) };
                 // SAFETY: the identifier was made for the request, and is nobody's yet; the kernel makes no event of it
                 // before it is accepted (ucma_event_handler in the kernel's ucma.c).
-                let identifier = unsafe { Identifier::adopt(self.library, handle) }?;
+                let identifier = unsafe { Identifier::adopt(self.library, handle, self.purpose) }?;
+                let depths = match self.purpose {
+                    Use::Connections => {
+                        // SAFETY: the identifier is for connections, and so is what comes with its events.
+                        let parameters = unsafe { event.param.conn };
+                        Depths {
+                            max_dest_rd_atomic: parameters.responder_resources,
+                            max_rd_atomic: parameters.initiator_depth,
+                        }
+                    }
+                    Use::Datagrams => Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+                };
                 Event::Request(Request {
                     identifier: plain::Identifier::Ibv(identifier),
-                    depths: Depths {
-                        max_dest_rd_atomic: parameters.responder_resources,
-                        max_rd_atomic: parameters.initiator_depth,
-                    },
+                    depths,
                     private_data,
                 })
             }
@@ -79,6 +102,17 @@ impl Identifier {
             sys::RDMA_CM_EVENT_TIMEWAIT_EXIT => Event::TimewaitOver,
             _ => Event::Other,
         }))
+    }
+}
+
+/// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
+fn reason_of_datagrams(status: libc::c_int) -> RejectReason {
+    match status {
+        1 => RejectReason::InvalidServiceId,
+        2 => RejectReason::ConsumerReject,
+        3 => RejectReason::NoQueuePair,
+        4 => RejectReason::PortAndCmRedirection,
+        _ => RejectReason::UnsupportedRequest,
     }
 }
 
