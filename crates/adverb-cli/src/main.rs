@@ -4,6 +4,7 @@ mod devices;
 mod prose;
 mod report;
 mod selftest;
+mod stat;
 mod table;
 
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ enum Command {
     Devices(devices::Args),
     /// Check whether a device does what an RDMA device must do, and write a report of it.
     Selftest(selftest::Args),
+    /// Show what devices do, and how much of it goes wrong: rates of their counters.
+    Stat(stat::Args),
 }
 
 impl Command {
@@ -33,6 +36,7 @@ impl Command {
         match self {
             Self::Devices(args) => devices::run(&args),
             Self::Selftest(args) => selftest::run(&args),
+            Self::Stat(args) => stat::run(&args),
         }
     }
 }

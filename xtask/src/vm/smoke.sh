@@ -48,3 +48,16 @@ ud_pingpong() {
   # The figures come last, for the one line that is shown of a check that passed.
   grep -E "$expected" <<<"$said" || { echo "the client did not say what was expected: $expected"; return 1; }
 }
+
+# stat PROGRAM: what `adverb stat` says of an interval with traffic.
+stat() {
+  local said=/tmp/stat
+  timeout 100 "$1" stat --device rxe0 --interval 3 --count 1 >"$said" &
+  local watcher=$!
+  sleep 0.5
+  rc_pingpong >/dev/null || return
+  wait "$watcher" || { echo "adverb stat failed"; return 1; }
+  cat "$said"
+  grep -E '^rxe0 port 1, [0-9.]+ s: [1-9][0-9]*\.[0-9] packets/s' "$said" ||
+    { echo "adverb stat saw no packets"; return 1; }
+}

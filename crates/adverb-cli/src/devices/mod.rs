@@ -45,3 +45,32 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     Ok(if problem.is_failure() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
+
+/// Why no device can be used.
+pub(crate) struct Absence {
+    /// In a line.
+    pub(crate) message: String,
+    /// With what to do.
+    pub(crate) text: String,
+    /// Whether devices couldn't even be asked for.
+    pub(crate) is_failure: bool,
+}
+
+/// The names of the devices that can be used, or why there are none.
+pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
+    let inventory = ask::everything();
+    let usable = inventory.devices.iter().filter(|device| device.unusable.is_none());
+    let names: Vec<String> = usable.map(|device| device.name.clone()).collect();
+    match &inventory.problem {
+        _ if !names.is_empty() => Ok(names),
+        Some(problem) => Err(Absence {
+            message: problem.message.clone(),
+            text: text::problem(problem),
+            is_failure: problem.is_failure(),
+        }),
+        None => {
+            let message = "none of the devices can be used: `adverb devices` says why".to_owned();
+            Err(Absence { text: format!("error: {message}\n"), message, is_failure: true })
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! `adverb stat`: what devices do, and how much of it goes wrong.
+
+mod sample;
+mod text;
+
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use adverb::verbs::{Counters, Device};
+use anyhow::{Context, Result};
+
+use crate::devices::{self, Absence};
+use sample::{PortSample, Sample, VERSION};
+
+/// What `adverb stat` takes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Prints what was counted in each interval: how much, how much a second, and for
+what shouldn't happen on a healthy network (marked with !) how often per million
+packets. The counters are the device's own, for all programs that use it, under
+the names that its driver gives them.
+
+  adverb stat --device mlx5_0 --interval 5
+  adverb stat --count 1 --json | jq '.ports[].errors'")]
+pub(crate) struct Args {
+    /// A device, by its name; may be given again. All that can be used, unless given.
+    #[arg(long, value_name = "NAME")]
+    device: Vec<String>,
+    /// How long an interval is.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+    /// How many intervals; on and on, unless given.
+    #[arg(long, value_name = "N")]
+    count: Option<NonZeroU64>,
+    /// Print counters that stand still, too.
+    #[arg(long, short)]
+    all: bool,
+    /// Print JSON, one line per interval; its fields keep their names and meanings while `version` is 1.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints them until there were enough intervals.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let names = if args.device.is_empty() { devices::usable() } else { Ok(args.device.clone()) };
+    let names = match names {
+        Ok(names) => names,
+        Err(absence) => return nothing(args, &absence),
+    };
+    let mut watched = Vec::new();
+    for name in &names {
+        let device = Device::open(name)?;
+        for port in device.ports()? {
+            watched.push(Watched {
+                before: device.counters(port.number)?,
+                device: device.clone(),
+                port: port.number,
+            });
+        }
+    }
+    let start = Instant::now();
+    let mut number = 0;
+    while args.count.is_none_or(|count| number < count.get()) {
+        number += 1;
+        // From the start, so that what printing takes doesn't add up.
+        let until = start + args.interval.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX));
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        let ports = watched.iter_mut().map(Watched::sample).collect::<Result<Vec<_>>>()?;
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        print(args, &Sample { version: VERSION, time, ports, problem: None })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A port, and what it had counted when it was last looked at.
+struct Watched {
+    device: Device,
+    port: u8,
+    before: Counters,
+}
+
+impl Watched {
+    fn sample(&mut self) -> Result<PortSample> {
+        let now = self.device.counters(self.port)?;
+        let sample = PortSample::new(self.device.name(), self.port, &self.before, &now);
+        self.before = now;
+        Ok(sample)
+    }
+}
+
+/// Says why there is nothing to be counted.
+fn nothing(args: &Args, absence: &Absence) -> Result<ExitCode> {
+    if args.json {
+        let problem = Some(absence.message.clone());
+        print(args, &Sample { version: VERSION, time: 0.0, ports: Vec::new(), problem })?;
+    } else {
+        eprint!("{}", absence.text);
+    }
+    Ok(if absence.is_failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn print(args: &Args, sample: &Sample) -> Result<()> {
+    let output = match args.json {
+        true => serde_json::to_string(sample)? + "\n",
+        false => text::tables(sample, args.all),
+    };
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(output.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("could not write to standard output")
+}
+
+/// A time of at least the 10 ms for which the kernel keeps what it has read.
+fn seconds(word: &str) -> std::result::Result<Duration, String> {
+    let number: f64 = word.parse().map_err(|_| "it isn't a number".to_owned())?;
+    let duration = Duration::try_from_secs_f64(number).map_err(|error| error.to_string())?;
+    if duration < Duration::from_millis(10) {
+        return Err("the kernel counts anew every 0.01 s at most".to_owned());
+    }
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn intervals_are_times_in_which_something_can_be_counted() {
+        assert_eq!(seconds("2.5").unwrap().as_millis(), 2500);
+        for bad in ["0", "-1", "soon", "NaN", "0.001", "1e300"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}
