@@ -75,17 +75,47 @@ impl<T> Producer<T> {
         count <= self.depth() - self.next.wrapping_sub(self.taken)
     }
 
-    /// Puts a value in, or gives it back if there is no room.
+    /// Room for a value, if there is any.
     #[inline]
-    pub(crate) fn push(&mut self, value: T) -> Result<(), T> {
-        if !self.has_room(1) {
-            return Err(value);
+    pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
+        self.has_room(1).then_some(Vacancy(self))
+    }
+
+    /// Puts all values of a list in, and empties it; or does nothing, and says so, if there is no room for them.
+    pub(crate) fn push_all(&mut self, values: &mut Vec<T>) -> bool {
+        let Ok(count) = u32::try_from(values.len()) else { return false };
+        if !self.has_room(count) {
+            return false;
         }
-        // SAFETY: the slot is behind those from `taken` to `put`, so it is the producer's, and empty.
-        unsafe { self.shared.slot(self.next).put(value) };
-        self.next = self.next.wrapping_add(1);
+        for value in values.drain(..) {
+            // SAFETY: there is room for all, so that the slot is the producer's, and empty.
+            unsafe { self.shared.slot(self.next).put(value) };
+            self.next = self.next.wrapping_add(1);
+        }
         self.shared.put.store(self.next, Ordering::Release);
-        Ok(())
+        true
+    }
+}
+
+/// Room for a value.
+pub(crate) struct Vacancy<'a, T>(&'a mut Producer<T>);
+
+impl<T> Vacancy<'_, T> {
+    /// The position that the value gets.
+    #[inline]
+    pub(crate) fn position(&self) -> u32 {
+        self.0.next
+    }
+
+    /// Puts the value in.
+    #[inline]
+    pub(crate) fn fill(self, value: T) {
+        let Vacancy(producer) = self;
+        // SAFETY: there is room, and has been since this was made, which borrows the producer. So the slot is behind those
+        // from `taken` to `put`, is the producer's, and empty.
+        unsafe { producer.shared.slot(producer.next).put(value) };
+        producer.next = producer.next.wrapping_add(1);
+        producer.shared.put.store(producer.next, Ordering::Release);
     }
 }
 
@@ -115,6 +145,34 @@ impl<T> Consumer<T> {
         Some(value)
     }
 
+    /// Takes the oldest value, and adds to `out` what `make` makes of it; what it leaves is dropped. It must not panic:
+    /// that ends the process. Says how many values there were.
+    ///
+    /// This is where every completion passes: the value goes from the ring to its place in the list, and lies nowhere
+    /// between.
+    #[inline(always)]
+    pub(crate) fn pop_into<U, V>(&mut self, out: &mut Vec<U>, make: impl FnOnce(T) -> (U, V)) -> u32 {
+        let len = self.len();
+        if len == 0 {
+            return 0;
+        }
+        out.reserve(1);
+        // A value that `make` panicked with would be taken again.
+        let bomb = AbortOnDrop;
+        // SAFETY: the slot is one of those from `taken` to `put`, so it is the consumer's, and full.
+        let (made, left) = make(unsafe { self.shared.slot(self.oldest).take() });
+        // SAFETY: there is room for one more.
+        unsafe {
+            out.as_mut_ptr().add(out.len()).write(made);
+            out.set_len(out.len() + 1);
+        }
+        self.oldest = self.oldest.wrapping_add(1);
+        self.shared.taken.store(self.oldest, Ordering::Release);
+        std::mem::forget(bomb);
+        drop(left);
+        len
+    }
+
     /// Takes the newest value back, as if it had never been put in. The producer must be that of this ring.
     pub(crate) fn retract(&mut self, producer: &mut Producer<T>) -> Option<T> {
         assert!(Arc::ptr_eq(&self.shared, &producer.shared), "the two ends of one ring");
@@ -128,11 +186,20 @@ impl<T> Consumer<T> {
     }
 }
 
+/// Ends the process if it is dropped: if what must not panic did.
+struct AbortOnDrop;
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
 impl<T> Shared<T> {
     #[inline]
     fn slot(&self, position: u32) -> &Slot<T> {
-        // The number of slots is a power of two, and not 0, so that this is within bounds: the compiler sees it too.
-        &self.slots[position as usize & (self.slots.len() - 1)]
+        // SAFETY: the number of slots is a power of two, and not 0, so that this is within bounds.
+        unsafe { self.slots.get_unchecked(position as usize & (self.slots.len() - 1)) }
     }
 }
 
@@ -214,6 +281,13 @@ mod sync {
 mod tests {
     use super::*;
 
+    /// Puts a value in, or gives it back if there is no room.
+    fn push<T>(producer: &mut Producer<T>, value: T) -> Result<(), T> {
+        let Some(vacancy) = producer.vacancy() else { return Err(value) };
+        vacancy.fill(value);
+        Ok(())
+    }
+
     #[test]
     fn values_come_out_in_order_and_positions_wrap() {
         let (mut producer, mut consumer) = ring(3);
@@ -222,9 +296,9 @@ mod tests {
         producer.shared.taken.store(u32::MAX - 1, Ordering::Relaxed);
         for round in 0..10 {
             for n in 0..3 {
-                assert_eq!(producer.push(round * 3 + n), Ok(()));
+                assert_eq!(push(&mut producer, round * 3 + n), Ok(()));
             }
-            assert_eq!(producer.push(99), Err(99));
+            assert_eq!(push(&mut producer, 99), Err(99));
             assert_eq!((producer.len(), consumer.len()), (3, 3));
             for n in 0..3 {
                 assert_eq!(consumer.pop(), Some(round * 3 + n));
@@ -237,11 +311,11 @@ mod tests {
     fn what_is_retracted_was_never_there() {
         let (mut producer, mut consumer) = ring(4);
         for n in 0..4 {
-            assert_eq!(producer.push(n), Ok(()));
+            assert_eq!(push(&mut producer, n), Ok(()));
         }
         assert_eq!(consumer.retract(&mut producer), Some(3));
         assert_eq!(consumer.retract(&mut producer), Some(2));
-        assert_eq!(producer.push(7), Ok(()));
+        assert_eq!(push(&mut producer, 7), Ok(()));
         assert_eq!(
             [consumer.pop(), consumer.pop(), consumer.pop(), consumer.pop()],
             [Some(0), Some(1), Some(7), None]
@@ -254,7 +328,7 @@ mod tests {
         let value = Arc::new(());
         let (mut producer, mut consumer) = ring(8);
         for _ in 0..5 {
-            assert!(producer.push(Arc::clone(&value)).is_ok());
+            assert!(push(&mut producer, Arc::clone(&value)).is_ok());
         }
         drop(consumer.pop());
         assert_eq!(Arc::strong_count(&value), 5);
@@ -269,7 +343,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for n in 0..1_000_000u32 {
-                    while producer.push(n).is_err() {
+                    while push(&mut producer, n).is_err() {
                         std::hint::spin_loop();
                     }
                 }
@@ -297,7 +371,7 @@ mod tests {
             let producing = loom::thread::spawn(move || {
                 let mut n = 0;
                 while n < 3 {
-                    match producer.push(Box::new(n)) {
+                    match push(&mut producer, Box::new(n)) {
                         Ok(()) => n += 1,
                         Err(_) => loom::thread::yield_now(),
                     }
@@ -322,8 +396,8 @@ mod tests {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(2);
             let producing = loom::thread::spawn(move || {
-                let _ = producer.push(Box::new(1));
-                let _ = producer.push(Box::new(2));
+                let _ = push(&mut producer, Box::new(1));
+                let _ = push(&mut producer, Box::new(2));
             });
             let _ = consumer.pop();
             drop(consumer);

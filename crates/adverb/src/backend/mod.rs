@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::vocabulary::{
-    Access, CompletedOperation, Failure, Qpn, RecvRequest, SendRequest, Status, Success, Transport,
-    WindowBind,
+    Access, CompletedOperation, Failure, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, Status,
+    Success, Transport, WindowBind,
 };
 
 #[cfg(not(feature = "ibv"))]
@@ -188,9 +188,9 @@ pub(crate) enum SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Posts one request.
-    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
-        ask!(self, queue => queue.post_recv(request))
+    /// Posts requests with one doorbell.
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+        ask!(self, queue => queue.post_recvs(&mut list.ibv))
     }
 
     /// Asks for an event when fewer requests than this are left.
@@ -291,10 +291,10 @@ impl CompletionQueue {
         ask!(self, queue => queue.moderate(count, period))
     }
 
-    /// Takes completions and hands each to `each`; says how many there were.
+    /// Takes completions, as many as there are and there is room for, and says how many those were.
     #[inline]
-    pub(crate) fn poll(&self, each: impl FnMut(RawCompletion)) -> Result<usize> {
-        ask!(self, queue => queue.poll(each))
+    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+        ask!(self, queue => queue.poll(room))
     }
 
     /// Asks for an event at the next completion.
@@ -328,11 +328,20 @@ impl CompletionQueue {
     }
 }
 
-/// A completion as the device gave it: small, because it is carried around more often than it is looked at.
+/// A completion as the device gave it, in rdma-core's own form, so that it is copied no more often than it must.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct RawCompletion {
     pub(crate) wr_id: u64,
     pub(crate) outcome: RawOutcome,
+    /// What only management datagrams have.
+    _rest: u64,
+}
+
+impl RawCompletion {
+    /// Room for one.
+    pub(crate) const EMPTY: RawCompletion =
+        RawCompletion { wr_id: 0, outcome: RawOutcome::implied(0), _rest: 0 };
 }
 
 /// How a request ended, in rdma-core's numbers and order: copied often, and looked at when somebody asks. What is valid
@@ -375,6 +384,8 @@ pub(crate) mod flag {
     pub(crate) const GRH: u32 = 1 << 0;
     pub(crate) const IMMEDIATE: u32 = 1 << 1;
     pub(crate) const INVALIDATED: u32 = 1 << 3;
+    /// Our own: the request was of a shared receive queue for datagrams.
+    pub(crate) const DATAGRAM: u32 = 1 << 31;
 }
 
 impl RawOutcome {
@@ -393,13 +404,14 @@ impl RawOutcome {
         }
     }
 
-    /// Says it in full. Only datagrams have a source.
+    /// Says it in full. Only datagrams have a source; it may be one even if the caller doesn't know.
     pub(crate) fn explain(&self, is_datagram: bool) -> Result<Success, Failure> {
         let status = Status::from_code(self.status);
         if status != Status::Success {
             return Err(Failure { status, vendor_error: self.vendor_error });
         }
         let has = |flag: u32| self.flags & flag != 0;
+        let is_datagram = is_datagram || has(flag::DATAGRAM);
         let operation = match self.opcode {
             opcode::SEND => CompletedOperation::Send,
             opcode::WRITE => CompletedOperation::Write,
@@ -447,34 +459,20 @@ impl QueuePair {
 
     /// Posts one request.
     #[inline]
-    pub(crate) fn post_send(&self, request: &SendRequest<'_, &AddressHandle>) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_send(request))
+    pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_send(&mut slot.ibv))
     }
 
     /// Posts requests with one doorbell.
     #[inline]
-    pub(crate) fn post_sends<'a>(
-        &self,
-        list: &mut RequestList,
-        requests: impl Iterator<Item = SendRequest<'a, &'a AddressHandle>>,
-    ) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_sends(&mut list.ibv, requests))
-    }
-
-    /// Posts one request.
-    #[inline]
-    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_recv(request))
+    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_sends(&mut list.ibv))
     }
 
     /// Posts requests with one doorbell.
     #[inline]
-    pub(crate) fn post_recvs<'a>(
-        &self,
-        list: &mut RequestList,
-        requests: impl Iterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.ibv, requests))
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.ibv))
     }
 
     /// Lets datagrams to a group come to it too.
@@ -493,24 +491,124 @@ impl QueuePair {
     }
 }
 
-/// Room for a batch in the engine's own form.
+/// Send requests in the engine's own form, made in place and posted together.
 #[derive(Default)]
-pub(crate) struct RequestList {
+pub(crate) struct SendList {
     #[cfg(feature = "ibv")]
-    ibv: ibv::RequestList,
+    ibv: ibv::SendList,
 }
 
-impl RequestList {
-    /// Notes to what the next request that binds a window binds it: posting needs more than the plain form tells. The
-    /// request must keep both until it has completed.
-    pub(crate) fn bind(&mut self, window: &MemoryWindow, region: &Registration, bind: &WindowBind) {
+impl SendList {
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        #[cfg(feature = "ibv")]
+        self.ibv.clear();
+    }
+
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(feature = "ibv")]
+        self.ibv.add(request);
+    }
+
+    /// How many requests there are.
+    pub(crate) fn len(&self) -> usize {
+        #[cfg(feature = "ibv")]
+        return self.ibv.len();
+        #[cfg(not(feature = "ibv"))]
+        0
+    }
+
+    /// Adds the room of a request that is [put](SendList::put) there later.
+    pub(crate) fn add_room(&mut self) {
+        #[cfg(feature = "ibv")]
+        self.ibv.add_room();
+    }
+
+    /// Puts a request in its room.
+    pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(feature = "ibv")]
+        self.ibv.put(index, request);
+    }
+
+    /// Gives a request its id and its last flags.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
+        #[cfg(feature = "ibv")]
+        self.ibv.finish(index, wr_id, flags);
+    }
+
+    /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
+    pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
+        #[cfg(feature = "ibv")]
+        return self.ibv.raise(index);
+        #[cfg(not(feature = "ibv"))]
+        (SendOperation::Send, SendFlags::empty())
+    }
+
+    /// Says of a request to what it binds which window: posting needs more than the plain form tells. The request must
+    /// keep both until it has completed.
+    pub(crate) fn bind(
+        &mut self,
+        index: usize,
+        window: &MemoryWindow,
+        region: &Registration,
+        bind: &WindowBind,
+    ) {
         match *window {
             #[cfg(feature = "ibv")]
             MemoryWindow::Ibv(ref window) => {
                 let Registration::Ibv(region) = region;
-                self.ibv.bind(window, region, bind);
+                self.ibv.bind(index, window, region, bind);
             }
         }
+    }
+}
+
+/// Room for one send request of at most one segment in the engine's own form.
+#[derive(Default)]
+pub(crate) struct SendSlot {
+    #[cfg(feature = "ibv")]
+    ibv: ibv::SendSlot,
+}
+
+impl SendSlot {
+    /// Makes it this request.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(feature = "ibv")]
+        self.ibv.put(request);
+    }
+
+    /// As [`SendList::raise`].
+    pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
+        #[cfg(feature = "ibv")]
+        return self.ibv.raise();
+        #[cfg(not(feature = "ibv"))]
+        (SendOperation::Send, SendFlags::empty())
+    }
+}
+
+/// Receive requests in the engine's own form, made in place and posted together.
+#[derive(Default)]
+pub(crate) struct RecvList {
+    #[cfg(feature = "ibv")]
+    ibv: ibv::RecvList,
+}
+
+impl RecvList {
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        #[cfg(feature = "ibv")]
+        self.ibv.clear();
+    }
+
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
+        #[cfg(feature = "ibv")]
+        self.ibv.add(request);
     }
 }
 
@@ -550,6 +648,13 @@ pub(crate) struct PostFailure {
     pub(crate) error: std::io::Error,
     /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
     pub(crate) posted: Option<usize>,
+}
+
+impl PostFailure {
+    /// How many of `count` requests weren't posted for sure.
+    pub(crate) fn left_of(&self, count: usize) -> usize {
+        count.saturating_sub(self.posted.unwrap_or(count))
+    }
 }
 
 /// What a queue pair is created with.

@@ -1,5 +1,7 @@
 //! What a request takes and its completion gives back.
 
+use std::mem::ManuallyDrop;
+
 use adverb_proto::vocabulary::Segment;
 
 use super::{Buffer, RegionSlice};
@@ -43,7 +45,13 @@ impl Payload {
     /// The buffer, if the payload is just that.
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
-        match self {
+        // What could be dropped would have to lie in memory for that: the usual payload needn't.
+        let payload = ManuallyDrop::new(self);
+        if !matches!(*payload, Payload::One(Piece::Buffer(_))) {
+            discard(ManuallyDrop::into_inner(payload));
+            return None;
+        }
+        match ManuallyDrop::into_inner(payload) {
             Payload::One(Piece::Buffer(buffer)) => Some(buffer),
             _ => None,
         }
@@ -73,6 +81,10 @@ impl Payload {
         self.len() == 0
     }
 }
+
+/// Drops a payload, where others don't go.
+#[cold]
+fn discard(_payload: Payload) {}
 
 impl Piece {
     /// How many bytes it has.

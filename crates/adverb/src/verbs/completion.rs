@@ -22,6 +22,12 @@ pub struct RequestIds {
     left: u32,
 }
 
+impl RequestId {
+    /// What the ids of a queue for datagrams have. (That of a shared receive queue may come to be one when it has requests
+    /// already: there the outcomes say so.)
+    pub(super) const DATAGRAM: u64 = 1 << 62;
+}
+
 impl RequestIds {
     /// The ids of the next `count` requests of a queue.
     pub(super) fn new(queue: &Posting, count: u32) -> RequestIds {
@@ -59,8 +65,6 @@ pub struct Completion {
     pub(super) tag: u64,
     pub(super) payload: Payload,
     pub(super) outcome: RawOutcome,
-    /// Whether the request was of a queue for datagrams.
-    pub(super) is_datagram: bool,
 }
 
 impl Completion {
@@ -76,7 +80,7 @@ impl Completion {
 
     /// How it ended. A failure has neither operation nor length: devices leave them undefined.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
-        self.outcome.explain(self.is_datagram)
+        self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
     }
 
     /// Whether it succeeded.

@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+
+use adverb_proto::vocabulary::Transport;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};
 use super::deadline::Deadline;
@@ -11,7 +14,7 @@ use super::in_flight::{Completing, InFlight, Posting, queue};
 use super::poller::WakerCell;
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
 use super::{CompletionQueueStats, Device, QueueStats, SharedReceiveQueue};
-use crate::backend::{self, RawOutcome, flag};
+use crate::backend::{self, RawCompletion, RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::Payload;
 
@@ -33,14 +36,8 @@ struct Inner {
 }
 
 /// What is behind the lock. It is taken by polling, and by queue pairs that come and go; posting never takes it.
-#[derive(Default)]
 struct State {
-    /// The queues whose completions come here, by the number in their ids.
-    queues: Vec<Entry>,
-    /// Numbers that nobody has.
-    free: Vec<u32>,
-    /// The shared receive queues whose completions may come here.
-    shared: Vec<SharedEntry>,
+    queues: Queues,
     /// How many completions the queue pairs may make at once.
     reserved: u32,
     /// Completions that came while somebody waited for another.
@@ -49,12 +46,40 @@ struct State {
     someone_waits: bool,
     /// How many of those others there are.
     others_wait: u32,
-    /// Completions of requests that aren't known: of queue pairs that are gone.
-    stale: u64,
     /// Completions that came.
     polled: u64,
     /// The most that came at once.
     high_water: usize,
+    /// Where the device puts completions.
+    room: [RawCompletion; 16],
+}
+
+/// Whose completions come here.
+#[derive(Default)]
+struct Queues {
+    /// By the number in their ids.
+    own: Vec<Entry>,
+    /// Numbers that nobody has.
+    free: Vec<u32>,
+    /// The shared receive queues whose completions may come here.
+    shared: Vec<SharedEntry>,
+    /// Completions of requests that aren't known: of queue pairs that are gone.
+    stale: u64,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            queues: Queues::default(),
+            reserved: 0,
+            ready: Vec::new(),
+            someone_waits: false,
+            others_wait: 0,
+            polled: 0,
+            high_water: 0,
+            room: [RawCompletion::EMPTY; 16],
+        }
+    }
 }
 
 #[derive(Default)]
@@ -78,14 +103,16 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// If the device can't be asked.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut state = self.lock();
         let before = out.len();
         if !state.ready.is_empty() {
-            out.append(&mut state.ready);
+            take_ready(&mut state, out);
         }
-        self.poll_device(&mut state, out)?;
+        let polled = self.poll_device(&mut state, out);
+        drop(state);
+        polled?;
         Ok(out.len() - before)
     }
 
@@ -194,7 +221,7 @@ impl CompletionQueue {
 
     /// How many completions came for requests that aren't known, because their queue pair was destroyed.
     pub fn stale(&self) -> u64 {
-        self.lock().stale
+        self.lock().queues.stale
     }
 
     /// What it has done.
@@ -202,7 +229,7 @@ impl CompletionQueue {
         let state = self.lock();
         CompletionQueueStats {
             polled: state.polled,
-            stale: state.stale,
+            stale: state.queues.stale,
             high_water: u32::try_from(state.high_water).unwrap_or(u32::MAX),
             reserved: state.reserved,
         }
@@ -231,8 +258,8 @@ impl CompletionQueue {
         }
         if state.someone_waits {
             state.others_wait += 1;
-            let waited = self.0.news.wait_timeout(state, left);
-            waited.unwrap_or_else(PoisonError::into_inner).0.others_wait -= 1;
+            self.0.news.wait_for(&mut state, left);
+            state.others_wait -= 1;
             return Ok(true);
         }
         state.someone_waits = true;
@@ -299,35 +326,61 @@ impl CompletionQueue {
     }
 
     /// Takes what the device has.
+    #[inline(always)]
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
-        let State { queues, shared, stale, polled, high_water, .. } = state;
-        let count = self.0.backend.poll(|mut completion| {
-            if completion.outcome.flags & flag::UNUSUAL != 0 {
-                completion.outcome.flags = self.look_at(completion.outcome);
-            }
-            if let Some(id) = shared_queue_of(completion.wr_id) {
-                let entry = shared.iter().find(|entry| entry.id == id);
-                let known = entry.is_some_and(|entry| {
-                    let mut table = entry.table.lock().unwrap_or_else(PoisonError::into_inner);
-                    table.complete(completion.wr_id, completion.outcome, out)
-                });
-                *stale += u64::from(!known);
-                return;
-            }
-            let id = Id::from(completion.wr_id);
-            let entry = queues.get_mut(id.number()).filter(|entry| entry.generation == id.generation());
-            let known = entry
-                .and_then(|entry| entry.queue.as_mut())
-                .is_some_and(|queue| queue.complete_up_to(id.position, completion.outcome, out));
-            if !known {
-                *stale += 1;
-            }
-        })?;
-        *polled += count as u64;
-        if count > *high_water {
-            *high_water = count;
+        let count = self.0.backend.poll(&mut state.room)?;
+        if count > 0 {
+            self.sort(state, count, out);
         }
-        Ok(())
+        if count == state.room.len() { self.poll_on(state, count, out) } else { Ok(()) }
+    }
+
+    /// Takes what else the device has, after `total`.
+    #[inline(never)]
+    fn poll_on(&self, state: &mut State, mut total: usize, out: &mut Vec<Completion>) -> Result<()> {
+        loop {
+            let count = self.0.backend.poll(&mut state.room)?;
+            self.sort(state, count, out);
+            total += count;
+            state.high_water = state.high_water.max(total);
+            if count < state.room.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Finds the requests of the first `count` completions in the room.
+    #[inline(never)]
+    fn sort(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
+        state.polled += count as u64;
+        state.high_water = state.high_water.max(count);
+        for completion in &state.room[..count] {
+            // Most are of the oldest request of some queue, which has succeeded.
+            let queue = state.queues.own.get_mut(number_of(completion.wr_id));
+            let queue = queue.and_then(|entry| entry.queue.as_mut());
+            if !queue.is_some_and(|queue| queue.complete_usual(completion, out)) {
+                self.complete(&mut state.queues, completion, out);
+            }
+        }
+    }
+
+    /// Finds the request of a completion that isn't as most are.
+    #[cold]
+    fn complete(&self, queues: &mut Queues, completion: &RawCompletion, out: &mut Vec<Completion>) {
+        let RawCompletion { wr_id, mut outcome, .. } = *completion;
+        if outcome.flags & flag::UNUSUAL != 0 {
+            outcome.flags = self.look_at(outcome);
+        }
+        let known = match shared_queue_of(wr_id) {
+            Some(id) => queues.shared.iter().find(|entry| entry.id == id).is_some_and(|entry| {
+                let mut table = entry.table.lock().unwrap_or_else(PoisonError::into_inner);
+                table.complete(wr_id, outcome, out)
+            }),
+            None => {
+                queues.get(wr_id).is_some_and(|queue| queue.complete_up_to(position_of(wr_id), outcome, out))
+            }
+        };
+        queues.stale += u64::from(!known);
     }
 
     /// Looks at an outcome with unusual flags, and says which it should have: the device may have its own way, and a key
@@ -340,19 +393,20 @@ impl CompletionQueue {
     }
 
     /// Makes room for a queue pair's queue, and gives it what its ids begin with.
-    pub(super) fn attach(&self, depth: u32) -> Result<Attached> {
+    pub(super) fn attach(&self, depth: u32, transport: Transport) -> Result<Attached> {
         let mut state = self.lock();
         self.gather_into(&mut state)?;
         self.reserve(&mut state, depth)?;
-        let number = state.free.pop().unwrap_or_else(|| {
-            state.queues.push(Entry::default());
-            // Fewer than 2²¹, so that the top bit of an id tells those of shared receive queues.
-            u32::try_from(state.queues.len() - 1).expect("there are fewer queue pairs than that")
+        let number = state.queues.free.pop().unwrap_or_else(|| {
+            state.queues.own.push(Entry::default());
+            // Fewer than 2²⁰, so that the top bits of an id tell those of shared receive queues and of datagrams.
+            u32::try_from(state.queues.own.len() - 1).expect("there are fewer queue pairs than that")
         });
-        let entry = &mut state.queues[number as usize];
+        let entry = &mut state.queues.own[number as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
         let owner = number << GENERATION_BITS | entry.generation;
-        let (posting, completing) = queue(depth, u64::from(owner) << 32);
+        let kind = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
+        let (posting, completing) = queue(depth, kind | u64::from(owner) << 32);
         entry.queue = Some(completing);
         Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
     }
@@ -360,13 +414,13 @@ impl CompletionQueue {
     /// Makes room for a shared receive queue, of which any request may complete here.
     pub(super) fn attach_shared(&self, queue: &SharedReceiveQueue) -> Result<AttachedShared> {
         let mut state = self.lock();
-        match state.shared.iter_mut().find(|entry| entry.id == queue.id()) {
+        match state.queues.shared.iter_mut().find(|entry| entry.id == queue.id()) {
             Some(entry) => entry.users += 1,
             None => {
                 self.gather_into(&mut state)?;
                 self.reserve(&mut state, queue.depth())?;
                 let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
-                state.shared.push(SharedEntry { id, users: 1, depth, table });
+                state.queues.shared.push(SharedEntry { id, users: 1, depth, table });
             }
         }
         Ok(AttachedShared { completion_queue: self.clone(), queue: queue.clone() })
@@ -398,8 +452,9 @@ impl CompletionQueue {
         check_depth(&self.0.device, depth)
     }
 
+    #[inline]
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Where its poller leaves its waker.
@@ -418,6 +473,12 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
+/// Takes what was kept.
+#[cold]
+fn take_ready(state: &mut State, out: &mut Vec<Completion>) {
+    out.append(&mut state.ready);
+}
+
 /// A queue whose completions come to a completion queue, until it is dropped: the end where requests are posted. The
 /// other end is the completion queue's.
 pub(super) struct Attached {
@@ -432,16 +493,11 @@ impl Attached {
     /// of its methods.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Posting> {
-        self.posting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.posting.lock()
     }
 
     pub(super) fn completion_queue(&self) -> &CompletionQueue {
         &self.completion_queue
-    }
-
-    /// Makes it a queue for datagrams, whose completions say who sent.
-    pub(super) fn carry_datagrams(&self) {
-        self.completing(Completing::carry_datagrams);
     }
 
     /// Takes out all requests, oldest first. Nobody may post meanwhile, or what is posted may be taken out too.
@@ -449,11 +505,13 @@ impl Attached {
         self.completing(Completing::take_all).unwrap_or_default()
     }
 
-    /// Takes back the requests that were posted last, because the device didn't take them; the last comes first.
+    /// Takes back the requests that were posted last, because the device didn't take them; in order.
     #[cold]
     pub(super) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
         let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
-        self.completing(take).unwrap_or_default()
+        let mut retracted: Vec<InFlight> = self.completing(take).unwrap_or_default();
+        retracted.reverse();
+        retracted
     }
 
     /// What it has done.
@@ -465,7 +523,7 @@ impl Attached {
     /// Does something with the other end.
     fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
         let mut state = self.completion_queue.lock();
-        state.queues[self.number as usize].queue.as_mut().map(work)
+        state.queues.own[self.number as usize].queue.as_mut().map(work)
     }
 }
 
@@ -475,8 +533,8 @@ impl Drop for Attached {
             return;
         }
         let mut state = self.completion_queue.lock();
-        state.queues[self.number as usize].queue = None;
-        state.free.push(self.number);
+        state.queues.own[self.number as usize].queue = None;
+        state.queues.free.push(self.number);
         state.reserved -= self.depth;
     }
 }
@@ -499,12 +557,14 @@ impl Drop for AttachedShared {
             return;
         }
         let mut state = self.completion_queue.lock();
-        let Some(at) = state.shared.iter().position(|entry| entry.id == self.queue.id()) else { return };
-        let entry = &mut state.shared[at];
+        let Some(at) = state.queues.shared.iter().position(|entry| entry.id == self.queue.id()) else {
+            return;
+        };
+        let entry = &mut state.queues.shared[at];
         entry.users -= 1;
         if entry.users == 0 {
             let depth = entry.depth;
-            state.shared.swap_remove(at);
+            state.queues.shared.swap_remove(at);
             state.reserved -= depth;
         }
     }
@@ -515,30 +575,34 @@ fn limit(left: Duration) -> Option<Duration> {
     (left != Duration::MAX).then_some(left)
 }
 
-/// What a work-request id says: whose it is, and which request.
-struct Id {
-    /// The queue's number in its completion queue, and the number's generation.
-    owner: u32,
-    position: u32,
+impl Queues {
+    /// The queue that an id is of, if it is of one that is still there.
+    fn get(&mut self, wr_id: u64) -> Option<&mut Completing> {
+        let entry =
+            self.own.get_mut(number_of(wr_id)).filter(|entry| entry.generation == generation_of(wr_id))?;
+        entry.queue.as_mut()
+    }
 }
 
+// The bits of a work-request id, from the top: whether it is of a shared receive queue; whether it is of datagrams; the
+// queue's number in its completion queue; the number's generation; and in the lower half the position.
 const GENERATION_BITS: u32 = 10;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+const NUMBER_MASK: u64 = (1 << 20) - 1;
 
-impl Id {
-    #[inline]
-    fn from(wr_id: u64) -> Id {
-        let [a, b, c, d, e, f, g, h] = wr_id.to_be_bytes();
-        Id { owner: u32::from_be_bytes([a, b, c, d]), position: u32::from_be_bytes([e, f, g, h]) }
-    }
+#[inline]
+fn number_of(wr_id: u64) -> usize {
+    (wr_id >> (32 + GENERATION_BITS) & NUMBER_MASK) as usize
+}
 
-    fn number(&self) -> usize {
-        (self.owner >> GENERATION_BITS) as usize
-    }
+fn generation_of(wr_id: u64) -> u32 {
+    let [a, b, c, d, ..] = wr_id.to_be_bytes();
+    u32::from_be_bytes([a, b, c, d]) & GENERATION_MASK
+}
 
-    fn generation(&self) -> u32 {
-        self.owner & GENERATION_MASK
-    }
+fn position_of(wr_id: u64) -> u32 {
+    let [.., a, b, c, d] = wr_id.to_be_bytes();
+    u32::from_be_bytes([a, b, c, d])
 }
 
 fn check_depth(device: &Device, depth: u32) -> Result<()> {

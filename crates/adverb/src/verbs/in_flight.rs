@@ -7,10 +7,13 @@
 //! which slot is meant and, because positions aren't reused for a long time, whether a completion is of this request or
 //! of one long gone.
 
+use adverb_proto::vocabulary::SendFlags;
+
 use super::AddressHandle;
 use super::completion::{Completion, RequestId};
+use super::post::Scratch;
 use super::stats::{CompletingStats, PostingStats};
-use crate::backend::RawOutcome;
+use crate::backend::{RawCompletion, RawOutcome, flag};
 use crate::memory::Payload;
 use crate::ring::{Consumer, Producer, ring};
 
@@ -22,20 +25,35 @@ pub(super) struct InFlight {
     /// What its completion will say: one of the backend's opcodes.
     pub(super) opcode: u32,
     /// Held for the device, which may look at it until the request completes.
-    pub(super) _recipient: Option<AddressHandle>,
+    pub(super) recipient: Option<AddressHandle>,
 }
 
 /// The end of a queue where requests are posted.
-#[derive(Debug)]
 pub(super) struct Posting {
-    ring: Producer<InFlight>,
-    /// How many requests since the last one that asks for a completion.
-    unsignaled: u32,
-    /// How many may go without: if half the queue did, it could fill with requests that never leave it.
-    most_unsignaled: u32,
+    pub(super) ring: Producer<InFlight>,
+    pub(super) signals: Signals,
     /// What the ids of this queue have beside the position.
-    id_base: u64,
+    pub(super) id_base: u64,
     pub(super) stats: PostingStats,
+    pub(super) scratch: Scratch,
+}
+
+/// Sees to it that some request asks for a completion before the queue is full of such as don't.
+pub(super) struct Signals {
+    /// How many requests since the last one that asks for a completion.
+    without: u32,
+    /// How many may go without: if half the queue did, it could fill with requests that never leave it.
+    most: u32,
+}
+
+impl Signals {
+    /// The flags of the next request: it asks for a completion if it must, whatever it wants.
+    #[inline]
+    pub(super) fn set(&mut self, flags: SendFlags) -> SendFlags {
+        let must = flags.contains(SendFlags::SIGNALED) || self.without >= self.most;
+        self.without = if must { 0 } else { self.without + 1 };
+        if must { flags | SendFlags::SIGNALED } else { flags }
+    }
 }
 
 /// The end of a queue where requests complete.
@@ -43,18 +61,20 @@ pub(super) struct Posting {
 pub(super) struct Completing {
     ring: Consumer<InFlight>,
     id_base: u64,
-    is_datagram: bool,
     pub(super) stats: CompletingStats,
 }
 
 /// A queue for `depth` requests, whose ids begin with `id_base`.
 pub(super) fn queue(depth: u32, id_base: u64) -> (Posting, Completing) {
     let (producer, consumer) = ring(depth);
-    let most_unsignaled = (depth / 2).saturating_sub(1);
-    let stats = PostingStats::default();
-    let posting = Posting { ring: producer, unsignaled: 0, most_unsignaled, id_base, stats };
-    let completing =
-        Completing { ring: consumer, id_base, is_datagram: false, stats: CompletingStats::default() };
+    let posting = Posting {
+        ring: producer,
+        signals: Signals { without: 0, most: (depth / 2).saturating_sub(1) },
+        id_base,
+        stats: PostingStats::default(),
+        scratch: Scratch::default(),
+    };
+    let completing = Completing { ring: consumer, id_base, stats: CompletingStats::default() };
     (posting, completing)
 }
 
@@ -81,27 +101,44 @@ impl Posting {
         self.id_base | u64::from(self.ring.next().wrapping_add(ahead))
     }
 
-    /// Whether the next request must ask for a completion, whatever it wants; counts it either way.
-    #[inline]
-    pub(super) fn must_signal(&mut self, wants: bool) -> bool {
-        let must = wants || self.unsignaled >= self.most_unsignaled;
-        self.unsignaled = if must { 0 } else { self.unsignaled + 1 };
-        must
-    }
-
     /// Takes the memory of a request that is about to be posted. There must be room.
     #[inline]
     pub(super) fn push(&mut self, request: InFlight) {
-        let pushed = self.ring.push(request);
-        debug_assert!(pushed.is_ok(), "who pushes has looked for room");
-        self.stats.posted += 1;
+        let vacancy = self.ring.vacancy();
+        debug_assert!(vacancy.is_some(), "who pushes has looked for room");
+        if let Some(vacancy) = vacancy {
+            vacancy.fill(request);
+            self.stats.posted += 1;
+        }
+    }
+}
+
+impl Posting {
+    /// As [`push`](Posting::push), for several.
+    pub(super) fn push_all(&mut self, requests: &mut Vec<InFlight>) {
+        self.stats.posted += requests.len() as u64;
+        let pushed = self.ring.push_all(requests);
+        debug_assert!(pushed, "who pushes has looked for room");
     }
 }
 
 impl Completing {
-    /// Makes it a queue for datagrams, whose completions say who sent.
-    pub(super) fn carry_datagrams(&mut self) {
-        self.is_datagram = true;
+    /// Completes the oldest request, if that is what the completion is of, and it says what most say: that it succeeded.
+    /// Says whether it did.
+    #[inline(always)]
+    pub(super) fn complete_usual(&mut self, completion: &RawCompletion, out: &mut Vec<Completion>) -> bool {
+        let expected = self.id_base | u64::from(self.ring.oldest());
+        let RawOutcome { status, flags, length, .. } = completion.outcome;
+        if completion.wr_id != expected || status | (flags & flag::UNUSUAL) != 0 {
+            return false;
+        }
+        let outstanding = self.ring.pop_into(out, |InFlight { payload, tag, recipient, .. }| {
+            let (id, outcome) = (RequestId(completion.wr_id), completion.outcome);
+            (Completion { id, tag, payload, outcome }, recipient)
+        });
+        self.stats.high_water = self.stats.high_water.max(outstanding);
+        self.stats.succeeded(length);
+        outstanding > 0
     }
 
     /// Completes the request at `position`, and before it those that didn't ask for a completion: requests of a queue
@@ -134,7 +171,7 @@ impl Completing {
     pub(super) fn retract(&mut self, posting: &mut Posting) -> Option<InFlight> {
         posting.stats.posted -= 1;
         // It may have been the one that was to be signalled: the next will be.
-        posting.unsignaled = posting.most_unsignaled;
+        posting.signals.without = posting.signals.most;
         self.ring.retract(&mut posting.ring)
     }
 
@@ -142,10 +179,10 @@ impl Completing {
     #[inline]
     fn complete_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let id = RequestId(self.id_base | u64::from(self.ring.oldest()));
-        let Some(InFlight { payload, tag, opcode, _recipient: _ }) = self.ring.pop() else { return };
+        let Some(InFlight { payload, tag, opcode, recipient: _ }) = self.ring.pop() else { return };
         let outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
         self.stats.count(&outcome);
-        out.push(Completion { id, tag, payload, outcome, is_datagram: self.is_datagram });
+        out.push(Completion { id, tag, payload, outcome });
     }
 }
 
@@ -159,7 +196,7 @@ mod tests {
     const BASE: u64 = 5 << 32;
 
     fn request(tag: u64) -> InFlight {
-        InFlight { payload: Payload::Empty, tag, opcode: 0, _recipient: None }
+        InFlight { payload: Payload::Empty, tag, opcode: 0, recipient: None }
     }
 
     fn tags(completions: &[Completion]) -> Vec<u64> {
@@ -238,10 +275,10 @@ mod tests {
             for _ in 0..100 {
                 while posting.has_room(1) {
                     // The device refuses every request that is signalled once, and then takes another in its place.
-                    if posting.must_signal(false) {
+                    if posting.signals.set(SendFlags::empty()) == SendFlags::SIGNALED {
                         posting.push(request(0));
                         assert!(completing.retract(&mut posting).is_some());
-                        if posting.must_signal(false) {
+                        if posting.signals.set(SendFlags::empty()) == SendFlags::SIGNALED {
                             signaled.push_back(position(posting.id(0)));
                         }
                     }

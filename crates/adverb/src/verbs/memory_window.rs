@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use adverb_proto::vocabulary::{Access, Qpn, SendFlags, SendOperation, Transport, WindowBind};
 
 use super::{Completion, ProtectionDomain, QueuePair, SendRequest};
-use crate::backend::{self, RawOutcome, RequestList, flag, opcode};
+use crate::backend::{self, RawOutcome, SendList, flag, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
 
@@ -143,11 +143,11 @@ impl MemoryWindow {
         &self.shared.domain
     }
 
-    /// Notes in the list what a request with this window tells the device beside the plain form.
+    /// Notes in the list what the request at `index`, which has this window, tells the device beside the plain form.
     #[cold]
-    pub(super) fn lower(&self, operation: &SendOperation, list: &mut RequestList) {
+    pub(super) fn lower(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
         if let (SendOperation::BindWindow(bind), Some(slice)) = (operation, &self.slice) {
-            list.bind(&self.shared.backend, slice.registration(), bind);
+            list.bind(index, &self.shared.backend, slice.registration(), bind);
         }
     }
 

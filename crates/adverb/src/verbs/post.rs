@@ -1,27 +1,41 @@
 //! Posting: how requests get to the device, and their memory to where it waits for the completion.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::mem::ManuallyDrop;
 
 use adverb_proto::vocabulary as plain;
 use adverb_proto::vocabulary::{Destination, QpState, Segment, SendFlags, SendOperation, Transport};
 use adverb_wire::GRH_LEN;
+use parking_lot::MutexGuard;
 
 use super::completion::{RequestId, RequestIds};
+use super::completion_queue::Attached;
 use super::in_flight::{InFlight, Posting};
 use super::{PostError, QueuePair, Recipient, RecvRequest, SendRequest};
-use crate::backend::{self, PostFailure, opcode};
+use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
-/// Room for requests of several segments, and for batches, kept so that posting doesn't allocate.
+/// What posting works with, kept so that it doesn't allocate.
 #[derive(Default)]
 pub(super) struct Scratch {
-    segments: Vec<Segment>,
-    /// How many segments each request of a batch has.
-    counts: Vec<usize>,
-    sends: Vec<SendRequest>,
+    send: SendSlot,
+    batch: Batch,
+    recv_list: RecvList,
     recvs: Vec<RecvRequest>,
-    list: backend::RequestList,
+    /// The segments of a request that has several.
+    segments: Vec<Segment>,
+}
+
+/// Send requests that are to be posted together.
+#[derive(Default)]
+struct Batch {
+    /// Their engine's own form, without ids.
+    list: SendList,
+    /// What waits for their completions.
+    in_flight: Vec<InFlight>,
+    /// Those that aren't as most are, and where they belong: they are looked at closely, and put there, when no other can
+    /// be posted.
+    unusual: Vec<(usize, SendRequest)>,
 }
 
 impl QueuePair {
@@ -33,36 +47,33 @@ impl QueuePair {
     /// the error; see [`PostError`] for when it doesn't.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
+        // The usual request is made where it is posted. Taken apart, it goes from there to the device's list and to where
+        // its memory waits, and is never put together; what could be dropped would have to lie in memory for that.
+        let SendRequest { operation, flags, payload, tag, recipient } = request;
+        let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
         let mut queue = self.send.lock();
-        if !(self.state.is_ready_to_send() && queue.has_room(1) && self.may_send(&request)) {
-            return Err(self.refuse_send(&mut queue, request));
-        }
-        let SendRequest { operation, mut flags, payload, tag, recipient } = request;
-        if queue.must_signal(flags.contains(SendFlags::SIGNALED)) {
-            flags.insert(SendFlags::SIGNALED);
-        }
-        let wr_id = queue.id(0);
-        let opcode = completed_opcode(&operation);
-        if let Payload::Window(_) = payload {
-            let request = InFlight { payload, tag, opcode, _recipient: None };
-            let plain = plain::SendRequest { wr_id, operation, flags, segments: &[], destination: None };
-            return self.post_window(queue, request, plain);
-        }
-        let posted = self.with_segments(payload, |segments, payload| {
-            let destination = recipient.as_ref().map(destination);
-            // The memory is put away first: the completion may come before posting returns.
-            let recipient = recipient.as_ref().map(|recipient| recipient.address.clone());
-            queue.push(InFlight { payload, tag, opcode, _recipient: recipient });
-            self.backend.post_send(&plain::SendRequest { wr_id, operation, flags, segments, destination })
-        });
-        match posted {
-            Ok(()) => Ok(RequestId(wr_id)),
-            Err(failure) => {
-                let refused = SendRequest { operation, flags, payload: Payload::Empty, tag, recipient };
-                Err(self.not_posted("posting a send request", failure, vec![refused], |count| {
-                    self.send.retract(&mut queue, count)
-                }))
+        let Posting { ring, signals, id_base, stats, scratch } = &mut *queue;
+        let segment = self.usual(operation, flags, &payload, &recipient);
+        let (Some(segment), true, Some(vacancy)) = (segment, self.state.is_ready_to_send(), ring.vacancy())
+        else {
+            let (payload, recipient) =
+                (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
+            let request = SendRequest { operation, flags, payload, tag, recipient };
+            return self.post_send_closely(queue, request);
+        };
+        let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
+        let (segments, destination) = (&[segment], None);
+        scratch.send.put(&plain::SendRequest { wr_id, operation, flags, segments, destination });
+        // The memory is put away first: the completion may come before posting returns.
+        let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
+        vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
+        stats.posted += 1;
+        match self.backend.post_send(&mut scratch.send) {
+            Ok(()) => {
+                drop(queue);
+                Ok(RequestId(wr_id))
             }
+            Err(failure) => Err(self.send_refused(queue, failure)),
         }
     }
 
@@ -84,68 +95,74 @@ impl QueuePair {
     ///
     /// As [`post_send`](QueuePair::post_send). If the requests don't all fit the queue and the queue pair, none is
     /// posted.
+    #[inline]
     pub fn post_sends(
         &self,
         requests: impl IntoIterator<Item = SendRequest>,
     ) -> Result<RequestIds, PostError<SendRequest>> {
         // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
-        let mut sends = std::mem::take(&mut self.scratch().sends);
-        sends.clear();
-        sends.extend(requests);
-        let mut queue = self.send.lock();
-        let mut scratch = self.scratch();
-        let Scratch { segments, counts, list, .. } = &mut *scratch;
-        let count = u32::try_from(sends.len()).unwrap_or(u32::MAX);
+        let mut batch = std::mem::take(&mut self.send.lock().scratch.batch);
+        for request in requests {
+            let SendRequest { operation, flags, payload, tag, recipient } = request;
+            let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
+            let Some(segment) = self.usual(operation, flags, &payload, &recipient) else {
+                let (payload, recipient) =
+                    (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
+                batch.add_unusual(SendRequest { operation, flags, payload, tag, recipient });
+                continue;
+            };
+            let (segments, destination) = (&[segment], None);
+            batch.list.add(&plain::SendRequest { wr_id: 0, operation, flags, segments, destination });
+            let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
+            batch.in_flight.push(InFlight { payload, tag, opcode, recipient: None });
+        }
+        self.post_batch(self.send.lock(), batch)
+    }
+
+    /// Posts a request that isn't as most are, or can't be posted.
+    #[cold]
+    fn post_send_closely(
+        &self,
+        mut queue: MutexGuard<'_, Posting>,
+        request: SendRequest,
+    ) -> Result<RequestId, PostError<SendRequest>> {
+        let mut batch = std::mem::take(&mut queue.scratch.batch);
+        batch.add_unusual(request);
+        let id = RequestId(queue.id(0));
+        self.post_batch(queue, batch).map(|_| id)
+    }
+
+    /// Posts a batch.
+    fn post_batch(
+        &self,
+        mut guard: MutexGuard<'_, Posting>,
+        mut batch: Batch,
+    ) -> Result<RequestIds, PostError<SendRequest>> {
+        let queue = &mut *guard;
+        let count = u32::try_from(batch.list.len()).unwrap_or(u32::MAX);
         let checked = self
-            .check_send_queue(&mut queue, count)
-            .and_then(|()| sends.iter().try_for_each(|request| self.check_send(request)));
+            .check_send_queue(queue, count)
+            .and_then(|()| batch.unusual.iter().try_for_each(|(_, request)| self.check_send(request)));
         if let Err(error) = checked {
-            return Err(PostError { error, requests: sends });
+            let in_flight = std::mem::take(&mut batch.in_flight);
+            return Err(PostError { error, requests: batch.into_requests(0, in_flight) });
         }
-        segments.clear();
-        counts.clear();
-        let ids = RequestIds::new(&queue, count);
-        for request in sends.iter_mut() {
-            if queue.must_signal(request.flags.contains(SendFlags::SIGNALED)) {
-                request.flags.insert(SendFlags::SIGNALED);
-            }
-            let pieces = request.payload.pieces();
-            segments.extend(pieces.iter().map(Piece::segment));
-            counts.push(pieces.len());
-            if let Payload::Window(window) = &request.payload {
-                window.lower(&request.operation, list);
-            }
-            // The memory is put away first: completions may come before posting returns.
-            let payload = std::mem::take(&mut request.payload);
-            let recipient = request.recipient.as_ref().map(|recipient| recipient.address.clone());
-            queue.push(InFlight {
-                payload,
-                tag: request.tag,
-                opcode: completed_opcode(&request.operation),
-                _recipient: recipient,
-            });
+        if !batch.unusual.is_empty() {
+            batch.lower_unusual(&mut queue.scratch.segments);
         }
-        let mut rest = &segments[..];
-        let plain = sends.iter().zip(&*counts).zip(ids.clone()).map(|((request, count), id)| {
-            let segments;
-            (segments, rest) = rest.split_at(*count);
-            plain::SendRequest {
-                wr_id: id.0,
-                operation: request.operation,
-                flags: request.flags,
-                segments,
-                destination: request.recipient.as_ref().map(destination),
-            }
-        });
-        match self.backend.post_sends(list, plain) {
+        let ids = RequestIds::new(queue, count);
+        for (index, id) in (0..batch.list.len()).zip(ids.clone()) {
+            batch.list.finish(index, id.0, |flags| queue.signals.set(flags));
+        }
+        // The memory is put away first: completions may come before posting returns.
+        queue.push_all(&mut batch.in_flight);
+        match self.backend.post_sends(&mut batch.list) {
             Ok(()) => {
-                sends.clear();
-                scratch.sends = sends;
+                batch.clear();
+                queue.scratch.batch = batch;
                 Ok(ids)
             }
-            Err(failure) => Err(self.not_posted("posting send requests", failure, sends, |count| {
-                self.send.retract(&mut queue, count)
-            })),
+            Err(failure) => Err(self.batch_refused(queue, failure, batch)),
         }
     }
 
@@ -157,7 +174,7 @@ impl QueuePair {
     /// the error; see [`PostError`] for when it doesn't.
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
-        let request = request.into();
+        let mut request = request.into();
         let Some(own) = self.recv.own() else {
             return Err(PostError { error: shared_elsewhere(), requests: vec![request] });
         };
@@ -165,21 +182,11 @@ impl QueuePair {
         if let Err(error) = self.check_recv_queue(&mut queue, 1).and_then(|()| self.check_recv(&request)) {
             return Err(PostError { error, requests: vec![request] });
         }
-        let RecvRequest { payload, tag } = request;
-        let wr_id = queue.id(0);
-        let posted = self.with_segments(payload, |segments, payload| {
-            // The memory is put away first: the completion may come before posting returns.
-            queue.push(InFlight { payload, tag, opcode: opcode::RECV, _recipient: None });
-            self.backend.post_recv(&plain::RecvRequest { wr_id, segments })
-        });
-        match posted {
-            Ok(()) => Ok(RequestId(wr_id)),
-            Err(failure) => {
-                let refused = RecvRequest { payload: Payload::Empty, tag };
-                Err(self.not_posted("posting a receive request", failure, vec![refused], |count| {
-                    own.retract(&mut queue, count)
-                }))
-            }
+        queue.scratch.recv_list.clear();
+        let id = take_in_recv(&mut queue, &mut request);
+        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
+            Ok(()) => Ok(id),
+            Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, vec![request])),
         }
     }
 
@@ -198,12 +205,10 @@ impl QueuePair {
             return Err(PostError { error: shared_elsewhere(), requests });
         };
         // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
-        let mut recvs = std::mem::take(&mut self.scratch().recvs);
+        let mut recvs = std::mem::take(&mut own.lock().scratch.recvs);
         recvs.clear();
         recvs.extend(requests.into_iter().map(Into::into));
         let mut queue = own.lock();
-        let mut scratch = self.scratch();
-        let Scratch { segments, counts, list, .. } = &mut *scratch;
         let count = u32::try_from(recvs.len()).unwrap_or(u32::MAX);
         let checked = self
             .check_recv_queue(&mut queue, count)
@@ -211,32 +216,18 @@ impl QueuePair {
         if let Err(error) = checked {
             return Err(PostError { error, requests: recvs });
         }
-        segments.clear();
-        counts.clear();
         let ids = RequestIds::new(&queue, count);
-        for request in recvs.iter_mut() {
-            let pieces = request.payload.pieces();
-            segments.extend(pieces.iter().map(Piece::segment));
-            counts.push(pieces.len());
-            // The memory is put away first: completions may come before posting returns.
-            let payload = std::mem::take(&mut request.payload);
-            queue.push(InFlight { payload, tag: request.tag, opcode: opcode::RECV, _recipient: None });
+        queue.scratch.recv_list.clear();
+        for request in &mut recvs {
+            take_in_recv(&mut queue, request);
         }
-        let mut rest = &segments[..];
-        let plain = counts.iter().zip(ids.clone()).map(|(count, id)| {
-            let segments;
-            (segments, rest) = rest.split_at(*count);
-            plain::RecvRequest { wr_id: id.0, segments }
-        });
-        match self.backend.post_recvs(list, plain) {
+        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
             Ok(()) => {
                 recvs.clear();
-                scratch.recvs = recvs;
+                queue.scratch.recvs = recvs;
                 Ok(ids)
             }
-            Err(failure) => Err(self.not_posted("posting receive requests", failure, recvs, |count| {
-                own.retract(&mut queue, count)
-            })),
+            Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, recvs)),
         }
     }
 
@@ -257,59 +248,33 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether a send request fits the queue pair: at once for the usual one, and for others by looking closely.
-    #[inline]
-    fn may_send(&self, request: &SendRequest) -> bool {
-        let plain_send_or_write = matches!(
-            request.operation,
+    /// The segment of a request that is as most are, and fits the queue pair: a SEND or WRITE of one piece on a reliable
+    /// connection. Others are looked at closely.
+    #[inline(always)]
+    fn usual(
+        &self,
+        operation: SendOperation,
+        flags: SendFlags,
+        payload: &Payload,
+        recipient: &Option<Recipient>,
+    ) -> Option<Segment> {
+        let is_usual = matches!(
+            operation,
             SendOperation::Send
                 | SendOperation::SendImmediate(_)
                 | SendOperation::Write(_)
                 | SendOperation::WriteImmediate(..)
         );
-        let usual = self.transport == Transport::Rc
-            && plain_send_or_write
-            && request.recipient.is_none()
-            && !request.flags.contains(SendFlags::INLINE);
-        match &request.payload {
-            Payload::One(piece) if usual => piece.len() <= self.max_message as usize,
-            _ => self.check_send(request).is_ok(),
+        if !is_usual
+            || recipient.is_some()
+            || flags.contains(SendFlags::INLINE)
+            || self.transport != Transport::Rc
+        {
+            return None;
         }
-    }
-
-    /// Why a send request can't be posted.
-    #[cold]
-    fn refuse_send(&self, queue: &mut Posting, request: SendRequest) -> PostError<SendRequest> {
-        let checked = self.check_send_queue(queue, 1).and_then(|()| self.check_send(&request));
-        // What didn't fit a moment ago may fit now, if completions came between: then the queue was full.
-        let full = Error::QueueFull { queue: "send", depth: queue.depth() };
-        PostError { error: checked.err().unwrap_or(full), requests: vec![request] }
-    }
-
-    /// Posts a request with a window.
-    #[cold]
-    fn post_window(
-        &self,
-        mut queue: MutexGuard<'_, Posting>,
-        request: InFlight,
-        plain: plain::SendRequest<'_, &backend::AddressHandle>,
-    ) -> Result<RequestId, PostError<SendRequest>> {
-        let list = &mut self.scratch().list;
-        if let Payload::Window(window) = &request.payload {
-            window.lower(&plain.operation, list);
-        }
-        let (operation, flags, tag) = (plain.operation, plain.flags, request.tag);
-        // The window is put away first: the completion may come before posting returns.
-        queue.push(request);
-        match self.backend.post_sends(list, std::iter::once(plain)) {
-            Ok(()) => Ok(RequestId(plain.wr_id)),
-            Err(failure) => {
-                let refused = SendRequest { operation, flags, payload: Payload::Empty, tag, recipient: None };
-                Err(self.not_posted("posting a send request", failure, vec![refused], |count| {
-                    self.send.retract(&mut queue, count)
-                }))
-            }
-        }
+        let Payload::One(piece) = payload else { return None };
+        let segment = piece.segment();
+        (segment.length <= self.max_message).then_some(segment)
     }
 
     /// What of a send request doesn't fit the queue pair.
@@ -393,53 +358,157 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX)
     }
 
-    /// The error for requests of which the device took some, or perhaps some: those count as posted. `retract` takes back
-    /// so many that were put away.
+    /// The error of a usual request that the device didn't take.
     #[cold]
-    fn not_posted<R: Refused>(
+    fn send_refused(
         &self,
-        action: &str,
+        mut queue: MutexGuard<'_, Posting>,
         failure: PostFailure,
-        mut requests: Vec<R>,
-        retract: impl FnOnce(usize) -> Vec<InFlight>,
-    ) -> PostError<R> {
-        let PostFailure { error, posted } = failure;
-        let mut rest = requests.split_off(posted.unwrap_or(requests.len()).min(requests.len()));
-        // The last that was put away comes back first.
-        let retracted = retract(rest.len());
-        for (request, InFlight { payload, .. }) in rest.iter_mut().rev().zip(retracted) {
-            request.take_back(payload);
+    ) -> PostError<SendRequest> {
+        let left = self.send.retract(&mut queue, failure.left_of(1));
+        let (operation, flags) = queue.scratch.send.raise();
+        let requests = left.into_iter().map(|InFlight { payload, tag, .. }| SendRequest {
+            operation,
+            flags,
+            payload,
+            tag,
+            recipient: None,
+        });
+        let requests = requests.collect();
+        PostError { error: self.not_posted("posting a send request", failure), requests }
+    }
+
+    /// The error of a batch that the device didn't take, or only in part.
+    #[cold]
+    fn batch_refused(
+        &self,
+        queue: &mut Posting,
+        failure: PostFailure,
+        batch: Batch,
+    ) -> PostError<SendRequest> {
+        let left = failure.left_of(batch.list.len());
+        let posted = batch.list.len() - left;
+        let requests = batch.into_requests(posted, self.send.retract(queue, left));
+        PostError { error: self.not_posted("posting send requests", failure), requests }
+    }
+
+    /// The error of receive requests that the device didn't take, or only in part.
+    #[cold]
+    fn recvs_refused(
+        &self,
+        own: &Attached,
+        queue: &mut Posting,
+        failure: PostFailure,
+        mut requests: Vec<RecvRequest>,
+    ) -> PostError<RecvRequest> {
+        let left = failure.left_of(requests.len());
+        let mut rest = requests.split_off(requests.len() - left);
+        for (request, in_flight) in rest.iter_mut().zip(own.retract(queue, left)) {
+            request.payload = in_flight.payload;
         }
-        let hint = match posted {
+        PostError { error: self.not_posted("posting receive requests", failure), requests: rest }
+    }
+
+    fn not_posted(&self, action: &str, failure: PostFailure) -> Error {
+        let hint = match failure.posted {
             None => {
                 "the device doesn't say how much it took: what was posted is kept until the queue pair is gone"
             }
             Some(_) => "",
         };
         let action = format!("{action} to queue pair {}", self.qpn());
-        PostError { error: Error::Verb { action, error, hint: hint.into() }, requests: rest }
+        Error::Verb { action, error: failure.error, hint: hint.into() }
+    }
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.list.clear();
+        self.in_flight.clear();
+        self.unusual.clear();
     }
 
-    /// Does something with a request's memory and its plain form, which are apart so that the memory can be put away.
-    #[inline]
-    fn with_segments<T>(&self, payload: Payload, work: impl FnOnce(&[Segment], Payload) -> T) -> T {
-        match &payload {
-            Payload::Empty | Payload::Window(_) => work(&[], payload),
-            Payload::One(piece) => work(&[piece.segment()], payload),
-            Payload::Many(pieces) => {
-                let mut scratch = self.scratch();
-                let segments = &mut scratch.segments;
-                segments.clear();
-                segments.extend(pieces.iter().map(Piece::segment));
-                work(segments, payload)
+    /// Adds a request that isn't as most are.
+    #[cold]
+    fn add_unusual(&mut self, request: SendRequest) {
+        self.unusual.push((self.list.len(), request));
+        self.list.add_room();
+        self.in_flight.push(InFlight { payload: Payload::Empty, tag: 0, opcode: 0, recipient: None });
+    }
+
+    /// Puts the requests that aren't as most are, and have been looked at, where they belong. What is left of them has no
+    /// memory.
+    #[cold]
+    fn lower_unusual(&mut self, several: &mut Vec<Segment>) {
+        for (index, request) in &mut self.unusual {
+            let SendRequest { operation, flags, payload, tag, recipient } = request;
+            several.clear();
+            several.extend(payload.pieces().iter().map(Piece::segment));
+            let plain = plain::SendRequest {
+                wr_id: 0,
+                operation: *operation,
+                flags: *flags,
+                segments: several,
+                destination: recipient.as_ref().map(destination),
+            };
+            self.list.put(*index, &plain);
+            if let Payload::Window(window) = payload {
+                window.lower(operation, &mut self.list, *index);
             }
+            self.in_flight[*index] = InFlight {
+                payload: std::mem::take(payload),
+                tag: *tag,
+                opcode: completed_opcode(operation),
+                recipient: recipient.as_ref().map(|recipient| recipient.address.clone()),
+            };
         }
     }
 
-    fn scratch(&self) -> MutexGuard<'_, Scratch> {
-        // Whoever uses it clears it first, so that a panic leaves nothing behind that matters.
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The requests from an index on, whose memory is here again.
+    #[cold]
+    fn into_requests(mut self, from: usize, in_flight: Vec<InFlight>) -> Vec<SendRequest> {
+        let mut unusual = self.unusual.into_iter().filter(|(index, _)| *index >= from).peekable();
+        let request = |(index, InFlight { payload, tag, .. })| match unusual.next_if(|(at, _)| *at == index) {
+            Some((_, mut request)) => {
+                // It has it still if it wasn't put where it belongs.
+                if matches!(request.payload, Payload::Empty) {
+                    request.payload = payload;
+                }
+                request
+            }
+            None => {
+                let (operation, flags) = self.list.raise(index);
+                SendRequest { operation, flags, payload, tag, recipient: None }
+            }
+        };
+        (from..).zip(in_flight).map(request).collect()
     }
+}
+
+/// Puts a request on the list that is posted next, and its memory away, because the completion may come before posting
+/// returns. What is left of the request has no memory.
+#[inline]
+fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
+    let RecvRequest { payload, tag } = request;
+    let wr_id = queue.id(0);
+    let Scratch { recv_list, segments: several, .. } = &mut queue.scratch;
+    let one;
+    let segments: &[Segment] = match &*payload {
+        Payload::Empty | Payload::Window(_) => &[],
+        Payload::One(piece) => {
+            one = [piece.segment()];
+            &one
+        }
+        Payload::Many(pieces) => {
+            several.clear();
+            several.extend(pieces.iter().map(Piece::segment));
+            several
+        }
+    };
+    recv_list.add(&plain::RecvRequest { wr_id, segments });
+    let payload = std::mem::take(payload);
+    queue.push(InFlight { payload, tag: *tag, opcode: opcode::RECV, recipient: None });
+    RequestId(wr_id)
 }
 
 /// The error of who posts a receive to a queue pair that has none of its own.
@@ -484,22 +553,5 @@ fn completed_opcode(operation: &SendOperation) -> u32 {
         SendOperation::LocalInvalidate(_) => opcode::LOCAL_INVALIDATE,
         SendOperation::BindWindow(_) => opcode::BIND_WINDOW,
         _ => opcode::SEND,
-    }
-}
-
-/// A request that the device didn't take, and that gets its memory back.
-trait Refused {
-    fn take_back(&mut self, payload: Payload);
-}
-
-impl Refused for SendRequest {
-    fn take_back(&mut self, payload: Payload) {
-        self.payload = payload;
-    }
-}
-
-impl Refused for RecvRequest {
-    fn take_back(&mut self, payload: Payload) {
-        self.payload = payload;
     }
 }

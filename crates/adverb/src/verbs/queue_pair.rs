@@ -1,7 +1,6 @@
 //! Queue pairs: where work is posted.
 
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use super::address_cache::AddressCache;
 use super::completion_queue::{Attached, AttachedShared};
 use super::deadline::Deadline;
 use super::multicast::Memberships;
-use super::post::Scratch;
 use super::queue_pair_builder::random_psn;
 use super::stats::QueuePairStats;
 use super::{
@@ -34,7 +32,6 @@ pub struct QueuePair {
     pub(super) backend: backend::QueuePair,
     pub(super) send: Attached,
     pub(super) recv: Receives,
-    pub(super) scratch: Mutex<Scratch>,
     pub(super) transport: Transport,
     pub(super) limits: QueuePairLimits,
     pub(super) max_message: u32,
@@ -56,7 +53,7 @@ pub struct QueuePair {
 
 /// Where a queue pair's receives come from.
 pub(super) enum Receives {
-    Own(Attached),
+    Own(Box<Attached>),
     Shared(AttachedShared),
 }
 

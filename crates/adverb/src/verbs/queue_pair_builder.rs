@@ -1,14 +1,12 @@
 //! Making a queue pair.
 
 use std::net::IpAddr;
-use std::sync::Mutex;
 
 use adverb_proto::vocabulary::{Access, Psn, Transport};
 
 use super::address_cache::AddressCache;
 use super::completion_queue::Attached;
 use super::multicast::Memberships;
-use super::post::Scratch;
 use super::queue_pair::{QueuePair, Receives, StateCell};
 use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue, Traffic};
 use crate::backend::QueuePairOptions;
@@ -207,16 +205,13 @@ impl QueuePairBuilder {
         })?;
 
         // Reserved before the queue pair exists, so that its completions always have room.
-        let send: Attached = send_cq.attach(self.send_depth)?;
+        let send: Attached = send_cq.attach(self.send_depth, self.transport)?;
         let recv = match &self.shared {
             Some(shared) => Receives::Shared(recv_cq.attach_shared(shared)?),
-            None => Receives::Own(recv_cq.attach(self.recv_depth)?),
+            None => Receives::Own(Box::new(recv_cq.attach(self.recv_depth, self.transport)?)),
         };
-        if self.transport == Transport::Ud {
-            match &recv {
-                Receives::Own(queue) => queue.carry_datagrams(),
-                Receives::Shared(shared) => shared.queue.lock().carry_datagrams(),
-            }
+        if let (Transport::Ud, Receives::Shared(shared)) = (self.transport, &recv) {
+            shared.queue.lock().carry_datagrams();
         }
         let shared = self.shared.as_ref().map(SharedReceiveQueue::backend);
         let options = QueuePairOptions {
@@ -233,7 +228,6 @@ impl QueuePairBuilder {
             backend,
             send,
             recv,
-            scratch: Mutex::new(Scratch::default()),
             state: StateCell::new(),
             transport: self.transport,
             limits,

@@ -8,7 +8,7 @@ use adverb_proto::vocabulary::{self as plain, Segment};
 
 use super::completion::{Completion, RequestId};
 use super::{PostError, ProtectionDomain, RecvRequest};
-use crate::backend::{self, RawOutcome};
+use crate::backend::{self, RawOutcome, RecvList, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
@@ -37,8 +37,10 @@ pub(super) struct Table {
     /// Slots that no request has.
     free: Vec<u16>,
     id_base: u64,
-    is_datagram: bool,
-    scratch: Vec<Segment>,
+    /// What all outcomes of this queue have.
+    flags: u32,
+    segments: Vec<Segment>,
+    list: RecvList,
 }
 
 #[derive(Default)]
@@ -64,8 +66,9 @@ impl Table {
             slots: (0..depth).map(|_| Slot::default()).collect(),
             free: (0..=u16::MAX).take(depth as usize).rev().collect(),
             id_base: SHARED | u64::from(id) << 32,
-            is_datagram: false,
-            scratch: Vec::new(),
+            flags: 0,
+            segments: Vec::new(),
+            list: RecvList::default(),
         }
     }
 
@@ -75,7 +78,12 @@ impl Table {
     }
 
     /// Completes a request; says whether there was such a one.
-    pub(super) fn complete(&mut self, wr_id: u64, outcome: RawOutcome, out: &mut Vec<Completion>) -> bool {
+    pub(super) fn complete(
+        &mut self,
+        wr_id: u64,
+        mut outcome: RawOutcome,
+        out: &mut Vec<Completion>,
+    ) -> bool {
         let [.., g0, g1, s0, s1] = wr_id.to_be_bytes();
         let (generation, number) = (u16::from_be_bytes([g0, g1]), u16::from_be_bytes([s0, s1]));
         let Some(slot) = self.slots.get_mut(usize::from(number)).filter(|slot| slot.generation == generation)
@@ -85,13 +93,14 @@ impl Table {
         let Some((payload, tag)) = slot.request.take() else { return false };
         slot.generation = generation.wrapping_add(1);
         self.free.push(number);
-        out.push(Completion { id: RequestId(wr_id), tag, payload, outcome, is_datagram: self.is_datagram });
+        outcome.flags |= self.flags;
+        out.push(Completion { id: RequestId(wr_id), tag, payload, outcome });
         true
     }
 
     /// Makes completions say who sent: a datagram queue pair uses the queue.
     pub(super) fn carry_datagrams(&mut self) {
-        self.is_datagram = true;
+        self.flags = flag::DATAGRAM;
     }
 }
 
@@ -113,9 +122,12 @@ impl SharedReceiveQueue {
             return Err(PostError { error, requests: vec![request] });
         };
         let id = table.id(slot);
-        table.scratch.clear();
-        table.scratch.extend(request.payload.pieces().iter().map(Piece::segment));
-        let posted = self.0.backend.post_recv(&plain::RecvRequest { wr_id: id, segments: &table.scratch });
+        let Table { list, segments, .. } = &mut *table;
+        segments.clear();
+        segments.extend(request.payload.pieces().iter().map(Piece::segment));
+        list.clear();
+        list.add(&plain::RecvRequest { wr_id: id, segments });
+        let posted = self.0.backend.post_recvs(list);
         // Unless the device says that it has it not, it may have it.
         let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));
         if refused {
@@ -252,7 +264,8 @@ impl SharedReceiveQueueBuilder {
             });
         }
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1);
+        // The top bits of the ids of its requests have another meaning.
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2);
         let (backend, segments) =
             self.domain.backend().shared_receive_queue(self.depth, self.segments, id)?;
         Ok(SharedReceiveQueue(Arc::new(Inner {

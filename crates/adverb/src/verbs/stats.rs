@@ -70,11 +70,17 @@ impl QueueStats {
 }
 
 impl CompletingStats {
+    /// Counts a request that succeeded, and its bytes.
+    #[inline]
+    pub(super) fn succeeded(&mut self, bytes: u32) {
+        self.succeeded += 1;
+        self.bytes += u64::from(bytes);
+    }
+
     #[inline]
     pub(super) fn count(&mut self, outcome: &RawOutcome) {
         if outcome.status == Status::Success.code() {
-            self.succeeded += 1;
-            self.bytes += u64::from(outcome.length);
+            self.succeeded(outcome.length);
         } else if outcome.status == Status::Flushed.code() {
             self.flushed += 1;
         } else {

@@ -27,9 +27,6 @@ unsafe impl Send for CompletionQueue {}
 // SAFETY: as above; polling locks what it shares.
 unsafe impl Sync for CompletionQueue {}
 
-/// How many completions are taken in one call.
-const BATCH: usize = 16;
-
 impl CompletionQueue {
     pub(crate) fn new(
         device: &Arc<Device>,
@@ -63,27 +60,19 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn poll(&self, mut each: impl FnMut(RawCompletion)) -> Result<usize> {
-        let mut total = 0;
-        loop {
-            let mut completions = [const { std::mem::MaybeUninit::<ibv_wc>::uninit() }; BATCH];
-            // SAFETY: the queue is alive, and as many completions may be written as are said.
-            let count = unsafe {
-                sys::ibv_poll_cq(self.handle.as_ptr(), BATCH as libc::c_int, completions.as_mut_ptr().cast())
-            };
-            let Ok(count) = usize::try_from(count) else {
-                let error = io::Error::from_raw_os_error(count.abs());
-                return Err(verb_error(error, format!("polling a completion queue of {}", self.device.name)));
-            };
-            for completion in completions.iter().take(count) {
-                // SAFETY: the first `count` were written.
-                each(raw(unsafe { completion.assume_init_ref() }));
-            }
-            total += count;
-            if count < BATCH {
-                return Ok(total);
-            }
-        }
+    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+        let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the queue is alive, and as many completions may be written as are said: both types have one layout. Of a
+        // failure devices leave most fields as they were, and so initialised.
+        let count = unsafe { sys::ibv_poll_cq(self.handle.as_ptr(), most, room.as_mut_ptr().cast()) };
+        // A negative number is an error.
+        if count > most || count < 0 { Err(self.poll_error(count)) } else { Ok(count as usize) }
+    }
+
+    #[cold]
+    fn poll_error(&self, code: libc::c_int) -> Error {
+        let error = io::Error::from_raw_os_error(code.abs());
+        verb_error(error, format!("polling a completion queue of {}", self.device.name))
     }
 
     /// Soft-RoCE says in the kernel's own way that the sender of a message invalidated a key: it writes completions where
@@ -244,27 +233,25 @@ pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Resul
     }
 }
 
-/// A completion in the engines' common form, which has the library's numbers. Of a failure only some fields are valid: the
-/// others are carried along, and not looked at.
-#[inline]
-fn raw(wc: &ibv_wc) -> RawCompletion {
-    const {
-        assert!(opcode::SEND == sys::IBV_WC_SEND && opcode::WRITE == sys::IBV_WC_RDMA_WRITE);
-        assert!(opcode::READ == sys::IBV_WC_RDMA_READ && opcode::COMPARE_SWAP == sys::IBV_WC_COMP_SWAP);
-        assert!(opcode::FETCH_ADD == sys::IBV_WC_FETCH_ADD && opcode::BIND_WINDOW == sys::IBV_WC_BIND_MW);
-        assert!(opcode::LOCAL_INVALIDATE == sys::IBV_WC_LOCAL_INV && opcode::RECV == sys::IBV_WC_RECV);
-        assert!(opcode::RECV_WRITE == sys::IBV_WC_RECV_RDMA_WITH_IMM && flag::GRH == sys::IBV_WC_GRH);
-        assert!(flag::IMMEDIATE == sys::IBV_WC_WITH_IMM && flag::INVALIDATED == sys::IBV_WC_WITH_INV);
-    }
-    let outcome = RawOutcome {
-        status: wc.status,
-        opcode: wc.opcode,
-        vendor_error: wc.vendor_err,
-        length: wc.byte_len,
-        immediate: wc.imm_data(),
-        qpn: wc.qp_num,
-        source: wc.src_qp,
-        flags: wc.wc_flags,
-    };
-    RawCompletion { wr_id: wc.wr_id, outcome }
-}
+// The engines' common form of a completion is the library's.
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>());
+    assert!(align_of::<RawCompletion>() == align_of::<ibv_wc>());
+    assert!(offset_of!(RawCompletion, wr_id) == offset_of!(ibv_wc, wr_id));
+    const OUTCOME: usize = offset_of!(RawCompletion, outcome);
+    assert!(OUTCOME + offset_of!(RawOutcome, status) == offset_of!(ibv_wc, status));
+    assert!(OUTCOME + offset_of!(RawOutcome, opcode) == offset_of!(ibv_wc, opcode));
+    assert!(OUTCOME + offset_of!(RawOutcome, vendor_error) == offset_of!(ibv_wc, vendor_err));
+    assert!(OUTCOME + offset_of!(RawOutcome, length) == offset_of!(ibv_wc, byte_len));
+    assert!(OUTCOME + offset_of!(RawOutcome, immediate) == offset_of!(ibv_wc, imm));
+    assert!(OUTCOME + offset_of!(RawOutcome, qpn) == offset_of!(ibv_wc, qp_num));
+    assert!(OUTCOME + offset_of!(RawOutcome, source) == offset_of!(ibv_wc, src_qp));
+    assert!(OUTCOME + offset_of!(RawOutcome, flags) == offset_of!(ibv_wc, wc_flags));
+    assert!(opcode::SEND == sys::IBV_WC_SEND && opcode::WRITE == sys::IBV_WC_RDMA_WRITE);
+    assert!(opcode::READ == sys::IBV_WC_RDMA_READ && opcode::COMPARE_SWAP == sys::IBV_WC_COMP_SWAP);
+    assert!(opcode::FETCH_ADD == sys::IBV_WC_FETCH_ADD && opcode::BIND_WINDOW == sys::IBV_WC_BIND_MW);
+    assert!(opcode::LOCAL_INVALIDATE == sys::IBV_WC_LOCAL_INV && opcode::RECV == sys::IBV_WC_RECV);
+    assert!(opcode::RECV_WRITE == sys::IBV_WC_RECV_RDMA_WITH_IMM && flag::GRH == sys::IBV_WC_GRH);
+    assert!(flag::IMMEDIATE == sys::IBV_WC_WITH_IMM && flag::INVALIDATED == sys::IBV_WC_WITH_INV);
+};

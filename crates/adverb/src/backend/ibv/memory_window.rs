@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use adverb_proto::vocabulary::WindowBind;
 use adverb_sys::{self as sys, ibv_mw, ibv_mw_bind_info, ibv_send_wr_bind_mw};
 
-use super::{ProtectionDomain, Registration, RequestList, check, verb_error};
+use super::{ProtectionDomain, Registration, SendList, check, verb_error};
 use crate::error::Result;
 
 pub(crate) struct MemoryWindow {
@@ -21,7 +21,7 @@ pub(crate) struct MemoryWindow {
 
 // SAFETY: libibverbs' memory windows may be used from any thread.
 unsafe impl Send for MemoryWindow {}
-// SAFETY: as above; only `RequestList::bind` and `free` look at the library's object, and their caller sees to it that they
+// SAFETY: as above; only `SendList::bind` and `free` look at the library's object, and their caller sees to it that they
 // don't do so at once.
 unsafe impl Sync for MemoryWindow {}
 
@@ -58,14 +58,21 @@ impl MemoryWindow {
     }
 }
 
-impl RequestList {
-    /// Notes to what the next request that binds a window binds it. The request must keep both until it has completed.
-    pub(crate) fn bind(&mut self, window: &MemoryWindow, region: &Registration, bind: &WindowBind) {
+impl SendList {
+    /// Says of a request to what it binds which window. The request must keep both until it has completed.
+    #[cold]
+    pub(crate) fn bind(
+        &mut self,
+        index: usize,
+        window: &MemoryWindow,
+        region: &Registration,
+        bind: &WindowBind,
+    ) {
         let mw = window.handle.as_ptr();
         // Providers take the key that the window has now from here, and leave it to us to keep it.
         // SAFETY: the window isn't freed: the request that has it is about to be posted. Nobody else uses the key.
         unsafe { (*mw).rkey = window.rkey.load(Ordering::Relaxed) };
-        self.binds.push(ibv_send_wr_bind_mw {
+        let bind = ibv_send_wr_bind_mw {
             mw,
             rkey: bind.rkey,
             bind_info: ibv_mw_bind_info {
@@ -74,15 +81,7 @@ impl RequestList {
                 length: bind.length,
                 mw_access_flags: bind.access.bits(),
             },
-        });
-    }
-
-    /// Gives the requests that bind windows what was noted for them.
-    #[cold]
-    pub(super) fn complete_binds(&mut self) {
-        let binding = self.sends.iter_mut().filter(|wr| wr.opcode == sys::IBV_WR_BIND_MW);
-        for (wr, bind) in binding.zip(self.binds.drain(..)) {
-            wr.op.bind_mw = bind;
-        }
+        };
+        self.set_bind(index, bind);
     }
 }

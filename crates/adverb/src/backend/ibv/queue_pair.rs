@@ -5,16 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{
-    Destination, Qpn, RecvRequest, Segment, SendOperation, SendRequest, Transport,
-};
-use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_send_wr_bind_mw, ibv_sge};
+use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr};
 
 use super::address_handle::lower_address;
-use super::{CompletionQueue, ProtectionDomain, check, verb_error};
+use super::{CompletionQueue, ProtectionDomain, RecvList, SendList, SendSlot, check, verb_error};
 use crate::backend::{
-    self, AddressHandle, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend,
-    StateChange,
+    self, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
 use crate::error::{Error, Result};
 
@@ -117,71 +114,22 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(crate) fn post_send(&self, request: &SendRequest<'_, &AddressHandle>) -> Result<(), PostFailure> {
-        // SAFETY: the segments are borrowed for the call.
-        unsafe { self.post_send_list(&mut [lower_send(request)]) }
+    pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
+        // SAFETY: as in `post_sends`.
+        slot.post(|first, bad| unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) })
     }
 
     #[inline]
-    pub(crate) fn post_sends<'a>(
-        &self,
-        list: &mut RequestList,
-        requests: impl Iterator<Item = SendRequest<'a, &'a AddressHandle>>,
-    ) -> Result<(), PostFailure> {
-        list.sends.clear();
-        list.sends.extend(requests.map(|request| lower_send(&request)));
-        if !list.binds.is_empty() {
-            list.complete_binds();
-        }
-        // SAFETY: the segments are borrowed for 'a, which outlives the call.
-        unsafe { self.post_send_list(&mut list.sends) }
-    }
-
-    /// Posts requests that were lowered, with one doorbell.
-    ///
-    /// # Safety
-    ///
-    /// The requests' segments can be read.
-    #[inline]
-    unsafe fn post_send_list(&self, list: &mut [ibv_send_wr]) -> Result<(), PostFailure> {
-        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
-        let mut bad = std::ptr::null_mut();
+    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
         // SAFETY: the queue pair is alive; the list ends with a null pointer; its segments can be read, and the memory
         // that they name is kept by the caller until the requests complete.
-        let code = unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, &mut bad) };
-        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+        list.post(|first, bad| unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) })
     }
 
     #[inline]
-    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
-        // SAFETY: the segments are borrowed for the call.
-        unsafe { self.post_recv_list(&mut [lower_recv(request)]) }
-    }
-
-    #[inline]
-    pub(crate) fn post_recvs<'a>(
-        &self,
-        list: &mut RequestList,
-        requests: impl Iterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), PostFailure> {
-        list.recvs.clear();
-        list.recvs.extend(requests.map(|request| lower_recv(&request)));
-        // SAFETY: the segments are borrowed for 'a, which outlives the call.
-        unsafe { self.post_recv_list(&mut list.recvs) }
-    }
-
-    /// Posts requests that were lowered, with one doorbell.
-    ///
-    /// # Safety
-    ///
-    /// The requests' segments can be read.
-    #[inline]
-    unsafe fn post_recv_list(&self, list: &mut [ibv_recv_wr]) -> Result<(), PostFailure> {
-        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: as in `post_send_list`.
-        let code = unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, &mut bad) };
-        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+        // SAFETY: as in `post_sends`.
+        list.post(|first, bad| unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, bad) })
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {
@@ -192,124 +140,6 @@ impl QueuePair {
         let code = unsafe { self.domain.device.library.ibv_destroy_qp(self.handle.as_ptr()) };
         check(code, || format!("destroying queue pair {}", self.qpn))
     }
-}
-
-/// Makes a list of requests: each points to the next. `None` if there are none.
-#[inline]
-pub(super) fn link<T>(list: &mut [T], set_next: impl Fn(&mut T, *mut T)) -> Option<*mut T> {
-    let first = list.as_mut_ptr();
-    for index in 1..list.len() {
-        // SAFETY: both are of the list, and only the earlier is borrowed.
-        unsafe { set_next(&mut *first.add(index - 1), first.add(index)) };
-    }
-    (!list.is_empty()).then_some(first)
-}
-
-/// Room for a batch in the library's form, used again and again.
-#[derive(Default)]
-pub(crate) struct RequestList {
-    pub(super) sends: Vec<ibv_send_wr>,
-    /// What the plain form doesn't tell of those that bind windows, in their order.
-    pub(super) binds: Vec<ibv_send_wr_bind_mw>,
-    recvs: Vec<ibv_recv_wr>,
-}
-
-// SAFETY: the pointers in the lists are only followed while a batch is posted, and made anew for each.
-unsafe impl Send for RequestList {}
-
-/// What of a list wasn't posted. Only a pointer into it says anything: some providers leave it null, and may have posted
-/// any (`rxe_post_send` does).
-#[cold]
-pub(super) fn post_failure<T>(code: libc::c_int, first: *const T, bad: *const T) -> PostFailure {
-    let offset = bad.addr().checked_sub(first.addr()).filter(|_| !bad.is_null());
-    PostFailure {
-        error: io::Error::from_raw_os_error(code.abs()),
-        posted: offset.map(|bytes| bytes / size_of::<T>()),
-    }
-}
-
-/// A request in the library's form. Its segments are borrowed: it must not outlive the plain form.
-#[inline]
-fn lower_send(request: &SendRequest<'_, &AddressHandle>) -> ibv_send_wr {
-    let mut wr = ibv_send_wr::zeroed();
-    wr.wr_id = request.wr_id;
-    (wr.sg_list, wr.num_sge) = lower_segments(request.segments);
-    wr.send_flags = request.flags.bits();
-    if let Some(Destination { handle: AddressHandle::Ibv(handle), qpn, qkey }) = &request.destination {
-        let ah = handle.handle.as_ptr();
-        wr.wr.ud = sys::ibv_send_wr_ud { ah, remote_qpn: qpn.get(), remote_qkey: *qkey };
-    }
-    match request.operation {
-        SendOperation::Send => wr.opcode = sys::IBV_WR_SEND,
-        SendOperation::SendImmediate(immediate) => {
-            wr.opcode = sys::IBV_WR_SEND_WITH_IMM;
-            wr.imm.imm_data = immediate.to_be();
-        }
-        SendOperation::SendInvalidate(rkey) => {
-            wr.opcode = sys::IBV_WR_SEND_WITH_INV;
-            wr.imm.invalidate_rkey = rkey;
-        }
-        SendOperation::Write(remote) => {
-            wr.opcode = sys::IBV_WR_RDMA_WRITE;
-            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
-        }
-        SendOperation::WriteImmediate(remote, immediate) => {
-            wr.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
-            wr.imm.imm_data = immediate.to_be();
-            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
-        }
-        SendOperation::Read(remote) => {
-            wr.opcode = sys::IBV_WR_RDMA_READ;
-            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
-        }
-        SendOperation::CompareSwap { remote, compare, swap } => {
-            wr.opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
-            wr.wr.atomic = sys::ibv_send_wr_atomic {
-                remote_addr: remote.addr,
-                compare_add: compare,
-                swap,
-                rkey: remote.rkey,
-            };
-        }
-        SendOperation::FetchAdd { remote, add } => {
-            wr.opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
-            wr.wr.atomic = sys::ibv_send_wr_atomic {
-                remote_addr: remote.addr,
-                compare_add: add,
-                swap: 0,
-                rkey: remote.rkey,
-            };
-        }
-        SendOperation::LocalInvalidate(rkey) => {
-            wr.opcode = sys::IBV_WR_LOCAL_INV;
-            wr.imm.invalidate_rkey = rkey;
-        }
-        // The rest comes with the list.
-        SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
-        _ => unreachable!("nothing else can be asked for"),
-    }
-    wr
-}
-
-/// A request in the library's form. Its segments are borrowed: it must not outlive the plain form.
-#[inline]
-pub(super) fn lower_recv(request: &RecvRequest<'_>) -> ibv_recv_wr {
-    let (sg_list, num_sge) = lower_segments(request.segments);
-    ibv_recv_wr { wr_id: request.wr_id, next: std::ptr::null_mut(), sg_list, num_sge }
-}
-
-/// Segments as the library wants them: they have its layout. The library doesn't write there, whatever the type says.
-#[inline]
-fn lower_segments(segments: &[Segment]) -> (*mut ibv_sge, libc::c_int) {
-    const {
-        assert!(size_of::<Segment>() == size_of::<ibv_sge>());
-        assert!(align_of::<Segment>() == align_of::<ibv_sge>());
-        assert!(std::mem::offset_of!(Segment, addr) == std::mem::offset_of!(ibv_sge, addr));
-        assert!(std::mem::offset_of!(Segment, length) == std::mem::offset_of!(ibv_sge, length));
-        assert!(std::mem::offset_of!(Segment, lkey) == std::mem::offset_of!(ibv_sge, lkey));
-    }
-    let count = libc::c_int::try_from(segments.len()).unwrap_or(libc::c_int::MAX);
-    (segments.as_ptr().cast_mut().cast(), count)
 }
 
 /// Sets what a queue pair needs to have receives posted, and says which attributes those are.

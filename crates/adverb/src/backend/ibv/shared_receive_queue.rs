@@ -5,11 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::RecvRequest;
-use adverb_sys::{self as sys, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use adverb_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
-use super::queue_pair::{link, lower_recv, post_failure};
-use super::{ProtectionDomain, check, verb_error};
+use super::{ProtectionDomain, RecvList, check, verb_error};
 use crate::backend::PostFailure;
 use crate::error::Result;
 
@@ -45,25 +43,12 @@ impl SharedReceiveQueue {
         Ok((queue, attr.attr.max_sge))
     }
 
+    /// Posts a list of requests, with one doorbell.
     #[inline]
-    pub(crate) fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), PostFailure> {
-        // SAFETY: the segments are borrowed for the call.
-        unsafe { self.post_list(&mut [lower_recv(request)]) }
-    }
-
-    /// Posts requests that were lowered, with one doorbell.
-    ///
-    /// # Safety
-    ///
-    /// The requests' segments can be read.
-    #[inline]
-    unsafe fn post_list(&self, list: &mut [ibv_recv_wr]) -> Result<(), PostFailure> {
-        let Some(first) = link(list, |wr, next| wr.next = next) else { return Ok(()) };
-        let mut bad = std::ptr::null_mut();
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
         // SAFETY: the queue is alive; the list ends with a null pointer; its segments can be read, and the memory that
         // they name is kept by the caller until the requests complete.
-        let code = unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, &mut bad) };
-        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+        list.post(|first, bad| unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) })
     }
 
     /// Asks for an event when fewer requests than this are left.

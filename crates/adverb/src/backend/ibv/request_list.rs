@@ -1,0 +1,543 @@
+//! Work requests in the library's form, made in place and used again.
+
+use std::io;
+use std::ptr::NonNull;
+
+use adverb_proto::vocabulary::{
+    Destination, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
+};
+use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
+
+use crate::backend::{AddressHandle, PostFailure};
+
+/// Requests for a send queue.
+pub(crate) type SendList = RequestList<ibv_send_wr>;
+
+/// Requests for a receive queue.
+pub(crate) type RecvList = RequestList<ibv_recv_wr>;
+
+/// Requests that are posted together, with one doorbell.
+///
+/// Each is linked to the next when the room for them is made, so that making one means to write what tells it from the
+/// last that was there: devices look at no field that an operation hasn't got.
+pub(crate) struct RequestList<W: WorkRequest> {
+    /// `room` of them, reached through this pointer alone: the slots point to each other.
+    slots: NonNull<Slot<W>>,
+    room: usize,
+    len: usize,
+    /// The requests with several segments, and where in `segments` theirs begin.
+    scattered: Vec<(usize, usize)>,
+    segments: Vec<Segment>,
+}
+
+/// Room for one send request of at most one segment, which is what is posted most.
+pub(crate) struct SendSlot(NonNull<Slot<ibv_send_wr>>);
+
+/// A request, and beside it the segment that most have.
+#[repr(C)]
+struct Slot<W> {
+    request: W,
+    segment: Segment,
+}
+
+// SAFETY: the pointers in a list lead to the list itself, and are followed only while it is posted.
+unsafe impl<W: WorkRequest> Send for RequestList<W> {}
+// SAFETY: as above; nothing is changed through a shared list.
+unsafe impl<W: WorkRequest> Sync for RequestList<W> {}
+
+impl<W: WorkRequest> RequestList<W> {
+    /// Forgets all requests.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        if !self.scattered.is_empty() {
+            self.gather();
+        }
+    }
+
+    /// Adds a request that has yet to be [set](RequestList::set).
+    #[inline(always)]
+    fn push(&mut self) -> usize {
+        if self.len == self.room {
+            self.grow();
+        }
+        self.len += 1;
+        self.len - 1
+    }
+
+    /// A request with these segments, in which nothing else that was there before is unset.
+    #[inline(always)]
+    fn set(&mut self, index: usize, wr_id: u64, segments: &[Segment]) -> &mut W {
+        if segments.len() > 1 {
+            self.scatter(index, segments);
+        }
+        self.slot(index).set(wr_id, segments)
+    }
+
+    /// How many requests there are.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn slot(&mut self, index: usize) -> &mut Slot<W> {
+        debug_assert!(index < self.room);
+        // SAFETY: all indices come from `push`, which made room, or are below `len`; the list is borrowed exclusively.
+        unsafe { self.slots.add(index).as_mut() }
+    }
+
+    /// The whole list, for as long as `post` needs it.
+    #[inline(always)]
+    fn linked<T>(&mut self, post: impl FnOnce(*mut W) -> T) -> Option<T> {
+        let last = self.len.checked_sub(1)?;
+        if !self.scattered.is_empty() {
+            self.point_to_segments();
+        }
+        self.slot(last).request.set_next(std::ptr::null_mut());
+        let posted = post(self.slots.as_ptr().cast());
+        self.link(last);
+        Some(posted)
+    }
+
+    /// Posts the list by a verb of the library's, which says where it failed.
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        verb: impl FnOnce(*mut W, &mut *mut W) -> libc::c_int,
+    ) -> Result<(), PostFailure> {
+        let posted = self.linked(|first| {
+            let mut bad = std::ptr::null_mut();
+            let code = verb(first, &mut bad);
+            if code == 0 { Ok(()) } else { Err(post_failure::<W>(code, first, bad)) }
+        });
+        posted.unwrap_or(Ok(()))
+    }
+
+    /// Points a slot's request to the next and to its own segment.
+    #[inline(always)]
+    fn link(&mut self, index: usize) {
+        if index + 1 < self.room {
+            // SAFETY: there is a slot behind this one.
+            let next = unsafe { self.slots.add(index + 1) };
+            self.slot(index).request.set_next(next.as_ptr().cast());
+        }
+    }
+
+    /// Makes room for twice as many.
+    #[cold]
+    fn grow(&mut self) {
+        let room = (self.room * 2).max(16);
+        let mut slots = Vec::with_capacity(room);
+        // SAFETY: the first `len` slots are there, and the list is borrowed.
+        slots.extend_from_slice(unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.len) });
+        slots.resize(room, Slot::EMPTY);
+        let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
+        self.free();
+        (self.slots, self.room) = (slots, room);
+        for index in 0..room {
+            self.slot(index).request.set_next(std::ptr::null_mut());
+            self.link(index);
+            self.point_to_own(index);
+        }
+    }
+
+    /// Puts a request's segments aside, because it has several.
+    #[cold]
+    fn scatter(&mut self, index: usize, segments: &[Segment]) {
+        self.scattered.push((index, self.segments.len()));
+        self.segments.extend_from_slice(segments);
+    }
+
+    /// Points requests with several segments to them, now that they won't move.
+    #[cold]
+    fn point_to_segments(&mut self) {
+        for at in 0..self.scattered.len() {
+            let (index, start) = self.scattered[at];
+            let segments = self.segments[start..].as_mut_ptr();
+            self.slot(index).request.set_segments(segments.cast());
+        }
+    }
+
+    /// Lets every request have its own segment again.
+    #[cold]
+    fn gather(&mut self) {
+        while let Some((index, _)) = self.scattered.pop() {
+            self.point_to_own(index);
+        }
+        self.segments.clear();
+    }
+
+    fn point_to_own(&mut self, index: usize) {
+        debug_assert!(index < self.room);
+        let slot = self.slots.as_ptr();
+        // SAFETY: there is such a slot.
+        let segment = unsafe { &raw mut (*slot.add(index)).segment };
+        self.slot(index).request.set_segments(segment.cast());
+    }
+
+    fn free(&mut self) {
+        if self.room > 0 {
+            let slots = std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.room);
+            // SAFETY: `grow` made a box of just so many, which is freed once: whoever calls this forgets the pointer.
+            drop(unsafe { Box::from_raw(slots) });
+        }
+    }
+}
+
+impl<W: WorkRequest> Default for RequestList<W> {
+    fn default() -> RequestList<W> {
+        RequestList {
+            slots: NonNull::dangling(),
+            room: 0,
+            len: 0,
+            scattered: Vec::new(),
+            segments: Vec::new(),
+        }
+    }
+}
+
+impl<W: WorkRequest> Drop for RequestList<W> {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+impl<W: WorkRequest> Slot<W> {
+    const EMPTY: Slot<W> = Slot { request: W::EMPTY, segment: Segment { addr: 0, length: 0, lkey: 0 } };
+
+    /// Sets what all requests have; of several segments only how many there are.
+    #[inline(always)]
+    fn set(&mut self, wr_id: u64, segments: &[Segment]) -> &mut W {
+        if let [segment] = segments {
+            self.segment = *segment;
+        }
+        self.request.set_id(wr_id);
+        self.request.set_segment_count(segments.len());
+        &mut self.request
+    }
+}
+
+impl<W: WorkRequest> Clone for Slot<W> {
+    fn clone(&self) -> Slot<W> {
+        Slot { request: self.request, segment: self.segment }
+    }
+}
+
+impl SendSlot {
+    /// Makes it this request.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        assert!(request.segments.len() <= 1, "there is room for one segment");
+        lower(self.slot().set(request.wr_id, request.segments), request);
+    }
+
+    /// The operation and the flags of the request, which must be a SEND or a WRITE, with immediate data or without.
+    pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
+        raise(&self.slot().request)
+    }
+
+    /// Posts the request by a verb of the library's.
+    #[inline(always)]
+    pub(super) fn post(
+        &mut self,
+        verb: impl FnOnce(*mut ibv_send_wr, &mut *mut ibv_send_wr) -> libc::c_int,
+    ) -> Result<(), PostFailure> {
+        let (first, mut bad) = (self.0.as_ptr().cast(), std::ptr::null_mut());
+        let code = verb(first, &mut bad);
+        if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
+    }
+
+    #[inline(always)]
+    fn slot(&mut self) -> &mut Slot<ibv_send_wr> {
+        // SAFETY: the slot is this one's own, which is borrowed exclusively.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+// SAFETY: as for `RequestList`.
+unsafe impl Send for SendSlot {}
+// SAFETY: as for `RequestList`.
+unsafe impl Sync for SendSlot {}
+
+impl Default for SendSlot {
+    fn default() -> SendSlot {
+        let slot = NonNull::from(Box::leak(Box::new(Slot::EMPTY)));
+        // SAFETY: the slot was just made.
+        let segment = unsafe { &raw mut (*slot.as_ptr()).segment };
+        let mut single = SendSlot(slot);
+        single.slot().request.set_segments(segment.cast());
+        single
+    }
+}
+
+impl Drop for SendSlot {
+    fn drop(&mut self) {
+        // SAFETY: made from a box, and freed once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl SendList {
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        let index = self.push();
+        self.put(index, request);
+    }
+
+    /// Adds the room of a request that is [put](SendList::put) there later.
+    pub(crate) fn add_room(&mut self) {
+        self.push();
+    }
+
+    /// Puts a request in its room.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
+        assert!(index < self.len, "a request of the list");
+        lower(self.set(index, request.wr_id, request.segments), request);
+    }
+
+    /// Gives a request its id and flags.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
+        assert!(index < self.len, "a request of the list");
+        let request = &mut self.slot(index).request;
+        request.wr_id = wr_id;
+        request.send_flags = flags(SendFlags::from_bits_retain(request.send_flags)).bits();
+    }
+
+    /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
+    pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
+        assert!(index < self.len, "a request of the list");
+        raise(&self.slot(index).request)
+    }
+
+    /// Says of a request which window it binds, and to what.
+    pub(super) fn set_bind(&mut self, index: usize, bind: sys::ibv_send_wr_bind_mw) {
+        assert!(index < self.len, "a request of the list");
+        self.slot(index).request.op.bind_mw = bind;
+    }
+}
+
+/// Sets what only send requests have.
+#[inline(always)]
+fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
+    wr.send_flags = request.flags.bits();
+    if let Some(Destination { handle: AddressHandle::Ibv(handle), qpn, qkey }) = &request.destination {
+        let ah = handle.handle.as_ptr();
+        wr.wr.ud = sys::ibv_send_wr_ud { ah, remote_qpn: qpn.get(), remote_qkey: *qkey };
+    }
+    match request.operation {
+        SendOperation::Send => wr.opcode = sys::IBV_WR_SEND,
+        SendOperation::SendImmediate(immediate) => {
+            wr.opcode = sys::IBV_WR_SEND_WITH_IMM;
+            wr.imm.imm_data = immediate.to_be();
+        }
+        SendOperation::SendInvalidate(rkey) => {
+            wr.opcode = sys::IBV_WR_SEND_WITH_INV;
+            wr.imm.invalidate_rkey = rkey;
+        }
+        SendOperation::Write(remote) => {
+            wr.opcode = sys::IBV_WR_RDMA_WRITE;
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::WriteImmediate(remote, immediate) => {
+            wr.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.imm.imm_data = immediate.to_be();
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::Read(remote) => {
+            wr.opcode = sys::IBV_WR_RDMA_READ;
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
+        }
+        SendOperation::CompareSwap { remote, compare, swap } => {
+            wr.opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
+            wr.wr.atomic = sys::ibv_send_wr_atomic {
+                remote_addr: remote.addr,
+                compare_add: compare,
+                swap,
+                rkey: remote.rkey,
+            };
+        }
+        SendOperation::FetchAdd { remote, add } => {
+            wr.opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
+            wr.wr.atomic = sys::ibv_send_wr_atomic {
+                remote_addr: remote.addr,
+                compare_add: add,
+                swap: 0,
+                rkey: remote.rkey,
+            };
+        }
+        SendOperation::LocalInvalidate(rkey) => {
+            wr.opcode = sys::IBV_WR_LOCAL_INV;
+            wr.imm.invalidate_rkey = rkey;
+        }
+        // The rest comes with the window.
+        SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
+        _ => unreachable!("nothing else can be asked for"),
+    }
+}
+
+impl RecvList {
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
+        let index = self.push();
+        self.set(index, request.wr_id, request.segments);
+    }
+}
+
+/// The operation and the flags of a SEND or a WRITE, with immediate data or without.
+#[cold]
+fn raise(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
+    // SAFETY: every member of the unions is made of integers.
+    let (rdma, immediate) = unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data)) };
+    let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
+    let operation = match wr.opcode {
+        sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendImmediate(immediate),
+        sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
+        sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteImmediate(remote, immediate),
+        _ => SendOperation::Send,
+    };
+    (operation, SendFlags::from_bits_retain(wr.send_flags))
+}
+
+/// What requests for send queues and receive queues have in common.
+pub(crate) trait WorkRequest: Copy {
+    const EMPTY: Self;
+    fn set_id(&mut self, wr_id: u64);
+    fn set_next(&mut self, next: *mut Self);
+    fn set_segments(&mut self, segments: *mut ibv_sge);
+    fn set_segment_count(&mut self, count: usize);
+}
+
+/// Both kinds have these fields.
+macro_rules! work_request {
+    ($name:ident) => {
+        impl WorkRequest for $name {
+            const EMPTY: $name = $name::zeroed();
+
+            #[inline(always)]
+            fn set_id(&mut self, wr_id: u64) {
+                self.wr_id = wr_id;
+            }
+
+            #[inline(always)]
+            fn set_next(&mut self, next: *mut $name) {
+                self.next = next;
+            }
+
+            #[inline(always)]
+            fn set_segments(&mut self, segments: *mut ibv_sge) {
+                self.sg_list = segments;
+            }
+
+            #[inline(always)]
+            fn set_segment_count(&mut self, count: usize) {
+                self.num_sge = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+            }
+        }
+    };
+}
+
+work_request!(ibv_send_wr);
+work_request!(ibv_recv_wr);
+
+// Segments go to the library as they are.
+const _: () = {
+    assert!(size_of::<Segment>() == size_of::<ibv_sge>());
+    assert!(align_of::<Segment>() == align_of::<ibv_sge>());
+    assert!(std::mem::offset_of!(Segment, addr) == std::mem::offset_of!(ibv_sge, addr));
+    assert!(std::mem::offset_of!(Segment, length) == std::mem::offset_of!(ibv_sge, length));
+    assert!(std::mem::offset_of!(Segment, lkey) == std::mem::offset_of!(ibv_sge, lkey));
+    // Slots are reached as requests.
+    assert!(std::mem::offset_of!(Slot<ibv_send_wr>, request) == 0);
+    assert!(std::mem::offset_of!(Slot<ibv_recv_wr>, request) == 0);
+};
+
+/// What of a list wasn't posted. Only a pointer into it says anything: some providers leave it null, and may have posted
+/// any (`rxe_post_send` does).
+#[cold]
+fn post_failure<W>(code: libc::c_int, first: *const W, bad: *const W) -> PostFailure {
+    let offset = bad.addr().checked_sub(first.addr()).filter(|_| !bad.is_null());
+    PostFailure {
+        error: io::Error::from_raw_os_error(code.abs()),
+        posted: offset.map(|bytes| bytes / size_of::<Slot<W>>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use adverb_proto::vocabulary::{RemoteAddress, SendFlags};
+
+    use super::*;
+
+    fn segment(n: u64) -> Segment {
+        Segment { addr: n, length: n as u32, lkey: 7 }
+    }
+
+    fn write<'a>(n: u64, segments: &'a [Segment]) -> SendRequest<'a, &'a AddressHandle> {
+        let operation = SendOperation::Write(RemoteAddress { addr: 1000 + n, rkey: 9 });
+        SendRequest { wr_id: n, operation, flags: SendFlags::SIGNALED, segments, destination: None }
+    }
+
+    /// What a device would see: ids, remote addresses and segments.
+    fn seen(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
+        let mut seen = Vec::new();
+        let posted = list.post(|mut wr, _| {
+            while let Some(request) = NonNull::new(wr) {
+                // SAFETY: the list is linked, and ends with a null pointer.
+                let request = unsafe { request.as_ref() };
+                let count = usize::try_from(request.num_sge).expect("a count");
+                // SAFETY: there are so many segments, and a write has a remote address.
+                let (segments, remote) = unsafe {
+                    (std::slice::from_raw_parts(request.sg_list, count), request.wr.rdma.remote_addr)
+                };
+                seen.push((request.wr_id, remote, segments.iter().map(|segment| segment.addr).collect()));
+                wr = request.next;
+            }
+            0
+        });
+        assert!(posted.is_ok());
+        seen
+    }
+
+    #[test]
+    fn a_list_is_what_was_added_however_often_it_is_used_and_grows() {
+        let mut list = SendList::default();
+        assert_eq!(seen(&mut list), []);
+        for count in [1, 2, 1, 40, 3, 0, 100, 1] {
+            list.clear();
+            let mut expected = Vec::new();
+            for n in 0..count {
+                // Every third request has several segments, every fifth has none.
+                let segments: Vec<Segment> = match n {
+                    n if n % 3 == 2 => (0..n).map(segment).collect(),
+                    n if n % 5 == 4 => Vec::new(),
+                    n => vec![segment(n)],
+                };
+                list.add(&write(n, &segments));
+                expected.push((n, 1000 + n, segments.iter().map(|segment| segment.addr).collect()));
+            }
+            assert_eq!(seen(&mut list), expected, "{count} requests");
+            assert_eq!(seen(&mut list), expected, "{count} requests, posted again");
+        }
+    }
+
+    #[test]
+    fn a_failure_tells_how_many_were_posted_or_that_nobody_knows() {
+        let mut list = SendList::default();
+        for n in 0..5 {
+            list.add(&write(n, &[segment(n)]));
+        }
+        let third = list.post(|first, bad| {
+            // SAFETY: there are five requests.
+            *bad = unsafe { (*(*first).next).next };
+            libc::ENOMEM
+        });
+        assert_eq!(third.err().and_then(|failure| failure.posted), Some(2));
+        let unknown = list.post(|_, _| libc::EIO);
+        assert_eq!(unknown.err().map(|failure| failure.posted), Some(None));
+    }
+}
