@@ -277,16 +277,17 @@ mod sync {
     }
 }
 
+/// Puts a value in, or gives it back if there is no room.
+#[cfg(test)]
+fn push<T>(producer: &mut Producer<T>, value: T) -> Result<(), T> {
+    let Some(vacancy) = producer.vacancy() else { return Err(value) };
+    vacancy.fill(value);
+    Ok(())
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    /// Puts a value in, or gives it back if there is no room.
-    fn push<T>(producer: &mut Producer<T>, value: T) -> Result<(), T> {
-        let Some(vacancy) = producer.vacancy() else { return Err(value) };
-        vacancy.fill(value);
-        Ok(())
-    }
 
     #[test]
     fn values_come_out_in_order_and_positions_wrap() {
@@ -377,16 +378,13 @@ mod tests {
                     }
                 }
             });
-            let mut n = 0;
-            while n < 3 {
-                match consumer.pop() {
-                    Some(value) => {
-                        assert_eq!(*value, n);
-                        n += 1;
-                    }
-                    None => loom::thread::yield_now(),
+            let mut out: Vec<Box<i32>> = Vec::new();
+            while out.len() < 3 {
+                if consumer.pop_into(&mut out, |value| (value, ())) == 0 {
+                    loom::thread::yield_now();
                 }
             }
+            assert!(out.iter().map(|value| **value).eq(0..3));
             producing.join().unwrap();
         });
     }
@@ -396,8 +394,7 @@ mod tests {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(2);
             let producing = loom::thread::spawn(move || {
-                let _ = push(&mut producer, Box::new(1));
-                let _ = push(&mut producer, Box::new(2));
+                assert!(producer.push_all(&mut vec![Box::new(1), Box::new(2)]));
             });
             let _ = consumer.pop();
             drop(consumer);

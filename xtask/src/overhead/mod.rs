@@ -23,7 +23,7 @@ const ROUNDS: u64 = 3200;
 /// are what it takes today, rounded up: a ratchet, which the goals are to be reached by.
 const MODES: &[Mode] = &[
     Mode { name: "owned-single", baseline: "single", allowed: 165, goal: 60 },
-    Mode { name: "owned-batch", baseline: "batch", allowed: 175, goal: 40 },
+    Mode { name: "owned-batch", baseline: "batch", allowed: 170, goal: 40 },
 ];
 
 struct Mode {

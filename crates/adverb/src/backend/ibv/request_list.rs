@@ -19,7 +19,8 @@ pub(crate) type RecvList = RequestList<ibv_recv_wr>;
 /// Requests that are posted together, with one doorbell.
 ///
 /// Each is linked to the next when the room for them is made, so that making one means to write what tells it from the
-/// last that was there: devices look at no field that an operation hasn't got.
+/// last that was there. What an operation hasn't got, and devices look at all the same, is 0 (librxe refuses a binding with
+/// immediate data).
 pub(crate) struct RequestList<W: WorkRequest> {
     /// `room` of them, reached through this pointer alone: the slots point to each other.
     slots: NonNull<Slot<W>>,
@@ -283,7 +284,7 @@ impl SendList {
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         let index = self.push();
-        self.put(index, request);
+        lower(self.set(index, request.wr_id, request.segments), request);
     }
 
     /// Adds the room of a request that is [put](SendList::put) there later.
@@ -292,7 +293,6 @@ impl SendList {
     }
 
     /// Puts a request in its room.
-    #[inline(always)]
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
         assert!(index < self.len, "a request of the list");
         lower(self.set(index, request.wr_id, request.segments), request);
@@ -328,6 +328,7 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
         let ah = handle.handle.as_ptr();
         wr.wr.ud = sys::ibv_send_wr_ud { ah, remote_qpn: qpn.get(), remote_qkey: *qkey };
     }
+    wr.imm.imm_data = 0;
     match request.operation {
         SendOperation::Send => wr.opcode = sys::IBV_WR_SEND,
         SendOperation::SendImmediate(immediate) => {
@@ -522,6 +523,44 @@ mod tests {
             }
             assert_eq!(seen(&mut list), expected, "{count} requests");
             assert_eq!(seen(&mut list), expected, "{count} requests, posted again");
+        }
+    }
+
+    #[test]
+    fn nothing_of_an_earlier_request_is_left_where_devices_look() {
+        let mut list = SendList::default();
+        for operation in [SendOperation::LocalInvalidate(7), SendOperation::Send] {
+            list.clear();
+            list.add(&SendRequest { operation, ..write(1, &[]) });
+        }
+        let posted = list.post(|first, _| {
+            // SAFETY: there is one request.
+            assert_eq!(unsafe { (*first).imm.imm_data }, 0);
+            0
+        });
+        assert!(posted.is_ok());
+    }
+
+    #[test]
+    fn the_usual_operations_can_be_had_back() {
+        let remote = RemoteAddress { addr: 1 << 40, rkey: 9 };
+        let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+        let operations = [
+            SendOperation::Send,
+            SendOperation::SendImmediate(0x0102_0304),
+            SendOperation::Write(remote),
+            SendOperation::WriteImmediate(remote, 0x0102_0304),
+        ];
+        let mut list = SendList::default();
+        let mut slot = SendSlot::default();
+        for operation in operations {
+            let request = SendRequest { operation, flags, ..write(1, &[]) };
+            list.add(&request);
+            slot.put(&request);
+            assert_eq!(slot.raise(), (operation, flags));
+        }
+        for (index, operation) in operations.into_iter().enumerate() {
+            assert_eq!(list.raise(index), (operation, flags));
         }
     }
 
