@@ -26,7 +26,7 @@ const STEPS: &[&str] = &[
     "wire-check",
     "overhead",
     "deny",
-    "fuzz --seconds 80",
+    "fuzz --seconds 100",
     "vm smoke",
     "device-tests",
     "conformance --backend ibv",

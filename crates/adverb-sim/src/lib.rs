@@ -43,7 +43,7 @@ mod scenario;
 mod setup;
 mod world;
 
-pub use cm::{CmOutcome, run_cm};
+pub use cm::{CmAttackReport, CmOutcome, attack_cm, attack_cm_by, run_cm};
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
 pub use hostile::{AttackReport, attack, attack_by};

@@ -1,6 +1,6 @@
 //! Connection managers in a fabric that fails.
 
-use adverb_sim::{FaultCounts, run_cm};
+use adverb_sim::{FaultCounts, attack_cm, attack_cm_by, run_cm};
 
 #[test]
 fn many_seeds_violate_nothing() {
@@ -35,16 +35,49 @@ fn a_seed_repeats_itself_to_the_byte() {
     }
 }
 
+#[test]
+fn attacks_do_no_harm_and_come_far_enough_to_matter() {
+    let (mut sent, mut established) = (0, 0);
+    for seed in 0..30 {
+        let report = attack_cm(seed, 2000).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        sent += report.sent;
+        established += report.established;
+    }
+    assert!(sent > 30 * 500 && established > 30 * 5, "{sent} sent, {established} established");
+}
+
+#[test]
+fn attack_by_bytes_ends_with_them() {
+    let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
+    let report = attack_cm_by(&bytes).unwrap();
+    assert!(report.messages > 10, "{report:?}");
+    assert_eq!(attack_cm_by(&bytes), Ok(report));
+    attack_cm_by(&[]).unwrap();
+}
+
 #[cfg(feature = "mutants")]
 mod mutants {
     use adverb_proto::mutation::{Mutation, select};
-    use adverb_sim::run_cm;
+    use adverb_sim::{attack_cm, run_cm};
 
     #[test]
     fn every_fault_planted_in_the_connection_manager_is_found() {
         for mutation in Mutation::ALL.iter().filter(|mutation| format!("{mutation:?}").starts_with("Cm")) {
             select(Some(*mutation));
             let found = (0..200).find_map(|seed| run_cm(seed, false).violation.map(|what| (seed, what)));
+            select(None);
+            let (seed, what) = found.unwrap_or_else(|| panic!("{mutation:?} survived"));
+            println!("{mutation:?}: seed {seed}: {what}");
+        }
+    }
+
+    #[test]
+    fn attacks_notice_what_they_are_there_for() {
+        for mutation in
+            [Mutation::CmEstablishedTwice, Mutation::CmRejAnsweredByRej, Mutation::CmRemoteIdLeaks]
+        {
+            select(Some(mutation));
+            let found = (0..50).find_map(|seed| attack_cm(seed, 2000).err().map(|what| (seed, what)));
             select(None);
             let (seed, what) = found.unwrap_or_else(|| panic!("{mutation:?} survived"));
             println!("{mutation:?}: seed {seed}: {what}");

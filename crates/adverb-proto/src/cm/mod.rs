@@ -61,7 +61,8 @@
 //! Anybody can send anything to queue pair 1. A message about a connection is believed if it comes from the peer's
 //! address and names both communication IDs, which are random. Whatever comes, there is at most one answer, of the
 //! same size, to where it came from; and what is sent as an answer (REJ, DREP, MRA, SIDR_REP) is never answered, so
-//! that nothing goes round. Tables are [bounded](Config): a flood of requests in strangers' names fills those for half
+//! that nothing goes round. (A request with a queue pair that has a connection already also ends that connection; who
+//! forges one must know the adapter's name and the peer's address.) Tables are [bounded](Config): a flood of requests in strangers' names fills those for half
 //! open connections, which empty themselves with time, and touches no connection that stands.
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core

@@ -13,6 +13,7 @@
 //! - tables keep their bounds, messages come to an end, and nothing is left of anything.
 
 mod application;
+mod attack;
 mod packet;
 mod register;
 
@@ -30,6 +31,7 @@ use adverb_wire::{Psn, Qpn};
 use crate::Random;
 use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
 use application::{Application, Task};
+pub use attack::{CmAttackReport, attack_cm, attack_cm_by};
 use packet::Content;
 use register::Register;
 

@@ -5,7 +5,7 @@
 //! requests back twice or out of order, keeps what it should forget, or grows beyond what its queues allow. (That it
 //! panics is for whoever runs it to notice.)
 
-mod choices;
+pub(crate) mod choices;
 mod forge;
 mod guard;
 mod owner;

@@ -1,0 +1,550 @@
+//! Peers that send whatever they like to a connection manager, while its owner connects, accepts, refuses and forgets.
+//!
+//! An attack ends with an error if the manager sends more than one answer, or one to somebody else, or answers an
+//! answer; if it tells its owner what can't be, or too late, or twice; if its tables outgrow their bounds; or if
+//! something is left when all is over.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb_proto::Time;
+use adverb_proto::cm::{
+    Bind, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager, Offer, QueryId,
+    Resolve,
+};
+use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
+use adverb_wire::cm::{
+    AdditionalInfo, Drep, Dreq, Ece, IpHeader, Mad, Message, Mra, PrivateData, Rej, Rep, Req, Rtu, ServiceId,
+    SidrRep, SidrReq, SidrStatus, Subject, Timeout,
+};
+
+use crate::Random;
+use crate::hostile::choices::Choices;
+
+/// What an attack on a connection manager was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CmAttackReport {
+    /// Messages that attackers sent.
+    pub messages: u64,
+    /// Messages that the manager sent, for whatever reason.
+    pub sent: u64,
+    /// Events that the owner was told.
+    pub events: u64,
+    /// Connections that stood.
+    pub established: u64,
+}
+
+/// Attacks a connection manager with so many messages. The same seed makes the same attack.
+///
+/// ```
+/// let report = adverb_sim::attack_cm(7, 2000).unwrap();
+/// assert_eq!(report.messages, 2000);
+/// ```
+///
+/// # Errors
+///
+/// If the manager did what it must not.
+pub fn attack_cm(seed: u64, messages: u64) -> Result<CmAttackReport, String> {
+    Attack::new(Choices::Seed(Random::new(seed ^ 0x636d_6174_7461_636b))).run(messages)
+}
+
+/// Attacks a connection manager as these bytes say: for fuzzers.
+///
+/// # Errors
+///
+/// If the manager did what it must not.
+pub fn attack_cm_by(bytes: &[u8]) -> Result<CmAttackReport, String> {
+    Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
+}
+
+struct Attack<'a> {
+    choices: Choices<'a>,
+    manager: Manager,
+    now: Time,
+    random: Random,
+    listeners: Vec<ListenerId>,
+    connections: BTreeMap<ConnectionId, Status>,
+    queries: Vec<QueryId>,
+    /// What the manager has said lately, which attackers hear.
+    heard: Vec<(Ends, Mad)>,
+    /// A REQ and a REP that lack nothing.
+    models: (Req, Rep),
+    report: CmAttackReport,
+}
+
+/// How a connection stands, as its owner knows. Waits have a deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Status {
+    Asked(Time),
+    /// The peer accepted; the owner hasn't established it.
+    Answered(Time),
+    Establishing(Time),
+    Requested(Time),
+    Accepted(Time),
+    Established,
+    /// Ended by its owner.
+    Leaving(Time),
+    Over,
+}
+
+const MOST_HALF_OPEN: usize = 16;
+const MOST_CONNECTIONS: usize = 48;
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many of the manager's messages attackers remember.
+const MEMORY: usize = 64;
+
+fn us() -> IpAddr {
+    [10, 0, 0, 1].into()
+}
+
+fn tcp() -> ServiceId {
+    ServiceId::tcp_port(7471)
+}
+
+impl<'a> Attack<'a> {
+    fn new(choices: Choices<'a>) -> Attack<'a> {
+        let mut config = Config::new(0x0011_2233_4455_6677);
+        config.response_timeout = Timeout::new(12).unwrap_or(Timeout::ZERO);
+        config.timewait = Duration::from_millis(100);
+        config.request_patience = PATIENCE;
+        config.max_connections = MOST_CONNECTIONS;
+        config.max_half_open = MOST_HALF_OPEN;
+        let mut manager = Manager::new(config);
+        let listen = |service, transport| Listen { service, bind: Bind::Any, transport, backlog: 12 };
+        let listeners = [listen(tcp(), Transport::Rc), listen(ServiceId::udp_port(7471), Transport::Ud)];
+        let listeners = listeners.into_iter().flat_map(|listen| manager.listen(listen)).collect();
+        Attack {
+            choices,
+            manager,
+            now: Time::ZERO + Duration::from_secs(1),
+            random: Random::new(1),
+            listeners,
+            connections: BTreeMap::new(),
+            queries: Vec::new(),
+            heard: Vec::new(),
+            models: models(),
+            report: CmAttackReport::default(),
+        }
+    }
+
+    fn run(mut self, messages: u64) -> Result<CmAttackReport, String> {
+        while self.report.messages < messages && self.choices.are_left() {
+            match self.choices.below(8) {
+                0 | 1 => self.own()?,
+                2 => self.pass()?,
+                _ => self.strike()?,
+            }
+            self.hear(None)?;
+            self.check()?;
+        }
+        self.finish()?;
+        Ok(self.report)
+    }
+
+    /// The owner does something.
+    fn own(&mut self) -> Result<(), String> {
+        let (now, deadline) = (self.now, self.now + self.some_time());
+        let chosen = self.choices.below(self.connections.len().max(1) as u64) as usize;
+        let (id, status) = match self.connections.iter().nth(chosen) {
+            Some((id, status)) => (Some(*id), *status),
+            None => (None, Status::Over),
+        };
+        let offer = Offer::new(Qpn::truncate(2 + self.choices.below(60) as u32));
+        match (self.choices.below(16), id) {
+            (0, _) => {
+                let mut connect = Connect::new(self.some_ends(), tcp(), offer, deadline);
+                connect.peer_to_peer = self.choices.one_in(4);
+                let random = &mut self.random;
+                if let Ok(id) = self.manager.connect(now, &connect, &mut || random.u32()) {
+                    self.connections.insert(id, Status::Asked(deadline));
+                }
+            }
+            (1, _) => {
+                let (ends, service) = (self.some_ends(), ServiceId::udp_port(7471));
+                let resolve = Resolve { ends, service, source_port: 1, private_data: b"?", deadline };
+                let random = &mut self.random;
+                let _ = self.manager.resolve(now, &resolve, &mut || random.u32());
+            }
+            (2, _) => {
+                if let Some(id) = self.queries.pop() {
+                    let _ = if self.choices.one_in(2) {
+                        self.manager.answer(now, id, offer.qpn, 1, b"!")
+                    } else {
+                        self.manager.refuse_query(now, id, SidrStatus::Rejected, &[])
+                    };
+                }
+            }
+            (3, _) => {
+                self.manager.communication_established(offer.qpn);
+            }
+            (4, _) if self.choices.one_in(16) && !self.listeners.is_empty() => {
+                let listener = self.listeners.remove(0);
+                let _ = self.manager.close(now, listener);
+            }
+            (5, Some(id)) => {
+                let next = if self.manager.reject(now, id, RejectReason::ConsumerReject, &[]).is_ok() {
+                    Status::Over
+                } else if self.manager.disconnect(now, id, deadline).is_ok() {
+                    Status::Leaving(deadline)
+                } else {
+                    return Ok(());
+                };
+                self.connections.insert(id, next);
+            }
+            (6, Some(id)) => {
+                let next = match (self.manager.abandon(now, id, deadline), status) {
+                    (Ok(()), Status::Established) => Status::Leaving(deadline),
+                    (Ok(()), Status::Leaving(_)) | (Err(_), _) => status,
+                    (Ok(()), _) => Status::Over,
+                };
+                self.connections.insert(id, next);
+            }
+            (_, Some(id)) => match status {
+                Status::Requested(_) => {
+                    let accepted = self.manager.accept(now, id, &offer, b"welcome", deadline);
+                    self.connections.insert(id, accepted.map_or(status, |()| Status::Accepted(deadline)));
+                }
+                Status::Answered(until) => {
+                    self.manager.ready(id, &offer).map_err(|error| format!("answered, but {error}"))?;
+                    self.manager.establish(now, id).map_err(|error| format!("answered, but {error}"))?;
+                    self.connections.insert(id, Status::Establishing(until));
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn some_time(&mut self) -> Duration {
+        let seconds = Duration::from_secs(self.choices.below(30));
+        self.choices.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
+    }
+
+    fn some_ends(&mut self) -> Ends {
+        let last = self.choices.pick(&[1, 2, 3]);
+        Ends { local: us(), remote: [10, 0, 0, last].into() }
+    }
+
+    fn pass(&mut self) -> Result<(), String> {
+        // Mostly a little, so that connections have a life.
+        let long = self.choices.one_in(8);
+        self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
+        self.manager.handle_timeout(self.now);
+        if self.manager.poll_timeout().is_some_and(|next| next <= self.now) {
+            return Err("something is still due after its time".to_owned());
+        }
+        self.hear(None)?;
+        for (id, status) in &self.connections {
+            let (Status::Asked(until)
+            | Status::Answered(until)
+            | Status::Establishing(until)
+            | Status::Requested(until)
+            | Status::Accepted(until)
+            | Status::Leaving(until)) = *status
+            else {
+                continue;
+            };
+            if until <= self.now {
+                return Err(format!("{id} is still {status:?} at {}", self.now));
+            }
+        }
+        Ok(())
+    }
+
+    /// An attacker sends something.
+    fn strike(&mut self) -> Result<(), String> {
+        self.report.messages += 1;
+        let (mut ends, mad) = self.forge();
+        let mut bytes = mad.emit().to_vec();
+        if self.choices.one_in(6) {
+            for _ in 0..=self.choices.below(4) {
+                let index = self.choices.below(256) as usize;
+                bytes[index] = self.choices.bits(8) as u8;
+            }
+        }
+        if self.choices.one_in(40) {
+            bytes.truncate(self.choices.below(256) as usize);
+        }
+        if self.choices.one_in(100) {
+            ends.remote = "fd77::1".parse().unwrap_or(ends.remote);
+        }
+        self.hear(None)?;
+        let random = &mut self.random;
+        self.manager.handle(self.now, ends, &bytes, &mut || random.u32());
+        self.hear(Some((ends, &bytes)))
+    }
+
+    /// Takes what the manager says, and checks that it may.
+    fn hear(&mut self, strike: Option<(Ends, &[u8])>) -> Result<(), String> {
+        let mut answers = 0;
+        while let Some(datagram) = self.manager.poll_transmit() {
+            self.report.sent += 1;
+            answers += 1;
+            if let Some((ends, bytes)) = strike {
+                let message = Mad::parse(bytes).map(|mad| mad.message);
+                let may = match message {
+                    // It also ends what it shows to be stale.
+                    Ok(Message::Req(_)) if answers == 2 => matches!(datagram.mad.message, Message::Dreq(_)),
+                    Ok(
+                        Message::Req(_)
+                        | Message::Rep(_)
+                        | Message::Rtu(_)
+                        | Message::Dreq(_)
+                        | Message::SidrReq(_),
+                    ) => answers == 1 && datagram.ends == ends,
+                    Ok(_) | Err(_) => false,
+                };
+                if !may || datagram.ends.remote != ends.remote {
+                    return Err(format!("{message:?} has the answer {datagram:?}"));
+                }
+            }
+            if self.heard.len() == MEMORY {
+                self.heard.remove(0);
+            }
+            self.heard.push((datagram.ends, datagram.mad));
+        }
+        while let Some(event) = self.manager.poll_event() {
+            self.report.events += 1;
+            self.told(&event)?;
+        }
+        Ok(())
+    }
+
+    fn told(&mut self, event: &Event) -> Result<(), String> {
+        let (id, next) = match event {
+            Event::Request(request) => (request.id, Status::Requested(self.now + PATIENCE)),
+            Event::Accepted(acceptance) => match self.connections.get(&acceptance.id) {
+                Some(Status::Asked(until)) => (acceptance.id, Status::Answered(*until)),
+                other => return Err(format!("{event:?} of {other:?}")),
+            },
+            Event::Established(id) => {
+                self.report.established += 1;
+                (*id, Status::Established)
+            }
+            Event::Rejected(rejection) => (rejection.id, Status::Over),
+            Event::Unreachable(id) | Event::Disconnected(id) => (*id, Status::Over),
+            Event::TimewaitOver { id, .. } => (*id, Status::Over),
+            Event::Query(query) => {
+                self.queries.push(query.id);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        let before = self.connections.insert(id, next);
+        let may = match (event, before) {
+            (Event::Request(_), None) | (Event::Accepted(_), _) => true,
+            (Event::Established(_), Some(Status::Establishing(_) | Status::Accepted(_))) => true,
+            (
+                Event::Rejected(_) | Event::Unreachable(_),
+                Some(
+                    Status::Asked(_)
+                    | Status::Answered(_)
+                    | Status::Requested(_)
+                    | Status::Accepted(_)
+                    | Status::Establishing(_),
+                ),
+            ) => true,
+            (
+                Event::Disconnected(_),
+                Some(
+                    Status::Answered(_)
+                    | Status::Establishing(_)
+                    | Status::Accepted(_)
+                    | Status::Established
+                    | Status::Leaving(_),
+                ),
+            ) => true,
+            (Event::TimewaitOver { .. }, Some(Status::Over)) => {
+                self.connections.remove(&id);
+                true
+            }
+            _ => false,
+        };
+        if may { Ok(()) } else { Err(format!("{event:?} of {before:?}")) }
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        // What is over and doesn't rest is gone.
+        let manager = &self.manager;
+        self.connections.retain(|id, status| *status != Status::Over || manager.state(*id).is_some());
+        // A stale one is ended without its owner.
+        for (id, status) in &mut self.connections {
+            if *status == Status::Established && manager.state(*id) == Some(adverb_proto::cm::State::DreqSent)
+            {
+                *status = Status::Leaving(self.now + PATIENCE);
+            }
+        }
+        let Holdings { connections, half_open, index_entries, queries, timers, .. } = manager.holdings();
+        // Questions of peers are as bounded as half open connections are; ours are as bounded as connections.
+        let most_queries = MOST_CONNECTIONS + MOST_HALF_OPEN;
+        if connections > MOST_CONNECTIONS
+            || half_open > MOST_HALF_OPEN
+            || queries > most_queries
+            || index_entries > 4 * MOST_CONNECTIONS + 2 * most_queries
+            || timers > connections + queries
+        {
+            return Err(format!("it holds too much: {:?}", manager.holdings()));
+        }
+        Ok(())
+    }
+
+    /// The attackers go away, and the owner wants nothing more.
+    fn finish(&mut self) -> Result<(), String> {
+        let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in open {
+            let deadline = self.now + PATIENCE;
+            if self.manager.abandon(self.now, id, deadline).is_ok() {
+                self.connections.insert(id, Status::Leaving(deadline + PATIENCE * 30));
+            }
+        }
+        for _ in 0..200 {
+            // What was abandoned has no outcome, or one.
+            self.manager.handle_timeout(self.now);
+            while self.manager.poll_transmit().is_some() || self.manager.poll_event().is_some() {}
+            self.now = self.now + PATIENCE;
+        }
+        let Holdings { connections, half_open, index_entries, queries, timers, events, datagrams, .. } =
+            self.manager.holdings();
+        if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
+            return Err(format!("something is left: {:?}", self.manager.holdings()));
+        }
+        Ok(())
+    }
+
+    /// A message that may have a meaning.
+    fn forge(&mut self) -> (Ends, Mad) {
+        let ends = self.some_ends();
+        // What was said last is worth most.
+        let reach = if self.choices.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
+        let back = 1 + self.choices.below(reach.max(1) as u64) as usize;
+        let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
+        // Of somebody's connection, if there is one: where it leads, and both its ids.
+        let (ends, ours, theirs) = match heard {
+            Some((ends, mad)) => {
+                let (ours, theirs) = ids(&mad.message);
+                (if self.choices.one_in(10) { self.some_ends() } else { ends }, ours, theirs)
+            }
+            None => (ends, 0, 0),
+        };
+        let theirs =
+            if theirs == 0 || self.choices.one_in(8) { 1 + self.choices.below(6) as u32 } else { theirs };
+        let ours = if self.choices.one_in(12) { self.choices.bits(32) as u32 } else { ours };
+        let qpn = Qpn::truncate(self.choices.below(64) as u32);
+        let ca_guid = 1 + self.choices.below(2);
+        let (local_comm_id, remote_comm_id) = (theirs, ours);
+        let message = match self.choices.below(12) {
+            0..=3 => Message::Req(self.req(ends, qpn, ca_guid)),
+            4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
+            5 => Message::Rtu(Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
+            6 => {
+                let reason = RejectReason::from_code(self.choices.pick(&[4, 6, 10, 28, 999]));
+                let guid = ca_guid.to_be_bytes();
+                let info = if self.choices.one_in(2) { &guid[..] } else { &[] };
+                Message::Rej(Rej {
+                    local_comm_id,
+                    remote_comm_id: if self.choices.one_in(3) { 0 } else { remote_comm_id },
+                    rejected: self.choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                    reason,
+                    additional_info: AdditionalInfo::new(info).unwrap_or_default(),
+                    private_data: PrivateData::EMPTY,
+                })
+            }
+            7 => {
+                // The queue pair that the manager named, or any.
+                let named = match heard.map(|(_, mad)| mad.message) {
+                    Some(Message::Req(req)) => req.qpn,
+                    Some(Message::Rep(rep)) => rep.qpn,
+                    _ => qpn,
+                };
+                let private_data = PrivateData::EMPTY;
+                Message::Dreq(Dreq { local_comm_id, remote_comm_id, remote_qpn: named, private_data })
+            }
+            8 => Message::Drep(Drep { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
+            9 => Message::Mra(Mra {
+                local_comm_id,
+                remote_comm_id,
+                acknowledged: self.choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                service_timeout: Timeout::new(self.choices.below(32) as u8).unwrap_or(Timeout::MAX),
+                private_data: PrivateData::EMPTY,
+            }),
+            10 => {
+                let header = IpHeader::new((ends.remote, 5).into(), ends.local);
+                Message::SidrReq(SidrReq {
+                    request_id: self.choices.below(40) as u32,
+                    pkey: 0xffff,
+                    service_id: ServiceId::udp_port(7471),
+                    private_data: header.and_then(|header| header.before(b"?").ok()).unwrap_or_default(),
+                })
+            }
+            _ => Message::SidrRep(SidrRep {
+                request_id: ours,
+                status: SidrStatus::from_code(self.choices.below(3) as u8),
+                additional_info: AdditionalInfo::EMPTY,
+                ece: Ece::NONE,
+                qpn,
+                service_id: ServiceId::udp_port(7471),
+                qkey: 1,
+                private_data: PrivateData::EMPTY,
+            }),
+        };
+        (ends, Mad { transaction_id: self.choices.bits(8), message })
+    }
+
+    fn req(&mut self, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
+        let mut req = self.models.0;
+        req.local_comm_id = 1 + self.choices.below(30) as u32;
+        (req.qpn, req.ca_guid) = (qpn, ca_guid);
+        req.primary_path.local_gid = gid(ends.remote);
+        req.primary_path.remote_gid = gid(ends.local);
+        let header = IpHeader::new((ends.remote, 5).into(), ends.local);
+        req.private_data = header.and_then(|header| header.before(b"hello").ok()).unwrap_or_default();
+        req
+    }
+}
+
+fn gid(address: IpAddr) -> std::net::Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// The ids in a message of the manager's: its own, and its peer's.
+fn ids(message: &Message) -> (u32, u32) {
+    match message {
+        Message::Req(req) => (req.local_comm_id, 0),
+        Message::Rep(rep) => (rep.local_comm_id, rep.remote_comm_id),
+        Message::Rtu(rtu) => (rtu.local_comm_id, rtu.remote_comm_id),
+        Message::Rej(rej) => (rej.local_comm_id, rej.remote_comm_id),
+        Message::Mra(mra) => (mra.local_comm_id, mra.remote_comm_id),
+        Message::Dreq(dreq) => (dreq.local_comm_id, dreq.remote_comm_id),
+        Message::Drep(drep) => (drep.local_comm_id, drep.remote_comm_id),
+        Message::SidrReq(request) => (request.request_id, 0),
+        Message::SidrRep(response) => (response.request_id, 0),
+    }
+}
+
+/// A REQ and a REP as a manager makes them.
+fn models() -> (Req, Rep) {
+    let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
+    let ends = Ends { local: [10, 0, 0, 2].into(), remote: us() };
+    let back = Ends { local: us(), remote: [10, 0, 0, 2].into() };
+    let deadline = Time::MAX;
+    let offer = Offer::new(Qpn::truncate(2));
+    let _ = passive.listen(Listen { service: tcp(), bind: Bind::Any, transport: Transport::Rc, backlog: 1 });
+    let _ = active.connect(Time::ZERO, &Connect::new(ends, tcp(), offer, deadline), &mut || 7);
+    let Some(Message::Req(req)) = active.poll_transmit().map(|datagram| datagram.mad.message) else {
+        unreachable!("a manager that connects sends a REQ");
+    };
+    let mad = Mad { transaction_id: 1, message: Message::Req(req) };
+    passive.handle(Time::ZERO, back, &mad.emit(), &mut || 8);
+    if let Some(Event::Request(request)) = passive.poll_event() {
+        let _ = passive.accept(Time::ZERO, request.id, &offer, &[], deadline);
+    }
+    let Some(Message::Rep(rep)) = passive.poll_transmit().map(|datagram| datagram.mad.message) else {
+        unreachable!("a manager that accepts sends a REP");
+    };
+    (req, rep)
+}
