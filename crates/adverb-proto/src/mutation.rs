@@ -112,6 +112,14 @@ mutations! {
     WindowForAnyQueuePair,
     /// A window still shows what it did after it was invalidated.
     WindowOutlivesInvalidation,
+    /// A late packet of an unreliable connection is taken for a new message.
+    LateUcPacketAccepted,
+    /// What unreliable connections lose isn't counted.
+    LossesUncounted,
+    /// A shared receive completes under the number of another.
+    SrqRequestsConfused,
+    /// Windows stay bound when their queue pair is destroyed or reset.
+    WindowOutlivesQueuePair,
     /// A destroyed queue pair keeps the shared receive request that it was using.
     SrqRequestLost,
     /// The connection manager takes a repeated REQ for a new one.

@@ -12,7 +12,10 @@
 //! - atomics on one word happened one after the other, each once;
 //! - what must be refused is, and nothing else; failures have a reason;
 //! - after the fabric has healed everything finishes or reports an error;
-//! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind.
+//! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind;
+//! - messages of unreliable transports are whole or absent, never altered, in order on a connection, and what is lost is
+//!   counted; shared receives are used once and in order, and limits are told; nothing is touched outside a window, with
+//!   an old key, through another connection, or after it was invalidated.
 //!
 //! [`run_congestion`] has several senders share a link that is too slow for them, and checks that they slow down, and
 //! recover. [`run_cm`] has connection managers connect in a fabric that fails. And [`attack`] is a peer that keeps no rule
@@ -35,6 +38,7 @@ mod cm;
 mod congestion;
 mod fabric;
 mod hostile;
+mod letters;
 mod model;
 mod oracle;
 mod random;
@@ -47,6 +51,7 @@ pub use cm::{CmAttackReport, CmOutcome, attack_cm, attack_cm_by, run_cm};
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
 pub use hostile::{AttackReport, attack, attack_by};
+pub use letters::{LetterAction, LetterStep, Letters, StationPlan};
 pub use random::Random;
 pub use runner::{ATTACK_PACKETS, CONGESTION_EVERY, Totals, run_attacks, run_seeds, shrink};
 pub use scenario::{Action, Connection, Program, Scenario, Step, Violation};

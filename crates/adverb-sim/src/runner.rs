@@ -164,21 +164,25 @@ pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
         }
         for connection in 0..best.connections.len() {
             for side in 0..2 {
-                shrink_steps(&mut best, connection, side, &mut fails);
+                shrink_steps(&mut best, |s| &mut s.connections[connection].programs[side].steps, &mut fails);
             }
+        }
+        for station in 0..best.letters.stations.len() {
+            shrink_steps(&mut best, |s| &mut s.letters.stations[station].steps, &mut fails);
         }
         for kind in 0..8 {
             let mut candidate = best.clone();
-            let faults = &mut candidate.faults;
-            match kind {
-                0 => faults.loss = 0,
-                1 => faults.duplication = 0,
-                2 => faults.reordering = 0,
-                3 => faults.corruption = 0,
-                4 => faults.delay = 0,
-                5 => faults.partitions.clear(),
-                6 => faults.bottleneck = None,
-                _ => faults.stalls.clear(),
+            for faults in [&mut candidate.faults, &mut candidate.letters.faults] {
+                match kind {
+                    0 => faults.loss = 0,
+                    1 => faults.duplication = 0,
+                    2 => faults.reordering = 0,
+                    3 => faults.corruption = 0,
+                    4 => faults.delay = 0,
+                    5 => faults.partitions.clear(),
+                    6 => faults.bottleneck = None,
+                    _ => faults.stalls.clear(),
+                }
             }
             if fails(&candidate) {
                 best = candidate;
@@ -191,20 +195,19 @@ pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
 }
 
 /// Leaves out runs of steps, long ones first.
-fn shrink_steps(
+fn shrink_steps<T>(
     best: &mut Scenario,
-    connection: usize,
-    side: usize,
+    steps: impl for<'a> Fn(&'a mut Scenario) -> &'a mut Vec<T>,
     fails: &mut impl FnMut(&Scenario) -> bool,
 ) {
-    let mut chunk = best.connections[connection].programs[side].steps.len();
+    let mut chunk = steps(best).len();
     while chunk > 0 {
         let mut start = 0;
-        while start < best.connections[connection].programs[side].steps.len() {
+        while start < steps(best).len() {
             let mut candidate = best.clone();
-            let steps = &mut candidate.connections[connection].programs[side].steps;
-            let end = (start + chunk).min(steps.len());
-            steps.drain(start..end);
+            let shorter = steps(&mut candidate);
+            let end = (start + chunk).min(shorter.len());
+            shorter.drain(start..end);
             if fails(&candidate) { *best = candidate } else { start += chunk }
         }
         chunk /= 2;

@@ -7,6 +7,7 @@ use adverb_proto::vocabulary::PathMtu;
 
 use crate::Random;
 use crate::fabric::{Bottleneck, Faults, Partition, Stall};
+use crate::letters::Letters;
 
 /// A run: devices, connections between them, what is done over each, and how the fabric fails.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct Scenario {
     pub batching: Duration,
     /// How many words of each device all its peers do atomics on.
     pub shared_words: usize,
+    /// What happens on other devices, over another fabric that fails in the same way.
+    pub letters: Letters,
 }
 
 /// A connection and what is done over it.
@@ -217,13 +220,16 @@ impl Scenario {
             .collect();
         let faults = faults(random, devices.len() as u64, heal_at, timeout);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
-        Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3 }
+        let letters = Letters::random(random, faults.clone(), heal_at, timeout);
+        Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3, letters }
     }
 
     /// How many requests there are.
     pub fn requests(&self) -> usize {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
-        programs.map(|program| program.steps.iter().filter(|step| step.action.is_request()).count()).sum()
+        let requests =
+            |program: &Program| program.steps.iter().filter(|step| step.action.is_request()).count();
+        programs.map(requests).sum::<usize>() + self.letters.requests()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::area::Area;
 use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
 use crate::model::Direction;
 use crate::scenario::Scenario;
-use crate::{Random, setup};
+use crate::{Random, letters, setup};
 
 /// What a run was.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
     let mut world = setup::world(scenario.clone(), trace);
     world.run();
     world.finish();
-    Outcome {
+    let mut outcome = Outcome {
         seed: scenario.seed,
         operations: world.operations,
         packets: world.packets,
@@ -57,7 +57,11 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
         digest: world.digest,
         violation: world.violation,
         trace: world.trace.unwrap_or_default(),
+    };
+    if outcome.violation.is_none() {
+        letters::run(&scenario.letters, trace, &mut outcome);
     }
+    outcome
 }
 
 /// Everything there is in a run.

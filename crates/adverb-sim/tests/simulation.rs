@@ -54,6 +54,41 @@ fn senders_share_a_slow_link_and_recover_when_it_is_free() {
     }
 }
 
+#[test]
+fn letters_are_of_all_transports_and_do_everything() {
+    use adverb_proto::vocabulary::Transport;
+    use adverb_sim::LetterAction as A;
+
+    let scenarios: Vec<Scenario> = (0..20).map(Scenario::new).collect();
+    let stations = || scenarios.iter().flat_map(|scenario| &scenario.letters.stations);
+    for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+        for shared in [false, true] {
+            assert!(stations().any(|plan| plan.transport == transport && plan.shared == shared));
+        }
+    }
+    for action in [
+        A::Send,
+        A::SendImmediate,
+        A::Write,
+        A::WriteImmediate,
+        A::Group,
+        A::WrongKey,
+        A::Nobody,
+        A::Bind,
+        A::Invalidate,
+        A::SendInvalidate,
+        A::ThroughWindow,
+        A::BehindWindow,
+        A::StaleKey,
+        A::StolenKey,
+        A::Arm,
+        A::Renew,
+        A::Reset,
+    ] {
+        assert!(stations().any(|plan| plan.steps.iter().any(|step| step.action == action)), "{action:?}");
+    }
+}
+
 #[cfg(feature = "mutants")]
 mod mutants {
     use adverb_proto::mutation::{Mutation, select};

@@ -178,6 +178,9 @@ impl Keys {
 
     /// Ends all that windows show through a queue pair: it is no more, or soon another peer's.
     pub(crate) fn unbind_all(&mut self, qpn: Qpn) {
+        if mutant!(WindowOutlivesQueuePair) {
+            return;
+        }
         let Some(windows) = self.windows.by_queue_pair.remove(&qpn.get()) else { return };
         for index in windows {
             if let Some(window) = self.windows.by_index.get_mut(&index)

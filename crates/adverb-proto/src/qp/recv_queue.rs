@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::segments::{SegmentRange, Segments};
+use crate::mutation::mutant;
 use crate::vocabulary::RecvRequest;
 
 /// The receive queue of a queue pair. It grows as it fills.
@@ -30,7 +31,12 @@ impl RecvQueue {
 
     /// Moves the oldest request to another queue; says whether there was one.
     pub(crate) fn give_to(&mut self, other: &mut RecvQueue) -> bool {
-        let Some(entry) = self.entries.pop_front() else { return false };
+        let Some(mut entry) = self.entries.pop_front() else { return false };
+        if mutant!(SrqRequestsConfused)
+            && let Some(newest) = self.entries.back_mut()
+        {
+            core::mem::swap(&mut entry.wr_id, &mut newest.wr_id);
+        }
         let segments = other.segments.copy_from(&self.segments, entry.segments);
         self.segments.pop(entry.segments);
         other.entries.push_back(RecvEntry { segments, ..entry });

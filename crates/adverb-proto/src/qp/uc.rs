@@ -25,13 +25,14 @@ impl QueuePair {
         self.establish(cx);
         let psn = packet.header.psn;
         let ahead = psn.since(self.responder.expected);
-        if (-LATE..0).contains(&ahead) {
+        if (-LATE..0).contains(&ahead) && !mutant!(LateUcPacketAccepted) {
             // Delivered late it would be out of order, and delivered again it would be twice.
             cx.stats.duplicate_requests += 1;
             return self.drop_packet(cx, packet, DropReason::Late);
         }
         if ahead != 0 && !mutant!(IgnoreUcGap) {
-            cx.stats.packets_missing += u64::from(ahead.max(0).unsigned_abs());
+            let missing = if mutant!(LossesUncounted) { 0 } else { ahead.max(0).unsigned_abs() };
+            cx.stats.packets_missing += u64::from(missing);
             self.abandon(cx);
         }
         self.responder.expected = psn;
@@ -62,7 +63,7 @@ impl QueuePair {
             Refusal::Fatal(..) => DropReason::Refused,
         };
         // The rest of the message goes the same way. Its receive request, if it had one, serves the next.
-        cx.stats.messages_dropped += 1;
+        cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));
         self.responder.current = Current::None;
         self.responder.adrift = true;
         self.drop_packet(cx, packet, reason);
@@ -71,7 +72,7 @@ impl QueuePair {
     /// Drops the message under way, if there is one: its next packet didn't come.
     fn abandon<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         if !matches!(self.responder.current, Current::None) {
-            cx.stats.messages_dropped += 1;
+            cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));
             self.responder.current = Current::None;
         }
         self.responder.adrift = true;

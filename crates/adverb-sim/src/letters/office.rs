@@ -1,0 +1,426 @@
+//! The run itself: devices, the fabric between them, and virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::vocabulary::{Access, Qpn, SendOperation, Status, Transport};
+use adverb_proto::{Arrival, Cq, Device, DropReason, Event, IcrcCheck, Sink, Srq, Time};
+use adverb_wire::{Opcode, Packet};
+
+use super::plan::Letters;
+use crate::Random;
+use crate::fabric::{Fabric, Fate, InFlight};
+
+/// Everything there is in a run of letters.
+#[derive(Debug)]
+pub(super) struct Office {
+    pub(super) plan: Letters,
+    pub(super) now: Time,
+    pub(super) nodes: Vec<Node>,
+    pub(super) stations: Vec<Station>,
+    pub(super) letters: Vec<Letter>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) fabric: Fabric,
+    tasks: BinaryHeap<Reverse<(Time, u64, Task)>>,
+    order: u64,
+    pub(super) random: Random,
+    /// How long a packet may be held up.
+    pub(super) long: Duration,
+    pub(super) operations: u64,
+    pub(super) packets: u64,
+    pub(super) made: u64,
+    pub(super) failures: u64,
+    pub(super) digest: u64,
+    pub(super) violation: Option<String>,
+    pub(super) trace: Option<Vec<String>>,
+}
+
+/// A device and what belongs to it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) device: Device<Watch>,
+    pub(super) memory: HeapMemory,
+    pub(super) address: IpAddr,
+    pub(super) pd: Pd,
+    pub(super) cq: Cq,
+    pub(super) srq: Srq,
+    /// The shared queue's receives that haven't completed.
+    pub(super) shared: BTreeSet<usize>,
+    /// The limit below which somebody wants to be told.
+    pub(super) armed: Option<u32>,
+    pub(super) keys: Vec<u32>,
+    /// Which station a queue pair is, or was.
+    pub(super) stations: HashMap<Qpn, usize>,
+    /// Datagrams that completed a receive.
+    pub(super) datagrams: u64,
+    identification: u16,
+    pump_planned: bool,
+}
+
+/// A queue pair and what it has done.
+#[derive(Debug)]
+pub(super) struct Station {
+    pub(super) node: usize,
+    pub(super) transport: Transport,
+    pub(super) qpn: Qpn,
+    pub(super) qkey: u32,
+    /// How often it was made or connected anew: letters of earlier times are no more.
+    pub(super) epoch: u32,
+    /// Not to be used until it is connected anew.
+    pub(super) closed: bool,
+    /// In error.
+    pub(super) failed: bool,
+    pub(super) step: usize,
+    /// Its own receives that haven't completed, in order.
+    pub(super) receives: VecDeque<usize>,
+    /// The letters of this epoch that consume receives, in order; and how many the peer has got, or passed over.
+    pub(super) outbox: Vec<usize>,
+    pub(super) arrived: usize,
+    /// How many letters of this epoch the peer has got.
+    pub(super) delivered: usize,
+    /// Its last letter that completed.
+    pub(super) completed: Option<usize>,
+    pub(super) faults: u64,
+    pub(super) window: Option<Window>,
+}
+
+/// A station's window, and the memory that it shows a part of.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) backing: Backing,
+    pub(super) initial: Vec<u8>,
+    pub(super) region: u32,
+    pub(super) addr: u64,
+    /// The range that it shows: from where in the region, and how long.
+    pub(super) start: u64,
+    pub(super) length: u64,
+    pub(super) key: u32,
+    pub(super) phase: Phase,
+    /// Letters that may write there.
+    pub(super) writers: Vec<usize>,
+    /// What was there when it was invalidated.
+    pub(super) snapshot: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    Free,
+    Binding,
+    Bound,
+    Invalidating,
+}
+
+/// A letter, or a request about a window.
+#[derive(Debug)]
+pub(super) struct Letter {
+    pub(super) from: usize,
+    pub(super) to: To,
+    pub(super) epoch: u32,
+    pub(super) source_qpn: Qpn,
+    pub(super) operation: SendOperation,
+    pub(super) bytes: Vec<u8>,
+    /// It must not arrive.
+    pub(super) forbidden: bool,
+    /// It goes through a window, which may close before it.
+    pub(super) through_window: bool,
+    /// Where a WRITE of its own goes: the node, the memory, and what was there.
+    pub(super) target: Option<(usize, Backing, Vec<u8>)>,
+    pub(super) delivered: u64,
+    pub(super) outcome: Option<Status>,
+}
+
+/// Whom a letter is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum To {
+    Station(usize),
+    Group,
+    Nobody,
+}
+
+/// A receive.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) node: usize,
+    /// The station whose own it is; `None` if it is shared.
+    pub(super) station: Option<usize>,
+    pub(super) backing: Backing,
+    pub(super) done: bool,
+}
+
+/// Something to be done at a certain time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Task {
+    /// A station goes on with its steps.
+    Go { station: usize },
+    /// A station's own receive is posted.
+    Receive { station: usize, epoch: u32 },
+    /// A shared receive is posted.
+    ReceiveShared { node: usize },
+    /// A pair of stations is connected anew.
+    Connect { station: usize },
+    /// A pair of stations that has failed is ended, to be connected anew.
+    Renew { station: usize, epoch: u32 },
+    /// A device's packets and completions are looked after.
+    Pump { node: usize },
+}
+
+/// Counts datagrams, and remembers what happens if it is to.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    on: bool,
+    events: Vec<(Time, Event)>,
+    /// The queue pairs for datagrams.
+    pub(super) datagram_qps: HashSet<Qpn>,
+    pub(super) datagrams_in: u64,
+    pub(super) datagrams_dropped: u64,
+    pub(super) wrong_keys: u64,
+}
+
+impl Sink for Watch {
+    fn event(&mut self, now: Time, event: Event) {
+        match event {
+            Event::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyImmediate, .. } => {
+                self.datagrams_in += 1;
+            }
+            Event::Dropped { reason: DropReason::QueueKey, .. } => self.wrong_keys += 1,
+            Event::Dropped { qpn, reason: DropReason::NoReceive | DropReason::TooLong, .. }
+                if self.datagram_qps.contains(&qpn) =>
+            {
+                self.datagrams_dropped += 1;
+            }
+            _ => {}
+        }
+        if self.on {
+            self.events.push((now, event));
+        }
+    }
+}
+
+/// Longer than anything can take after the fabric has healed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Office {
+    pub(super) fn new(plan: Letters, trace: bool) -> Office {
+        let long = Duration::from_nanos(4096 << plan.timeout);
+        let faults = plan.faults.clone();
+        let mut random = Random::new(plan.seed ^ 0x6c65_7474_6572_7300);
+        let nodes = (0..plan.devices).map(|index| Node::new(index, plan.v6, trace)).collect();
+        let fabric = Fabric::new(faults, plan.heal_at, plan.latency, long, random.u64());
+        let mut office = Office {
+            now: Time::ZERO,
+            nodes,
+            stations: Vec::new(),
+            letters: Vec::new(),
+            slots: Vec::new(),
+            fabric,
+            tasks: BinaryHeap::new(),
+            order: 0,
+            random,
+            long,
+            operations: 0,
+            packets: 0,
+            made: 0,
+            failures: 0,
+            digest: 0xcbf2_9ce4_8422_2325,
+            violation: None,
+            trace: trace.then(Vec::new),
+            plan,
+        };
+        office.set_up();
+        office
+    }
+
+    pub(super) fn plan_task(&mut self, at: Time, task: Task) {
+        self.order += 1;
+        self.tasks.push(Reverse((at, self.order, task)));
+    }
+
+    /// Notes what must not happen. The first is what counts.
+    pub(super) fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION: {what}"));
+        if self.violation.is_none() {
+            self.violation = Some(format!("letters at {}: {what}", self.now));
+        }
+    }
+
+    pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{now} {}", what()));
+        }
+    }
+
+    /// Memory of its own at a node, registered: its backing and its key. Addresses are those of the backing.
+    pub(super) fn register(
+        &mut self,
+        node: usize,
+        bytes: Vec<u8>,
+        length: usize,
+        access: Access,
+    ) -> (Backing, u32) {
+        let Node { device, memory, keys, pd, .. } = &mut self.nodes[node];
+        let backing = memory.add(bytes);
+        let remote_invalidate = RemoteInvalidate::Denied;
+        let registration =
+            Registration { addr: BASE, length: length as u64, access, backing, remote_invalidate };
+        let random = &mut self.random;
+        let key = device.register(*pd, registration, || random.u32()).expect("a valid registration");
+        keys.push(key);
+        (backing, key)
+    }
+
+    /// Lets time pass until nothing is left to do.
+    pub(super) fn run(&mut self) {
+        let end = self.plan.heal_at + PATIENCE;
+        while self.violation.is_none() {
+            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
+            let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
+            let Some(next) = timeouts.chain(task).chain(self.fabric.next()).min() else { break };
+            self.now = next.max(self.now);
+            if self.now > end {
+                return self.violate("the run doesn't come to an end".to_owned());
+            }
+            while let Some(packet) = self.fabric.receive(self.now) {
+                self.deliver(&packet);
+            }
+            for node in 0..self.nodes.len() {
+                if self.nodes[node].device.poll_timeout().is_some_and(|at| at <= self.now) {
+                    self.nodes[node].device.handle_timeout(self.now);
+                    self.plan_pump(node);
+                }
+            }
+            while let Some(Reverse((at, _, task))) = self.tasks.peek().copied() {
+                if at > self.now {
+                    break;
+                }
+                self.tasks.pop();
+                self.perform(task);
+            }
+        }
+    }
+
+    fn perform(&mut self, task: Task) {
+        match task {
+            Task::Go { station } => self.go(station),
+            Task::Receive { station, epoch } => self.post_receive(station, epoch),
+            Task::ReceiveShared { node } => self.post_shared(node),
+            Task::Connect { station } => self.connect(station),
+            Task::Renew { station, epoch } => {
+                if self.stations[station].epoch == epoch {
+                    self.renew(station, epoch.is_multiple_of(2));
+                }
+            }
+            Task::Pump { node } => {
+                self.nodes[node].pump_planned = false;
+                self.pump(node);
+            }
+        }
+    }
+
+    pub(super) fn plan_pump(&mut self, node: usize) {
+        if !self.nodes[node].pump_planned {
+            self.nodes[node].pump_planned = true;
+            self.plan_task(self.now, Task::Pump { node });
+        }
+    }
+
+    /// The address of the group.
+    pub(super) fn group(&self) -> IpAddr {
+        if self.plan.v6 {
+            IpAddr::V6(Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0x77))
+        } else {
+            IpAddr::V4(Ipv4Addr::new(239, 77, 0, 1))
+        }
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
+        let icrc = IcrcCheck::Identification(packet.identification);
+        let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
+        let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
+        let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
+        let arrival = Arrival { source, destination, icrc, congested: packet.congested };
+        let Node { device, memory, .. } = &mut self.nodes[packet.to];
+        device.handle_packet(self.now, &arrival, &parsed, memory);
+        self.plan_pump(packet.to);
+    }
+
+    /// Sends what a device wants sent, and looks at what it has completed.
+    pub(super) fn pump(&mut self, index: usize) {
+        loop {
+            let group = self.group();
+            let node = &mut self.nodes[index];
+            node.identification = node.identification.wrapping_add(1);
+            let identification = node.identification;
+            let Some(transmit) = node.device.poll_transmit(self.now) else { break };
+            let mut bytes = Vec::with_capacity(transmit.payload.len() + 64);
+            if transmit.write_to(&node.memory, identification, &mut bytes).is_err() {
+                return self.violate("a packet's payload isn't in registered memory".to_owned());
+            }
+            let (header, remote) = (transmit.header, transmit.path.remote());
+            let (source_port, ecn_capable) = (transmit.path.source_port(), transmit.ecn_capable);
+            self.packets += 1;
+            let icrc = bytes.last_chunk::<4>().map_or(0, |icrc| u32::from_le_bytes(*icrc));
+            for number in [self.now.as_nanos(), u64::from(icrc)] {
+                self.digest = (self.digest ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+            }
+            let receivers: Vec<usize> = (0..self.nodes.len())
+                .filter(|to| remote == group || self.nodes[*to].address == remote)
+                .collect();
+            for to in receivers {
+                let bytes = bytes.clone();
+                let congested = false;
+                let packet =
+                    InFlight { from: index, to, source_port, identification, bytes, ecn_capable, congested };
+                let fate = self.fabric.send(self.now, packet);
+                if fate != Fate::Carried {
+                    self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));
+                    if let Some(station) = self.nodes[to].stations.get(&header.dest_qp).copied() {
+                        self.stations[station].faults += 1;
+                    }
+                }
+            }
+        }
+        self.observe(index);
+        let events = std::mem::take(&mut self.nodes[index].device.sink_mut().events);
+        if let Some(trace) = &mut self.trace {
+            trace.extend(events.iter().map(|(time, event)| format!("{time} dev {index} {event}")));
+        }
+    }
+}
+
+/// The first address of each region.
+pub(super) const BASE: u64 = 0x10_0000;
+
+impl Node {
+    fn new(index: usize, v6: bool, trace: bool) -> Node {
+        let mut device = Device::new(Watch { on: trace, ..Watch::default() });
+        let pd = device.create_domain();
+        let cq = device.create_cq(1 << 20);
+        let srq = device.create_srq(adverb_proto::SrqConfig::new(pd)).expect("the domain is there");
+        let host = index as u16 + 1;
+        let address = if v6 {
+            IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 1, host))
+        } else {
+            IpAddr::V4(Ipv4Addr::new(10, 77, 1, host as u8))
+        };
+        Node {
+            device,
+            memory: HeapMemory::default(),
+            address,
+            pd,
+            cq,
+            srq,
+            shared: BTreeSet::new(),
+            armed: None,
+            keys: Vec::new(),
+            stations: HashMap::new(),
+            datagrams: 0,
+            identification: 0,
+            pump_planned: false,
+        }
+    }
+}

@@ -1,0 +1,531 @@
+//! The stations: they write letters, post receives, bind windows, and are connected anew.
+
+use std::collections::VecDeque;
+
+use adverb_proto::vocabulary::{
+    Access, Destination, Gid, PathMtu, Psn, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags,
+    SendOperation, SendRequest, Transport, WindowBind,
+};
+use adverb_proto::{Init, Path, PostError, QpConfig, Receiving, Sending, Transition};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{GRH_LEN, RnrTimer};
+
+use super::office::{BASE, Letter, Office, Phase, Slot, Station, Task, To, Window};
+use super::plan::{LetterAction, LetterStep, MOST_PACKETS};
+use crate::Random;
+use crate::area::GUARD;
+
+/// How many shared receives a device keeps posted.
+const SHARED_DEPTH: usize = 12;
+/// Memory around what a window shows.
+const MARGIN: u64 = 64;
+
+impl Office {
+    /// Makes the stations, their windows and their first receives.
+    pub(super) fn set_up(&mut self) {
+        for index in 0..self.plan.stations.len() {
+            let plan = &self.plan.stations[index];
+            let (node, transport) = (plan.device, plan.transport);
+            let qkey = self.random.u32() >> 1;
+            let station = Station {
+                node,
+                transport,
+                qpn: Qpn::GSI,
+                // Those who write to the group have the same.
+                qkey: if transport == Transport::Ud { GROUP_QKEY } else { qkey },
+                epoch: 0,
+                closed: true,
+                failed: false,
+                step: 0,
+                receives: VecDeque::new(),
+                outbox: Vec::new(),
+                arrived: 0,
+                delivered: 0,
+                completed: None,
+                faults: 0,
+                window: None,
+            };
+            self.stations.push(station);
+            self.make_qp(index);
+            if transport != Transport::Ud {
+                self.make_window(index);
+            }
+        }
+        for index in 0..self.stations.len() {
+            if self.plan.stations[index].peer.is_none_or(|peer| index < peer) {
+                self.connect(index);
+            }
+            let at = self.now + std::time::Duration::from_nanos(self.random.below(5000));
+            self.plan_task(at, Task::Go { station: index });
+        }
+        for node in 0..self.nodes.len() {
+            for _ in 0..SHARED_DEPTH {
+                self.post_shared(node);
+            }
+        }
+    }
+
+    fn make_qp(&mut self, index: usize) {
+        let plan = &self.plan.stations[index];
+        let node = &mut self.nodes[plan.device];
+        let mut config = QpConfig::new(plan.transport, node.pd, node.cq, node.cq);
+        config.srq = plan.shared.then_some(node.srq);
+        config.max_recv_wr = 4096;
+        config.max_send_wr = 16;
+        config.credits = plan.seed_bit();
+        let random = &mut self.random;
+        let qpn = node.device.create_qp(config, || random.u32()).expect("a valid configuration");
+        node.stations.insert(qpn, index);
+        if plan.transport == Transport::Ud {
+            node.device.sink_mut().datagram_qps.insert(qpn);
+        }
+        self.stations[index].qpn = qpn;
+        self.made += 1;
+    }
+
+    fn make_window(&mut self, index: usize) {
+        let node = self.stations[index].node;
+        let length = 2 * MARGIN + 8 * 1024;
+        let initial = self.random.bytes(length as usize);
+        let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+        let (backing, region) = self.register(node, initial.clone(), length as usize, access);
+        let (pd, random) = (self.nodes[node].pd, &mut self.random);
+        let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain is there");
+        self.stations[index].window = Some(Window {
+            backing,
+            initial,
+            region,
+            addr: BASE,
+            start: MARGIN,
+            length: length - 2 * MARGIN,
+            key,
+            phase: Phase::Free,
+            writers: Vec::new(),
+            snapshot: None,
+        });
+    }
+
+    /// Connects a station, and its peer; or makes one for datagrams ready.
+    pub(super) fn connect(&mut self, index: usize) {
+        let peer = self.plan.stations[index].peer;
+        let psns = [self.random.u32() & 0xff_ffff, 0x100_0000 - 1 - self.random.below(300) as u32];
+        let timeout = self.plan.timeout;
+        for (side, here) in [Some(index), peer].into_iter().flatten().enumerate() {
+            let Station { node, transport, qkey, qpn, .. } = self.stations[here];
+            let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
+            let there = peer.map(|peer| if side == 0 { peer } else { index });
+            let init = match transport {
+                Transport::Ud => Init::datagrams(qkey),
+                Transport::Rc | Transport::Uc => Init::new(Access::LOCAL_WRITE | Access::REMOTE),
+            };
+            let receiving = match there {
+                None => Transition::ReceiveDatagrams,
+                Some(there) => {
+                    let remote = self.nodes[self.stations[there].node].address;
+                    let path = Path::new(self.nodes[node].address, remote, port).expect("one family");
+                    Transition::ReadyToReceive(Receiving {
+                        remote_qpn: self.stations[there].qpn,
+                        path,
+                        path_mtu: self.plan.stations[here].mtu,
+                        psn: Psn::wrapping(psns[1 - side]),
+                        max_dest_rd_atomic: 4,
+                        min_rnr_timer: RnrTimer::new(1).expect("below 32"),
+                    })
+                }
+            };
+            let sending = Sending {
+                psn: Psn::wrapping(psns[side]),
+                timeout: Timeout::new(timeout).expect("below 32"),
+                retry_count: 7,
+                rnr_retry: 7,
+                max_rd_atomic: 4,
+            };
+            for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(sending)] {
+                let modified = self.nodes[node].device.modify_qp(self.now, qpn, &transition);
+                if let Err(error) = modified {
+                    return self.violate(format!("station {here} can't be connected: {error}"));
+                }
+            }
+            if transport == Transport::Ud {
+                let group = Gid::from(self.group());
+                // It may be attached from before.
+                let _ = self.nodes[node].device.attach_multicast(qpn, group);
+            }
+            let station = &mut self.stations[here];
+            station.closed = false;
+            station.failed = false;
+            let epoch = station.epoch;
+            if !self.plan.stations[here].shared {
+                for _ in 0..self.plan.stations[here].recv_depth {
+                    self.post_receive(here, epoch);
+                }
+            }
+            self.plan_task(self.now, Task::Go { station: here });
+        }
+    }
+
+    /// Ends a station's queue pair and its peer's, to be connected anew after all their packets are gone.
+    pub(super) fn renew(&mut self, index: usize, fresh: bool) {
+        let pair: Vec<usize> = [Some(index), self.plan.stations[index].peer].into_iter().flatten().collect();
+        // What has completed counts.
+        for here in &pair {
+            self.observe(self.stations[*here].node);
+        }
+        for here in pair {
+            let Station { node, qpn, .. } = self.stations[here];
+            if fresh {
+                self.nodes[node].device.destroy_qp(qpn);
+                self.nodes[node].device.sink_mut().datagram_qps.remove(&qpn);
+                self.note(|| format!("dev {node} destroys qp {qpn}"));
+                self.make_qp(here);
+            } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
+                return self.violate(format!("station {here} can't be reset"));
+            }
+            let station = &mut self.stations[here];
+            station.epoch += 1;
+            station.closed = true;
+            station.receives.clear();
+            station.outbox.clear();
+            station.arrived = 0;
+            station.delivered = 0;
+            station.completed = None;
+            self.close_window(here);
+        }
+        // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9.8.4): none may be left,
+        // of those that were held up and stalled.
+        let wait = if fresh { self.plan.latency } else { self.long * 12 };
+        let at = self.now + wait;
+        self.plan_task(at, Task::Connect { station: index });
+    }
+
+    /// A station's window shows nothing any more.
+    pub(super) fn close_window(&mut self, index: usize) {
+        let node = self.stations[index].node;
+        let Some(window) = &mut self.stations[index].window else { return };
+        if window.phase != Phase::Free {
+            window.phase = Phase::Free;
+            window.snapshot = Some(self.nodes[node].memory.bytes(window.backing).to_vec());
+        }
+    }
+
+    /// A station goes on with its steps.
+    pub(super) fn go(&mut self, index: usize) {
+        loop {
+            let station = &self.stations[index];
+            if station.closed || station.failed || self.violation.is_some() {
+                return;
+            }
+            let Some(step) = self.plan.stations[index].steps.get(station.step).copied() else { return };
+            let node = station.node;
+            if !self.step(index, &step) {
+                return;
+            }
+            self.stations[index].step += 1;
+            self.plan_pump(node);
+            if !step.pause.is_zero() {
+                let at = self.now + step.pause;
+                return self.plan_task(at, Task::Go { station: index });
+            }
+        }
+    }
+
+    /// Does one step, and says whether it is done.
+    fn step(&mut self, index: usize, step: &LetterStep) -> bool {
+        use LetterAction as A;
+        let mut random = Random::new(step.seed);
+        let random = &mut random;
+        let station = &self.stations[index];
+        let (node, transport) = (station.node, station.transport);
+        let peer = self.plan.stations[index].peer;
+        match step.action {
+            A::Renew | A::Reset => {
+                self.renew(index, step.action == A::Renew);
+                true
+            }
+            A::Arm => {
+                // What was asked for before may have been told by now.
+                self.observe(node);
+                let srq = self.nodes[node].srq;
+                let limit = random.between(1, SHARED_DEPTH as u64) as u32;
+                let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.requests);
+                if left >= limit as usize && self.nodes[node].device.arm_srq(srq, limit).is_ok() {
+                    self.nodes[node].armed = Some(limit);
+                }
+                true
+            }
+            A::Bind => self.bind(index),
+            A::Invalidate => {
+                let Some(window) = self.stations[index].window.as_ref() else { return true };
+                if window.phase != Phase::Bound {
+                    return true;
+                }
+                let operation = SendOperation::LocalInvalidate(window.key);
+                let posted = self.post_bare(index, operation);
+                if posted && let Some(window) = &mut self.stations[index].window {
+                    window.phase = Phase::Invalidating;
+                }
+                posted
+            }
+            A::ThroughWindow | A::BehindWindow | A::StaleKey | A::StolenKey => {
+                let Some(peer) = peer else { return true };
+                self.write_through(index, peer, step, random)
+            }
+            A::SendInvalidate => {
+                let Some(peer) = peer else { return true };
+                let Some(window) = self.stations[peer].window.as_ref() else { return true };
+                if window.phase != Phase::Bound {
+                    return true;
+                }
+                let operation = SendOperation::SendInvalidate(window.key);
+                let posted = self.post_letter(index, To::Station(peer), operation, step.length, false, None);
+                if posted && let Some(window) = &mut self.stations[peer].window {
+                    window.phase = Phase::Invalidating;
+                }
+                posted
+            }
+            A::Write | A::WriteImmediate => {
+                let Some(peer) = peer else { return true };
+                let there = self.stations[peer].node;
+                let initial = random.bytes(step.length as usize + GUARD);
+                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+                let (backing, rkey) = self.register(there, initial.clone(), step.length as usize, access);
+                let remote = RemoteAddress { addr: BASE, rkey };
+                let operation = if step.action == A::Write {
+                    SendOperation::Write(remote)
+                } else {
+                    SendOperation::WriteImmediate(remote, self.letters.len() as u32)
+                };
+                let target = Some((there, backing, initial));
+                self.post_letter(index, To::Station(peer), operation, step.length, false, target)
+            }
+            A::Send | A::SendImmediate | A::Group | A::WrongKey | A::Nobody => {
+                let to = match (peer, step.action) {
+                    (Some(peer), _) => To::Station(peer),
+                    (None, A::Group) => To::Group,
+                    (None, A::Nobody) => To::Nobody,
+                    _ => {
+                        let others: Vec<usize> = (0..self.stations.len())
+                            .filter(|other| self.stations[*other].transport == transport)
+                            .collect();
+                        To::Station(random.pick(&others))
+                    }
+                };
+                let operation = if step.action == A::SendImmediate || random.chance(100_000) {
+                    SendOperation::SendImmediate(random.u32())
+                } else {
+                    SendOperation::Send
+                };
+                self.post_letter(index, to, operation, step.length, step.action == A::WrongKey, None)
+            }
+        }
+    }
+
+    fn bind(&mut self, index: usize) -> bool {
+        let node = self.stations[index].node;
+        let Some(window) = &self.stations[index].window else { return true };
+        if window.phase != Phase::Free {
+            return true;
+        }
+        // Nothing was written since it was closed.
+        let found = self.nodes[node].memory.bytes(window.backing);
+        if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
+            self.violate(format!("station {index}: memory was written after its window was invalidated"));
+            return false;
+        }
+        let rkey = window.key & !0xff | window.key.wrapping_add(1) & 0xff;
+        let bind = WindowBind {
+            rkey,
+            lkey: window.region,
+            addr: window.addr + window.start,
+            length: window.length,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        };
+        let posted = self.post_bare(index, SendOperation::BindWindow(bind));
+        if posted && let Some(window) = &mut self.stations[index].window {
+            window.key = rkey;
+            window.phase = Phase::Binding;
+            window.snapshot = None;
+        }
+        posted
+    }
+
+    /// Writes through a window: as one may, or as one may not.
+    fn write_through(&mut self, index: usize, peer: usize, step: &LetterStep, random: &mut Random) -> bool {
+        let there = self.stations[peer].node;
+        let owner = match step.action {
+            LetterAction::StolenKey => {
+                let bound = |other: &usize| {
+                    let station = &self.stations[*other];
+                    *other != peer
+                        && station.node == there
+                        && station.window.as_ref().is_some_and(|window| window.phase == Phase::Bound)
+                };
+                match (0..self.stations.len()).find(bound) {
+                    Some(owner) => owner,
+                    None => return true,
+                }
+            }
+            _ => peer,
+        };
+        let Some(window) = self.stations[owner].window.as_ref().filter(|window| window.phase == Phase::Bound)
+        else {
+            return true;
+        };
+        let length = step.length.min(window.length as u32);
+        let mut offset = random.below(window.length - u64::from(length) + 1);
+        let mut key = window.key;
+        match step.action {
+            LetterAction::BehindWindow => offset = window.length - u64::from(length) + 1,
+            LetterAction::StaleKey => key = key & !0xff | key.wrapping_sub(1) & 0xff,
+            _ => {}
+        }
+        let forbidden = step.action != LetterAction::ThroughWindow;
+        let remote = RemoteAddress { addr: window.addr + window.start + offset, rkey: key };
+        let number = self.letters.len();
+        let posted =
+            self.post_letter(index, To::Station(peer), SendOperation::Write(remote), length, forbidden, None);
+        if posted {
+            self.letters[number].through_window = true;
+            if !forbidden && let Some(window) = &mut self.stations[owner].window {
+                window.writers.push(number);
+            }
+        }
+        posted
+    }
+
+    /// Posts a request without bytes.
+    fn post_bare(&mut self, index: usize, operation: SendOperation) -> bool {
+        self.post_letter(index, To::Nobody, operation, 0, false, None)
+    }
+
+    /// Posts a letter; says whether it was taken. Its first bytes are its number.
+    fn post_letter(
+        &mut self,
+        index: usize,
+        to: To,
+        operation: SendOperation,
+        length: u32,
+        forbidden: bool,
+        target: Option<(usize, adverb_proto::memory::Backing, Vec<u8>)>,
+    ) -> bool {
+        let number = self.letters.len();
+        let Station { node, transport, qpn, epoch, .. } = self.stations[index];
+        let mut bytes = self.random.bytes(length as usize);
+        if let Some(head) = bytes.first_chunk_mut::<8>() {
+            *head = (number as u64).to_le_bytes();
+        }
+        let segments = if length == 0 {
+            Vec::new()
+        } else {
+            let (_, lkey) = self.register(node, bytes.clone(), length as usize, Access::empty());
+            let cut = self.random.below(u64::from(length)) as u32;
+            vec![
+                Segment { addr: BASE, length: cut, lkey },
+                Segment { addr: BASE + u64::from(cut), length: length - cut, lkey },
+            ]
+        };
+        let destination = (transport == Transport::Ud).then(|| self.destination(node, to, forbidden));
+        let mut flags = SendFlags::SIGNALED;
+        flags.set(SendFlags::SOLICITED, length & 1 == 1);
+        let request =
+            SendRequest { wr_id: number as u64, operation, flags, segments: &segments, destination };
+        match self.nodes[node].device.post_send(self.now, qpn, &request) {
+            Ok(()) => {}
+            // Tried again when something completes.
+            Err(PostError::QueueFull) => return false,
+            Err(error) => {
+                self.violate(format!("station {index} can't post {operation:?}: {error}"));
+                return false;
+            }
+        }
+        self.operations += 1;
+        let consumes = matches!(
+            operation,
+            SendOperation::Send
+                | SendOperation::SendImmediate(_)
+                | SendOperation::SendInvalidate(_)
+                | SendOperation::WriteImmediate(..)
+        );
+        if consumes && !forbidden {
+            self.stations[index].outbox.push(number);
+        }
+        self.letters.push(Letter {
+            from: index,
+            to,
+            epoch,
+            source_qpn: qpn,
+            operation,
+            bytes,
+            forbidden,
+            through_window: false,
+            target,
+            delivered: 0,
+            outcome: None,
+        });
+        true
+    }
+
+    fn destination(&mut self, node: usize, to: To, wrong_key: bool) -> Destination<Path> {
+        let (remote, qpn) = match to {
+            To::Station(other) => (self.nodes[self.stations[other].node].address, self.stations[other].qpn),
+            To::Group => (self.group(), Qpn::MULTICAST),
+            To::Nobody => (self.nodes[0].address, Qpn::truncate(2)),
+        };
+        let local = self.nodes[node].address;
+        let path = Path::new(local, remote, 0xc000 | (self.random.u32() & 0x3fff) as u16);
+        let qkey = if wrong_key { GROUP_QKEY ^ 1 << self.random.below(31) } else { GROUP_QKEY };
+        Destination { handle: path.expect("addresses of one family"), qpn, qkey }
+    }
+
+    /// Posts one of a station's own receives.
+    pub(super) fn post_receive(&mut self, index: usize, epoch: u32) {
+        let station = &self.stations[index];
+        if station.epoch != epoch || station.closed || station.failed {
+            return;
+        }
+        let (node, qpn, number) = (station.node, station.qpn, self.slots.len());
+        let segments = self.slot(node, Some(index));
+        let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
+        if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
+            return self.violate(format!("station {index} can't post a receive: {error}"));
+        }
+        self.stations[index].receives.push_back(number);
+        self.plan_pump(node);
+    }
+
+    /// Posts a receive to a device's shared queue.
+    pub(super) fn post_shared(&mut self, node: usize) {
+        let number = self.slots.len();
+        let segments = self.slot(node, None);
+        let srq = self.nodes[node].srq;
+        let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
+        if let Err(error) = self.nodes[node].device.post_srq_recv(self.now, srq, &request) {
+            return self.violate(format!("dev {node} can't post a shared receive: {error}"));
+        }
+        self.nodes[node].shared.insert(number);
+    }
+
+    /// Memory for a receive that any letter fits in.
+    fn slot(&mut self, node: usize, station: Option<usize>) -> [Segment; 2] {
+        let room = GRH_LEN + (MOST_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
+        let (backing, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
+        self.slots.push(Slot { node, station, backing, done: false });
+        let cut = self.random.below(200) as u32;
+        [
+            Segment { addr: BASE, length: cut, lkey },
+            Segment { addr: BASE + u64::from(cut), length: room as u32 - cut, lkey },
+        ]
+    }
+}
+
+impl super::StationPlan {
+    /// A bit that follows from the plan.
+    fn seed_bit(&self) -> bool {
+        self.steps.first().is_some_and(|step| step.seed & 1 == 1)
+    }
+}
+
+/// The bit that tells receives from letters.
+pub(super) const RECEIVE: u64 = 1 << 63;
+/// The queue key of all datagram stations.
+const GROUP_QKEY: u32 = 0x1357_9bdf;
