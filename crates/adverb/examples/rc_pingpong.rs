@@ -7,7 +7,9 @@
 use std::time::{Duration, Instant};
 
 use adverb::memory::Buffer;
-use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, Transport};
+use adverb::verbs::{
+    CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, Transport,
+};
 
 const ROUNDS: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -17,17 +19,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(name) => Device::open(&name)?,
         None => Device::first()?,
     };
-    let mut left = Player::new(&device)?;
-    let mut right = Player::new(&device)?;
+    let domain = device.protection_domain()?;
+    let mut left = Player::new(&domain)?;
+    let mut right = Player::new(&domain)?;
     // Two processes would tell each other their endpoints over TCP, say.
     left.queue_pair.connect(&right.queue_pair.endpoint())?;
     right.queue_pair.connect(&left.queue_pair.endpoint())?;
 
+    let mut ball = domain.buffer(64)?;
     let start = Instant::now();
-    let mut ball = left.domain_buffer(64)?;
-    ball.copy_from_slice(&[b'.'; 64]);
     for round in 0..ROUNDS {
-        ball[0] = round.to_le_bytes()[0];
+        ball[..4].copy_from_slice(&round.to_le_bytes());
         ball = left.send(ball)?;
         let ping = right.receive()?;
         assert_eq!(ping[..], ball[..]);
@@ -47,21 +49,17 @@ struct Player {
 }
 
 impl Player {
-    fn new(device: &Device) -> Result<Player, adverb::Error> {
-        let domain = device.protection_domain()?;
-        let completions = device.completion_queue(8).events().create()?;
+    fn new(domain: &ProtectionDomain) -> adverb::Result<Player> {
+        let completions = domain.device().completion_queue(8).events().create()?;
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4).create()?;
+        // Where the first message goes: it must be there before the peer sends.
         let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
         Ok(Player { queue_pair, completions, receiving })
     }
 
-    fn domain_buffer(&self, len: usize) -> Result<Buffer, adverb::Error> {
-        self.queue_pair.protection_domain().buffer(len)
-    }
-
-    /// Sends the ball, and waits until it may be used again.
-    fn send(&self, ball: Buffer) -> Result<Buffer, adverb::Error> {
+    /// Sends the ball. It belongs to the device until that is done, and only the completion gives it back.
+    fn send(&self, ball: Buffer) -> adverb::Result<Buffer> {
         let id = self.queue_pair.post_send(SendRequest::send(ball))?;
         let completion = self.completions.wait(id, PATIENCE)?;
         completion.success()?;
@@ -69,12 +67,12 @@ impl Player {
     }
 
     /// Waits for a message.
-    fn receive(&self) -> Result<Buffer, adverb::Error> {
+    fn receive(&self) -> adverb::Result<Buffer> {
         self.completions.wait(self.receiving, PATIENCE)?.into_message()
     }
 
     /// Gives the device a place for the next message.
-    fn offer(&mut self, buffer: Buffer) -> Result<(), adverb::Error> {
+    fn offer(&mut self, buffer: Buffer) -> adverb::Result<()> {
         self.receiving = self.queue_pair.post_recv(buffer)?;
         Ok(())
     }
