@@ -21,7 +21,7 @@ use crate::mutation::mutant;
 use crate::path::{AddressVector, Arrival, Path};
 use crate::qp::{
     Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
-    Transition,
+    Rings, Transition,
 };
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
@@ -123,6 +123,7 @@ pub struct Device<S = ()> {
     burst: u32,
     notices: VecDeque<Notice>,
     spans: Vec<Span>,
+    rings: Rings,
     groups: Groups,
     /// The payload of the longest packet that the port carries.
     mtu: PathMtu,
@@ -162,6 +163,7 @@ impl<S: Sink> Device<S> {
             burst: 0,
             notices: VecDeque::new(),
             spans: Vec::new(),
+            rings: Rings::default(),
             groups: Groups::default(),
             mtu: PathMtu::Mtu4096,
             stats: Statistics::default(),
@@ -411,6 +413,7 @@ impl<S: Sink> Device<S> {
     ) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
+        qp.equip(&mut self.rings);
         qp.post_send(&mut context!(self, now), request, inline)?;
         self.settle(now, slot);
         Ok(())
@@ -646,6 +649,7 @@ impl<S: Sink> Device<S> {
         if qp.is_poisoned() {
             qp.settle(&mut context!(self, now));
         }
+        qp.release(&mut self.rings);
         if let Some(deadline) = qp.deadline() {
             self.timers.set_no_later(slot, deadline);
         }

@@ -84,11 +84,13 @@ impl Header {
     }
 
     /// The opcode.
+    #[inline]
     pub const fn opcode(&self) -> Opcode {
         self.operation.opcode()
     }
 
     /// How many bytes the headers take.
+    #[inline]
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         self.opcode().header_len()
@@ -98,6 +100,7 @@ impl Header {
     ///
     /// The target is as long as the longest chain, so this can't fail; bytes behind the headers are left as
     /// they are. [`Flow::emit`](crate::Flow::emit) does this and computes the trailer too.
+    #[inline]
     pub fn emit(&self, payload_len: usize, out: &mut [u8; MAX_HEADER_LEN]) -> usize {
         let opcode = self.opcode();
         let pad = pad_len(payload_len);

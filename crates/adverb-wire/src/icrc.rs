@@ -134,6 +134,7 @@ impl Flow {
     /// # Errors
     ///
     /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
+    #[inline]
     pub fn begin(
         &self,
         header: &Header,
@@ -164,6 +165,7 @@ impl Flow {
     /// # Errors
     ///
     /// If the packet was damaged, or belongs to another flow.
+    #[inline]
     pub fn verify(&self, packet: &Packet<'_>, identification: u16) -> Result<(), IcrcMismatch> {
         let computed = self.icrc(packet, identification);
         if computed == packet.icrc() { Ok(()) } else { Err(IcrcMismatch { computed, found: packet.icrc() }) }
@@ -243,6 +245,7 @@ impl Icrc {
     }
 
     /// Takes in the padding, and gives what is to be sent around the payload.
+    #[inline]
     pub fn finish(mut self) -> Emitted {
         let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
         if let Some(padding @ [_, ..]) = trailer.bytes.get(..usize::from(self.pad_len)) {

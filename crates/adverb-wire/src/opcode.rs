@@ -131,6 +131,7 @@ opcodes! {
 
 impl Opcode {
     /// The value on the wire.
+    #[inline]
     pub const fn byte(self) -> u8 {
         self as u8
     }
@@ -143,6 +144,7 @@ impl Opcode {
     /// assert_eq!(Opcode::RcSendOnly.header_len(), 12);
     /// assert_eq!(Opcode::RcWriteOnlyImmediate.header_len(), 12 + 16 + 4);
     /// ```
+    #[inline]
     pub const fn header_len(self) -> usize {
         use crate::header::{
             AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, BTH_LEN, CNP_RESERVED_LEN, DETH_LEN, FETH_LEN,
@@ -191,6 +193,7 @@ impl Opcode {
     }
 
     /// What payload a packet of this kind may carry.
+    #[inline]
     pub const fn payload(self) -> PayloadRule {
         match self {
             Opcode::RcReadRequest
@@ -226,6 +229,7 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Whether a payload of `len` bytes keeps this rule.
+    #[inline]
     pub const fn allows(self, len: usize) -> bool {
         match self {
             PayloadRule::Empty => len == 0,

@@ -140,6 +140,7 @@ impl Reth {
         }
     }
 
+    #[inline]
     fn emit(&self, out: &mut Writer<'_>) {
         out.put(self.va.to_be_bytes());
         out.put(self.rkey.to_be_bytes());
@@ -192,6 +193,7 @@ impl Flush {
 
 impl Operation {
     /// The opcode that says this.
+    #[inline]
     pub const fn opcode(&self) -> Opcode {
         match self {
             Operation::Rc(rc) => match rc {
@@ -306,6 +308,7 @@ impl Operation {
     }
 
     /// Writes the headers behind the base transport header.
+    #[inline]
     pub(crate) fn emit(&self, out: &mut [u8; ATOMIC_ETH_LEN]) {
         let mut out = Writer(out);
         match self {
@@ -357,6 +360,7 @@ impl Operation {
 }
 
 impl Send {
+    #[inline]
     fn emit(&self, out: &mut Writer<'_>) {
         match self {
             Send::First | Send::Middle => {}
@@ -366,6 +370,7 @@ impl Send {
 }
 
 impl Write {
+    #[inline]
     fn emit(&self, out: &mut Writer<'_>) {
         match self {
             Write::First(reth) => reth.emit(out),
@@ -445,6 +450,7 @@ struct Writer<'a>(&'a mut [u8]);
 
 impl Writer<'_> {
     /// Writes `bytes` and moves behind them. The room is as long as the longest chain, so they always fit.
+    #[inline]
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
         let room = core::mem::take(&mut self.0);
         if let Some((head, rest)) = room.split_first_chunk_mut::<N>() {

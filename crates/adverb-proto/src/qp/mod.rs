@@ -41,6 +41,7 @@ use crate::vocabulary::{
 pub(crate) use recv_queue::RecvQueue;
 use requester::Requester;
 use responder::Responder;
+pub(crate) use send_queue::Rings;
 use send_queue::{SendEntry, SendQueue};
 
 /// What a queue pair shares with others, lent to it for one step.
@@ -181,6 +182,18 @@ impl QueuePair {
 
     pub(crate) fn send_queue_len(&self) -> usize {
         self.send_queue.len()
+    }
+
+    /// Takes rings for its send queue, if it has none.
+    #[inline]
+    pub(crate) fn equip(&mut self, rings: &mut Rings) {
+        self.send_queue.equip(rings);
+    }
+
+    /// Gives the rings of its send queue back, if nothing is outstanding.
+    #[inline]
+    pub(crate) fn release(&mut self, rings: &mut Rings) {
+        self.send_queue.release(rings);
     }
 
     pub(crate) fn recv_queue_len(&self) -> usize {
@@ -493,7 +506,7 @@ mod tests {
 
     #[test]
     fn idle_queue_pair_takes_less_than_a_kibibyte() {
-        // Its rings take nothing before something is posted.
+        // Its rings take nothing while nothing is outstanding.
         assert!(size_of::<QueuePair>() <= 1024, "{}", size_of::<QueuePair>());
     }
 

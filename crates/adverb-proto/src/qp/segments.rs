@@ -62,6 +62,20 @@ impl From<Fault> for Unreachable {
 }
 
 impl Segments {
+    /// Takes an empty ring in place of its own, which is empty too.
+    #[inline]
+    pub(crate) fn equip(&mut self, ring: VecDeque<Segment>) {
+        debug_assert!(self.ring.is_empty());
+        self.ring = ring;
+    }
+
+    /// Gives its ring away, which is empty.
+    #[inline]
+    pub(crate) fn release(&mut self) -> VecDeque<Segment> {
+        debug_assert!(self.ring.is_empty());
+        core::mem::take(&mut self.ring)
+    }
+
     #[inline]
     pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
         let first = self.gone.wrapping_add(self.ring.len() as u32);

@@ -6,7 +6,7 @@ use adverb_wire::Psn;
 
 use super::segments::{SegmentRange, Segments, Unreachable};
 use crate::path::Path;
-use crate::vocabulary::{CompletedOperation, Destination, SendFlags, SendOperation, Status};
+use crate::vocabulary::{CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
 
 /// The send queue of a queue pair. It grows as it fills.
 #[derive(Debug, Default)]
@@ -19,6 +19,17 @@ pub(crate) struct SendQueue {
     inline_gone: u32,
     /// Where datagrams go, in the order of their requests. Connections have none of these.
     destinations: VecDeque<Destination<Path>>,
+}
+
+/// Rings that no send queue uses just now.
+///
+/// A queue has rings while requests are outstanding, and gives them back when none are. The last given back are the
+/// first given out, because the processor still has them at hand: with many queue pairs, most of them idle at any time,
+/// all work goes through few rings, instead of each through its own cold ones.
+#[derive(Debug, Default)]
+pub(crate) struct Rings {
+    entries: Vec<VecDeque<SendEntry>>,
+    segments: Vec<VecDeque<Segment>>,
 }
 
 /// A send request.
@@ -151,6 +162,25 @@ impl SendEntry {
 }
 
 impl SendQueue {
+    /// Takes rings, if it has none.
+    #[inline]
+    pub(crate) fn equip(&mut self, rings: &mut Rings) {
+        if self.entries.capacity() == 0 {
+            self.entries = rings.entries.pop().unwrap_or_default();
+            self.segments.equip(rings.segments.pop().unwrap_or_default());
+        }
+    }
+
+    /// Gives its rings back, if there is nothing in them.
+    #[inline]
+    pub(crate) fn release(&mut self, rings: &mut Rings) {
+        if self.entries.is_empty() && self.entries.capacity() != 0 {
+            rings.entries.push(core::mem::take(&mut self.entries));
+            rings.segments.push(self.segments.release());
+        }
+    }
+
+    #[inline]
     pub(crate) fn push(&mut self, entry: SendEntry) {
         self.entries.push_back(entry);
     }
@@ -221,5 +251,33 @@ impl SendQueue {
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn post(queue: &mut SendQueue, rings: &mut Rings) {
+        queue.equip(rings);
+        let segments = queue.segments.push(&[Segment { addr: 0, length: 8, lkey: 1 }]);
+        queue.push(SendEntry::new(1, SendOperation::Send, SendFlags::empty(), segments, 8));
+    }
+
+    #[test]
+    fn rings_go_from_an_idle_queue_to_a_busy_one() {
+        let mut rings = Rings::default();
+        let (mut a, mut b) = (SendQueue::default(), SendQueue::default());
+        post(&mut a, &mut rings);
+        let place = a.entries.as_slices().0.as_ptr();
+        a.release(&mut rings);
+        assert_ne!(a.entries.capacity(), 0, "a request is outstanding");
+        a.pop();
+        a.release(&mut rings);
+        assert_eq!((a.entries.capacity(), rings.entries.len(), rings.segments.len()), (0, 1, 1));
+        post(&mut b, &mut rings);
+        assert_eq!(b.entries.as_slices().0.as_ptr(), place, "the same memory, which is at hand");
+        assert_eq!((rings.entries.len(), rings.segments.len()), (0, 0));
+        assert_eq!(b.pop().map(|entry| entry.wr_id), Some(1));
     }
 }
