@@ -116,6 +116,8 @@ mutations! {
     LateUcPacketAccepted,
     /// What unreliable connections lose isn't counted.
     LossesUncounted,
+    /// A datagram to a group goes to all members but one.
+    GroupForgetsOne,
     /// A shared receive completes under the number of another.
     SrqRequestsConfused,
     /// Windows stay bound when their queue pair is destroyed or reset.

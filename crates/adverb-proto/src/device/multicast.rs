@@ -9,6 +9,7 @@ use super::Device;
 use crate::Time;
 use crate::event::{DropReason, Sink};
 use crate::memory::Memory;
+use crate::mutation::mutant;
 use crate::path::{Arrival, Incoming};
 use crate::qp::Received;
 use crate::vocabulary::{Gid, Transport};
@@ -106,7 +107,7 @@ impl<S: Sink> Device<S> {
         {
             return self.drop_packet(now, qpn, psn, DropReason::Icrc);
         }
-        let mut index = 0;
+        let mut index = usize::from(mutant!(GroupForgetsOne));
         // Looked up anew for each member: delivering borrows the device.
         while let Some(slot) = self.groups.members.get(&group).and_then(|members| members.get(index)).copied()
         {

@@ -7,27 +7,7 @@ use adverb_wire::{
     Syndrome, Write,
 };
 
-use crate::harness::{ADDR, End, Options, PSN, SIZE};
-
-/// Numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
+use crate::harness::{ADDR, End, Options, PSN, Random, SIZE};
 
 fn reth(random: &mut Random, key: u32) -> Reth {
     let offset = random.pick(&[0, 8, 9, SIZE - 1, SIZE, u64::MAX, 4096]);

@@ -4,6 +4,7 @@
 mod harness;
 
 mod datagrams;
+mod hostile;
 mod multicast;
 mod uc_requester;
 mod uc_responder;

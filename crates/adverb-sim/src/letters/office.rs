@@ -343,8 +343,18 @@ impl Office {
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
         let arrival = Arrival { source, destination, icrc, congested: packet.congested };
+        let members = |station: &&Station| {
+            station.node == packet.to && station.transport == Transport::Ud && !station.closed
+        };
+        let members = self.stations.iter().filter(members).count() as u64;
         let Node { device, memory, .. } = &mut self.nodes[packet.to];
+        let before = device.sink().datagrams_in;
         device.handle_packet(self.now, &arrival, &parsed, memory);
+        let came = device.sink().datagrams_in - before;
+        // To all of a group or, if it was damaged, to nobody.
+        if to_group && came != 0 && came != members {
+            self.violate(format!("a datagram came to {came} of {members} members of the group"));
+        }
         self.plan_pump(packet.to);
     }
 

@@ -1,0 +1,147 @@
+//! Peers that send whatever they like to unreliable connections, datagrams, shared receives and windows.
+
+use adverb_proto::vocabulary::{
+    Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, Transport, WindowBind,
+};
+use adverb_proto::{Arrival, Event, IcrcCheck, Transition};
+use adverb_wire::{Header, Operation, Psn, Rc, Reth, Send, Uc, Ud, Write};
+
+use crate::harness::{ADDR, End, Options, PSN, QKEY, Random, SIZE, pattern, solo_with};
+
+fn operation(random: &mut Random, keys: &[u32]) -> Operation {
+    let number = random.next() as u32;
+    let immediate = if random.below(2) == 0 { None } else { Some(number) };
+    let key = random.pick(keys);
+    let key = random.pick(&[key, key, key ^ 1, number]);
+    let reth = Reth {
+        va: ADDR.wrapping_add(random.pick(&[0, 4095, 4096, 6143, 6144, SIZE - 1, SIZE, u64::MAX])),
+        rkey: key,
+        length: random.pick(&[0, 1, 8, 1024, 1025, 2048, 3000, 1 << 31, u32::MAX]),
+    };
+    match random.below(12) {
+        0 => Operation::Uc(Uc::Send(Send::First)),
+        1 => Operation::Uc(Uc::Send(Send::Middle)),
+        2 => Operation::Uc(Uc::Send(Send::Last(immediate))),
+        3 => Operation::Uc(Uc::Send(Send::Only(immediate))),
+        4 => Operation::Uc(Uc::Write(Write::First(reth))),
+        5 => Operation::Uc(Uc::Write(Write::Middle)),
+        6 => Operation::Uc(Uc::Write(Write::Last(immediate))),
+        7 => Operation::Uc(Uc::Write(Write::Only(reth, immediate))),
+        8 | 9 => {
+            let qkey = random.pick(&[QKEY, QKEY, number]);
+            Operation::Ud(Ud { qkey, source_qp: Qpn::truncate(number), immediate })
+        }
+        10 => Operation::Rc(Rc::SendOnlyInvalidate(reth.rkey)),
+        _ => Operation::Cnp,
+    }
+}
+
+/// Sends so many packets, near what is expected and far from it, with payloads of any length.
+fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
+    let mut random = Random(seed | 1);
+    let payload = pattern(5000, 9);
+    let arrival = Arrival { icrc: IcrcCheck::Trusted, ..end.arrival() };
+    for _ in 0..packets {
+        let expected = end.device.query_qp(end.qpn).map_or(Psn::wrapping(PSN), |status| status.expected_psn);
+        let psn = match random.below(4) {
+            0 | 1 => expected,
+            2 => expected + random.below(4) as u32,
+            _ => Psn::wrapping(random.next() as u32),
+        };
+        let dest = random.pick(&[end.qpn, end.qpn, end.qpn, Qpn::MULTICAST, Qpn::truncate(5)]);
+        let operation = operation(&mut random, keys);
+        let length = match operation {
+            Operation::Uc(Uc::Write(Write::Only(reth, _))) if reth.length <= 1024 && random.below(4) != 0 => {
+                reth.length as usize
+            }
+            _ => random.pick(&[0, 1, 8, 476, 1024, 1024, 1024, 1028, 4096, 5000]),
+        };
+        let header = Header { solicited: random.below(2) == 0, ..Header::new(dest, psn, operation) };
+        end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+        let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue);
+        if left < 4 && end.srq.is_none() {
+            let segments = [end.segment(0, random.pick(&[40, 64, 2048]))];
+            let request = RecvRequest { wr_id: 1, segments: &segments };
+            let _ = end.device.post_recv(end.now, end.qpn, &request);
+        }
+        if end.srq.is_some() && end.shared_left() < 4 {
+            end.post_shared(1, 0, random.pick(&[10, 64, 2048]));
+        }
+        end.transmits();
+        end.completions();
+        end.notices();
+        end.device.sink_mut().clear();
+    }
+}
+
+#[test]
+fn unreliable_connection_survives_any_packets_and_never_answers() {
+    for seed in 0..20 {
+        let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
+        let key = end.key;
+        attack(&mut end, 0x1234_5678 + seed, 2000, &[key]);
+        assert_eq!(end.state(), QpState::ReadyToSend, "a peer can't take it into error");
+        assert_eq!(end.device.statistics().packets_sent, 0);
+    }
+}
+
+#[test]
+fn datagrams_survive_any_packets() {
+    for seed in 0..20 {
+        let mut end = solo_with(&Options { transport: Transport::Ud, ..Options::default() });
+        let key = end.key;
+        attack(&mut end, 0x8765_4321 + seed, 2000, &[key]);
+        assert_eq!(end.state(), QpState::ReadyToSend);
+        assert_eq!(end.device.statistics().packets_sent, 0);
+    }
+}
+
+#[test]
+fn shared_receives_are_neither_lost_nor_made_by_any_packets() {
+    for transport in [Transport::Uc, Transport::Ud] {
+        for seed in 0..10 {
+            let mut end = solo_with(&Options { transport, shared: true, ..Options::default() });
+            let key = end.key;
+            attack(&mut end, 0x1357_9bdf + seed, 2000, &[key]);
+            let in_use = end.device.query_qp(end.qpn).unwrap().recv_queue;
+            assert!(in_use <= 1);
+            let before = end.shared_left();
+            end.modify(Transition::Reset);
+            assert_eq!(end.shared_left(), before + in_use);
+        }
+    }
+}
+
+#[test]
+fn window_keeps_its_bounds_whatever_comes() {
+    let mut written = 0;
+    for seed in 0..20 {
+        let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
+        let region = end.register(Access::LOCAL_WRITE | Access::WINDOW_BIND);
+        let random = end.randomness();
+        let window = end.device.create_window(end.pd, random).unwrap();
+        let rkey = window ^ 1;
+        let access = Access::REMOTE_WRITE;
+        let bind = WindowBind { rkey, lkey: region, addr: ADDR + 4096, length: 2048, access };
+        end.try_post(1, SendOperation::BindWindow(bind), SendFlags::SIGNALED, &[]).unwrap();
+        end.transmits();
+        end.completions();
+        let before = end.memory.bytes(end.backing).to_vec();
+        // Receives begin at 0 and end before 2048.
+        attack(&mut end, 0x0bad_cafe + seed, 2000, &[rkey, region, window]);
+        let after = end.memory.bytes(end.backing);
+        assert!(before[2048..4096] == after[2048..4096], "nothing before the window");
+        assert!(before[6144..] == after[6144..], "nothing behind it");
+        written += u32::from(before[4096..6144] != after[4096..6144]);
+    }
+    assert!(written > 10, "only {written} of 20 were written through: this tests nothing");
+}
+
+#[test]
+fn what_is_dropped_is_told() {
+    let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
+    end.hear_uc(0, Uc::Send(Send::Only(None)), b"x");
+    let told = |(_, event): &(adverb_proto::Time, Event)| matches!(event, Event::Dropped { .. });
+    assert!(end.device.sink().iter().any(told));
+    assert_eq!(end.device.statistics().packets_dropped, 1);
+}
