@@ -50,6 +50,7 @@ impl Fixture {
             segments: (1, 1),
             inline: 0,
             events: false,
+            extended: false,
             address: None,
             gid_index: None,
             right_access: None,
@@ -91,6 +92,7 @@ pub(crate) struct PairBuilder {
     segments: (u32, u32),
     inline: u32,
     events: bool,
+    extended: bool,
     address: Option<IpAddr>,
     gid_index: Option<u8>,
     right_access: Option<Access>,
@@ -116,6 +118,12 @@ impl PairBuilder {
 
     pub(crate) fn events(mut self) -> PairBuilder {
         self.events = true;
+        self
+    }
+
+    /// Takes completions one by one.
+    pub(crate) fn extended(mut self) -> PairBuilder {
+        self.extended = true;
         self
     }
 
@@ -176,7 +184,8 @@ impl PairBuilder {
     pub(crate) fn side(&self, access: Option<Access>) -> Result<Side> {
         let domain = self.device.protection_domain()?;
         let cq = self.device.completion_queue(self.depth.0 + self.depth.1);
-        let cq = if self.events { cq.events() } else { cq }.create()?;
+        let cq = if self.events { cq.events() } else { cq };
+        let cq = if self.extended { cq.extended() } else { cq }.create()?;
         self.side_of(&domain, &cq, access)
     }
 

@@ -72,6 +72,8 @@ pub enum Need {
     OnDemand,
     /// Completion events that wait for company.
     Moderation,
+    /// Completions with timestamps.
+    Timestamps,
     /// Multicast, with RoCE.
     Multicast,
     /// A global IPv6 address.
@@ -109,6 +111,10 @@ impl Need {
                 .moderation
                 .is_none()
                 .then(|| "the device can't have completion events wait for company".to_owned()),
+            Need::Timestamps => attributes
+                .timestamps
+                .is_none()
+                .then(|| "the device gives completions no timestamps".to_owned()),
             Need::Multicast => {
                 let is_roce = device.ports()?.iter().all(|port| port.link_layer == LinkLayer::Ethernet);
                 match (attributes.max_multicast_groups, is_roce) {

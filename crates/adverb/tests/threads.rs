@@ -92,6 +92,7 @@ shared_between_threads!(TYPES:
     verbs::Status,
     verbs::Stopped<()>,
     verbs::Success,
+    verbs::Timestamps,
     verbs::Traffic,
     verbs::Transport,
 );

@@ -24,6 +24,7 @@ tests! { "devices";
     ports_count_from_one,
     a_port_that_is_not_there_is_an_error,
     a_port_has_a_plausible_mtu_and_message_length,
+    a_port_has_a_partition_key,
     an_idle_device_has_no_events,
 }
 
@@ -33,6 +34,15 @@ fn the_device_is_listed(fixture: &Fixture) -> Result<()> {
     ensure!(found.len() == 1, "it is listed {} times", found.len());
     ensure!(found[0].unsupported.is_none(), "it is listed as unsupported");
     ensure!(found[0].guid == fixture.device.attributes().guid, "its identifier is another in the list");
+    Ok(())
+}
+
+/// Vol. 1, 10.9.2: the first key of a table is valid, which those of fifteen zeros aren't.
+fn a_port_has_a_partition_key(fixture: &Fixture) -> Result<()> {
+    let keys = fixture.device.pkeys(fixture.port.number)?;
+    ensure!(keys.len() == usize::from(fixture.port.pkey_table_len), "{} keys", keys.len());
+    ensure!(keys.first().is_some_and(|key| key & 0x7fff != 0), "the first key isn't valid: {keys:x?}");
+    ensure!(fixture.device.pkeys(200).is_err(), "there is no such port");
     Ok(())
 }
 

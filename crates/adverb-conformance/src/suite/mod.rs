@@ -10,6 +10,7 @@ mod datagrams;
 mod devices;
 mod drops;
 mod events;
+mod extended_queues;
 mod flushing;
 mod inline;
 mod multicast;
@@ -65,6 +66,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     reservation::TESTS,
     polling::TESTS,
     completion_queues::TESTS,
+    extended_queues::TESTS,
     events::TESTS,
     pollers::TESTS,
     threads::TESTS,

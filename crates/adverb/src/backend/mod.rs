@@ -94,8 +94,22 @@ impl Device {
         ask!(self, device => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))))
     }
 
-    pub(crate) fn completion_queue(&self, depth: u32, events: bool, vector: u32) -> Result<CompletionQueue> {
-        ask!(self, device => Ok(CompletionQueue::Ibv(Arc::new(ibv::CompletionQueue::new(device, depth, events, vector)?))))
+    pub(crate) fn completion_queue(
+        &self,
+        depth: u32,
+        events: bool,
+        vector: u32,
+        kind: CompletionQueueKind,
+    ) -> Result<CompletionQueue> {
+        ask!(self, device => {
+            let queue = ibv::CompletionQueue::new(device, depth, events, vector, kind)?;
+            Ok(CompletionQueue::Ibv(Arc::new(queue)))
+        })
+    }
+
+    /// The partition keys of a port, by their index.
+    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        ask!(self, device => device.pkeys(port))
     }
 }
 
@@ -268,6 +282,17 @@ impl MemoryWindow {
     }
 }
 
+/// How completions are taken from a completion queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CompletionQueueKind {
+    /// Many at once.
+    Plain,
+    /// One by one.
+    Extended,
+    /// One by one, and with the device's time.
+    Timestamps,
+}
+
 /// A completion queue.
 #[derive(Clone)]
 pub(crate) enum CompletionQueue {
@@ -386,6 +411,8 @@ pub(crate) mod flag {
     pub(crate) const INVALIDATED: u32 = 1 << 3;
     /// Our own: the request was of a shared receive queue for datagrams.
     pub(crate) const DATAGRAM: u32 = 1 << 31;
+    /// Our own: it has the device's time, where else would be what nobody reads.
+    pub(crate) const TIMESTAMP: u32 = 1 << 30;
 }
 
 impl RawOutcome {
@@ -402,6 +429,25 @@ impl RawOutcome {
             source: 0,
             flags: 0,
         }
+    }
+
+    /// Puts the device's time into fields that mean nothing in such an outcome, so that those without don't carry more.
+    pub(crate) fn carry_timestamp(&mut self, timestamp: u64) {
+        let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
+        self.qpn = u32::from_be_bytes([a, b, c, d]);
+        *self.spare() = u32::from_be_bytes([e, f, g, h]);
+        self.flags |= flag::TIMESTAMP;
+    }
+
+    /// The device's time, if it was told.
+    pub(crate) fn timestamp(mut self) -> Option<u64> {
+        let (high, low) = (self.qpn, *self.spare());
+        (self.flags & flag::TIMESTAMP != 0).then(|| u64::from(high) << 32 | u64::from(low))
+    }
+
+    /// A failure has no length, and a success no vendor's code.
+    fn spare(&mut self) -> &mut u32 {
+        if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
     }
 
     /// Says it in full. Only datagrams have a source; it may be one even if the caller doesn't know.
@@ -722,4 +768,35 @@ pub(crate) struct ReadyToSend {
 #[cfg(not(feature = "ibv"))]
 fn no_engine() -> Error {
     Error::NotInstalled { reason: "adverb was built without an engine: turn on its feature `ibv`".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_carries_its_timestamp_beside_all_that_it_means() {
+        let outcome = RawOutcome {
+            status: 0,
+            opcode: opcode::RECV,
+            vendor_error: 0,
+            length: 77,
+            immediate: 5u32.to_be(),
+            qpn: 0,
+            source: 9,
+            flags: flag::IMMEDIATE | flag::GRH,
+        };
+        let failure = RawOutcome { status: 12, vendor_error: 0x81, ..RawOutcome::implied(0) };
+        for plain in [outcome, failure] {
+            assert_eq!(plain.timestamp(), None);
+            for timestamp in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
+                let mut marked = plain;
+                marked.carry_timestamp(timestamp);
+                assert_eq!(marked.timestamp(), Some(timestamp));
+                for is_datagram in [false, true] {
+                    assert_eq!(marked.explain(is_datagram), plain.explain(is_datagram));
+                }
+            }
+        }
+    }
 }

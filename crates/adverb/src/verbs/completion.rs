@@ -83,6 +83,13 @@ impl Completion {
         self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
     }
 
+    /// When it was completed, in ticks of the device's [clock](super::DeviceAttributes::timestamps). Only completions of a
+    /// queue that was made with [timestamps](super::CompletionQueueBuilder::timestamps) have it, and of these not the ones
+    /// that the device wasn't asked for.
+    pub fn timestamp(&self) -> Option<u64> {
+        self.outcome.timestamp()
+    }
+
     /// Whether it succeeded.
     #[inline]
     pub fn is_ok(&self) -> bool {

@@ -14,7 +14,7 @@ use super::in_flight::{Completing, InFlight, Posting, queue};
 use super::poller::WakerCell;
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
 use super::{CompletionQueueStats, Device, QueueStats, SharedReceiveQueue};
-use crate::backend::{self, RawCompletion, RawOutcome, flag};
+use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::Payload;
 
@@ -626,11 +626,18 @@ pub struct CompletionQueueBuilder {
     depth: u32,
     events: bool,
     vector: u32,
+    kind: CompletionQueueKind,
 }
 
 impl CompletionQueueBuilder {
     pub(super) fn new(device: &Device, depth: u32) -> CompletionQueueBuilder {
-        CompletionQueueBuilder { device: device.clone(), depth, events: false, vector: 0 }
+        CompletionQueueBuilder {
+            device: device.clone(),
+            depth,
+            events: false,
+            vector: 0,
+            kind: CompletionQueueKind::Plain,
+        }
     }
 
     /// Lets the queue make events, so that one can sleep until there are completions.
@@ -646,10 +653,26 @@ impl CompletionQueueBuilder {
         self
     }
 
+    /// Gives completions the time at which the device had them: [`Completion::timestamp`]. Polling costs a little more.
+    pub fn timestamps(mut self) -> CompletionQueueBuilder {
+        self.kind = CompletionQueueKind::Timestamps;
+        self
+    }
+
+    /// Has completions taken one by one, through the library's newer interface, as those with
+    /// [timestamps](CompletionQueueBuilder::timestamps) are: some devices are faster so, most aren't.
+    pub fn extended(mut self) -> CompletionQueueBuilder {
+        if self.kind == CompletionQueueKind::Plain {
+            self.kind = CompletionQueueKind::Extended;
+        }
+        self
+    }
+
     /// Makes it.
     ///
     /// # Errors
     ///
+    /// [`Error::Unsupported`] if it is to have timestamps and the device [has none](super::DeviceAttributes::timestamps).
     /// If the depth is 0 or more than the device can, there is no such vector, or the device has no more.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
@@ -662,7 +685,14 @@ impl CompletionQueueBuilder {
                 hint: "they count from 0".into(),
             });
         }
-        let backend = self.device.backend().completion_queue(self.depth, self.events, self.vector)?;
+        if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamps.is_none() {
+            return Err(Error::Unsupported {
+                what: format!("giving completions timestamps, on {},", self.device.name()).into(),
+                hint: "read the clock when a completion is polled".into(),
+            });
+        }
+        let backend =
+            self.device.backend().completion_queue(self.depth, self.events, self.vector, self.kind)?;
         Ok(CompletionQueue(Arc::new(Inner {
             device: self.device,
             backend,

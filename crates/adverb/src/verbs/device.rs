@@ -95,6 +95,19 @@ pub struct DeviceAttributes {
     pub completion_vectors: u32,
     /// How long completion events can be had to [wait](super::CompletionQueue::moderate) for company, if they can.
     pub moderation: Option<Moderation>,
+    /// The clock of [timestamps](CompletionQueueBuilder::timestamps), if there are any.
+    pub timestamps: Option<Timestamps>,
+}
+
+/// The clock of a device, by which completions can have timestamps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Timestamps {
+    /// The bits that count: when they are all set, the next time is 0.
+    pub mask: u64,
+    /// How often it ticks in a millisecond; 0 if the device doesn't say.
+    pub kilohertz: u64,
 }
 
 /// The most that completion events can be had to wait for.
@@ -287,6 +300,16 @@ impl Device {
     /// If the device has no more.
     pub fn protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
+    }
+
+    /// The partition keys of a port, by their index: what a queue pair's
+    /// [`pkey_index`](super::QueuePairBuilder::pkey_index) means.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such port, or it can't be asked.
+    pub fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        self.0.backend.pkeys(port)
     }
 
     /// Whether it can register memory of other devices: [dma-bufs](ProtectionDomain::register_dmabuf).

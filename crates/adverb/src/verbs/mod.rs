@@ -13,6 +13,13 @@
 //!
 //! Objects hold what they stand on, so that they can be dropped in any order.
 //!
+//! # What isn't here
+//!
+//! Extended reliable connections (XRC), raw packets, steering rules and device memory. Devices that aren't InfiniBand or
+//! RoCE (iWARP, EFA) are listed, and answered with [`Unsupported`](crate::Error::Unsupported) when they are opened. A
+//! completion channel is its completion queue's own: an event loop waits for many by their
+//! [descriptors](CompletionQueue::event_fd).
+//!
 //! # What is safe, and how
 //!
 //! A request owns its buffers until it completes: posting takes them, and only the completion gives them back. So
@@ -58,7 +65,9 @@ pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use counters::{Counters, CountersDifference};
 pub use datagram::Datagram;
-pub use device::{Device, DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations};
+pub use device::{
+    Device, DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps,
+};
 pub use endpoint::{ConnectOptions, Endpoint};
 pub use event::DeviceEvent;
 pub use memory_window::MemoryWindow;

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
+use super::extended_completion_queue::Extended;
 use super::{Device, check, set_nonblocking, verb_error};
-use crate::backend::{RawCompletion, RawOutcome, flag, opcode};
+use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -20,6 +21,8 @@ pub(crate) struct CompletionQueue {
     channel: Option<Channel>,
     /// How many completions fit; more after it was resized.
     pub(super) depth: AtomicU32,
+    /// The same queue, if it is an extended one.
+    extended: Option<Extended>,
 }
 
 // SAFETY: libibverbs' completion queues may be used from any thread.
@@ -33,26 +36,31 @@ impl CompletionQueue {
         depth: u32,
         events: bool,
         vector: u32,
+        kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
-        let library = device.library;
         let channel = if events { Some(Channel::new(device)?) } else { None };
-        let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
-        let vector = libc::c_int::try_from(vector).unwrap_or(libc::c_int::MAX);
         let channel_pointer =
             channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.handle.as_ptr());
-        // SAFETY: the context is open, and the channel, if there is one, is of it.
-        let handle = unsafe {
-            library.ibv_create_cq(device.context.as_ptr(), cqe, std::ptr::null_mut(), channel_pointer, vector)
-        };
-        let Some(handle) = NonNull::new(handle) else {
-            let error = io::Error::last_os_error();
-            if let Some(channel) = channel {
-                channel.destroy(device);
+        let made = match kind {
+            CompletionQueueKind::Plain => {
+                // SAFETY: the channel, if there is one, is of the device's context.
+                unsafe { create(device, depth, channel_pointer, vector) }.map(|handle| (handle, None))
             }
-            let action = format!("making a completion queue of {depth} on {}", device.name);
-            return Err(verb_error(error, action));
+            _ => Extended::new(device, depth, channel_pointer, vector, kind)
+                .map(|extended| (extended.handle.cast(), Some(extended))),
         };
-        Ok(CompletionQueue { device: Arc::clone(device), handle, channel, depth: AtomicU32::new(depth) })
+        match made {
+            Ok((handle, extended)) => {
+                let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
+                Ok(CompletionQueue { device, handle, channel, depth, extended })
+            }
+            Err(error) => {
+                if let Some(channel) = channel {
+                    channel.destroy(device);
+                }
+                Err(error)
+            }
+        }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -61,6 +69,9 @@ impl CompletionQueue {
 
     #[inline]
     pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+        if let Some(extended) = self.extended {
+            return self.poll_extended(extended, room);
+        }
         let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
         // SAFETY: the queue is alive, and as many completions may be written as are said: both types have one layout. Of a
         // failure devices leave most fields as they were, and so initialised.
@@ -70,7 +81,7 @@ impl CompletionQueue {
     }
 
     #[cold]
-    fn poll_error(&self, code: libc::c_int) -> Error {
+    pub(super) fn poll_error(&self, code: libc::c_int) -> Error {
         let error = io::Error::from_raw_os_error(code.abs());
         verb_error(error, format!("polling a completion queue of {}", self.device.name))
     }
@@ -143,6 +154,29 @@ impl Drop for CompletionQueue {
             channel.destroy(&self.device);
         }
     }
+}
+
+/// Makes a completion queue.
+///
+/// # Safety
+///
+/// The channel is of the device's context, or NULL.
+unsafe fn create(
+    device: &Device,
+    depth: u32,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+) -> Result<NonNull<ibv_cq>> {
+    let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
+    let vector = libc::c_int::try_from(vector).unwrap_or(libc::c_int::MAX);
+    let context = device.context.as_ptr();
+    // SAFETY: the context is open, and the channel is as the caller says.
+    let handle = unsafe { device.library.ibv_create_cq(context, cqe, std::ptr::null_mut(), channel, vector) };
+    let failed = || {
+        let action = format!("making a completion queue of {depth} on {}", device.name);
+        verb_error(io::Error::last_os_error(), action)
+    };
+    NonNull::new(handle).ok_or_else(failed)
 }
 
 /// Where a queue's events come out.

@@ -12,7 +12,7 @@ use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
 use crate::verbs::{
     DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations,
-    Port, PortState,
+    Port, PortState, Timestamps,
 };
 
 pub(crate) struct Device {
@@ -91,6 +91,8 @@ impl Device {
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
         check(code, || format!("asking {} for its attributes", self.name))?;
         let on_demand = on_demand(&attr.odp_caps);
+        let timestamps = (attr.completion_timestamp_mask != 0)
+            .then_some(Timestamps { mask: attr.completion_timestamp_mask, kilohertz: attr.hca_core_clock });
         let caps = attr.cq_mod_caps;
         let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| Moderation {
             count: caps.max_cq_count,
@@ -126,6 +128,7 @@ impl Device {
             on_demand,
             completion_vectors: count(vectors),
             moderation,
+            timestamps,
         })
     }
 
@@ -159,6 +162,18 @@ impl Device {
             pkey_table_len: attr.pkey_tbl_len,
             needs_grh: attr.flags & sys::IBV_QPF_GRH_REQUIRED != 0,
         })
+    }
+
+    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        let key = |index: u16| {
+            let mut key = 0;
+            // SAFETY: the context is open, and the key may be written.
+            let code =
+                unsafe { self.library.ibv_query_pkey(self.context.as_ptr(), port, index.into(), &mut key) };
+            check(code, || format!("asking port {port} of {} for its partition key {index}", self.name))?;
+            Ok(u16::from_be(key))
+        };
+        (0..self.port(port)?.pkey_table_len).map(key).collect()
     }
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {

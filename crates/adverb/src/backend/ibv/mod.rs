@@ -10,6 +10,7 @@ mod connection_manager;
 mod counters;
 mod device;
 mod event;
+mod extended_completion_queue;
 mod memory_window;
 mod multicast;
 mod protection_domain;

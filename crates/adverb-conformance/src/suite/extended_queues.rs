@@ -1,0 +1,212 @@
+//! Completion queues whose completions are taken one by one, and may have timestamps.
+
+use adverb::Error;
+use adverb::verbs::{
+    Access, CompletedOperation, SendRequest, Status, Transport, Transport::Rc, Transport::Ud,
+};
+use anyhow::{Context, Result, ensure};
+
+use super::datagrams::{exchange, offer};
+use crate::Need;
+use crate::fixture::{
+    Fixture, PATIENCE, READ_WRITE, check, expect, immediate, original, pattern, read, take,
+};
+use crate::registry::tests;
+
+tests! { "extended queues";
+    messages_of_every_size_arrive_through_an_extended_queue,
+    an_extended_queue_tells_what_was_done,
+    [Need::Atomics] atomics_complete_in_an_extended_queue,
+    an_extended_queue_brings_immediate_data,
+    an_extended_queue_tells_who_sent_a_datagram,
+    [Need::MemoryWindows] an_extended_queue_tells_of_an_invalidated_key,
+    an_extended_queue_tells_of_failures,
+    unsignaled_requests_come_back_through_an_extended_queue,
+    more_completions_than_are_taken_at_once_come_through_an_extended_queue,
+    an_extended_queue_has_events,
+    an_extended_queue_can_be_resized,
+    completions_have_no_timestamp_unless_it_was_asked_for,
+    [Need::Timestamps] timestamps_grow,
+    timestamps_that_the_device_does_not_have_are_refused_in_words,
+}
+
+fn messages_of_every_size_arrive_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let pair = fixture.pair(transport).extended().connect()?;
+        for (seed, size) in (1..).zip([0, 1, fixture.mtu(), fixture.mtu() + 1, 64 << 10]) {
+            let message = pair.deliver(pair.left.filled(size, seed)?)?;
+            ensure!(message.len() == size, "{size} bytes were sent, and {} came", message.len());
+            check(&message, seed)?;
+        }
+    }
+    Ok(())
+}
+
+fn an_extended_queue_tells_what_was_done(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(100, READ_WRITE)?;
+    let at = region.remote().at(0);
+    let written = pair.left.completed(SendRequest::write(pair.left.filled(100, 1)?, at))?.success()?;
+    ensure!(written.operation == CompletedOperation::Write, "{written:?}");
+    check(&read(&region, 0, 100)?, 1)?;
+    region.write(0, &pattern(100, 2))?;
+    let completion = pair.left.completed(SendRequest::read(pair.left.buffer(100)?, at))?;
+    ensure!(completion.success()?.operation == CompletedOperation::Read, "{completion}");
+    check(&completion.into_buffer().context("the completion has no buffer")?, 2)
+}
+
+fn atomics_complete_in_an_extended_queue(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(8, READ_WRITE | Access::REMOTE_ATOMIC)?;
+    let at = region.remote().at(0);
+    pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, at, 41))?;
+    let before = original(pair.left.run(SendRequest::compare_swap(pair.left.buffer(8)?, at, 41, 7))?)?;
+    ensure!(before == 41, "it was {before}");
+    Ok(())
+}
+
+fn an_extended_queue_brings_immediate_data(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    let receiving = [pair.right.offer(8)?, pair.right.offer(8)?, pair.right.offer(8)?];
+    pair.left.done(SendRequest::send_immediate(pair.left.buffer(8)?, 0x0102_0304))?;
+    pair.left.done(SendRequest::write_immediate(pair.left.buffer(8)?, region.remote().at(0), 5))?;
+    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    for (id, expected) in receiving.into_iter().zip([Some(0x0102_0304), Some(5), None]) {
+        let came = immediate(&pair.right.wait(id)?)?;
+        ensure!(came == expected, "{came:x?} came instead of {expected:x?}");
+    }
+    Ok(())
+}
+
+fn an_extended_queue_tells_who_sent_a_datagram(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Ud).extended().connect()?;
+    let came = exchange(fixture, &pair, SendRequest::send_immediate(pair.left.filled(99, 1)?, 77))?;
+    ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
+    ensure!(came.ip.is_some() || fixture.port.lid != 0, "it has no IP header");
+    ensure!(came.immediate == Some(77), "{:?} came", came.immediate);
+    check(&came.message, 1)?;
+    offer(fixture, &pair.right).map(drop)
+}
+
+fn an_extended_queue_tells_of_an_invalidated_key(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+    let window = pair.right.domain.memory_window()?;
+    let bind = SendRequest::bind(window, region.slice(0..64)?, Access::REMOTE_WRITE);
+    let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
+    let rkey = window.remote().context("the window isn't bound")?.rkey;
+    let receiving = pair.right.offer(8)?;
+    pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
+    let completion = pair.right.wait(receiving)?;
+    let CompletedOperation::Recv { invalidated, .. } = completion.success()?.operation else {
+        anyhow::bail!("it isn't a receive: {completion}")
+    };
+    ensure!(invalidated == Some(rkey), "{invalidated:x?} was invalidated, not {rkey:x}");
+    ensure!(!window.is_bound(), "the window is bound all the same");
+    Ok(())
+}
+
+fn an_extended_queue_tells_of_failures(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(8, Access::LOCAL_WRITE)?;
+    let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
+    pair.left.fails(request, Status::RemoteAccess)?;
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let receiving = pair.right.offer(8)?;
+    pair.right.qp.fail()?;
+    expect("the receive", &pair.right.wait(receiving)?, Status::Flushed)
+}
+
+fn unsignaled_requests_come_back_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).extended().connect()?;
+    let region = pair.right.region(8, READ_WRITE)?;
+    for _ in 0..5 {
+        pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).unsignaled())?;
+    }
+    pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
+    for completion in pair.left.take(6)? {
+        completion.success()?;
+    }
+    Ok(())
+}
+
+fn more_completions_than_are_taken_at_once_come_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(64, 64).extended().connect()?;
+    for _ in 0..10 {
+        let mut last = None;
+        for _ in 0..50 {
+            pair.right.offer(8)?;
+            last = Some(pair.left.post(SendRequest::send(pair.left.buffer(8)?))?);
+        }
+        pair.left.wait(last.context("there are some")?)?.success()?;
+        pair.left.take(49)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.right.take(50)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    }
+    Ok(())
+}
+
+fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).events().extended().connect()?;
+    pair.right.cq.arm(false)?;
+    let receiving = pair.right.offer(8)?;
+    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event came");
+    pair.right.wait(receiving)?.success()?;
+    pair.ping()
+}
+
+fn an_extended_queue_can_be_resized(fixture: &Fixture) -> Result<()> {
+    let pair = fixture.pair(Rc).depth(8, 8).extended().connect()?;
+    for _ in 0..8 {
+        pair.right.offer(8)?;
+        pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
+    }
+    pair.right.cq.resize(500)?;
+    take(&pair.right.cq, 8)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    Ok(())
+}
+
+fn completions_have_no_timestamp_unless_it_was_asked_for(fixture: &Fixture) -> Result<()> {
+    for builder in [fixture.pair(Rc), fixture.pair(Rc).extended()] {
+        let pair = builder.connect()?;
+        let receiving = pair.right.offer(8)?;
+        let completion = pair.left.completed(SendRequest::send(pair.left.buffer(8)?))?;
+        ensure!(completion.timestamp().is_none(), "it has {:?}", completion.timestamp());
+        let completion = pair.right.wait(receiving)?;
+        ensure!(completion.timestamp().is_none(), "it has {:?}", completion.timestamp());
+    }
+    Ok(())
+}
+
+fn timestamps_grow(fixture: &Fixture) -> Result<()> {
+    let clock = fixture.device.attributes().timestamps.context("there is no clock")?;
+    let domain = fixture.device.protection_domain()?;
+    let cq = fixture.device.completion_queue(256).timestamps().create()?;
+    let (left, right) = (fixture.pair(Rc).side_of(&domain, &cq, None)?, fixture.pair(Rc).side(None)?);
+    left.qp.connect(&right.qp.endpoint())?;
+    right.qp.connect(&left.qp.endpoint())?;
+    let mut before: Option<u64> = None;
+    for _ in 0..20 {
+        right.offer(8)?;
+        let completion = left.completed(SendRequest::send(left.buffer(8)?))?;
+        let now = completion.timestamp().context("it has no timestamp")?;
+        // The clock may come round: it goes less than half of it between two.
+        let passed = before.map_or(1, |before| now.wrapping_sub(before) & clock.mask);
+        ensure!(passed > 0 && passed < clock.mask / 2, "{now} follows {before:?}");
+        before = Some(now);
+    }
+    Ok(())
+}
+
+fn timestamps_that_the_device_does_not_have_are_refused_in_words(fixture: &Fixture) -> Result<()> {
+    let made = fixture.device.completion_queue(8).timestamps().create();
+    match (fixture.device.attributes().timestamps, made) {
+        (Some(_), made) => made.map(drop)?,
+        (None, Err(error @ Error::Unsupported { .. })) => {
+            ensure!(error.hint().is_some(), "the error doesn't say what to try: {error}");
+        }
+        (None, made) => anyhow::bail!("the device has none, and the answer is {made:?}"),
+    }
+    Ok(())
+}
