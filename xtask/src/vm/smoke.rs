@@ -22,7 +22,8 @@ struct Check {
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let ud_pingpong = process::build("build --release -p adverb-wire --example ud_pingpong")?;
     let adverb = process::build("build --release -p adverb-cli")?;
-    let checks = checks(&ud_pingpong, &adverb);
+    let connect = process::build("build --release -p adverb-proto --example connect")?;
+    let checks = checks(&ud_pingpong, &adverb, &connect);
     let lines: Vec<String> = checks.iter().map(|check| format!("{FUNCTIONS}\n{}", check.line)).collect();
     let mut guest = prepare(options)?;
     guest.keep_going();
@@ -39,8 +40,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn checks(ud_pingpong: &str, adverb: &str) -> Vec<Check> {
-    let [program, adverb] = [ud_pingpong, adverb].map(process::quote);
+fn checks(ud_pingpong: &str, adverb: &str, connect: &str) -> Vec<Check> {
+    let [program, adverb, connect] = [ud_pingpong, adverb, connect].map(process::quote);
     vec![
         Check { name: "verbs on rxe0: ibv_rc_pingpong with itself", line: "rc_pingpong".into() },
         Check {
@@ -50,6 +51,10 @@ fn checks(ud_pingpong: &str, adverb: &str) -> Vec<Check> {
         Check {
             name: "adverb-wire without privileges and rxe0: 1,000 UD messages over IPv6",
             line: format!("ud_pingpong {program} 2 fd77::2 fd77::1"),
+        },
+        Check {
+            name: "adverb-proto's connection manager and Linux's",
+            line: format!("connection_manager {connect}"),
         },
         Check { name: "adverb stat of rxe0 under traffic", line: format!("stat {adverb}") },
     ]

@@ -61,3 +61,38 @@ stat() {
   grep -E '^rxe0 port 1, [0-9.]+ s: [1-9][0-9]*\.[0-9] packets/s' "$said" ||
     { echo "adverb stat saw no packets"; return 1; }
 }
+
+# until_listening PORT: waits for a listener of rdma_cm.
+until_listening() {
+  local tries
+  for ((tries = 0; tries < 200; tries++)); do
+    [[ $(rdma resource show cm_id 2>/dev/null) == *LISTEN*":$1"* ]] && return
+    sleep 0.05
+  done
+  echo "nobody listens at port $1"
+  return 1
+}
+
+# connection_manager PROGRAM: the example `connect` and Linux's rdma_cm find each other, both ways.
+connection_manager() {
+  local program=/run/connect
+  install -m 755 "$1" "$program" || return
+  timeout 60 ucmatose -C 0 -b 10.77.0.1 >/tmp/ucmatose &
+  server=$!
+  until_listening 7471 || return
+  as_nobody_in_peer timeout 30 "$program" 10.77.0.2 connect 10.77.0.1 || return
+  end_server || return
+  timeout 60 udaddy -C 0 -b 10.77.0.1 >/tmp/udaddy &
+  server=$!
+  until_listening 7174 || return
+  as_nobody_in_peer timeout 30 "$program" 10.77.0.2 resolve 10.77.0.1 || return
+  end_server || return
+  as_nobody_in_peer timeout 30 "$program" 10.77.0.2 connect 10.77.0.1 2>&1 | grep 'reason: InvalidServiceId' ||
+    { echo "nobody listens any more, but no one said so"; return 1; }
+  as_nobody_in_peer timeout 60 "$program" 10.77.0.2 listen &
+  server=$!
+  until [[ $(ip netns exec peer ss -Hlun "sport = :4791") ]]; do sleep 0.05; done
+  timeout 60 ucmatose -C 0 -s 10.77.0.2 || { kill "$server" 2>/dev/null; return 1; }
+  end_server || return
+  echo "connected to ucmatose, and by it; found udaddy; refused where nobody listens"
+}
