@@ -15,6 +15,7 @@ const STEPS: &[&str] = &[
     "clippy",
     "unsafe-inventory",
     "hack",
+    "wasm",
     "doc",
     "test",
     "loom",

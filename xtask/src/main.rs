@@ -8,6 +8,7 @@ mod attack;
 mod ci;
 mod clippy;
 mod conformance;
+mod coverage;
 mod deny;
 mod device_tests;
 mod doc;
@@ -27,6 +28,7 @@ mod test;
 mod tools;
 mod unsafe_inventory;
 mod vm;
+mod wasm;
 mod wire_check;
 
 use std::process::ExitCode;
@@ -73,6 +75,10 @@ enum Command {
     Sim(sim::Args),
     /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
     Attack(attack::Args),
+    /// Print which lines of a crate its tests reach, and fail if they are too few.
+    Coverage(coverage::Args),
+    /// Build the crates that need no operating system for WebAssembly, where that is installed.
+    Wasm,
     /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
     WireCheck,
     /// Count the instructions of the safe API beside C's, on a device that does nothing.
@@ -115,6 +121,8 @@ impl Command {
             Self::Conformance(args) => return conformance::run(args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
+            Self::Coverage(args) => coverage::run(&args)?,
+            Self::Wasm => wasm::run()?,
             Self::Hack => hack::run()?,
             Self::Miri => miri::run()?,
             Self::Package => package::run()?,

@@ -73,7 +73,12 @@ pub(crate) fn build_with(mut command: Command) -> Result<String> {
 /// The path of the executable in cargo's messages, of which just one has one. One string isn't worth a JSON parser; a path
 /// with a quotation mark or a backslash in it isn't supported.
 fn executable(messages: &str) -> Option<&str> {
-    messages.lines().find_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
+    executables(messages).next()
+}
+
+/// The paths of all executables in cargo's messages.
+pub(crate) fn executables(messages: &str) -> impl Iterator<Item = &str> {
+    messages.lines().filter_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
 }
 
 fn not_started(command: &Command) -> String {
