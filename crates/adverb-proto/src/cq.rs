@@ -8,7 +8,7 @@ use crate::vocabulary::Completion;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cq(pub(crate) u32);
 
-/// Which completions wake somebody who waits (vol. 1, 10.8.3 and 11.4.2.2).
+/// Which completions wake somebody who waits (vol. 1, 10.8.3 and 11.4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
     /// The next one.
@@ -73,7 +73,7 @@ impl CompletionQueue {
 
     /// Asks for one wake-up. Completions that are there already don't cause it: look again after asking.
     pub(crate) fn wake_on(&mut self, wake: Wake) {
-        // Asking for less than was asked before takes nothing back (vol. 1, 11.4.2.2).
+        // Asking for less than was asked before takes nothing back (vol. 1, 11.4.2).
         if self.wake != Some(Wake::Any) {
             self.wake = Some(wake);
         }

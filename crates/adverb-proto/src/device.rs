@@ -295,7 +295,7 @@ impl<S: Sink> Device<S> {
             let Some(Some(queue)) = self.srqs.get(srq.0 as usize) else {
                 return Err(CreateQpError::UnknownSrq(srq));
             };
-            // Receive requests name memory of their queue's domain (vol. 1, 10.2.9.1).
+            // Receive requests name memory of their queue's domain (vol. 1, 10.2.9).
             recv_pd = queue.config.pd;
         }
         self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;

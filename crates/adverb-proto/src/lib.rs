@@ -11,9 +11,10 @@
 //! - [`cm`] is the connection manager: how two queue pairs find each other.
 //! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
 //!
-//! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are those of the InfiniBand Architecture
-//! Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory placement); files named are those of
-//! Linux's `drivers/infiniband/sw/rxe`.
+//! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are
+//! those of the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory
+//! placement), no finer than three levels: they say where to look. Files named are those of Linux's
+//! `drivers/infiniband/sw/rxe`, and show the rule in code.
 
 #![forbid(unsafe_code)]
 

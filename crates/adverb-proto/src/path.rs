@@ -19,7 +19,7 @@ impl Path {
     /// The path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6.
     ///
     /// The UDP source port stays the same for a connection, so that its packets take the same way through a fabric
-    /// that hashes flows (Annex A17.9.2).
+    /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
         let source = SocketAddr::new(local, source_port);
         let flow = Flow::new(source, SocketAddr::new(remote, ROCE_PORT))?;
@@ -27,7 +27,7 @@ impl Path {
     }
 
     /// The UDP source port for a connection between two queue pairs: one of the 2¹⁴ from 0xC000 on, always the same
-    /// for the same two, and spread over different ones (Annex A17.9.2; `rdma_get_udp_sport` in Linux's
+    /// for the same two, and spread over different ones (Annex A17.9; `rdma_get_udp_sport` in Linux's
     /// `include/rdma/ib_verbs.h`).
     ///
     /// ```
@@ -123,7 +123,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3.3; `rxe_icrc.c`).
+    /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
     #[inline]
     pub(crate) fn is_intact(&mut self, arrival: &Arrival, packet: &Packet<'_>) -> bool {
         if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {

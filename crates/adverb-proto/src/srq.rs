@@ -76,7 +76,7 @@ impl SharedQueue {
             return Taken::Nothing;
         }
         if self.len() < self.limit as usize && !mutant!(SrqLimitForgotten) {
-            // Told once for each time that it is asked for (vol. 1, 10.2.9.3).
+            // Told once for each time that it is asked for (vol. 1, 10.2.9).
             self.limit = 0;
             return Taken::OneOfFew;
         }

@@ -37,7 +37,7 @@ impl Manager {
         }
     }
 
-    /// Somebody wants to connect (vol. 1, 12.9.8.3; `cm_req_handler` and `cm_match_req` in `cm.c`).
+    /// Somebody wants to connect (vol. 1, 12.9.8; `cm_req_handler` and `cm_match_req` in `cm.c`).
     fn handle_req(
         &mut self,
         now: Time,
@@ -138,7 +138,7 @@ impl Manager {
         self.out.events.push_back(Event::Request(Box::new(request)));
     }
 
-    /// A REQ that has come before gets the answer that it got before (vol. 1, 12.9.8.3.1; `cm_dup_req_handler` in
+    /// A REQ that has come before gets the answer that it got before (vol. 1, 12.9.8; `cm_dup_req_handler` in
     /// `cm.c`).
     fn answer_duplicate_req(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
@@ -167,7 +167,7 @@ impl Manager {
     }
 
     /// The peer connects with a queue pair that has a connection here: it must have forgotten that one (vol. 1,
-    /// 12.4.1 and 12.9.8.3.1).
+    /// 12.4.1 and 12.9.8).
     fn drop_stale(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
@@ -231,7 +231,7 @@ impl Manager {
         self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Req, reason, info));
     }
 
-    /// The peer accepts (vol. 1, 12.9.7.1; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
+    /// The peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
     fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
         let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
             self.out.statistics.strays += 1;
@@ -394,7 +394,7 @@ impl Manager {
         self.out.events.push_back(Event::Rejected(Box::new(rejection)));
     }
 
-    /// The peer ends the connection (vol. 1, 12.9.8.1; `cm_dreq_handler` in `cm.c`). It hears yes at once, and as
+    /// The peer ends the connection (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). It hears yes at once, and as
     /// often as it asks.
     fn handle_dreq(&mut self, now: Time, ends: Ends, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);

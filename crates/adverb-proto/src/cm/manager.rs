@@ -366,7 +366,7 @@ impl Manager {
     }
 
     /// The first packet has come for a queue pair: its peer knows that the connection stands, whatever became of the
-    /// message that was to say so (vol. 1, 12.9.6.2; `cm_establish` in `cm.c`).
+    /// message that was to say so (vol. 1, 12.9.6; `cm_establish` in `cm.c`).
     pub fn communication_established(&mut self, qpn: Qpn) {
         if let Some(id) = self.table.by_local_qp(qpn)
             && self.table.get(id).is_some_and(|connection| connection.state == State::RepSent)

@@ -85,7 +85,7 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2.2).
+    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2).
     pub(super) fn handle_multicast(
         &mut self,
         now: Time,

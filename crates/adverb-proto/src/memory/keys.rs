@@ -142,7 +142,7 @@ impl Keys {
     /// Says what was registered.
     pub(crate) fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         let region = *self.regions.get(&key).ok_or(DeregisterError::UnknownKey)?;
-        // Whoever has a window's key must not reach what isn't registered any more (vol. 1, 11.2.8.4).
+        // Whoever has a window's key must not reach what isn't registered any more (vol. 1, 11.2.8).
         if region.windows > 0 {
             return Err(DeregisterError::Shown { windows: region.windows });
         }
@@ -180,7 +180,7 @@ impl Keys {
         self.regions.len()
     }
 
-    /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4.1.5 and 10.6.3.1; `rxe_resp.c`, `check_rkey`).
+    /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4 and 10.6.3; `rxe_resp.c`, `check_rkey`).
     #[inline]
     pub(crate) fn remote(&self, pd: Pd, qpn: Qpn, range: Range, need: Access) -> Result<Span, Denied> {
         match self.regions.get(&range.key) {
@@ -207,7 +207,7 @@ impl Keys {
         }
     }
 
-    /// The bytes of a part of a local segment (vol. 1, 10.6.3.2).
+    /// The bytes of a part of a local segment (vol. 1, 10.6.3).
     #[inline]
     pub(crate) fn local(&self, pd: Pd, segment: &Segment, part: Part, need: Access) -> Result<Span, Denied> {
         let addr = segment.addr.checked_add(u64::from(part.offset)).ok_or(Denied::Bounds)?;
@@ -246,7 +246,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Makes a key invalid on a peer's behalf (vol. 1, 9.4.1.1.3: SEND with invalidate).
+    /// Makes a key invalid on a peer's behalf (vol. 1, 9.4.1: SEND with invalidate).
     pub(crate) fn invalidate_remote(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         if !self.has_region(key) {
             return self.invalidate_window(pd, qpn, key);
@@ -331,7 +331,7 @@ pub(crate) enum Denied {
 pub enum RegisterError {
     /// The range is empty, or runs over the end of the address space.
     Range,
-    /// Remote writing and atomics need local writing (vol. 1, 10.6.3.1).
+    /// Remote writing and atomics need local writing (vol. 1, 10.6.3).
     Access,
     /// No such protection domain.
     UnknownDomain,

@@ -15,7 +15,7 @@ use crate::vocabulary::{Access, WindowBind};
 /// The windows of a device.
 ///
 /// A key has 24 bits that name the window, and 8 that its owner chooses anew with each binding, so that a peer who kept
-/// an old key reaches nothing (vol. 1, 10.6.3.3).
+/// an old key reaches nothing (vol. 1, 10.6.3).
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     by_index: HashMap<u32, Window, NumberHasher>,
@@ -121,7 +121,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Gives a window a range, rights and a new key (vol. 1, 10.6.7.2.2 and 11.4.1.1; `rxe_mw.c`,
+    /// Gives a window a range, rights and a new key (vol. 1, 10.6.7 and 11.4.1; `rxe_mw.c`,
     /// `rxe_check_bind_mw`). Says whether it was allowed.
     pub(crate) fn bind(&mut self, pd: Pd, qpn: Qpn, bind: &WindowBind) -> Result<(), Denied> {
         let &WindowBind { rkey, lkey, addr, length, access } = bind;

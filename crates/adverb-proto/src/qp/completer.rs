@@ -63,7 +63,7 @@ impl QueuePair {
         self.notice_drained(cx);
     }
 
-    /// An acknowledgement or a NAK (vol. 1, 9.7.5.1.2 and 9.7.5.2).
+    /// An acknowledgement or a NAK (vol. 1, 9.7.5).
     fn handle_acknowledge<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -72,7 +72,7 @@ impl QueuePair {
         aeth: Aeth,
     ) {
         if !self.requester.is_in_flight(psn) {
-            // It may still bring credits, if it is the latest (vol. 1, 9.7.7.2.4: unsolicited acknowledgements).
+            // It may still bring credits, if it is the latest (vol. 1, 9.7.7: unsolicited acknowledgements).
             if let Syndrome::Ack(credits) = aeth.syndrome
                 && psn + 1 == self.requester.unacked
                 && self.config.credits
@@ -110,7 +110,7 @@ impl QueuePair {
             }
             Syndrome::Nak(code) => {
                 cx.stats.fatal_naks_received += 1;
-                // vol. 1, 9.7.5.2 and table 58.
+                // vol. 1, 9.7.5.
                 let status = match code {
                     NakCode::InvalidRequest => Status::RemoteInvalidRequest,
                     NakCode::RemoteAccess => Status::RemoteAccess,
@@ -128,7 +128,7 @@ impl QueuePair {
         }
     }
 
-    /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5.1.1 and 9.7.6.2).
+    /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5 and 9.7.6).
     fn handle_answer<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -141,14 +141,14 @@ impl QueuePair {
         if !self.requester.is_in_flight(psn) {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
-        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5.1.2).
+        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5).
         if self.acknowledge_before(cx, psn).is_err() {
             return self.implied_nak(cx);
         }
         match aeth.map(|aeth| (aeth.syndrome, aeth.msn)) {
             None => {}
             Some((Syndrome::Ack(credits), msn)) => self.take_credits(credits, msn),
-            // An answer that refuses isn't one (vol. 1, 9.7.6.2).
+            // An answer that refuses isn't one (vol. 1, 9.7.6).
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
         match answer {
@@ -176,7 +176,7 @@ impl QueuePair {
         };
         let last = entry.answered + 1 == entry.packets;
         // After a restart within the answer some peers begin with FIRST or ONLY, as the restarted request is one
-        // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5.1.1; `rxe_resp.c`, `read_reply`).
+        // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5; `rxe_resp.c`, `read_reply`).
         let fits = match position {
             Position::First => !last,
             Position::Middle => !last && entry.answered > 0,
@@ -238,7 +238,7 @@ impl QueuePair {
     }
 
     /// Everything up to `psn`, which is in flight, has been executed: acknowledgements are cumulative (vol. 1,
-    /// 9.7.5.1.2). Unless an answer is missing, whose request then has to be sent again.
+    /// 9.7.5). Unless an answer is missing, whose request then has to be sent again.
     fn acknowledge<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
         let before = self.requester.unacked;
         let mut outcome = Ok(());
@@ -274,7 +274,7 @@ impl QueuePair {
     }
 
     /// Takes note of how many messages the peer has receives for, beyond those it has completed (vol. 1,
-    /// 9.7.7.2.3). Only of interest to those who asked for credits.
+    /// 9.7.7). Only of interest to those who asked for credits.
     #[inline]
     fn take_credits(&mut self, credits: Credits, msn: u32) {
         if self.config.credits {

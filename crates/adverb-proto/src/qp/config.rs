@@ -38,7 +38,7 @@ pub struct QpConfig {
     pub max_inline: u32,
     /// Whether every send request makes a completion, as if it were signalled.
     pub signal_all: bool,
-    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7.2). With shared receives they carry
+    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7). With shared receives they carry
     /// none: those are nobody's own.
     pub credits: bool,
     /// How many packets may be unacknowledged before sending pauses.
@@ -84,7 +84,7 @@ impl QpConfig {
     }
 }
 
-/// The next state of a queue pair, with what it must be told for it (vol. 1, 10.3.1 and 11.2.5.2).
+/// The next state of a queue pair, with what it must be told for it (vol. 1, 10.3.1 and 11.2.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Transition {
@@ -163,7 +163,7 @@ pub struct Sending {
     pub timeout: Timeout,
     /// How often to try again when none comes, 0 to 7. (7 isn't for ever, whatever `rxe_comp.c` makes of it.)
     pub retry_count: u8,
-    /// How often to try again when the peer has no receive posted, 0 to 7; 7 is for ever (vol. 1, 9.7.5.2.8).
+    /// How often to try again when the peer has no receive posted, 0 to 7; 7 is for ever (vol. 1, 9.7.5).
     pub rnr_retry: u8,
     /// How many READs and atomics to have outstanding: no more than the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,

@@ -16,7 +16,7 @@ impl QueuePair {
     }
 
     /// A packet came that a congested switch has marked: its sender must hear of it, at most once in a while
-    /// (Annex A17.9.3).
+    /// (Annex A17.9).
     pub(crate) fn handle_mark<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.ecn_marked_packets += 1;
         let due = cx.now >= self.notify_after || mutant!(NotifyAlways);

@@ -376,7 +376,7 @@ impl QueuePair {
         if request.segments.len() > self.config.max_recv_sge as usize {
             return Err(PostError::TooManySegments);
         }
-        // The route header is always there (vol. 1, 11.4.1.2): what has no room for it can receive nothing.
+        // The route header is always there (vol. 1, 11.4.1): what has no room for it can receive nothing.
         if self.config.transport == Transport::Ud && request.length() < GRH_LEN as u64 {
             return Err(PostError::Length);
         }
@@ -386,7 +386,7 @@ impl QueuePair {
             self.flush_receives(cx);
         } else if self.responder.no_credit && self.is_receiving() {
             // Who has no credit would only probe now and then: an acknowledgement that nobody asked for tells it that
-            // there is one again (vol. 1, 9.7.7.2.4).
+            // there is one again (vol. 1, 9.7.7).
             self.responder.no_credit = false;
             self.responder.responses.acknowledge();
         }
@@ -431,7 +431,7 @@ impl QueuePair {
         entry: &SendEntry,
         outcome: Result<(), Status>,
     ) {
-        // Failures complete, wanted or not (vol. 1, 10.7.3.1).
+        // Failures complete, wanted or not (vol. 1, 10.7.3).
         let wanted = self.config.signal_all || entry.has(SendFlags::SIGNALED);
         if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
             return;
@@ -470,7 +470,7 @@ impl QueuePair {
             Pushed::Quietly => {}
             Pushed::Wake => cx.notices.push_back(Notice::Completion(cq)),
             Pushed::Overflow | Pushed::Lost => {
-                // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3.1:
+                // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3:
                 // the queue pairs of a completion queue in error go into error too).
                 if pushed == Pushed::Overflow {
                     cx.notices.push_back(Notice::CqOverflow(cq));
@@ -482,7 +482,7 @@ impl QueuePair {
     }
 }
 
-/// What each transport can do (vol. 1, 9.4, table 38 and 10.8.2; Annex A19).
+/// What each transport can do (vol. 1, 9.4, 10.8.2; Annex A19).
 const fn is_offered(transport: Transport, operation: &SendOperation) -> bool {
     match operation {
         SendOperation::Send | SendOperation::SendImmediate(_) => true,

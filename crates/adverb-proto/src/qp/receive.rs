@@ -62,7 +62,7 @@ impl QueuePair {
         self.execute_write(cx, packet, place, reth, immediate, memory)
     }
 
-    /// A packet's payload is as long as its place in the message says (vol. 1, 9.7.4.1.6; `rxe_resp.c`,
+    /// A packet's payload is as long as its place in the message says (vol. 1, 9.7.4; `rxe_resp.c`,
     /// `check_length`): FIRST and MIDDLE fill the path's MTU, LAST has something, ONLY may be empty.
     fn check_place(&self, place: Place, payload_len: usize) -> Result<(), Refusal> {
         let mtu = self.mtu as usize;
@@ -162,7 +162,7 @@ impl QueuePair {
         if writing.total > MAX_LENGTH {
             return Err(INVALID);
         }
-        // The last packet brings just what is left, and the others less (vol. 1, 9.7.4.1.6).
+        // The last packet brings just what is left, and the others less (vol. 1, 9.7.4).
         if (place.last && length != writing.left) || (!place.last && length >= writing.left) {
             return Err(INVALID);
         }
@@ -170,7 +170,7 @@ impl QueuePair {
         if immediate.is_some() && self.front_receive(cx).is_none() {
             return Err(Refusal::NotReady);
         }
-        // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4.1.5). The key of others is
+        // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4). The key of others is
         // looked up for each packet: it may have become invalid meanwhile.
         if writing.total != 0 || mutant!(CheckKeyOfNothing) {
             let whole = Range { addr: writing.va, length: writing.left, key: writing.rkey };
@@ -216,7 +216,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9.2).
+    /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9).
     fn take_shared<S: Sink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
         let queue = cx.srqs.get_mut(srq.0 as usize)?.as_mut()?;
         match queue.give_to(&mut self.recv_queue) {

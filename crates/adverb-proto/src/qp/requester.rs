@@ -27,7 +27,7 @@ pub(super) struct Requester {
     /// How many READs, atomics and the like are begun and not done.
     pub(super) reads: u32,
     max_reads: u32,
-    /// The number of the next message (vol. 1, 9.7.7.2: send sequence number).
+    /// The number of the next message (vol. 1, 9.7.7: send sequence number).
     next_ssn: Psn,
     /// The last message for which the peer has a receive; `None` if it doesn't say.
     pub(super) credit_limit: Option<Psn>,
@@ -64,7 +64,7 @@ impl Requester {
             max_reads: u32::from(sending.max_rd_atomic),
             next_ssn: Psn::ZERO + 1,
             credit_limit: credits.then_some(Psn::ZERO),
-            // Code 0 is no timeout at all (vol. 1, 9.7.6.1.3).
+            // Code 0 is no timeout at all (vol. 1, 9.7.6).
             timeout: (sending.timeout.code() != 0).then(|| sending.timeout.duration()),
             retry_count: sending.retry_count,
             rnr_retry: sending.rnr_retry,
@@ -117,7 +117,7 @@ impl Requester {
         psn.since(self.unacked) >= 0 && psn.since(self.unsent) < 0
     }
 
-    /// Starts the acknowledge timer anew, or stops it if nothing is outstanding (vol. 1, 9.7.6.1.3).
+    /// Starts the acknowledge timer anew, or stops it if nothing is outstanding (vol. 1, 9.7.6).
     #[inline]
     pub(super) fn restart_timer(&mut self, now: Time) {
         self.ack_deadline = match self.timeout {
@@ -126,7 +126,7 @@ impl Requester {
         };
     }
 
-    /// Something was acknowledged: counters start anew (vol. 1, 9.7.6.1.1), and a wait is over.
+    /// Something was acknowledged: counters start anew (vol. 1, 9.7.6), and a wait is over.
     #[inline]
     pub(super) fn progress(&mut self, now: Time) {
         self.retries_left = self.retry_count;
@@ -200,15 +200,15 @@ impl QueuePair {
     #[inline]
     fn may_begin(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
-        // A fence waits for READs and atomics before it (vol. 1, 10.8.3.3).
+        // A fence waits for READs and atomics before it (vol. 1, 10.8.3).
         if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
             return false;
         }
-        // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3.1; `rxe_req.c`, check_init_depth).
+        // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
         if entry.is_answered() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
             return false;
         }
-        // Without a credit one message may go as a probe, when nothing else is under way (vol. 1, 9.7.7.2.5).
+        // Without a credit one message may go as a probe, when nothing else is under way (vol. 1, 9.7.7).
         if let Some(limit) = requester.credit_limit {
             let has_credit = requester.next_ssn.since(limit) <= 0;
             if entry.consumes_receive() && !has_credit && requester.cursor != 0 {
@@ -269,7 +269,7 @@ impl QueuePair {
             SendOperation::WriteImmediate(remote, immediate) => {
                 Rc::Write(write(first, last, reth(remote), Some(immediate)))
             }
-            // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5.1.1).
+            // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5).
             SendOperation::Read(remote) => Rc::ReadRequest(Reth {
                 va: if mutant!(ReadRetryForgetsProgress) {
                     remote.addr
@@ -316,7 +316,7 @@ impl QueuePair {
         let answered = entry.is_answered();
         let sent = Sent {
             psn,
-            // An answer numbers as many packets as it will have (vol. 1, 9.7.3.1).
+            // An answer numbers as many packets as it will have (vol. 1, 9.7.3).
             behind: if answered { entry.first_psn + entry.packets } else { psn + 1 },
             last,
             solicited: last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED),
@@ -400,7 +400,7 @@ impl QueuePair {
         }
     }
 
-    /// Sends again from the oldest packet that isn't acknowledged (vol. 1, 9.7.5.1.1 and 9.7.6: go back N).
+    /// Sends again from the oldest packet that isn't acknowledged (vol. 1, 9.7.5 and 9.7.6: go back N).
     pub(super) fn retry<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
         if cause != RetryCause::Timeout {
@@ -423,7 +423,7 @@ impl QueuePair {
         self.requester.restart_timer(cx.now);
     }
 
-    /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5.2.8).
+    /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5).
     pub(super) fn not_ready<S: Sink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
         let requester = &mut self.requester;
         if requester.rnr_until.is_some() {
@@ -471,10 +471,10 @@ struct Sent {
     payload_len: u32,
 }
 
-/// `rnr_retry` of this value means for ever (vol. 1, 9.7.5.2.8).
+/// `rnr_retry` of this value means for ever (vol. 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;
 
-/// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3.1).
+/// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3).
 #[inline]
 pub(super) fn packets(entry: &SendEntry, mtu: u32) -> u32 {
     match entry.operation {

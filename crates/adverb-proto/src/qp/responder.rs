@@ -15,14 +15,14 @@ use crate::vocabulary::{Access, QpState, Status};
 pub(super) struct Responder {
     /// The number of the next request packet.
     pub(super) expected: Psn,
-    /// How many messages are done, at 24 bits (vol. 1, 9.7.7.1).
+    /// How many messages are done, at 24 bits (vol. 1, 9.7.7).
     pub(super) msn: Psn,
     /// The message of which packets are still to come.
     pub(super) current: Current,
     /// Without acknowledgements: a packet is missing, and all are dropped until a message begins.
     pub(super) adrift: bool,
     /// Whether a NAK was sent for the expected packet: there is only one, until that packet comes (vol. 1,
-    /// 9.7.5.2.2).
+    /// 9.7.5).
     nak_sent: bool,
     /// Whether the peer was told last that there is no receive for it: it may be waiting for one.
     pub(super) no_credit: bool,
@@ -74,7 +74,7 @@ pub(super) enum Refusal {
     Fatal(NakCode, Status),
 }
 
-/// The request makes no sense here (vol. 1, 9.7.4.1: invalid request).
+/// The request makes no sense here (vol. 1, 9.7.4: invalid request).
 pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
 /// The memory doesn't allow it.
 pub(super) const DENIED: Refusal = Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
@@ -123,7 +123,7 @@ impl QueuePair {
             ahead = psn.get() as i32 - self.responder.expected.get() as i32;
         }
         if ahead > 0 && !mutant!(SkipPsnCheck) {
-            // A packet is missing: say so once (vol. 1, 9.7.5.2.2).
+            // A packet is missing: say so once (vol. 1, 9.7.5).
             if self.responder.nak_sent {
                 return self.drop_packet(cx, packet, DropReason::OutOfSequence);
             }
@@ -195,17 +195,17 @@ impl QueuePair {
         }
     }
 
-    /// A message that stands alone, or begins, comes where none is under way (vol. 1, 9.7.4.1.2: opcode sequence).
+    /// A message that stands alone, or begins, comes where none is under way (vol. 1, 9.7.4: opcode sequence).
     fn check_idle(&self) -> Result<(), Refusal> {
         if matches!(self.responder.current, Current::None) { Ok(()) } else { Err(INVALID) }
     }
 
-    /// What a peer may do through this queue pair at all (vol. 1, 9.7.4.1.3; `rxe_resp.c`, `check_op_valid`).
+    /// What a peer may do through this queue pair at all (vol. 1, 9.7.4; `rxe_resp.c`, `check_op_valid`).
     pub(super) fn check_right(&self, need: Access) -> Result<(), Refusal> {
         if self.access.contains(need) { Ok(()) } else { Err(INVALID) }
     }
 
-    /// A slot for an answer that may have to be given again (vol. 1, 9.7.4.1.4).
+    /// A slot for an answer that may have to be given again (vol. 1, 9.7.4).
     fn check_slot(&self) -> Result<(), Refusal> {
         if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID) }
     }
@@ -226,7 +226,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The word of an atomic: aligned, in reach, with the right (vol. 1, 9.7.4.1.3 and 9.7.4.1.5).
+    /// The word of an atomic: aligned, in reach, with the right (vol. 1, 9.7.4).
     fn word<S: Sink>(
         &self,
         cx: &Context<'_, S>,
@@ -333,7 +333,7 @@ impl QueuePair {
         responder.expected += packets;
     }
 
-    /// A packet that was executed before (vol. 1, 9.7.5.1.4; `rxe_resp.c`, `duplicate_request`). Nothing is executed
+    /// A packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Nothing is executed
     /// again.
     fn handle_duplicate<S: Sink>(
         &mut self,
@@ -394,7 +394,7 @@ impl QueuePair {
     }
 
     /// Refuses a request for good: the answers before it are given, then the NAK, and the queue pair is in error
-    /// (vol. 1, 9.7.4.1, table 58: classes B, C and D).
+    /// (vol. 1, 9.7.4: classes B, C and D).
     pub(super) fn refuse<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -429,5 +429,5 @@ impl QueuePair {
     }
 }
 
-/// The longest message (vol. 1, 9.7.4.1.6): 2³¹ bytes.
+/// The longest message (vol. 1, 9.7.4): 2³¹ bytes.
 pub(super) const MAX_LENGTH: u32 = 1 << 31;

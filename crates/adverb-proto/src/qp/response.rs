@@ -17,7 +17,7 @@ pub(super) struct Responses {
     queue: VecDeque<Progress>,
     /// How many of the queue are first answers, not replays.
     fresh: u32,
-    /// The last answers, for replays (vol. 1, 9.7.5.1.4; `rxe_resp.c`, `resp.resources`).
+    /// The last answers, for replays (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
     saved: VecDeque<Response>,
     /// How many are saved: the peer has no more than so many outstanding.
     slots: u32,
@@ -109,7 +109,7 @@ impl Responses {
         }
     }
 
-    /// Everything executed is to be acknowledged. One acknowledgement does for many packets (vol. 1, 9.7.5.1.2), and
+    /// Everything executed is to be acknowledged. One acknowledgement does for many packets (vol. 1, 9.7.5), and
     /// a NAK does as well.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
@@ -143,7 +143,7 @@ impl Responses {
     }
 
     /// Reads again what a READ asks for, if it lies within one that is saved: with the same key, and where its
-    /// number says that it should be (vol. 1, 9.7.5.1.4; `rxe_resp.c`, `duplicate_request`).
+    /// number says that it should be (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
     pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
         for response in &self.saved {
             let Saved::Read { va, rkey, length } = response.saved else { continue };
@@ -224,7 +224,7 @@ impl QueuePair {
             match cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ) {
                 Ok(span) => cx.spans.push(span),
                 Err(_) => {
-                    // What was promised can't be given any more (vol. 1, 9.7.5.2.4). If the connection has ended
+                    // What was promised can't be given any more (vol. 1, 9.7.5). If the connection has ended
                     // already, its NAK still goes out.
                     let pending = self.responder.responses.pending;
                     self.responder.responses.clear();
@@ -277,7 +277,7 @@ impl QueuePair {
         Some(self.respond(cx, psn, Rc::Acknowledge(Aeth { syndrome, msn }), 0))
     }
 
-    /// A positive acknowledge header, with credits if they are wanted (vol. 1, 9.7.7.2.1).
+    /// A positive acknowledge header, with credits if they are wanted (vol. 1, 9.7.7).
     fn ack(&mut self, msn: Psn) -> Aeth {
         let credits = if self.config.credits && self.config.srq.is_none() {
             self.responder.no_credit = self.recv_queue.len() == 0;

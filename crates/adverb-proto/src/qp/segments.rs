@@ -165,7 +165,7 @@ impl Segments {
         if length == 0 { Ok(()) } else { Err(Unreachable::TooLong) }
     }
 
-    /// Names the bytes to be sent. Local reading needs no right (vol. 1, 10.6.3.1), only a valid key.
+    /// Names the bytes to be sent. Local reading needs no right (vol. 1, 10.6.3), only a valid key.
     #[inline]
     pub(crate) fn gather(
         &self,

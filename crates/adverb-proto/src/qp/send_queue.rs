@@ -133,7 +133,7 @@ impl SendEntry {
         matches!(self.operation, SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_))
     }
 
-    /// Whether it uses up one of the peer's receive requests, and so needs a credit (vol. 1, 9.7.7.2).
+    /// Whether it uses up one of the peer's receive requests, and so needs a credit (vol. 1, 9.7.7).
     pub(crate) const fn consumes_receive(&self) -> bool {
         matches!(
             self.operation,

@@ -9,7 +9,7 @@ use crate::path::Incoming;
 use crate::vocabulary::{Failure, QpState, Status, Transport};
 
 impl QueuePair {
-    /// Goes into another state (vol. 1, 10.3.1, figure 124; `rxe_qp.c`, `rxe_qp_from_attr`).
+    /// Goes into another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).
     pub(crate) fn modify<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -87,17 +87,17 @@ impl QueuePair {
     }
 
     /// Forgets everything but what it was made with. Requests that are posted are gone without a completion
-    /// (vol. 1, 10.3.1.1).
+    /// (vol. 1, 10.3.1).
     fn reset(&mut self) {
         let fresh = QueuePair::new(self.qpn, self.config, self.recv_pd);
         let queued = self.queued;
-        // What it is attached to isn't part of its state (vol. 1, 10.5.2.1).
+        // What it is attached to isn't part of its state (vol. 1, 10.5.2).
         let groups = core::mem::take(&mut self.groups);
         *self = QueuePair { queued, groups, ..fresh };
     }
 
     /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
-    /// (vol. 1, 10.3.1.7 and 10.8.3.2).
+    /// (vol. 1, 10.3.1 and 10.8.3).
     pub(super) fn enter_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state == QpState::Error {
             return;
@@ -113,13 +113,13 @@ impl QueuePair {
         }
         if self.config.srq.is_some() {
             // Receives of the shared queue are others' too, so that they stay; the one in use was the last that this
-            // queue pair takes (vol. 1, 10.2.9.4 and 11.6.3.2).
+            // queue pair takes (vol. 1, 10.2.9 and 11.6.3).
             cx.notices.push_back(Notice::LastReceiveReached(self.qpn));
         }
     }
 
     /// A request of an unreliable transport couldn't be sent: those behind it come back flushed, and receiving goes
-    /// on (vol. 1, 10.3.1.6).
+    /// on (vol. 1, 10.3.1).
     pub(super) fn enter_send_queue_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         self.change(cx, QpState::SendQueueError);
         self.requester.stop();
@@ -160,7 +160,7 @@ impl QueuePair {
         }
     }
 
-    /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1.5).
+    /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1).
     pub(super) fn notice_drained<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::SendQueueDrained || self.requester.drained {
             return;

@@ -37,7 +37,7 @@ impl QueuePair {
         }
         self.responder.expected = psn;
         if begins(uc) {
-            // Whatever was before: here a message begins (vol. 1, 9.8.2.2.2).
+            // Whatever was before: here a message begins (vol. 1, 9.8.2).
             self.abandon(cx);
             self.responder.adrift = false;
         }

@@ -19,7 +19,7 @@ impl QueuePair {
         datagram: &Ud,
         memory: &mut impl Memory,
     ) {
-        // vol. 1, 9.6.1.4.2.2: dropped in silence.
+        // vol. 1, 9.6.1: dropped in silence.
         if datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck) {
             cx.stats.qkey_violations += 1;
             return self.drop_packet(cx, packet, DropReason::QueueKey);
@@ -58,7 +58,7 @@ impl QueuePair {
     }
 }
 
-/// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4.5.1).
+/// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
 fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
     let Some(mut ip) = IpHeader::between(arrival.source.ip(), arrival.destination) else {
         return [0; GRH_LEN];

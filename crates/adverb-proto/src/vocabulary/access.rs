@@ -57,7 +57,7 @@ impl Access {
         self.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC))
     }
 
-    /// Whether these rights can go together: remote writing and atomics need local writing (vol. 1, 10.6.3.1).
+    /// Whether these rights can go together: remote writing and atomics need local writing (vol. 1, 10.6.3).
     pub const fn is_consistent(self) -> bool {
         !self.is_remotely_writable() || self.contains(Access::LOCAL_WRITE)
     }

@@ -52,7 +52,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// Whether send requests may be posted: in Error they come back flushed at once (vol. 1, 10.3.1.7).
+    /// Whether send requests may be posted: in Error they come back flushed at once (vol. 1, 10.3.1).
     pub const fn may_post_send(self) -> bool {
         matches!(
             self,
