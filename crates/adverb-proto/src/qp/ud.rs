@@ -58,13 +58,24 @@ impl QueuePair {
     }
 }
 
+/// What a switch makes of the two lowest bits of the traffic class when its queue is long (RFC 3168).
+const CONGESTION_EXPERIENCED: u8 = 0b11;
+
 /// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
 fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
     let Some(mut ip) = IpHeader::between(arrival.source.ip(), arrival.destination) else {
         return [0; GRH_LEN];
     };
-    if let (IpHeader::V4(ip), IcrcCheck::Identification(identification)) = (&mut ip, arrival.icrc) {
-        ip.identification = identification;
+    // As far as it is known: the rest has its usual values.
+    let marks = if arrival.congested { CONGESTION_EXPERIENCED } else { 0 };
+    match &mut ip {
+        IpHeader::V4(ip) => {
+            ip.tos = marks;
+            if let IcrcCheck::Identification(identification) = arrival.icrc {
+                ip.identification = identification;
+            }
+        }
+        IpHeader::V6(ip) => ip.traffic_class = marks,
     }
     let payload_len = packet.payload.len();
     let udp_len = UDP_LEN + packet.header.len() + payload_len.next_multiple_of(4) + ICRC_LEN;

@@ -96,6 +96,24 @@ fn route_header_has_the_identification_that_was_seen() {
 }
 
 #[test]
+fn route_header_tells_that_a_switch_marked_the_packet() {
+    for (peer, address) in [("10.0.0.2", "10.0.0.1"), ("fd77::2", "fd77::1")] {
+        for congested in [false, true] {
+            let mut end = solo();
+            (end.peer, end.address) = (peer.parse().unwrap(), address.parse().unwrap());
+            end.post_recv(1, 0, 256);
+            let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+            let bytes = end.forge(&header, b"abcd");
+            let arrival = Arrival { congested, ..end.arrival() };
+            end.deliver_as(&arrival, &bytes);
+            let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+            let marks = IpHeader::from_grh(&grh).unwrap().traffic_class();
+            assert_eq!(marks, if congested { 3 } else { 0 });
+        }
+    }
+}
+
+#[test]
 fn datagram_of_any_length_up_to_the_mtu_arrives() {
     let mut end = solo();
     for length in [0, 1, 2, 3, 4, 1000, 4095, 4096] {
