@@ -191,7 +191,7 @@ impl Office {
             station.completed = None;
             self.close_window(here);
         }
-        // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9.8.4): none may be left,
+        // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9): none may be left,
         // of those that were held up and stalled.
         let wait = if fresh { self.plan.latency } else { self.long * 12 };
         let at = self.now + wait;
