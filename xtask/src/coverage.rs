@@ -49,11 +49,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     process::run(&mut merge)?;
     let mut report = Command::new(cov);
     report.arg("report").arg("--instr-profile").arg(&merged);
-    for program in process::executables(&messages) {
+    report.args(["--show-region-summary=false", "--show-branch-summary=false"]);
+    // The first program is an argument of its own; what follows it are sources.
+    let mut programs = process::executables(&messages);
+    let first = programs.next().context("there are no tests")?;
+    for program in programs {
         report.arg("--object").arg(program);
     }
-    report.args(["--show-region-summary=false", "--show-branch-summary=false"]);
-    report.arg(paths::root().join("crates").join(&args.package).join("src"));
+    report.arg(first).arg(paths::root().join("crates").join(&args.package).join("src"));
     let report = process::text(&mut report)?;
     print!("{report}");
     let reached = total(&report).context("llvm-cov's report has another form than it used to")?;

@@ -15,8 +15,7 @@ fn some_attacks_do_no_harm() {
 #[test]
 fn every_state_is_attacked() {
     let (report, _) = run_attacks(0, 10 * ATTACK_PACKETS, None, 2);
-    let [reset, init, rtr, rts, sqd, _, error] = report.states;
-    assert!([reset, init, rtr, rts, sqd, error].iter().all(|count| *count > 100), "{report}");
+    assert!(report.states.iter().all(|count| *count > 100), "{report}");
 }
 
 #[test]

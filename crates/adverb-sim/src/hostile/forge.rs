@@ -1,11 +1,12 @@
 //! Packets as an attacker makes them.
 
+use adverb_proto::vocabulary::Transport;
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Flush, Header, MAX_HEADER_LEN, Opcode, Operation, Packet, Psn, Qpn, Rc,
     ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
 };
 
-use super::{Attack, Target};
+use super::{Attack, QKEY, Target};
 
 /// A packet, as it is delivered.
 pub(super) enum Shape {
@@ -107,7 +108,16 @@ impl Attack<'_> {
             }
             _ => Message::None,
         };
-        self.packet_of(index, psn, Operation::Rc(rc), length as usize)
+        let operation = match (self.targets[index].transport, rc) {
+            (Transport::Uc, Rc::Send(send)) => Operation::Uc(Uc::Send(send)),
+            (Transport::Uc, Rc::Write(write)) => Operation::Uc(Uc::Write(write)),
+            (Transport::Ud, _) => {
+                let qkey = if self.choices.one_in(16) { QKEY ^ 1 } else { QKEY };
+                Operation::Ud(Ud { qkey, source_qp: self.targets[index].peer, immediate })
+            }
+            _ => Operation::Rc(rc),
+        };
+        self.packet_of(index, psn, operation, length as usize)
     }
 
     /// A request where no message is under way, and how long its payload is.

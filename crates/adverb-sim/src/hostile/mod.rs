@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use adverb_proto::memory::{Pd, Registration};
-use adverb_proto::vocabulary::{Access, CompletedOperation, QpState};
+use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, Transport};
 use adverb_proto::{Arrival, Cq, Device, Holdings, IcrcCheck, Time};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
@@ -73,6 +73,7 @@ struct Attack<'a> {
 #[derive(Debug)]
 struct Target {
     qpn: Qpn,
+    transport: Transport,
     pd: Pd,
     access: Access,
     mtu: u32,
@@ -93,6 +94,7 @@ struct Target {
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 6, 6, 1));
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 6, 6, 2));
 const PORT: u16 = 0xc666;
+const QKEY: u32 = 0x1666_6666;
 const MAX_TARGETS: usize = 6;
 const MAX_REGIONS: usize = 10;
 

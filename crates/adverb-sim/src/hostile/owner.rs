@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use adverb_proto::memory::{Registration, RemoteInvalidate};
 use adverb_proto::vocabulary::{
-    Access, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest,
+    Access, Destination, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
+    SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Qpn, RnrTimer};
 
 use super::forge::Message;
-use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, Target};
+use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, QKEY, Target};
 
 impl Attack<'_> {
     /// Registers memory: anywhere, of any length, with any rights that go together.
@@ -67,7 +67,9 @@ impl Attack<'_> {
         }
         let pd = if self.choices.one_in(4) { self.pds[1] } else { self.pds[0] };
         let cq = if self.choices.one_in(4) { self.cqs[1] } else { self.cqs[0] };
-        let mut config = QpConfig::rc(pd, cq, cq);
+        let transports = [Transport::Rc, Transport::Rc, Transport::Rc, Transport::Uc, Transport::Ud];
+        let transport = self.choices.pick(&transports);
+        let mut config = QpConfig::new(transport, pd, cq, cq);
         config.max_send_wr = self.choices.pick(&[1, 4, 32, 32]);
         config.max_recv_wr = config.max_send_wr;
         config.credits = self.choices.one_in(2);
@@ -86,6 +88,7 @@ impl Attack<'_> {
         self.made += 1;
         self.targets.push(Target {
             qpn,
+            transport,
             pd,
             access: Access::empty(),
             mtu: 256,
@@ -134,7 +137,7 @@ impl Attack<'_> {
             1 => Transition::Resume,
             2 => Transition::Error,
             3 => Transition::Reset,
-            4 => Transition::Init(self.init()),
+            4 => Transition::Init(self.init(index)),
             5 => Transition::ReadyToReceive(self.receiving(index)),
             _ => Transition::ReadyToSend(self.sending()),
         };
@@ -144,12 +147,13 @@ impl Attack<'_> {
     /// The next state on the way to work; from work, draining or back.
     fn advance(&mut self, index: usize) {
         let transition = match self.state(index) {
-            QpState::Reset => Transition::Init(self.init()),
+            QpState::Reset => Transition::Init(self.init(index)),
+            QpState::Init if self.targets[index].transport == Transport::Ud => Transition::ReceiveDatagrams,
             QpState::Init => Transition::ReadyToReceive(self.receiving(index)),
             QpState::ReadyToReceive => Transition::ReadyToSend(self.sending()),
             QpState::ReadyToSend => Transition::Drain,
-            QpState::SendQueueDrained => Transition::Resume,
-            QpState::SendQueueError | QpState::Error => Transition::Reset,
+            QpState::SendQueueDrained | QpState::SendQueueError => Transition::Resume,
+            QpState::Error => Transition::Reset,
         };
         self.modify(index, &transition);
     }
@@ -176,7 +180,10 @@ impl Attack<'_> {
         }
     }
 
-    fn init(&mut self) -> Init {
+    fn init(&mut self, index: usize) -> Init {
+        if self.targets[index].transport == Transport::Ud {
+            return Init::datagrams(QKEY);
+        }
         let access = match self.choices.below(12) {
             0 => Access::empty(),
             1 => Access::REMOTE_READ,
@@ -265,7 +272,10 @@ impl Attack<'_> {
         flags.set(SendFlags::INLINE, inline);
         let target = &mut self.targets[index];
         let wr_id = target.id << 32 | (target.posted[0] + 1) << 1;
-        let request = SendRequest::<()> { wr_id, operation, flags, segments: &segments, destination: None };
+        let path = Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses");
+        let destination = Destination { handle: path, qpn: target.peer, qkey: QKEY };
+        let destination = Some(destination).filter(|_| target.transport == Transport::Ud);
+        let request = SendRequest { wr_id, operation, flags, segments: &segments, destination };
         let posted = if inline {
             let length = self.choices.below(300) as usize;
             self.device.post_send_inline(self.now, target.qpn, &request, &[0x33; 300][..length])
