@@ -16,6 +16,7 @@ const STEPS: &[&str] = &[
     "unsafe-inventory",
     "hack",
     "wasm",
+    "package",
     "doc",
     "test",
     "loom",
@@ -31,6 +32,7 @@ const STEPS: &[&str] = &[
     "vm smoke",
     "device-tests",
     "conformance --backend ibv",
+    "asan",
 ];
 
 /// Runs the steps up to the first that fails, then prints what each took.

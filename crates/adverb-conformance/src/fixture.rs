@@ -54,6 +54,7 @@ impl Fixture {
             address: None,
             gid_index: None,
             right_access: None,
+            pkey_indices: (0, 0),
             options: ConnectOptions::new(),
             traffic: Traffic::new(),
         }
@@ -96,6 +97,8 @@ pub(crate) struct PairBuilder {
     address: Option<IpAddr>,
     gid_index: Option<u8>,
     right_access: Option<Access>,
+    /// That of a side, and that of the right one of two.
+    pkey_indices: (u16, u16),
     options: ConnectOptions,
     traffic: Traffic,
 }
@@ -154,6 +157,12 @@ impl PairBuilder {
         self
     }
 
+    /// The partitions of the left and the right side, by their places in the port's table.
+    pub(crate) fn pkey_indices(mut self, left: u16, right: u16) -> PairBuilder {
+        self.pkey_indices = (left, right);
+        self
+    }
+
     /// Gives up soon on a peer that doesn't answer.
     pub(crate) fn impatient(self) -> PairBuilder {
         let options = self.options.timeout(12).retry_count(1);
@@ -169,7 +178,7 @@ impl PairBuilder {
     /// Both sides, not connected.
     pub(crate) fn create(self) -> Result<Pair> {
         let left = self.side(None)?;
-        let right = self.side(self.right_access)?;
+        let right = self.clone().pkey_indices(self.pkey_indices.1, 0).side(self.right_access)?;
         Ok(Pair { left, right, options: self.options })
     }
 
@@ -204,6 +213,7 @@ impl PairBuilder {
             .segments(self.segments.0, self.segments.1)
             .inline(self.inline)
             .traffic(self.traffic)
+            .pkey_index(self.pkey_indices.0)
             .qkey(QKEY);
         if let Some(address) = self.address {
             builder = builder.address(address);

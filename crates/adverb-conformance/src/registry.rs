@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use adverb::verbs::{Device, LinkLayer};
+use adverb::verbs::{Device, LinkLayer, PortState};
 
 use crate::fixture::Fixture;
 use crate::suite;
@@ -80,6 +80,10 @@ pub enum Need {
     Ipv6,
     /// Addresses of both kinds.
     BothFamilies,
+    /// An IP address, for the connection manager.
+    IpAddress,
+    /// Two partitions to belong to.
+    TwoPartitions,
 }
 
 impl Need {
@@ -125,6 +129,12 @@ impl Need {
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),
+            Need::IpAddress => {
+                address(device)?.is_none().then(|| "no port of the device has an IP address".to_owned())
+            }
+            Need::TwoPartitions => two_partitions(device)?
+                .is_none()
+                .then(|| "the port's table of partition keys has but one partition".to_owned()),
             Need::BothFamilies => {
                 let both = has_address(device, IpAddr::is_ipv6)? && has_address(device, IpAddr::is_ipv4)?;
                 (!both).then(|| "the port doesn't have both IPv4 and global IPv6 addresses".to_owned())
@@ -136,6 +146,29 @@ impl Need {
 /// Whether the device has an address of a kind that is good beyond its link.
 fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
     Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.ip())))
+}
+
+/// An IP address that the connection manager can use the device by.
+pub(crate) fn address(device: &Device) -> adverb::Result<Option<IpAddr>> {
+    let gids = device.gids()?;
+    let mut usable = gids.iter().filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local());
+    Ok(usable.next().map(|entry| entry.gid.ip()))
+}
+
+/// Two entries of the active port's table of partition keys that are of different partitions.
+pub(crate) fn two_partitions(device: &Device) -> adverb::Result<Option<(u16, u16)>> {
+    let Some(port) = device.ports()?.into_iter().find(|port| port.state == PortState::Active) else {
+        return Ok(None);
+    };
+    Ok(different_partitions(&device.pkeys(port.number)?))
+}
+
+/// Two entries of a table of partition keys that are of different partitions. The uppermost bit only says whether it is a
+/// full membership; two that aren't may not talk to each other.
+fn different_partitions(keys: &[u16]) -> Option<(u16, u16)> {
+    let mut full = (0..).zip(keys).filter(|(_, key)| **key & 0x8000 != 0 && **key & 0x7fff != 0);
+    let (one, key) = full.next()?;
+    full.find(|(_, other)| *other != key).map(|(other, _)| (one, other))
 }
 
 /// Tests to run.
@@ -182,6 +215,13 @@ mod rules {
         for test in Suite::all().tests() {
             assert!(names.insert(test.name()), "{} is there twice", test.name());
         }
+    }
+
+    #[test]
+    fn partitions_differ_by_their_keys_but_for_membership() {
+        assert_eq!(different_partitions(&[0xffff]), None);
+        assert_eq!(different_partitions(&[0xffff, 0x7fff, 0xffff, 0, 0x8000, 0x0007]), None);
+        assert_eq!(different_partitions(&[0, 0xffff, 0x7fff, 0x8007]), Some((1, 3)));
     }
 
     #[test]

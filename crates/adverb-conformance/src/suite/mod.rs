@@ -5,6 +5,7 @@ mod atomics;
 mod batches;
 mod buffers;
 mod completion_queues;
+mod connections;
 mod datagram_refusals;
 mod datagrams;
 mod devices;
@@ -15,6 +16,7 @@ mod flushing;
 mod inline;
 mod multicast;
 mod ordering;
+mod partitions;
 mod pollers;
 mod polling;
 mod protection;
@@ -61,6 +63,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     receiver_not_ready::TESTS,
     unreachable::TESTS,
     protection::TESTS,
+    partitions::TESTS,
     flushing::TESTS,
     states::TESTS,
     reservation::TESTS,
@@ -72,6 +75,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     threads::TESTS,
     shared_receives::TESTS,
     windows::TESTS,
+    connections::TESTS,
     drops::TESTS,
     statistics::TESTS,
 ];

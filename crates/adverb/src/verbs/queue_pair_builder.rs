@@ -184,6 +184,14 @@ impl QueuePairBuilder {
             }
         }
         let port = device.port(self.port)?;
+        if self.pkey_index >= port.pkey_table_len {
+            return Err(Error::Limit {
+                what: "the index of a partition key".into(),
+                asked: self.pkey_index.into(),
+                most: port.pkey_table_len.saturating_sub(1).into(),
+                hint: "`Device::pkeys` has the port's table".into(),
+            });
+        }
         let gid = match (self.gid_index, port.link_layer) {
             (Some(index), _) => {
                 let gids = device.gids()?;

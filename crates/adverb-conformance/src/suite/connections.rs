@@ -1,0 +1,215 @@
+//! Connections made by IP address and port.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::verbs::cm::{Connection, ConnectionEvent, Connector, Incoming, Listener, Path, RejectReason};
+use adverb::verbs::{CompletionQueue, QpState, QueuePair, RequestId, SendRequest, Status};
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::Need;
+use crate::fixture::{Fixture, MOMENT, PATIENCE};
+use crate::registry::{address, tests};
+
+tests! { "connection manager";
+    [Need::IpAddress] peers_connect_by_address_and_exchange_messages,
+    [Need::IpAddress] private_data_reaches_both_peers,
+    [Need::IpAddress] a_rejection_reaches_the_peer_with_its_data,
+    [Need::IpAddress] a_request_that_is_dropped_is_rejected,
+    [Need::IpAddress] a_port_where_nobody_listens_is_said_in_words,
+    [Need::IpAddress] a_listener_that_does_not_answer_is_given_up_in_time,
+    [Need::IpAddress] a_disconnect_reaches_the_peer_and_flushes_its_receives,
+    [Need::IpAddress] a_dropped_connection_is_a_disconnect,
+    [Need::IpAddress] many_connections_are_accepted_from_one_listener,
+}
+
+/// One end of a connection, which has a receive posted.
+struct End {
+    connection: Connection,
+    completions: CompletionQueue,
+    receiving: RequestId,
+}
+
+/// A queue pair that has a receive posted, and where it completes.
+fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, RequestId)> {
+    let device = path.device()?;
+    let domain = device.protection_domain()?;
+    let completions = device.completion_queue(8).events().create()?;
+    let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
+    let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
+    Ok((queue_pair, completions, receiving))
+}
+
+impl End {
+    fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<End> {
+        let mut made = None;
+        let connection = connector.connect(peer, |path| {
+            let (queue_pair, completions, receiving) = queue_pair(path)?;
+            made = Some((completions, receiving));
+            Ok(queue_pair)
+        })?;
+        let (completions, receiving) = made.expect("they were made with the queue pair");
+        Ok(End { connection, completions, receiving })
+    }
+
+    fn accept(request: Incoming, private_data: &[u8]) -> Result<End> {
+        let (queue_pair, completions, receiving) = queue_pair(request.path())?;
+        Ok(End { connection: request.accept(queue_pair, private_data)?, completions, receiving })
+    }
+
+    fn send(&self, text: &[u8]) -> Result<()> {
+        let mut buffer = self.connection.queue_pair().protection_domain().buffer(text.len())?;
+        buffer.copy_from_slice(text);
+        let id = self.connection.queue_pair().post_send(SendRequest::send(buffer)).map_err(Error::from)?;
+        self.completions.wait(id, PATIENCE)?.success()?;
+        Ok(())
+    }
+
+    fn receives(&self, text: &[u8]) -> Result<()> {
+        let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
+        ensure!(message[..] == *text, "{:?} came, not {text:?}", &message[..]);
+        Ok(())
+    }
+}
+
+fn listen(fixture: &Fixture) -> Result<Listener> {
+    let address = address(&fixture.device)?.context("it has an address, or the test is skipped")?;
+    Ok(Listener::bind(SocketAddr::new(address, 0))?)
+}
+
+/// The next request for a connection.
+fn request(listener: &Listener) -> Result<Incoming> {
+    listener.accept_timeout(PATIENCE)?.context("no request came")
+}
+
+/// Connects on another thread, while `serve` does what the listener's side does.
+fn meet<T>(
+    connector: &Connector,
+    listener: &Listener,
+    serve: impl FnOnce() -> Result<T>,
+) -> Result<(adverb::Result<End>, T)> {
+    thread::scope(|scope| {
+        let client = scope.spawn(|| End::connect(connector, listener.local_address()));
+        let served = serve();
+        let client = client.join().ok().context("it panicked")?;
+        Ok((client, served?))
+    })
+}
+
+fn connected(fixture: &Fixture) -> Result<(End, End)> {
+    let listener = listen(fixture)?;
+    let serve = || End::accept(request(&listener)?, b"");
+    let (client, server) = meet(&Connector::new().timeout(PATIENCE), &listener, serve)?;
+    Ok((client?, server))
+}
+
+fn peers_connect_by_address_and_exchange_messages(fixture: &Fixture) -> Result<()> {
+    let (client, server) = connected(fixture)?;
+    client.send(b"ping")?;
+    server.receives(b"ping")?;
+    server.send(b"pong")?;
+    client.receives(b"pong")
+}
+
+/// It comes padded with zeros, as the protocol has it.
+fn private_data_reaches_both_peers(fixture: &Fixture) -> Result<()> {
+    let listener = listen(fixture)?;
+    let connector = Connector::new().timeout(PATIENCE).private_data(b"who is there?");
+    let (client, server) = meet(&connector, &listener, || {
+        let request = request(&listener)?;
+        ensure!(request.private_data().starts_with(b"who is there?\0"), "{:?}", request.private_data());
+        End::accept(request, b"a friend")
+    })?;
+    let client = client?;
+    let came = client.connection.private_data();
+    ensure!(came.starts_with(b"a friend\0"), "{came:?}");
+    drop(server);
+    Ok(())
+}
+
+fn a_rejection_reaches_the_peer_with_its_data(fixture: &Fixture) -> Result<()> {
+    let listener = listen(fixture)?;
+    let reject = || Ok(request(&listener)?.reject(b"not you")?);
+    let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, reject)?;
+    match client.map(|_| ()) {
+        Err(Error::Rejected { reason: RejectReason::ConsumerReject, private_data, .. }) => {
+            ensure!(private_data.starts_with(b"not you\0"), "{private_data:?}");
+            Ok(())
+        }
+        other => bail!("it ended otherwise: {other:?}"),
+    }
+}
+
+fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
+    let listener = listen(fixture)?;
+    let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, || request(&listener).map(drop))?;
+    let ended = client.map(|_| ());
+    ensure!(
+        matches!(ended, Err(Error::Rejected { reason: RejectReason::ConsumerReject, .. })),
+        "it ended otherwise: {ended:?}"
+    );
+    Ok(())
+}
+
+fn a_port_where_nobody_listens_is_said_in_words(fixture: &Fixture) -> Result<()> {
+    // A port that somebody had just now is nobody's.
+    let peer = listen(fixture)?.local_address();
+    let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
+    ensure!(
+        matches!(ended, Err(Error::Rejected { reason: RejectReason::InvalidServiceId, .. })),
+        "it ended otherwise: {ended:?}"
+    );
+    Ok(())
+}
+
+fn a_listener_that_does_not_answer_is_given_up_in_time(fixture: &Fixture) -> Result<()> {
+    let listener = listen(fixture)?;
+    let timeout = Duration::from_millis(500);
+    let start = Instant::now();
+    let ended = End::connect(&Connector::new().timeout(timeout), listener.local_address()).map(|_| ());
+    let took = start.elapsed();
+    ensure!(matches!(ended, Err(Error::Unreachable { .. })), "it ended otherwise: {ended:?}");
+    ensure!(took >= timeout && took < timeout + PATIENCE / 2, "it took {took:?}");
+    Ok(())
+}
+
+fn a_disconnect_reaches_the_peer_and_flushes_its_receives(fixture: &Fixture) -> Result<()> {
+    let (client, server) = connected(fixture)?;
+    ensure!(server.connection.wait_event(MOMENT)?.is_none(), "there is an event, and nothing has happened");
+    client.connection.disconnect()?;
+    let event = server.connection.wait_event(PATIENCE)?;
+    ensure!(event == Some(ConnectionEvent::Disconnected), "it is told of {event:?}");
+    let completion = server.completions.wait(server.receiving, PATIENCE)?;
+    let status = completion.outcome().err().map(|failure| failure.status);
+    ensure!(status == Some(Status::Flushed), "the receive: {status:?}, not Flushed");
+    let state = server.connection.queue_pair().state()?;
+    ensure!(state == QpState::Error, "the queue pair is in the state {state:?}");
+    client.connection.close(PATIENCE)?;
+    Ok(())
+}
+
+fn a_dropped_connection_is_a_disconnect(fixture: &Fixture) -> Result<()> {
+    let (client, server) = connected(fixture)?;
+    drop(client);
+    let event = server.connection.wait_event(PATIENCE)?;
+    ensure!(event == Some(ConnectionEvent::Disconnected), "it is told of {event:?}");
+    Ok(())
+}
+
+fn many_connections_are_accepted_from_one_listener(fixture: &Fixture) -> Result<()> {
+    let listener = listen(fixture)?;
+    let mut ends = Vec::new();
+    for number in 0..20_u8 {
+        let serve = || End::accept(request(&listener)?, &[number]);
+        let (client, server) = meet(&Connector::new().timeout(PATIENCE), &listener, serve)?;
+        ends.push((client?, server));
+    }
+    for (number, (client, server)) in (0..).zip(&ends) {
+        ensure!(client.connection.private_data().first() == Some(&number), "answers are mixed up");
+        client.send(&[number])?;
+        server.receives(&[number])?;
+    }
+    Ok(())
+}

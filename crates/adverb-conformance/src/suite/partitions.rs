@@ -1,0 +1,68 @@
+//! Partitions: who may talk to whom.
+
+use adverb::Error;
+use adverb::verbs::{
+    SendRequest, Status,
+    Transport::{Rc, Ud},
+};
+use anyhow::{Context, Result, ensure};
+
+use super::datagrams::{offer, way};
+use crate::Need;
+use crate::fixture::{Fixture, Pair, PairBuilder, check, expect};
+use crate::registry::{tests, two_partitions};
+
+tests! { "partitions";
+    an_entry_beyond_the_table_is_refused,
+    [Need::TwoPartitions] queue_pairs_of_every_partition_talk_to_their_own,
+    [Need::TwoPartitions] a_message_of_another_partition_is_dropped_until_its_sender_gives_up,
+    [Need::TwoPartitions] a_datagram_of_another_partition_is_dropped,
+}
+
+fn an_entry_beyond_the_table_is_refused(fixture: &Fixture) -> Result<()> {
+    let beyond = fixture.port.pkey_table_len;
+    let made = fixture.pair(Rc).pkey_indices(beyond, beyond).create();
+    let error = made.err().context("it was accepted")?;
+    ensure!(matches!(error.downcast_ref(), Some(Error::Limit { .. })), "refused otherwise: {error}");
+    Ok(())
+}
+
+/// The entries of two partitions.
+fn entries(fixture: &Fixture) -> Result<(u16, u16)> {
+    two_partitions(&fixture.device)?.context("there are two, or the test is skipped")
+}
+
+fn queue_pairs_of_every_partition_talk_to_their_own(fixture: &Fixture) -> Result<()> {
+    let (one, other) = entries(fixture)?;
+    for index in [one, other] {
+        fixture.pair(Rc).pkey_indices(index, index).connect()?.ping()?;
+    }
+    Ok(())
+}
+
+/// A pair of which each has a partition of its own.
+fn apart(fixture: &Fixture, pair: PairBuilder) -> Result<Pair> {
+    let (one, other) = entries(fixture)?;
+    pair.pkey_indices(one, other).connect()
+}
+
+/// Vol. 1, 9.6.1.2.2: the packet is dropped, and who sent it hears nothing.
+fn a_message_of_another_partition_is_dropped_until_its_sender_gives_up(fixture: &Fixture) -> Result<()> {
+    let pair = apart(fixture, fixture.pair(Rc).impatient())?;
+    pair.right.offer(64)?;
+    let id = pair.left.post(SendRequest::send(pair.left.filled(64, 1)?))?;
+    expect("the message", &pair.left.wait(id)?, Status::RetryExceeded)?;
+    pair.right.stays_silent()
+}
+
+fn a_datagram_of_another_partition_is_dropped(fixture: &Fixture) -> Result<()> {
+    let pair = apart(fixture, fixture.pair(Ud))?;
+    let receiving = offer(fixture, &pair.right)?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))?;
+    pair.right.stays_silent()?;
+    // One of its own partition arrives.
+    let (_, other) = entries(fixture)?;
+    let friend = fixture.pair(Ud).pkey_indices(other, other).connect()?.left;
+    friend.done(SendRequest::send(friend.filled(64, 2)?).to(&way(&friend, &pair.right)?))?;
+    check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
+}
