@@ -44,6 +44,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         (find("misuse", true)?, "--test-threads 1"),
         // What a test forgets on purpose is never freed.
         (find("windows", true)?, "--test-threads 1 --skip forgotten"),
+        (find("tiers", true)?, "--test-threads 1"),
         (find("rc_pingpong", false)?, "rxe0"),
         (find("datagrams", false)?, "rxe0"),
         (selftest, &format!("selftest --device rxe0 {CUT_OFF}")),
@@ -59,7 +60,7 @@ pub(crate) fn run() -> Result<ExitCode> {
 fn build() -> Result<Vec<Program>> {
     let mut cargo = process::cargo(
         "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows \
-         --message-format json",
+         --test tiers --message-format json",
     );
     let mut tests = process::cargo("test --package adverb --lib --no-run --message-format json");
     let mut programs = Vec::new();

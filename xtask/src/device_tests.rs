@@ -8,7 +8,7 @@ use clap::Parser;
 use crate::{Cli, process};
 
 /// The test programs. Elsewhere their tests say that there is no device, and pass.
-const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse"];
+const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers"];
 
 /// Builds the programs, and runs them one after the other in one guest with soft-RoCE.
 pub(crate) fn run() -> Result<ExitCode> {

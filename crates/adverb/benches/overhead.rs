@@ -9,7 +9,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use adverb::memory::{Buffer, RemoteMemory};
-use adverb::verbs::{Completion, CompletionQueue, Device, QueuePair, SendRequest, Transport};
+use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::{Access, Completion, CompletionQueue, Device, QueuePair, SendRequest, Transport};
 
 const BATCH: u32 = 32;
 const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, rkey: 7, len: 4096 };
@@ -28,11 +29,15 @@ fn main() -> adverb::Result<()> {
     queue_pair.connect(&queue_pair.endpoint())?;
     let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::Result<_>>()?;
 
-    // The first rounds make what is used again by all others.
-    let buffers = run(&mode, &queue_pair, &completions, buffers, u64::from(BATCH) * 2)?;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    run(&mode, &queue_pair, &completions, buffers, rounds)?;
-    println!("{} allocations", ALLOCATIONS.load(Ordering::Relaxed) - before);
+    let allocations = match mode.as_str() {
+        "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
+        _ => {
+            // The first rounds make what is used again by all others.
+            let (buffers, _) = run(&mode, &queue_pair, &completions, buffers, u64::from(BATCH) * 2)?;
+            run(&mode, &queue_pair, &completions, buffers, rounds)?.1
+        }
+    };
+    println!("{allocations} allocations");
     Ok(())
 }
 
@@ -42,8 +47,9 @@ fn run(
     completions: &CompletionQueue,
     mut buffers: Vec<Buffer>,
     rounds: u64,
-) -> adverb::Result<Vec<Buffer>> {
+) -> adverb::Result<(Vec<Buffer>, u64)> {
     let mut done: Vec<Completion> = Vec::with_capacity(64);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
     match mode {
         "owned-single" => {
             let mut buffer = buffers.pop().expect("there are some");
@@ -64,7 +70,40 @@ fn run(
         }
         mode => panic!("no mode {mode}"),
     }
-    Ok(buffers)
+    Ok((buffers, ALLOCATIONS.load(Ordering::Relaxed) - before))
+}
+
+fn run_raw(
+    mode: &str,
+    queue_pair: &QueuePair,
+    completions: &CompletionQueue,
+    rounds: u64,
+) -> adverb::Result<u64> {
+    let batch = if mode == "raw-batch" { u64::from(BATCH) } else { 1 };
+    let region = queue_pair.protection_domain().region(4096, Access::LOCAL_WRITE)?;
+    let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };
+    let (mut list, mut room) = (SendList::new(), Completions::new(16));
+    let (mut round, mut completed, mut before) = (0, 0, 0);
+    while round < rounds {
+        list.clear();
+        for n in 0..batch {
+            list.add(round + n, SendOperation::Write(REMOTE.at(0)), SendFlags::SIGNALED, &[segment]);
+        }
+        if round == 0 {
+            // The list has all the room that it will need.
+            before = ALLOCATIONS.load(Ordering::Relaxed);
+        }
+        // SAFETY: the device does nothing with the region, which outlives the requests; the queue is polled below.
+        unsafe { queue_pair.post_raw_sends(&mut list) }?;
+        let mut polled = 0;
+        while polled < batch {
+            polled += completions.poll_raw(&mut room)? as u64;
+            completed += room.iter().filter(|completion| completion.is_ok()).count() as u64;
+        }
+        round += batch;
+    }
+    assert_eq!(completed, rounds);
+    Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
 }
 
 /// Counts allocations.

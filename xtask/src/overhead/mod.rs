@@ -20,8 +20,11 @@ const NULL_PROVIDER: &str = include_str!("null_provider.c");
 const ROUNDS: u64 = 3200;
 
 /// What is compared: a way to post and poll, C's program for it, and how many instructions more than C it may take. These
-/// are what it takes today, rounded up: a ratchet, which the goals are to be reached by.
+/// are what it takes today, rounded up: a ratchet, which the goals are to be reached by. (The goal of raw requests is a
+/// tenth more than C, which takes 153 and 85.)
 const MODES: &[Mode] = &[
+    Mode { name: "raw-single", baseline: "single", allowed: 15, goal: 15 },
+    Mode { name: "raw-batch", baseline: "batch", allowed: 8, goal: 8 },
     Mode { name: "owned-single", baseline: "single", allowed: 165, goal: 60 },
     Mode { name: "owned-batch", baseline: "batch", allowed: 170, goal: 40 },
 ];
@@ -51,12 +54,8 @@ pub(crate) fn run() -> Result<()> {
         let difference = rust.saturating_sub(c);
         println!("{:14} {c:>8} {rust:>8} {difference:>10} {:>8} {:>6}", mode.name, mode.allowed, mode.goal);
         let said = process::text(program(&directory, &overhead).args([mode.name, "6400"]))?;
-        if said.trim() != "1 allocations" {
-            println!(
-                "{}: {} in 6400 requests, not just that of the list of completions",
-                mode.name,
-                said.trim()
-            );
+        if said.trim() != "0 allocations" {
+            println!("{}: {} in 6400 requests", mode.name, said.trim());
             exceeded = true;
         }
         exceeded |= difference > mode.allowed;

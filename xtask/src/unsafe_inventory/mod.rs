@@ -49,6 +49,10 @@ const COVERAGE: &[(&str, &str)] = &[
          `crates/adverb/tests/compile_fail.rs`",
     ),
     (
+        "crates/adverb/src/verbs/raw.rs",
+        "functions that are unsafe for their callers; `crates/adverb/tests/tiers.rs` on soft-RoCE",
+    ),
+    (
         "crates/adverb/src/backend/wait.rs",
         "every wait of the conformance suite, and `crates/adverb/tests/poller.rs`, on soft-RoCE",
     ),

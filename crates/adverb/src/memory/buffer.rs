@@ -90,11 +90,11 @@ impl Buffer {
     }
 
     #[inline]
-    pub(super) fn segment(&self) -> Segment {
+    pub(crate) fn segment(&self) -> Segment {
         self.region.segment((self.base + self.start) as usize, self.end - self.start)
     }
 
-    pub(super) fn is_locally_writable(&self) -> bool {
+    pub(crate) fn is_locally_writable(&self) -> bool {
         self.region.access().contains(Access::LOCAL_WRITE)
     }
 

@@ -304,6 +304,13 @@ impl CompletionQueue {
         Ok(at.map(|at| state.ready.remove(at)))
     }
 
+    /// Drops the completions of these requests, if they are kept.
+    pub(super) fn discard(&self, requests: &[RequestId]) {
+        if !requests.is_empty() {
+            self.lock().ready.retain(|completion| !requests.contains(&completion.id));
+        }
+    }
+
     /// Takes what the device has, and keeps it for those who ask.
     pub(super) fn gather(&self) -> Result<()> {
         self.gather_into(&mut self.lock())

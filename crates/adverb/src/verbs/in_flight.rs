@@ -84,6 +84,13 @@ impl Posting {
         self.ring.len()
     }
 
+    /// Whether the device has this request, of this queue.
+    pub(super) fn is_outstanding(&self, id: RequestId) -> bool {
+        let [_, _, _, _, position @ ..] = id.0.to_be_bytes();
+        let behind = self.ring.next().wrapping_sub(u32::from_be_bytes(position));
+        (1..=self.len()).contains(&behind)
+    }
+
     /// How many requests fit.
     pub(super) fn depth(&self) -> u32 {
         self.ring.depth()

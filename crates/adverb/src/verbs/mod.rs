@@ -26,6 +26,9 @@
 //! nothing can free, move, read or write memory that the device works on, whatever is dropped, forgotten or cancelled.
 //! Dropping a queue pair destroys it, and only a destroy that succeeded frees the buffers that were still in flight; if
 //! it fails they are leaked, with an error in the log. Memory that a peer may write is never a `&[u8]`.
+//!
+//! There are two other ways. Within a [scope](QueuePair::scope) requests may borrow their memory, and leaving it waits for
+//! them. And [`raw`] requests are posted as C posts them, with `unsafe` and the caller's word that all is well.
 
 mod address_cache;
 mod address_handle;
@@ -49,7 +52,9 @@ mod protection_domain;
 mod query;
 mod queue_pair;
 mod queue_pair_builder;
+pub mod raw;
 mod request;
+mod scope;
 mod shared_receive_queue;
 mod stats;
 mod traffic;
@@ -78,6 +83,7 @@ pub use query::{PeerAttributes, QueuePairAttributes};
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};
+pub use scope::Scope;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
 pub use traffic::Traffic;

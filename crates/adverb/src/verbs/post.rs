@@ -26,6 +26,25 @@ pub(super) struct Scratch {
     segments: Vec<Segment>,
 }
 
+/// Posting a request that borrows its memory failed.
+pub(super) struct LentError {
+    pub(super) error: Error,
+    /// The request, if the device may have it all the same.
+    pub(super) posted: Option<RequestId>,
+}
+
+impl LentError {
+    fn new<R>(PostError { error, requests }: PostError<R>, id: RequestId) -> LentError {
+        LentError { error, posted: requests.is_empty().then_some(id) }
+    }
+}
+
+impl From<Error> for LentError {
+    fn from(error: Error) -> LentError {
+        LentError { error, posted: None }
+    }
+}
+
 /// Send requests that are to be posted together.
 #[derive(Default)]
 struct Batch {
@@ -228,6 +247,56 @@ impl QueuePair {
                 Ok(ids)
             }
             Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, recvs)),
+        }
+    }
+
+    /// Posts a send request whose memory is the caller's until it completes.
+    pub(super) fn post_lent_send(
+        &self,
+        operation: SendOperation,
+        flags: SendFlags,
+        segment: Segment,
+    ) -> Result<RequestId, LentError> {
+        if let (Transport::Ud, _) | (Transport::Uc, SendOperation::Read(_)) = (self.transport, operation) {
+            let reason = "lending needs a connection, and reading a reliable one";
+            return Err(Error::InvalidRequest { reason: reason.into() }.into());
+        }
+        if segment.length > self.max_message {
+            return Err(Error::TooLong { len: segment.length.into(), most: self.max_message.into() }.into());
+        }
+        let mut queue = self.send.lock();
+        let mut batch = std::mem::take(&mut queue.scratch.batch);
+        let (segments, destination) = (&[segment], None);
+        batch.list.add(&plain::SendRequest { wr_id: 0, operation, flags, segments, destination });
+        let (payload, opcode) = (Payload::Empty, completed_opcode(&operation));
+        batch.in_flight.push(InFlight { payload, tag: 0, opcode, recipient: None });
+        let id = RequestId(queue.id(0));
+        match self.post_batch(queue, batch) {
+            Ok(_) => Ok(id),
+            Err(error) => Err(LentError::new(error, id)),
+        }
+    }
+
+    /// Posts a receive request whose memory is the caller's until it completes.
+    pub(super) fn post_lent_recv(&self, segment: Segment) -> Result<RequestId, LentError> {
+        if self.transport == Transport::Ud {
+            let reason = "lending needs a connection";
+            return Err(Error::InvalidRequest { reason: reason.into() }.into());
+        }
+        let own = self.recv.own().ok_or_else(shared_elsewhere)?;
+        let mut queue = own.lock();
+        self.check_recv_queue(&mut queue, 1)?;
+        let wr_id = queue.id(0);
+        queue.scratch.recv_list.clear();
+        queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, segments: &[segment] });
+        queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, recipient: None });
+        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
+            Ok(()) => Ok(RequestId(wr_id)),
+            Err(failure) => {
+                let refused = vec![RecvRequest { payload: Payload::Empty, tag: 0 }];
+                let error = self.recvs_refused(own, &mut queue, failure, refused);
+                Err(LentError::new(error, RequestId(wr_id)))
+            }
         }
     }
 

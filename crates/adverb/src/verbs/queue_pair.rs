@@ -99,6 +99,11 @@ impl StateCell {
         self.0.load(Ordering::Acquire) == Self::READY_TO_SEND
     }
 
+    /// Notes that the queue pair has failed for good.
+    pub(super) fn fail(&self) {
+        self.set(QpState::Error);
+    }
+
     fn set(&self, state: QpState) {
         let index =
             (0u8..).zip(Self::STATES).find(|(_, other)| *other == state).map_or(0, |(index, _)| index);
@@ -346,7 +351,7 @@ impl QueuePair {
     }
 
     /// The memory of all its requests, sends first: for when the device has forgotten them.
-    fn take_all(&self) -> Vec<Payload> {
+    pub(super) fn take_all(&self) -> Vec<Payload> {
         let mut left = self.send.take_all();
         left.extend(self.recv.own().map(Attached::take_all).unwrap_or_default());
         left

@@ -8,9 +8,9 @@ use crate::error::{Error, Result};
 
 impl QueuePair {
     pub(crate) fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
-        let gid = ibv_gid::from(group.bytes());
+        let (handle, gid) = (self.alive()?, ibv_gid::from(group.bytes()));
         // SAFETY: the queue pair is alive, and the GID can be read.
-        let code = unsafe { self.domain.device.library.ibv_attach_mcast(self.handle.as_ptr(), &gid, lid) };
+        let code = unsafe { self.domain.device.library.ibv_attach_mcast(handle, &gid, lid) };
         let name = &self.domain.device.name;
         check(code, || format!("attaching queue pair {} of {name} to the group {}", self.qpn, group.ip()))
             .map_err(|error| match error {
@@ -27,9 +27,9 @@ impl QueuePair {
     }
 
     pub(crate) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
-        let gid = ibv_gid::from(group.bytes());
+        let (handle, gid) = (self.alive()?, ibv_gid::from(group.bytes()));
         // SAFETY: the queue pair is alive, and the GID can be read.
-        let code = unsafe { self.domain.device.library.ibv_detach_mcast(self.handle.as_ptr(), &gid, lid) };
+        let code = unsafe { self.domain.device.library.ibv_detach_mcast(handle, &gid, lid) };
         check(code, || format!("detaching queue pair {} from the group {}", self.qpn, group.ip()))
     }
 }

@@ -46,11 +46,12 @@ impl QueuePair {
     }
 
     fn ask(&self, mask: libc::c_int) -> Result<ibv_qp_attr> {
+        let handle = self.alive()?;
         let mut attr = ibv_qp_attr::zeroed();
         let mut init = sys::ibv_qp_init_attr::zeroed();
         let library = self.domain.device.library;
         // SAFETY: the queue pair is alive, and both may be written.
-        let code = unsafe { library.ibv_query_qp(self.handle.as_ptr(), &mut attr, mask, &mut init) };
+        let code = unsafe { library.ibv_query_qp(handle, &mut attr, mask, &mut init) };
         check(code, || format!("asking queue pair {} for its state", self.qpn))?;
         Ok(attr)
     }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::vocabulary::{QpState, Qpn, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr};
 
 use super::address_handle::lower_address;
@@ -93,7 +93,20 @@ impl QueuePair {
         self.qpn
     }
 
+    /// The library's object, if it wasn't destroyed before its time. (What posts needn't ask: it knows the state.)
+    pub(super) fn alive(&self) -> Result<*mut ibv_qp> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Error::WrongState {
+                action: "using a queue pair",
+                state: QpState::Error,
+                hint: "it was destroyed, because requests in a scope didn't complete in time",
+            });
+        }
+        Ok(self.handle.as_ptr())
+    }
+
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+        let handle = self.alive()?;
         let mut attr = ibv_qp_attr::zeroed();
         let (mask, words) = match change {
             StateChange::Reset => {
@@ -109,7 +122,7 @@ impl QueuePair {
             }
         };
         // SAFETY: the queue pair is alive, and all attributes that the mask names are set.
-        let code = unsafe { self.domain.device.library.ibv_modify_qp(self.handle.as_ptr(), &mut attr, mask) };
+        let code = unsafe { self.domain.device.library.ibv_modify_qp(handle, &mut attr, mask) };
         check(code, || format!("moving queue pair {} of {} to “{words}”", self.qpn, self.domain.device.name))
     }
 

@@ -1,0 +1,230 @@
+//! Requests that borrow their memory.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation, Success};
+
+use super::completion_queue::Attached;
+use super::deadline::Deadline;
+use super::post::LentError;
+use super::{QueuePair, RequestId};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+
+impl QueuePair {
+    /// Lends memory to requests: within `work` they may borrow buffers, and when this returns none does any more.
+    ///
+    /// A buffer that is only read (by SEND and WRITE) can be lent many times and looked at meanwhile; one that is written
+    /// is back when the scope ends.
+    ///
+    /// ```no_run
+    /// # use adverb::memory::{Buffer, RemoteMemory};
+    /// # use adverb::verbs::QueuePair;
+    /// # use std::time::Duration;
+    /// # fn example(queue_pair: &mut QueuePair, page: &Buffer, old: &mut Buffer, table: RemoteMemory) -> adverb::Result<()> {
+    /// queue_pair.scope(Duration::from_secs(1), |scope| {
+    ///     scope.read(old, table.at(0))?;
+    ///     for n in 1..8 {
+    ///         scope.write(page, table.at(n * 4096))?;
+    ///     }
+    ///     Ok(())
+    /// })?
+    /// # }
+    /// ```
+    ///
+    /// Leaving it, also by a panic, waits for all requests that borrow. If they haven't completed when `timeout` has passed
+    /// since the beginning, the queue pair is destroyed, which ends them: it then fails at whatever it is asked for. If even
+    /// that fails, the device may still write to memory that isn't lent any more, and the process is aborted.
+    ///
+    /// # Errors
+    ///
+    /// If requests didn't complete in time: the queue pair is gone.
+    pub fn scope<'env, T>(
+        &'env mut self,
+        timeout: Duration,
+        work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
+    ) -> Result<T> {
+        let scope = Scope {
+            queue_pair: self,
+            deadline: Deadline::new(timeout),
+            lent: RefCell::default(),
+            scope: PhantomData,
+            env: PhantomData,
+        };
+        // Ends the loans even if `work` panics.
+        let end = End(&scope);
+        let result = work(&scope);
+        std::mem::forget(end);
+        if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, waiting: "ending a scope" }) }
+    }
+
+    /// Destroys it before its time: nothing more is done with the memory of its requests. Nobody else uses it meanwhile.
+    fn destroy(&self) -> Result<()> {
+        self.free_windows();
+        self.backend.destroy()?;
+        self.state.fail();
+        drop(self.take_all());
+        Ok(())
+    }
+}
+
+/// Where requests may borrow their memory: see [`QueuePair::scope`].
+pub struct Scope<'scope, 'env: 'scope> {
+    queue_pair: &'env QueuePair,
+    deadline: Deadline,
+    /// The requests that borrow, and haven't been waited for.
+    lent: RefCell<Lent>,
+    // Both lifetimes are just what they are, and no shorter.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+#[derive(Default)]
+struct Lent {
+    sends: Vec<RequestId>,
+    recvs: Vec<RequestId>,
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Sends a message. The request asks for a completion.
+    ///
+    /// # Errors
+    ///
+    /// If the queue is full, the request doesn't fit the queue pair, or the device refuses.
+    pub fn send(&'scope self, buffer: &'scope Buffer) -> Result<RequestId> {
+        self.post_send(SendOperation::Send, buffer)
+    }
+
+    /// Sends a message with 32 bits beside it.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Scope::send).
+    pub fn send_immediate(&'scope self, buffer: &'scope Buffer, immediate: u32) -> Result<RequestId> {
+        self.post_send(SendOperation::SendImmediate(immediate), buffer)
+    }
+
+    /// Writes into the peer's memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Scope::send).
+    pub fn write(&'scope self, buffer: &'scope Buffer, remote: RemoteAddress) -> Result<RequestId> {
+        self.post_send(SendOperation::Write(remote), buffer)
+    }
+
+    /// Reads from the peer's memory, as many bytes as the buffer has.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Scope::send).
+    pub fn read(&'scope self, buffer: &'scope mut Buffer, remote: RemoteAddress) -> Result<RequestId> {
+        check_writable(buffer)?;
+        self.post_send(SendOperation::Read(remote), buffer)
+    }
+
+    /// Receives a message.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Scope::send).
+    pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
+        check_writable(buffer)?;
+        let posted = self.queue_pair.post_lent_recv(buffer.segment());
+        note(&mut self.lent.borrow_mut().recvs, posted)
+    }
+
+    /// Waits for a request of this scope, until the scope's time is over.
+    ///
+    /// # Errors
+    ///
+    /// If it failed, or didn't complete in time; also if somebody else took its completion from the completion queue.
+    pub fn wait(&self, id: RequestId) -> Result<Success> {
+        let mut lent = self.lent.borrow_mut();
+        let is_recv = lent.recvs.contains(&id);
+        let queue = match is_recv {
+            true => self.queue_pair.recv_completion_queue(),
+            false => self.queue_pair.send_completion_queue(),
+        };
+        let completion = queue.wait(id, self.deadline.left())?;
+        let waited = if is_recv { &mut lent.recvs } else { &mut lent.sends };
+        waited.retain(|other| *other != id);
+        completion.success()
+    }
+
+    /// The queue pair, for requests that own their memory.
+    pub fn queue_pair(&self) -> &QueuePair {
+        self.queue_pair
+    }
+
+    fn post_send(&self, operation: SendOperation, buffer: &Buffer) -> Result<RequestId> {
+        let posted = self.queue_pair.post_lent_send(operation, SendFlags::SIGNALED, buffer.segment());
+        note(&mut self.lent.borrow_mut().sends, posted)
+    }
+
+    /// Waits until no request borrows, or sees to it that none does. `false` if the queue pair is gone.
+    fn end(&self) -> bool {
+        let lent = std::mem::take(&mut *self.lent.borrow_mut());
+        let queue_pair = self.queue_pair;
+        loop {
+            let sends = ended(Some(&queue_pair.send), &lent.sends);
+            if sends && ended(queue_pair.recv.own(), &lent.recvs) {
+                queue_pair.send_completion_queue().discard(&lent.sends);
+                queue_pair.recv_completion_queue().discard(&lent.recvs);
+                return true;
+            }
+            if self.deadline.left().is_zero() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        if let Err(error) = queue_pair.destroy() {
+            tracing::error!(%error, "a queue pair could not be destroyed, and has memory that was lent to it");
+            std::process::abort();
+        }
+        false
+    }
+}
+
+/// Notes a request that the device has, or may have.
+fn note(lent: &mut Vec<RequestId>, posted: Result<RequestId, LentError>) -> Result<RequestId> {
+    let id = match &posted {
+        Ok(id) => Some(*id),
+        Err(LentError { posted, .. }) => *posted,
+    };
+    lent.extend(id);
+    posted.map_err(|LentError { error, .. }| error)
+}
+
+fn check_writable(buffer: &Buffer) -> Result<()> {
+    if buffer.is_locally_writable() {
+        return Ok(());
+    }
+    let reason = "what comes needs memory with the right LOCAL_WRITE";
+    Err(Error::InvalidRequest { reason: reason.into() })
+}
+
+/// Whether none of these requests is outstanding.
+fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
+    let (Some(queue), Some(last)) = (queue, requests.last()) else { return true };
+    // A queue's requests complete in order. If it can't be asked, the device may have them.
+    queue.completion_queue().gather().is_ok() && !queue.lock().is_outstanding(*last)
+}
+
+/// Ends the loans of a scope.
+struct End<'a, 'scope, 'env>(&'a Scope<'scope, 'env>);
+
+impl Drop for End<'_, '_, '_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scope").field("queue_pair", self.queue_pair).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,16 @@
+//! What is lent must outlive the scope, not just the call.
+
+use std::time::Duration;
+
+use adverb::memory::RemoteMemory;
+use adverb::verbs::QueuePair;
+
+fn main() {}
+
+fn misuse(queue_pair: &mut QueuePair, table: RemoteMemory) -> adverb::Result<()> {
+    let domain = queue_pair.protection_domain().clone();
+    queue_pair.scope(Duration::MAX, |scope| {
+        let buffer = domain.buffer(64).unwrap();
+        scope.write(&buffer, table.at(0)).unwrap();
+    })
+}

@@ -1,0 +1,10 @@
+//! Raw requests need the caller's word.
+
+use adverb::verbs::QueuePair;
+use adverb::verbs::raw::SendList;
+
+fn main() {}
+
+fn misuse(queue_pair: &QueuePair, list: &mut SendList) {
+    let _ = queue_pair.post_raw_sends(list);
+}

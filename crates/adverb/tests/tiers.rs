@@ -1,0 +1,213 @@
+//! The other two ways to post: requests that borrow their memory, and raw ones.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::verbs::raw::{Completions, RecvList, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::{Access, CompletedOperation, QpState, SendRequest, Status};
+
+use common::{End, PATIENCE, device, pair, without_errors};
+
+/// A region that the peer may read and write.
+fn shared(end: &End, len: usize) -> adverb::memory::MemoryRegion {
+    end.domain.region(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap()
+}
+
+#[test]
+fn requests_of_a_scope_borrow_their_memory_and_give_it_back() {
+    let Some(device) = device() else { return };
+    let (mut left, right) = pair(&device, 32, true);
+    let region = shared(&right, 8192);
+    let page = left.buffer(7, 1024);
+    let mut copy = left.buffer(0, 4096);
+    let written = left.queue_pair.scope(PATIENCE, |scope| {
+        // The same memory, many times, and looked at meanwhile.
+        let mut last = None;
+        for n in 0..8 {
+            last = Some(scope.write(&page, region.remote().at(n * 1024))?);
+        }
+        assert_eq!(page[0], 7);
+        let success = scope.wait(last.unwrap())?;
+        assert_eq!(success.operation, CompletedOperation::Write);
+        scope.read(&mut copy, region.remote().at(2048))?;
+        Ok::<_, Error>(8)
+    });
+    assert_eq!(written.unwrap().unwrap(), 8);
+    assert!(copy.iter().all(|byte| *byte == 7));
+    // What nobody waited for is gone, and not found by who polls next.
+    let mut out = Vec::new();
+    assert_eq!(left.completions.poll(&mut out).unwrap(), 0);
+    assert_eq!(left.queue_pair.sends_outstanding(), 0);
+}
+
+#[test]
+fn messages_are_sent_and_received_in_borrowed_memory() {
+    let Some(device) = device() else { return };
+    let (mut left, mut right) = pair(&device, 8, true);
+    let (question, mut heard) = (left.buffer(1, 100), right.buffer(0, 4096));
+    let heard_len = std::thread::scope(|threads| {
+        let hearing = threads.spawn(|| {
+            right.queue_pair.scope(PATIENCE, |scope| {
+                let id = scope.recv(&mut heard)?;
+                scope.wait(id)
+            })
+        });
+        left.queue_pair.scope(PATIENCE, |scope| scope.send_immediate(&question, 5)).unwrap().unwrap();
+        hearing.join().unwrap()
+    });
+    let success = heard_len.unwrap().unwrap();
+    let CompletedOperation::Recv { immediate: Some(5), .. } = success.operation else {
+        panic!("{success:?}");
+    };
+    assert_eq!(success.length, 100);
+    assert_eq!((&heard[..100], heard[100]), (&question[..], 0));
+}
+
+#[test]
+fn a_panic_in_a_scope_waits_for_what_was_lent() {
+    let Some(device) = device() else { return };
+    let (mut left, right) = pair(&device, 8, true);
+    let region = shared(&right, 1 << 20);
+    let page = left.buffer(9, 1 << 20);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        left.queue_pair.scope(PATIENCE, |scope| {
+            scope.write(&page, region.remote().at(0)).unwrap();
+            panic!("on purpose");
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(left.queue_pair.sends_outstanding(), 0);
+    let mut last = [0];
+    region.read((1 << 20) - 1, &mut last).unwrap();
+    assert_eq!(last, [9]);
+}
+
+#[test]
+fn a_scope_that_runs_out_of_time_takes_the_queue_pair_with_it() {
+    let Some(device) = device() else { return };
+    without_errors(|| {
+        let (mut left, right) = pair(&device, 8, true);
+        let mut never = left.buffer(3, 64);
+        let begun = Instant::now();
+        let timeout = Duration::from_millis(200);
+        let ended = left.queue_pair.scope(timeout, |scope| scope.recv(&mut never).map(|_| ()));
+        assert!(matches!(ended, Err(Error::Timeout { .. })), "{ended:?}");
+        assert!(begun.elapsed() >= timeout && begun.elapsed() < PATIENCE);
+        // The memory is here again, and the queue pair does nothing more.
+        never.fill(4);
+        assert!(matches!(left.queue_pair.state(), Err(Error::WrongState { .. })));
+        assert!(left.queue_pair.reset().is_err());
+        let refused = left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap_err();
+        assert!(matches!(refused.error, Error::WrongState { state: QpState::Error, .. }));
+        assert!(left.queue_pair.post_recv(left.buffer(0, 8)).is_err());
+        let again = left.queue_pair.scope(timeout, |scope| scope.recv(&mut never).map(|_| ()));
+        assert!(again.unwrap().is_err());
+        drop((left, right));
+    });
+}
+
+#[test]
+fn a_request_that_is_refused_was_never_lent() {
+    let Some(device) = device() else { return };
+    let (mut left, _right) = pair(&device, 2, true);
+    let (mut first, mut second, mut third) = (left.buffer(1, 64), left.buffer(1, 64), left.buffer(1, 64));
+    let timeout = Duration::from_millis(100);
+    let full = left.queue_pair.scope(timeout, |scope| {
+        scope.recv(&mut first).unwrap();
+        scope.recv(&mut second).unwrap();
+        let full = scope.recv(&mut third).unwrap_err();
+        // What it had comes back flushed, so that the scope ends in time.
+        scope.queue_pair().fail().unwrap();
+        full
+    });
+    assert!(matches!(full, Ok(Error::QueueFull { .. })), "{full:?}");
+    let refused = left.queue_pair.scope(timeout, |scope| scope.recv(&mut first).map(|_| ())).unwrap();
+    assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+}
+
+#[test]
+fn raw_requests_are_posted_and_polled_as_c_would() {
+    let Some(device) = device() else { return };
+    let (left, right) = pair(&device, 64, false);
+    let (source, target) = (shared(&left, 4096), shared(&right, 4096));
+    source.write(0, &[5; 4096]).unwrap();
+    let at = |offset: u64, length: u32| Segment {
+        addr: source.remote().addr + offset,
+        length,
+        lkey: source.lkey(),
+    };
+    let mut list = SendList::new();
+    let mut completions = Completions::new(8);
+    for round in 0..4 {
+        list.clear();
+        for n in 0..16 {
+            let operation = SendOperation::Write(target.remote().at(n * 256));
+            // One piece, a short one, and none.
+            let segments: &[Segment] = match n % 3 {
+                0 => &[at(0, 256)],
+                1 => &[at(256, 100)],
+                _ => &[],
+            };
+            list.add(round * 100 + n, operation, SendFlags::SIGNALED, segments);
+        }
+        // SAFETY: the regions outlive the requests, which are waited for below, and nobody touches them meanwhile; both
+        // completion queues are polled raw and here alone.
+        unsafe { left.queue_pair.post_raw_sends(&mut list) }.unwrap();
+        let begun = Instant::now();
+        let mut ids = Vec::new();
+        while ids.len() < 16 {
+            assert!(begun.elapsed() < PATIENCE);
+            left.completions.poll_raw(&mut completions).unwrap();
+            for completion in completions.iter() {
+                assert_eq!(completion.outcome().unwrap().operation, CompletedOperation::Write);
+                assert_eq!(completion.qpn(), left.queue_pair.qpn());
+                ids.push(completion.id());
+            }
+        }
+        assert!(ids.into_iter().eq(round * 100..round * 100 + 16));
+    }
+    let mut bytes = [0; 512];
+    target.read(0, &mut bytes).unwrap();
+    assert!(bytes[..356].iter().all(|byte| *byte == 5) && bytes[356..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn raw_receives_and_failures_are_polled_too() {
+    let Some(device) = device() else { return };
+    let (left, right) = pair(&device, 8, false);
+    let (source, target) = (shared(&left, 64), shared(&right, 64));
+    source.write(0, b"raw").unwrap();
+    let mut recvs = RecvList::new();
+    recvs.add(1, &[Segment { addr: target.remote().addr, length: 64, lkey: target.lkey() }]);
+    recvs.add(2, &[]);
+    let mut sends = SendList::new();
+    let segment = Segment { addr: source.remote().addr, length: 3, lkey: source.lkey() };
+    sends.add(3, SendOperation::SendImmediate(77), SendFlags::SIGNALED, &[segment]);
+    // SAFETY: as above; the last request comes back flushed before the regions go.
+    unsafe {
+        right.queue_pair.post_raw_recvs(&mut recvs).unwrap();
+        left.queue_pair.post_raw_sends(&mut sends).unwrap();
+    }
+    let mut polled = Completions::new(4);
+    let mut next = |end: &End| {
+        let begun = Instant::now();
+        while end.completions.poll_raw(&mut polled).unwrap() == 0 {
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        let completion = polled.iter().next().unwrap();
+        (completion.id(), completion.is_ok(), completion.outcome())
+    };
+    let (id, _, received) = next(&right);
+    let received = received.unwrap();
+    let CompletedOperation::Recv { immediate: Some(77), .. } = received.operation else {
+        panic!("{received:?}")
+    };
+    assert_eq!((id, received.length), (1, 3));
+    assert_eq!(next(&left).0, 3);
+    right.queue_pair.fail().unwrap();
+    let (id, is_ok, flushed) = next(&right);
+    assert_eq!((id, is_ok, flushed.unwrap_err().status), (2, false, Status::Flushed));
+}
