@@ -6,10 +6,10 @@ use adverb::{memory, verbs, verbs::cm};
 
 /// Asserts it of the types named, while compiling, and lists their names.
 macro_rules! shared_between_threads {
-    ($list:ident: $($module:ident::$name:ident $(<$parameter:ty>)?),+ $(,)?) => {
+    ($list:ident: $($module:ident::$name:ident $(<$($parameter:ty),+>)? $([$($lifetime:lifetime),+])?),+ $(,)?) => {
         const $list: &[(&str, &str)] = {
             const fn shared_between_threads<T: Send + Sync>() {}
-            $(shared_between_threads::<$module::$name $(<$parameter>)?>();)+
+            $(shared_between_threads::<$module::$name $(<$($parameter),+>)? $(<$($lifetime),+>)?>();)+
             &[$((stringify!($module), stringify!($name))),+]
         };
     };
@@ -86,6 +86,7 @@ shared_between_threads!(TYPES:
     verbs::RemoteAddress,
     verbs::RequestId,
     verbs::RequestIds,
+    verbs::Scope['static, 'static],
     verbs::SendRequest,
     verbs::SharedReceiveQueue,
     verbs::SharedReceiveQueueBuilder,

@@ -1,11 +1,11 @@
 //! Requests that borrow their memory.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
 use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation, Success};
+use parking_lot::Mutex;
 
 use super::completion_queue::Attached;
 use super::deadline::Deadline;
@@ -50,7 +50,7 @@ impl QueuePair {
         let scope = Scope {
             queue_pair: self,
             deadline: Deadline::new(timeout),
-            lent: RefCell::default(),
+            lent: Mutex::default(),
             scope: PhantomData,
             env: PhantomData,
         };
@@ -76,7 +76,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     queue_pair: &'env QueuePair,
     deadline: Deadline,
     /// The requests that borrow, and haven't been waited for.
-    lent: RefCell<Lent>,
+    lent: Mutex<Lent>,
     // Both lifetimes are just what they are, and no shorter.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
@@ -134,7 +134,7 @@ impl<'scope> Scope<'scope, '_> {
     pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
         check_writable(buffer)?;
         let posted = self.queue_pair.post_lent_recv(buffer.segment());
-        note(&mut self.lent.borrow_mut().recvs, posted)
+        note(&mut self.lent.lock().recvs, posted)
     }
 
     /// Waits for a request of this scope, until the scope's time is over.
@@ -143,13 +143,13 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// If it failed, or didn't complete in time; also if somebody else took its completion from the completion queue.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
-        let mut lent = self.lent.borrow_mut();
-        let is_recv = lent.recvs.contains(&id);
+        let is_recv = self.lent.lock().recvs.contains(&id);
         let queue = match is_recv {
             true => self.queue_pair.recv_completion_queue(),
             false => self.queue_pair.send_completion_queue(),
         };
         let completion = queue.wait(id, self.deadline.left())?;
+        let mut lent = self.lent.lock();
         let waited = if is_recv { &mut lent.recvs } else { &mut lent.sends };
         waited.retain(|other| *other != id);
         completion.success()
@@ -162,12 +162,12 @@ impl<'scope> Scope<'scope, '_> {
 
     fn post_send(&self, operation: SendOperation, buffer: &Buffer) -> Result<RequestId> {
         let posted = self.queue_pair.post_lent_send(operation, SendFlags::SIGNALED, buffer.segment());
-        note(&mut self.lent.borrow_mut().sends, posted)
+        note(&mut self.lent.lock().sends, posted)
     }
 
     /// Waits until no request borrows, or sees to it that none does. `false` if the queue pair is gone.
     fn end(&self) -> bool {
-        let lent = std::mem::take(&mut *self.lent.borrow_mut());
+        let lent = std::mem::take(&mut *self.lent.lock());
         let queue_pair = self.queue_pair;
         loop {
             let sends = ended(Some(&queue_pair.send), &lent.sends);
@@ -209,9 +209,11 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
 
 /// Whether none of these requests is outstanding.
 fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
-    let (Some(queue), Some(last)) = (queue, requests.last()) else { return true };
-    // A queue's requests complete in order. If it can't be asked, the device may have them.
-    queue.completion_queue().gather().is_ok() && !queue.lock().is_outstanding(*last)
+    let (Some(queue), false) = (queue, requests.is_empty()) else { return true };
+    // If it can't be asked, the device may have them.
+    let gathered = queue.completion_queue().gather().is_ok();
+    let queue = queue.lock();
+    gathered && !requests.iter().any(|request| queue.is_outstanding(*request))
 }
 
 /// Ends the loans of a scope.
