@@ -1,0 +1,112 @@
+//! What moves packets.
+//!
+//! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
+//! or in memory; others wrap a link, and do something to what passes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use adverb_proto::IcrcCheck;
+
+/// A packet to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outgoing<'a> {
+    /// The address and port that it comes from. The port is one that [`Link::source_port`] has named: the ICRC
+    /// covers it, so that no other will do.
+    pub source: SocketAddr,
+    /// The address and port that it goes to.
+    pub destination: SocketAddr,
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// How many routers it may pass; 0 is the system's default.
+    pub hop_limit: u8,
+    /// The payload of the UDP datagram: from the base transport header to the ICRC, which was computed for an IPv4
+    /// identification of 0.
+    pub bytes: &'a [u8],
+}
+
+/// A packet that came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Incoming<'a> {
+    /// The address and port that it comes from.
+    pub source: SocketAddr,
+    /// The address and port that it was sent to.
+    pub destination: SocketAddr,
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// How many routers it might still have passed, where the link knows.
+    pub hop_limit: Option<u8>,
+    /// How its ICRC is to be checked.
+    pub icrc: IcrcCheck,
+    /// The payload of the UDP datagram: from the base transport header to the ICRC. A stranger may have sent it.
+    pub bytes: &'a [u8],
+}
+
+impl Incoming<'_> {
+    /// Whether a switch on its way was congested, and marked it (RFC 3168: both ECN bits are 1).
+    pub const fn congested(&self) -> bool {
+        self.traffic_class & 0b11 == 0b11
+    }
+}
+
+/// What moves packets: sockets, memory, or a wrapper round another link.
+///
+/// A link may lose packets, deliver them twice and in another order, as any network may. What becomes of one packet is
+/// never an error; errors say that the link itself no longer works.
+pub trait Link: Send {
+    /// Sends packets, from the first on, without waiting; says how many were taken. If fewer than there were, the rest
+    /// may be tried again when something has come or a little time has passed.
+    ///
+    /// # Errors
+    ///
+    /// If the link no longer works, and no packet was taken.
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize>;
+
+    /// Hands what has come to `each`, without waiting; says how many packets that were. There may be more: only 0 says
+    /// that there are none.
+    ///
+    /// # Errors
+    ///
+    /// If the link no longer works.
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
+
+    /// A descriptor that is readable while something has come that wasn't received. `None` if there is none: then only
+    /// calling [`receive`](Link::receive) tells.
+    fn readiness(&self) -> Option<BorrowedFd<'_>>;
+
+    /// When to call [`receive`](Link::receive) at the latest, though the descriptor shows nothing: a wrapper may hold
+    /// packets back.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The source port for a flow that would have `wanted`: a link may have fewer ports than there are flows. The same
+    /// for the same `wanted`.
+    fn source_port(&self, wanted: u16) -> u16 {
+        wanted
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        (**self).send(packets)
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        (**self).receive(each)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        (**self).readiness()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (**self).deadline()
+    }
+
+    fn source_port(&self, wanted: u16) -> u16 {
+        (**self).source_port(wanted)
+    }
+}
