@@ -531,6 +531,11 @@ impl QueuePair {
         ask!(self, queue_pair => queue_pair.detach_multicast(group, lid))
     }
 
+    /// Whether it was destroyed before its time.
+    pub(crate) fn is_gone(&self) -> bool {
+        ask!(self, queue_pair => queue_pair.is_gone())
+    }
+
     /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
         ask!(self, queue_pair => queue_pair.destroy())

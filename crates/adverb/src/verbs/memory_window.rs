@@ -322,6 +322,10 @@ impl QueuePair {
     /// A device may not let go of a queue pair with windows (soft-RoCE warns), and one that is reset is soon another
     /// peer's.
     pub(super) fn free_windows(&self) {
+        if self.backend.is_gone() {
+            // Its number may be another's by now.
+            return;
+        }
         for window in self.domain.device().windows().of(self.qpn()) {
             let mut state = window.lock();
             // It may have been freed, or bound elsewhere, since it was found.

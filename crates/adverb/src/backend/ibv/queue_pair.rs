@@ -93,9 +93,13 @@ impl QueuePair {
         self.qpn
     }
 
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
     /// The library's object, if it wasn't destroyed before its time. (What posts needn't ask: it knows the state.)
     pub(super) fn alive(&self) -> Result<*mut ibv_qp> {
-        if self.gone.load(Ordering::Relaxed) {
+        if self.is_gone() {
             return Err(Error::WrongState {
                 action: "using a queue pair",
                 state: QpState::Error,
