@@ -48,12 +48,17 @@ pub enum Observed {
     NotRun,
 }
 
+/// Whether a device is Linux soft-RoCE.
+pub(crate) fn is_soft_roce(attributes: &DeviceAttributes) -> bool {
+    /// `RXE_VENDOR_ID` (rxe_param.h).
+    const SOFT_ROCE: u32 = 0xff_ffff;
+    attributes.vendor_id == SOFT_ROCE
+}
+
 impl Deviations {
     /// What is known of a device by its maker and part, or nothing: so far of Linux soft-RoCE alone.
     pub fn known(attributes: &DeviceAttributes) -> Deviations {
-        /// `RXE_VENDOR_ID` (rxe_param.h).
-        const SOFT_ROCE: u32 = 0xff_ffff;
-        if attributes.vendor_id == SOFT_ROCE {
+        if is_soft_roce(attributes) {
             include_str!("../deviations/rxe.txt").parse().expect("a test has read it")
         } else {
             Deviations::default()

@@ -7,11 +7,12 @@ use adverb::verbs::{SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
+use crate::deviations::is_soft_roce;
 use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE, check, status};
 use crate::registry::tests;
 
-/// How many completions must come through events without one being lost.
-const MANY: u64 = 100_000;
+/// How many completions must come through events without one being lost; of soft-RoCE, which is slow, a tenth of that.
+const MANY: u64 = 1_000_000;
 
 tests! { "events";
     only_a_queue_made_for_them_has_events,
@@ -27,7 +28,7 @@ tests! { "events";
     waits_with_and_without_a_limit_may_be_mixed,
     waiting_for_one_of_many_finds_it,
     events_that_nobody_took_are_no_hindrance,
-    [Need::Depth(1024)] a_hundred_thousand_completions_come_through_events,
+    [Need::Depth(1024)] no_completion_is_lost_among_a_great_many_that_come_through_events,
 }
 
 /// Sends a message from left to right, where there is a receive.
@@ -223,7 +224,8 @@ fn events_that_nobody_took_are_no_hindrance(fixture: &Fixture) -> Result<()> {
 }
 
 /// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
-fn a_hundred_thousand_completions_come_through_events(fixture: &Fixture) -> Result<()> {
+fn no_completion_is_lost_among_a_great_many_that_come_through_events(fixture: &Fixture) -> Result<()> {
+    let many = if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { MANY };
     let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let source = pair.left.region(8, READ_WRITE)?;
@@ -233,13 +235,13 @@ fn a_hundred_thousand_completions_come_through_events(fixture: &Fixture) -> Resu
     let mut posted = 0;
     let mut completions = Vec::with_capacity(1024);
     let mut next = 0;
-    while next < MANY {
-        let room = u64::from(1024 - pair.left.qp.sends_outstanding()).min(MANY - posted);
+    while next < many {
+        let room = u64::from(1024 - pair.left.qp.sends_outstanding()).min(many - posted);
         let batch = (posted..posted + room).map(write).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(Error::from)?;
         posted += room;
         let came = pair.left.cq.poll_timeout(&mut completions, PATIENCE)?;
-        ensure!(came > 0, "completion {next} of {MANY} didn't come");
+        ensure!(came > 0, "completion {next} of {many} didn't come");
         for completion in completions.drain(..) {
             ensure!(completion.is_ok(), "request {next}: {:?}", status(&completion));
             ensure!(completion.tag() == next, "request {} completed when {next} was due", completion.tag());
