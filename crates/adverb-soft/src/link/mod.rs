@@ -1,7 +1,9 @@
 //! What moves packets.
 //!
 //! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
-//! or in memory; others wrap a link, and do something to what passes.
+//! or in memory ([`Switch`]); others wrap a link, and do something to what passes.
+
+mod mem;
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,6 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
+
+pub use mem::{MemLink, Switch, SwitchConfig};
 
 /// A packet to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,8 +76,8 @@ pub trait Link: Send {
     /// If the link no longer works.
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
 
-    /// A descriptor that is readable while something has come that wasn't received. `None` if there is none: then only
-    /// calling [`receive`](Link::receive) tells.
+    /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0. `None` if there
+    /// is none: then only calling that tells.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
 
     /// When to call [`receive`](Link::receive) at the latest, though the descriptor shows nothing: a wrapper may hold

@@ -1,0 +1,272 @@
+//! Packets that never leave this process's memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use adverb_proto::IcrcCheck;
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, RwLock};
+
+use super::{Incoming, Link, Outgoing};
+
+/// A switch in memory, that brings packets from one device of this process to another, by their addresses.
+///
+/// ```
+/// use adverb_soft::link::{Link, Outgoing, Switch, SwitchConfig};
+///
+/// let switch = Switch::new(SwitchConfig::default());
+/// let mut here = switch.attach("10.0.0.1".parse().unwrap())?;
+/// let mut there = switch.attach("10.0.0.2".parse().unwrap())?;
+/// here.send(&[Outgoing {
+///     source: "10.0.0.1:49152".parse().unwrap(),
+///     destination: "10.0.0.2:4791".parse().unwrap(),
+///     traffic_class: 0,
+///     hop_limit: 64,
+///     bytes: b"a packet",
+/// }])?;
+/// let mut got = Vec::new();
+/// there.receive(&mut |packet| got.extend_from_slice(packet.bytes))?;
+/// assert_eq!(got, b"a packet");
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Switch {
+    shared: Arc<Shared>,
+}
+
+/// How a [`Switch`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwitchConfig {
+    /// How many packets may wait for one device. What comes when so many wait is lost.
+    pub packets: usize,
+    /// How many bytes may.
+    pub bytes: usize,
+    /// How the ICRC of packets is to be checked: not at all, unless something is between that may damage them.
+    pub icrc: IcrcCheck,
+}
+
+impl Default for SwitchConfig {
+    /// 4096 packets, 16 MiB, ICRCs that nobody checks.
+    fn default() -> SwitchConfig {
+        SwitchConfig { packets: 4096, bytes: 16 << 20, icrc: IcrcCheck::Trusted }
+    }
+}
+
+impl Switch {
+    /// A switch that nothing is attached to.
+    pub fn new(config: SwitchConfig) -> Switch {
+        Switch { shared: Arc::new(Shared { config, ports: RwLock::default() }) }
+    }
+
+    /// Attaches a device at this address, until the link is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if there is one at this address, or if the system gives no event descriptor.
+    pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        let port = Arc::new(Port { queue: Mutex::default(), event, overflows: AtomicU64::new(0) });
+        let mut ports = self.shared.ports.write();
+        if ports.contains_key(&address) {
+            let text = format!("a device is attached to this switch at {address} already");
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+        }
+        ports.insert(address, Arc::clone(&port));
+        let shared = Arc::clone(&self.shared);
+        Ok(MemLink { address, port, shared, taken: Batch::default(), last: None, unreachable: 0 })
+    }
+}
+
+/// A device's link to a [`Switch`].
+#[derive(Debug)]
+pub struct MemLink {
+    address: IpAddr,
+    port: Arc<Port>,
+    shared: Arc<Shared>,
+    /// What is being received. Changes places with the port's when that has something, so that neither is ever
+    /// allocated again.
+    taken: Batch,
+    /// Where the last packets went: the next mostly go there too.
+    last: Option<(IpAddr, Arc<Port>)>,
+    unreachable: u64,
+}
+
+impl MemLink {
+    /// Our address.
+    pub const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many packets to us were lost because too many waited.
+    pub fn overflows(&self) -> u64 {
+        self.port.overflows.load(Ordering::Relaxed)
+    }
+
+    /// How many packets we sent to addresses where nothing is attached.
+    pub const fn unreachable(&self) -> u64 {
+        self.unreachable
+    }
+
+    /// Brings packets to the one address that they are all for.
+    fn deliver(&mut self, address: IpAddr, packets: &[Outgoing<'_>]) -> io::Result<()> {
+        let config = &self.shared.config;
+        if let Some((last, port)) = &self.last
+            && *last == address
+            && port.put(packets, config)?
+        {
+            return Ok(());
+        }
+        self.last = self.shared.ports.read().get(&address).map(|port| (address, Arc::clone(port)));
+        match &self.last {
+            Some((_, port)) if port.put(packets, config)? => {}
+            _ => self.unreachable += packets.len() as u64,
+        }
+        Ok(())
+    }
+}
+
+impl Link for MemLink {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        for run in packets.chunk_by(|a, b| a.destination.ip() == b.destination.ip()) {
+            self.deliver(run[0].destination.ip(), run)?;
+        }
+        Ok(packets.len())
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        self.taken.clear();
+        if !self.port.take(&mut self.taken)? {
+            return Ok(0);
+        }
+        let mut rest = &self.taken.bytes[..];
+        for entry in &self.taken.entries {
+            let (bytes, behind) = rest.split_at(entry.length);
+            rest = behind;
+            each(&Incoming {
+                source: entry.source,
+                destination: entry.destination,
+                traffic_class: entry.traffic_class,
+                hop_limit: Some(entry.hop_limit),
+                icrc: self.shared.config.icrc,
+                bytes,
+            });
+        }
+        Ok(self.taken.entries.len())
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.port.event.as_fd())
+    }
+}
+
+impl Drop for MemLink {
+    fn drop(&mut self) {
+        self.shared.ports.write().remove(&self.address);
+        // Others may remember the port.
+        self.port.queue.lock().closed = true;
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: SwitchConfig,
+    ports: RwLock<HashMap<IpAddr, Arc<Port>>>,
+}
+
+/// Where packets wait for a device.
+#[derive(Debug)]
+struct Port {
+    queue: Mutex<Queue>,
+    event: EventFd,
+    overflows: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    batch: Batch,
+    /// Whether the descriptor is readable. It is written only when it isn't, and read only when nothing waits, so that a
+    /// stream of packets costs no system call.
+    signalled: bool,
+    /// Whether the device is gone.
+    closed: bool,
+}
+
+impl Port {
+    /// Puts packets into the queue, as many as there is room for; says whether there is a queue.
+    fn put(&self, packets: &[Outgoing<'_>], config: &SwitchConfig) -> io::Result<bool> {
+        let mut queue = self.queue.lock();
+        if queue.closed {
+            return Ok(false);
+        }
+        let mut lost = 0;
+        for packet in packets {
+            let Batch { bytes, entries } = &mut queue.batch;
+            if entries.len() >= config.packets || bytes.len() + packet.bytes.len() > config.bytes {
+                lost += 1;
+                continue;
+            }
+            bytes.extend_from_slice(packet.bytes);
+            entries.push(Entry {
+                source: packet.source,
+                destination: packet.destination,
+                traffic_class: packet.traffic_class,
+                hop_limit: if packet.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { packet.hop_limit },
+                length: packet.bytes.len(),
+            });
+        }
+        self.overflows.fetch_add(lost, Ordering::Relaxed);
+        if !queue.signalled && !queue.batch.entries.is_empty() {
+            queue.signalled = true;
+            self.event.write(1)?;
+        }
+        Ok(true)
+    }
+
+    /// Takes what waits, in exchange for an empty batch; says whether anything did.
+    fn take(&self, empty: &mut Batch) -> io::Result<bool> {
+        let mut queue = self.queue.lock();
+        if !queue.batch.entries.is_empty() {
+            mem::swap(&mut queue.batch, empty);
+            return Ok(true);
+        }
+        if mem::take(&mut queue.signalled) {
+            match self.event.read() {
+                Ok(_) | Err(Errno::EAGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Packets one behind the other.
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.entries.clear();
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    source: SocketAddr,
+    destination: SocketAddr,
+    traffic_class: u8,
+    hop_limit: u8,
+    length: usize,
+}
+
+/// What Linux gives packets that ask for nothing.
+const DEFAULT_HOP_LIMIT: u8 = 64;

@@ -1,0 +1,104 @@
+//! The switch in memory.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use adverb_proto::IcrcCheck;
+use adverb_soft::link::{Link, Switch, SwitchConfig};
+
+use support::{Packet, address, drain, is_readable, packet};
+
+#[test]
+fn packets_come_to_their_address_in_order() {
+    let switch = Switch::new(SwitchConfig::default());
+    let mut ends = [1, 2, 3].map(|host| switch.attach(address(host)).unwrap());
+    let packets = [packet(1, 2, b"a"), packet(1, 3, b"bb"), packet(1, 3, b""), packet(1, 2, b"ccc")];
+    assert_eq!(ends[0].send(&packets).unwrap(), 4);
+    assert_eq!(drain(&mut ends[1]), [Packet::from(&packets[0]), Packet::from(&packets[3])]);
+    assert_eq!(drain(&mut ends[2]), [Packet::from(&packets[1]), Packet::from(&packets[2])]);
+    assert_eq!(drain(&mut ends[0]), []);
+}
+
+#[test]
+fn a_device_reaches_itself() {
+    let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::Identification(0), ..SwitchConfig::default() });
+    let mut end = switch.attach(address(1)).unwrap();
+    end.send(&[packet(1, 1, b"self")]).unwrap();
+    let got = drain(&mut end);
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].icrc, Some(IcrcCheck::Identification(0)));
+}
+
+#[test]
+fn the_descriptor_is_readable_until_nothing_is_left() {
+    let switch = Switch::new(SwitchConfig::default());
+    let mut here = switch.attach(address(1)).unwrap();
+    let mut there = switch.attach(address(2)).unwrap();
+    for _ in 0..3 {
+        assert!(!is_readable(&there));
+        here.send(&[packet(1, 2, b"x"), packet(1, 2, b"y")]).unwrap();
+        here.send(&[packet(1, 2, b"z")]).unwrap();
+        assert!(is_readable(&there));
+        assert_eq!(drain(&mut there).len(), 3);
+    }
+    assert!(!is_readable(&there));
+}
+
+#[test]
+fn what_finds_a_full_queue_is_lost_and_counted() {
+    let config = SwitchConfig { packets: 3, bytes: 10, ..SwitchConfig::default() };
+    let switch = Switch::new(config);
+    let mut here = switch.attach(address(1)).unwrap();
+    let mut there = switch.attach(address(2)).unwrap();
+    here.send(&[packet(1, 2, b"a"); 5]).unwrap();
+    assert_eq!((drain(&mut there).len(), there.overflows()), (3, 2));
+    here.send(&[packet(1, 2, b"123456"), packet(1, 2, b"12345"), packet(1, 2, b"1234")]).unwrap();
+    assert_eq!((drain(&mut there).len(), there.overflows()), (2, 3));
+    assert_eq!(here.overflows(), 0);
+}
+
+#[test]
+fn an_address_is_free_again_when_its_device_is_gone() {
+    let switch = Switch::new(SwitchConfig::default());
+    let mut here = switch.attach(address(1)).unwrap();
+    let there = switch.attach(address(2)).unwrap();
+    assert_eq!(switch.attach(address(2)).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    here.send(&[packet(1, 2, b"before")]).unwrap();
+    drop(there);
+    here.send(&[packet(1, 2, b"between"), packet(1, 9, b"nowhere")]).unwrap();
+    assert_eq!(here.unreachable(), 2);
+    let mut there = switch.attach(address(2)).unwrap();
+    here.send(&[packet(1, 2, b"after")]).unwrap();
+    assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"after"))]);
+}
+
+#[test]
+fn threads_may_send_to_one_device_at_once() {
+    let switch = Switch::new(SwitchConfig { packets: 100_000, ..SwitchConfig::default() });
+    let mut sink = switch.attach(address(1)).unwrap();
+    let mut counts = [0_u32; 4];
+    std::thread::scope(|scope| {
+        for host in 2..6 {
+            let mut link = switch.attach(address(host)).unwrap();
+            scope.spawn(move || {
+                for number in 0..5000_u32 {
+                    link.send(&[packet(host, 1, &number.to_le_bytes())]).unwrap();
+                }
+            });
+        }
+        let mut total = 0;
+        while total < 20_000 {
+            support::wait(&sink);
+            total += sink
+                .receive(&mut |packet| {
+                    let count = &mut counts[support::host(packet.source.ip()) as usize - 2];
+                    assert_eq!(packet.bytes, count.to_le_bytes());
+                    *count += 1;
+                })
+                .unwrap();
+        }
+    });
+    assert_eq!(counts, [5000; 4]);
+    assert_eq!(sink.overflows(), 0);
+}

@@ -1,0 +1,103 @@
+//! What tests of links share.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::net::{IpAddr, SocketAddr};
+
+use adverb_proto::IcrcCheck;
+use adverb_soft::link::{Incoming, Link, Outgoing};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// A packet that was received, or should be.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet {
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: SocketAddr,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: Option<u8>,
+    pub(crate) icrc: Option<IcrcCheck>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl PartialEq for Packet {
+    /// How the ICRC is to be checked isn't compared.
+    fn eq(&self, other: &Packet) -> bool {
+        let all = |packet: &Packet| {
+            let Packet { source, destination, traffic_class, hop_limit, .. } = *packet;
+            (source, destination, traffic_class, hop_limit)
+        };
+        all(self) == all(other) && self.bytes == other.bytes
+    }
+}
+
+impl From<&Outgoing<'_>> for Packet {
+    fn from(packet: &Outgoing<'_>) -> Packet {
+        Packet {
+            source: packet.source,
+            destination: packet.destination,
+            traffic_class: packet.traffic_class,
+            hop_limit: Some(if packet.hop_limit == 0 { 64 } else { packet.hop_limit }),
+            icrc: None,
+            bytes: packet.bytes.to_vec(),
+        }
+    }
+}
+
+impl From<&Incoming<'_>> for Packet {
+    fn from(packet: &Incoming<'_>) -> Packet {
+        Packet {
+            source: packet.source,
+            destination: packet.destination,
+            traffic_class: packet.traffic_class,
+            hop_limit: packet.hop_limit,
+            icrc: Some(packet.icrc),
+            bytes: packet.bytes.to_vec(),
+        }
+    }
+}
+
+/// The address of a host by its number.
+pub(crate) fn address(host: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, host])
+}
+
+/// The number of a host by its address.
+pub(crate) fn host(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    }
+}
+
+/// A packet from one host to another.
+pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> Outgoing<'_> {
+    Outgoing {
+        source: SocketAddr::new(address(from), 0xc000),
+        destination: SocketAddr::new(address(to), 4791),
+        traffic_class: 0x1a,
+        hop_limit: 9,
+        bytes,
+    }
+}
+
+/// All that has come.
+pub(crate) fn drain(link: &mut impl Link) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    while link.receive(&mut |packet| packets.push(packet.into())).unwrap() > 0 {}
+    packets
+}
+
+/// Whether a link's descriptor is readable.
+pub(crate) fn is_readable(link: &impl Link) -> bool {
+    poll_for(link, PollTimeout::ZERO)
+}
+
+/// Waits, ten seconds at most, until a link's descriptor is readable.
+pub(crate) fn wait(link: &impl Link) {
+    assert!(poll_for(link, PollTimeout::from(10_000_u16)), "nothing came in ten seconds");
+}
+
+fn poll_for(link: &impl Link, timeout: PollTimeout) -> bool {
+    let fd = link.readiness().expect("a descriptor");
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout).unwrap() > 0
+}
