@@ -9,7 +9,8 @@ use adverb_proto::vocabulary::{Qpn, Transport};
 
 use super::connector::Resolving;
 use super::failure::{self, Stage};
-use super::{Connector, DATAGRAM_QKEY, Deadline, MAX_ANSWER_DATA, MAX_LOOKUP_DATA, Path, check_private_data};
+use super::listener::{next_request, wait_for};
+use super::{Connector, DATAGRAM_QKEY, MAX_ANSWER_DATA, MAX_LOOKUP_DATA, Path, check_private_data};
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Request, Use};
 use crate::error::{Error, Result};
@@ -216,17 +217,7 @@ impl DatagramListener {
     ///
     /// If the connection manager can't be asked, or there are no descriptors left.
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<DatagramRequest>> {
-        let deadline = Deadline::new(timeout);
-        loop {
-            if let Some(request) = self.try_accept()? {
-                return Ok(Some(request));
-            }
-            let left = deadline.left();
-            if left.is_zero() {
-                return Ok(None);
-            }
-            self.identifier.wait(Some(left))?;
-        }
+        wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
     /// Takes a question, if there is one. Call it when the descriptor is readable.
@@ -235,23 +226,12 @@ impl DatagramListener {
     ///
     /// As [`accept_timeout`](DatagramListener::accept_timeout).
     pub fn try_accept(&self) -> Result<Option<DatagramRequest>> {
-        while let Some(event) = self.identifier.take_event()? {
-            match event {
-                Event::Request(Request { identifier, private_data, .. }) => match Path::new(&identifier) {
-                    Ok(path) => return Ok(Some(DatagramRequest { identifier, path, private_data })),
-                    // Not the listener's trouble.
-                    Err(error) => tracing::debug!(%error, "a peer gave up before its question was taken"),
-                },
-                Event::DeviceRemoved => {
-                    return Err(Error::NoDevice {
-                        what: format!("the RDMA device of {} is going away", self.address),
-                        hint: "drop the listener, and what was made from the device".to_owned(),
-                    });
-                }
-                _ => {}
-            }
-        }
-        Ok(None)
+        let request = next_request(&self.identifier, self.address)?;
+        Ok(request.map(|(Request { identifier, private_data, .. }, path)| DatagramRequest {
+            identifier,
+            path,
+            private_data,
+        }))
     }
 }
 

@@ -65,17 +65,7 @@ impl Listener {
     ///
     /// As [`accept`](Listener::accept).
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<Incoming>> {
-        let deadline = Deadline::new(timeout);
-        loop {
-            if let Some(incoming) = self.try_accept()? {
-                return Ok(Some(incoming));
-            }
-            let left = deadline.left();
-            if left.is_zero() {
-                return Ok(None);
-            }
-            self.identifier.wait(Some(left))?;
-        }
+        wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
     /// Takes a request, if there is one. Call it when the descriptor is readable.
@@ -84,36 +74,48 @@ impl Listener {
     ///
     /// As [`accept`](Listener::accept).
     pub fn try_accept(&self) -> Result<Option<Incoming>> {
-        while let Some(event) = self.identifier.take_event()? {
-            match event {
-                Event::Request(Request { identifier, depths, private_data }) => {
-                    match Path::new(&identifier) {
-                        Ok(path) => {
-                            let identifier = Arc::new(identifier);
-                            let (timeout, options) = (self.timeout, self.options);
-                            return Ok(Some(Incoming {
-                                identifier,
-                                path,
-                                private_data,
-                                depths,
-                                timeout,
-                                options,
-                            }));
-                        }
-                        // Not the listener's trouble.
-                        Err(error) => tracing::debug!(%error, "a peer gave up before its request was taken"),
-                    }
-                }
-                Event::DeviceRemoved => {
-                    return Err(Error::NoDevice {
-                        what: format!("the RDMA device of {} is going away", self.address),
-                        hint: "drop the listener, and what was made from the device".to_owned(),
-                    });
-                }
-                _ => {}
+        let Some((request, path)) = next_request(&self.identifier, self.address)? else { return Ok(None) };
+        let Request { identifier, depths, private_data } = request;
+        let (identifier, timeout, options) = (Arc::new(identifier), self.timeout, self.options);
+        Ok(Some(Incoming { identifier, path, private_data, depths, timeout, options }))
+    }
+}
+
+/// Takes the next request that came to a listener, if there is one, and the way that it came.
+pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result<Option<(Request, Path)>> {
+    while let Some(event) = listener.take_event()? {
+        match event {
+            Event::Request(request) => match Path::new(&request.identifier) {
+                Ok(path) => return Ok(Some((request, path))),
+                // Not the listener's trouble.
+                Err(error) => tracing::debug!(%error, "a peer gave up before its request was taken"),
+            },
+            Event::DeviceRemoved => {
+                return Err(Error::NoDevice {
+                    what: format!("the RDMA device of {address} is going away"),
+                    hint: "drop the listener, and what was made from the device".to_owned(),
+                });
             }
+            _ => {}
         }
-        Ok(None)
+    }
+    Ok(None)
+}
+
+/// Waits until something has come to a listener; `None` if nothing did in time.
+pub(super) fn wait_for<T>(
+    listener: &Identifier,
+    timeout: Duration,
+    mut take: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let deadline = Deadline::new(timeout);
+    loop {
+        let taken = take()?;
+        let left = deadline.left();
+        if taken.is_some() || left.is_zero() {
+            return Ok(taken);
+        }
+        listener.wait(Some(left))?;
     }
 }
 
