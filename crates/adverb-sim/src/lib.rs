@@ -44,6 +44,7 @@ mod oracle;
 mod random;
 mod runner;
 mod scenario;
+mod schedule;
 mod setup;
 mod world;
 

@@ -265,7 +265,7 @@ impl World {
 
     /// The end of a run: everything is done, or comes back; nothing else was touched; nothing is left.
     pub(crate) fn finish(&mut self) {
-        if self.violation.is_some() {
+        if self.log.violation.is_some() {
             return;
         }
         for connection in 0..self.connections.len() {
@@ -278,7 +278,7 @@ impl World {
                 self.flush_side(connection, side);
             }
         }
-        if self.violation.is_some() {
+        if self.log.violation.is_some() {
             return;
         }
         self.check_bytes();

@@ -1,7 +1,6 @@
 //! A run: devices, the fabric between them, those who use them, and virtual time.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use crate::area::Area;
 use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
 use crate::model::Direction;
 use crate::scenario::Scenario;
+use crate::schedule::{Log, Schedule};
 use crate::{Random, letters, setup};
 
 /// What a run was.
@@ -55,8 +55,8 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
         faults: world.fabric.counts,
         time: world.now,
         digest: world.digest,
-        violation: world.violation,
-        trace: world.trace.unwrap_or_default(),
+        violation: world.log.violation,
+        trace: world.log.trace.unwrap_or_default(),
     };
     if outcome.violation.is_none() {
         letters::run(&scenario.letters, trace, &mut outcome);
@@ -75,16 +75,14 @@ pub(crate) struct World {
     pub(crate) shared: Vec<Area>,
     pub(crate) connections: Vec<ConnectionState>,
     pub(crate) fabric: Fabric,
-    pub(crate) tasks: BinaryHeap<Reverse<(Time, u64, Task)>>,
-    pub(crate) order: u64,
+    pub(crate) schedule: Schedule<Task>,
     pub(crate) random: Random,
     pub(crate) operations: u64,
     packets: u64,
     digest: u64,
     /// When a device last sent a congestion notification to a queue pair.
     notified: HashMap<(usize, Qpn), Time>,
-    pub(crate) violation: Option<String>,
-    pub(crate) trace: Option<Vec<String>>,
+    pub(crate) log: Log,
 }
 
 /// A device and what belongs to it.
@@ -189,47 +187,39 @@ impl World {
             shared: Vec::new(),
             connections: Vec::new(),
             fabric,
-            tasks: BinaryHeap::new(),
-            order: 0,
+            schedule: Schedule::new(),
             random: Random::new(scenario.seed ^ 0x776f_726c_6400),
             operations: 0,
             packets: 0,
             digest: 0xcbf2_9ce4_8422_2325,
             notified: HashMap::new(),
-            violation: None,
-            trace: trace.then(Vec::new),
+            log: Log::new(trace),
             scenario,
         }
     }
 
     /// Plans a task.
     pub(crate) fn plan(&mut self, at: Time, task: Task) {
-        self.order += 1;
-        self.tasks.push(Reverse((at, self.order, task)));
+        self.schedule.plan(at, task);
     }
 
     /// Notes what must not happen. The first is what counts.
     pub(crate) fn violate(&mut self, what: String) {
-        self.note(|| format!("VIOLATION: {what}"));
-        if self.violation.is_none() {
-            self.violation = Some(format!("at {}: {what}", self.now));
-        }
+        self.log.violate(self.now, &what);
     }
 
     pub(crate) fn note(&mut self, what: impl FnOnce() -> String) {
-        let now = self.now;
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{now} {}", what()));
-        }
+        self.log.note(self.now, what);
     }
 
     /// Lets time pass until nothing is left to do.
     fn run(&mut self) {
         let end = self.scenario.heal_at + PATIENCE;
-        while self.violation.is_none() {
-            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
+        while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
-            let Some(next) = timeouts.chain(task).chain(self.fabric.next()).min() else { break };
+            let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
+                break;
+            };
             self.now = next.max(self.now);
             if self.now > end {
                 return self.violate("the run doesn't come to an end".to_owned());
@@ -243,11 +233,7 @@ impl World {
                     self.plan_pump(node);
                 }
             }
-            while let Some(Reverse((at, _, task))) = self.tasks.peek().copied() {
-                if at > self.now {
-                    break;
-                }
-                self.tasks.pop();
+            while let Some(task) = self.schedule.due(self.now) {
                 self.perform(task);
             }
         }
@@ -356,7 +342,7 @@ impl World {
 
     fn take_trace(&mut self, node: usize) {
         let events = std::mem::take(&mut self.nodes[node].device.sink_mut().events);
-        if let Some(trace) = &mut self.trace {
+        if let Some(trace) = &mut self.log.trace {
             trace.extend(events.iter().map(|(time, event)| format!("{time} dev {node} {event}")));
         }
     }

@@ -17,8 +17,6 @@ mod attack;
 mod packet;
 mod register;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -30,6 +28,7 @@ use adverb_wire::{Psn, Qpn};
 
 use crate::Random;
 use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
+use crate::schedule::Schedule;
 use application::{Application, Task};
 pub use attack::{CmAttackReport, attack_cm, attack_cm_by};
 use packet::Content;
@@ -87,9 +86,8 @@ struct World {
     now: Time,
     nodes: Vec<Node>,
     fabric: Fabric,
-    /// What applications will do: when, in which order, who, and what.
-    tasks: BinaryHeap<Reverse<(Time, u64, usize, Task)>>,
-    order: u64,
+    /// What applications will do: who, and what.
+    schedule: Schedule<(usize, Task)>,
     register: Register,
     rules: Rules,
     packets: u64,
@@ -150,8 +148,7 @@ impl World {
             now: Time::ZERO,
             nodes: Vec::new(),
             fabric: Fabric::new(faults, heal_at, latency, long, random.u64()),
-            tasks: BinaryHeap::new(),
-            order: 0,
+            schedule: Schedule::new(),
             register: Register::new(rules),
             rules,
             packets: 0,
@@ -209,8 +206,7 @@ impl World {
     }
 
     fn add_task(&mut self, at: Time, node: usize, task: Task) {
-        self.order += 1;
-        self.tasks.push(Reverse((at, self.order, node, task)));
+        self.schedule.plan(at, (node, task));
     }
 
     fn run(&mut self) {
@@ -221,9 +217,11 @@ impl World {
             if step == MOST_STEPS {
                 return self.register.violate(self.now, "it does not come to an end");
             }
-            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
             let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
-            let Some(next) = [task, timers, self.fabric.next()].into_iter().flatten().min() else { break };
+            let Some(next) = [self.schedule.next(), timers, self.fabric.next()].into_iter().flatten().min()
+            else {
+                break;
+            };
             self.now = self.now.max(next);
             while let Some(packet) = self.fabric.receive(self.now) {
                 self.deliver(&packet);
@@ -232,8 +230,7 @@ impl World {
                 node.manager.handle_timeout(self.now);
             }
             self.drain();
-            while self.tasks.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-                let Some(Reverse((_, _, node, task))) = self.tasks.pop() else { break };
+            while let Some((node, task)) = self.schedule.due(self.now) {
                 self.note(|| format!("node {node}: {task:?}"));
                 self.act(node, |application, desk| application.run(desk, task));
                 self.drain();

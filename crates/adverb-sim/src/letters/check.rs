@@ -326,7 +326,7 @@ impl Office {
             Office::check_shared,
             Office::check_leaks,
         ] {
-            if self.violation.is_some() {
+            if self.log.violation.is_some() {
                 return;
             }
             if let Err(what) = check(self) {

@@ -26,6 +26,6 @@ pub(crate) fn run(letters: &Letters, trace: bool, outcome: &mut Outcome) {
     outcome.faults.add(&office.fabric.counts);
     outcome.time = outcome.time.max(office.now);
     outcome.digest ^= office.digest.rotate_left(17);
-    outcome.violation = office.violation;
-    outcome.trace.extend(office.trace.unwrap_or_default());
+    outcome.violation = office.log.violation;
+    outcome.trace.extend(office.log.trace.unwrap_or_default());
 }

@@ -1,7 +1,6 @@
 //! The run itself: devices, the fabric between them, and virtual time.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use adverb_wire::{Opcode, Packet};
 use super::plan::Letters;
 use crate::Random;
 use crate::fabric::{Fabric, Fate, InFlight};
+use crate::schedule::{Log, Schedule};
 
 /// Everything there is in a run of letters.
 #[derive(Debug)]
@@ -24,8 +24,7 @@ pub(super) struct Office {
     pub(super) letters: Vec<Letter>,
     pub(super) slots: Vec<Slot>,
     pub(super) fabric: Fabric,
-    tasks: BinaryHeap<Reverse<(Time, u64, Task)>>,
-    order: u64,
+    schedule: Schedule<Task>,
     pub(super) random: Random,
     /// How long a packet may be held up.
     pub(super) long: Duration,
@@ -34,8 +33,7 @@ pub(super) struct Office {
     pub(super) made: u64,
     pub(super) failures: u64,
     pub(super) digest: u64,
-    pub(super) violation: Option<String>,
-    pub(super) trace: Option<Vec<String>>,
+    pub(super) log: Log,
 }
 
 /// A device and what belongs to it.
@@ -216,8 +214,7 @@ impl Office {
             letters: Vec::new(),
             slots: Vec::new(),
             fabric,
-            tasks: BinaryHeap::new(),
-            order: 0,
+            schedule: Schedule::new(),
             random,
             long,
             operations: 0,
@@ -225,8 +222,7 @@ impl Office {
             made: 0,
             failures: 0,
             digest: 0xcbf2_9ce4_8422_2325,
-            violation: None,
-            trace: trace.then(Vec::new),
+            log: Log::new(trace),
             plan,
         };
         office.set_up();
@@ -234,23 +230,16 @@ impl Office {
     }
 
     pub(super) fn plan_task(&mut self, at: Time, task: Task) {
-        self.order += 1;
-        self.tasks.push(Reverse((at, self.order, task)));
+        self.schedule.plan(at, task);
     }
 
     /// Notes what must not happen. The first is what counts.
     pub(super) fn violate(&mut self, what: String) {
-        self.note(|| format!("VIOLATION: {what}"));
-        if self.violation.is_none() {
-            self.violation = Some(format!("letters at {}: {what}", self.now));
-        }
+        self.log.violate(self.now, &format!("letters: {what}"));
     }
 
     pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
-        let now = self.now;
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{now} {}", what()));
-        }
+        self.log.note(self.now, what);
     }
 
     /// Memory of its own at a node, registered: its backing and its key. Addresses are those of the backing.
@@ -275,10 +264,11 @@ impl Office {
     /// Lets time pass until nothing is left to do.
     pub(super) fn run(&mut self) {
         let end = self.plan.heal_at + PATIENCE;
-        while self.violation.is_none() {
-            let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
+        while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
-            let Some(next) = timeouts.chain(task).chain(self.fabric.next()).min() else { break };
+            let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
+                break;
+            };
             self.now = next.max(self.now);
             if self.now > end {
                 return self.violate("the run doesn't come to an end".to_owned());
@@ -292,11 +282,7 @@ impl Office {
                     self.plan_pump(node);
                 }
             }
-            while let Some(Reverse((at, _, task))) = self.tasks.peek().copied() {
-                if at > self.now {
-                    break;
-                }
-                self.tasks.pop();
+            while let Some(task) = self.schedule.due(self.now) {
                 self.perform(task);
             }
         }
@@ -396,7 +382,7 @@ impl Office {
         }
         self.observe(index);
         let events = std::mem::take(&mut self.nodes[index].device.sink_mut().events);
-        if let Some(trace) = &mut self.trace {
+        if let Some(trace) = &mut self.log.trace {
             trace.extend(events.iter().map(|(time, event)| format!("{time} dev {index} {event}")));
         }
     }

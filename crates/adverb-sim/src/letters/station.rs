@@ -212,7 +212,7 @@ impl Office {
     pub(super) fn go(&mut self, index: usize) {
         loop {
             let station = &self.stations[index];
-            if station.closed || station.failed || self.violation.is_some() {
+            if station.closed || station.failed || self.log.violation.is_some() {
                 return;
             }
             let Some(step) = self.plan.stations[index].steps.get(station.step).copied() else { return };
