@@ -71,6 +71,15 @@ impl CompletionQueue {
         self.entries.pop_front()
     }
 
+    /// Changes how many fit, if all that are there do.
+    pub(crate) fn resize(&mut self, capacity: u32) -> bool {
+        let fits = self.entries.len() <= capacity as usize;
+        if fits {
+            self.capacity = capacity;
+        }
+        fits
+    }
+
     /// Asks for one wake-up. Completions that are there already don't cause it: look again after asking.
     pub(crate) fn wake_on(&mut self, wake: Wake) {
         // Asking for less than was asked before takes nothing back (vol. 1, 11.4.2).

@@ -239,6 +239,15 @@ impl<S: Sink> Device<S> {
         }
     }
 
+    /// Gives a completion queue room for this many completions, and says whether it did: not if there is none, or more
+    /// than that are in it.
+    pub fn resize_cq(&mut self, cq: Cq, capacity: u32) -> bool {
+        match self.cqs.get_mut(cq.0 as usize) {
+            Some(Some(cq)) => cq.resize(capacity),
+            _ => false,
+        }
+    }
+
     /// Asks for one [`Notice::Completion`]. Completions that are there already don't cause it: poll again after this.
     pub fn wake_on_completion(&mut self, cq: Cq, wake: Wake) {
         if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {

@@ -40,6 +40,14 @@ const COVERAGE: &[(&str, &str)] = &[
          records; `crates/adverb-sys/tests/device.rs` runs on soft-RoCE",
     ),
     (
+        "crates/adverb-soft/src/memory.rs",
+        "its own tests: every alignment and length, outside every bound, atomics against threads",
+    ),
+    (
+        "crates/adverb-soft/src/nic/mod.rs",
+        "`crates/adverb-soft/src/nic/tests.rs`: memory that was deregistered is never touched again",
+    ),
+    (
         "crates/adverb/src/ring.rs",
         "its own tests; `cargo xtask loom` in every order of events; `cargo xtask miri` where it is installed",
     ),

@@ -1,0 +1,84 @@
+//! Why an adapter doesn't do what it is asked for.
+
+use std::fmt;
+
+use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
+use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
+
+/// Declares what the engine may answer.
+macro_rules! errors {
+    ($($(#[$doc:meta])* $variant:ident($inner:ty);)*) => {
+        /// Why an adapter doesn't do what it is asked for.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[non_exhaustive]
+        pub enum Error {
+            /// The adapter has failed: all that was posted has come back, and nothing goes any more.
+            Failed,
+            /// There is no such completion queue, or it is in use, or it can't be made so small.
+            CompletionQueue,
+            $($(#[$doc])* $variant($inner),)*
+        }
+
+        impl fmt::Display for Error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Error::Failed => f.write_str("the adapter has failed: open it again"),
+                    Error::CompletionQueue => {
+                        f.write_str("no such completion queue, or it is in use, or more is in it than would fit")
+                    }
+                    $(Error::$variant(error) => error.fmt(f),)*
+                }
+            }
+        }
+
+        $(impl From<$inner> for Error {
+            fn from(error: $inner) -> Error {
+                Error::$variant(error)
+            }
+        })*
+    };
+}
+
+errors! {
+    /// Of a protection domain.
+    Domain(DomainError);
+    /// Memory can't be registered.
+    Register(RegisterError);
+    /// A key can't be deregistered.
+    Deregister(DeregisterError);
+    /// Of a memory window.
+    Window(WindowError);
+    /// A queue pair can't be made.
+    CreateQp(CreateQpError);
+    /// A queue pair can't change its state.
+    Modify(ModifyError);
+    /// A request can't be posted.
+    Post(PostError);
+    /// Of a shared receive queue.
+    Srq(SrqError);
+    /// Of a multicast group.
+    Multicast(MulticastError);
+}
+
+impl std::error::Error for Error {}
+
+/// Posting stopped at a request that can't be posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PostStopped {
+    /// How many requests before it were posted.
+    pub posted: usize,
+    /// What is wrong with it.
+    pub error: Error,
+}
+
+impl fmt::Display for PostStopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {} can't be posted: {}", self.posted, self.error)
+    }
+}
+
+impl std::error::Error for PostStopped {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,359 @@
+//! Registered memory, as it lies in this process.
+//!
+//! This is the only place where the adapter touches bytes that are an application's. A peer or a thread may be looking at
+//! them or changing them at any moment, so that there is never a reference to them: bytes are copied by relaxed atomic
+//! loads and stores, eight at a time where they are aligned, and atomic operations are the processor's own, so that they
+//! are atomic for threads that don't go through the adapter too.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+use adverb_proto::memory::{Backing, Fault, Memory, Span};
+
+/// The memory that is registered with an adapter.
+///
+/// ```
+/// use adverb_proto::memory::{Memory, Span};
+/// use adverb_soft::memory::RegisteredMemory;
+/// use std::ptr::NonNull;
+///
+/// let mut words = [0u64; 2];
+/// let mut memory = RegisteredMemory::default();
+/// // SAFETY: the words are there until the backing is removed, and nobody refers to them meanwhile.
+/// let backing = unsafe { memory.add(NonNull::from(&mut words).cast(), 16) };
+/// memory.write(Span { backing, offset: 3, length: 2 }, b"hi").unwrap();
+/// memory.fetch_add(Span { backing, offset: 8, length: 8 }, 7).unwrap();
+/// memory.remove(backing);
+/// assert_eq!(words[1], 7);
+/// assert_eq!(&words[0].to_ne_bytes()[3..5], b"hi");
+/// ```
+#[derive(Debug, Default)]
+pub struct RegisteredMemory {
+    areas: Vec<Option<Area>>,
+    /// Places in `areas` that are free.
+    free: Vec<usize>,
+}
+
+/// Some bytes of this process.
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: who registers memory promises that it may be reached from any thread.
+unsafe impl Send for Area {}
+
+impl RegisteredMemory {
+    /// Takes in `length` bytes at `address`.
+    ///
+    /// # Safety
+    ///
+    /// Until the backing is [removed](RegisteredMemory::remove), or this is gone, the bytes stay there, may be read from
+    /// any thread (and written, if a region over them lets anybody write), and others in this process touch them only
+    /// through atomics or while no request or peer can reach them.
+    pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> Backing {
+        let area = Some(Area { address, length });
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.areas[index] = area;
+                index
+            }
+            None => {
+                self.areas.push(area);
+                self.areas.len() - 1
+            }
+        };
+        Backing(index as u64)
+    }
+
+    /// Forgets a backing: its bytes aren't touched any more. Its number may be given to another, so that no region may be
+    /// left that stands for it.
+    pub fn remove(&mut self, backing: Backing) {
+        let Ok(index) = usize::try_from(backing.0) else { return };
+        if self.areas.get_mut(index).and_then(Option::take).is_some() {
+            self.free.push(index);
+        }
+    }
+
+    /// How many backings there are.
+    pub fn len(&self) -> usize {
+        self.areas.len() - self.free.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the bytes are. The engine has checked them against the region; this checks them against the backing, so that
+    /// nothing outside it is reached whatever the engine does.
+    #[inline]
+    fn locate(&self, span: Span) -> Result<NonNull<u8>, Fault> {
+        let index = usize::try_from(span.backing.0).map_err(|_| Fault)?;
+        let area = self.areas.get(index).copied().flatten().ok_or(Fault)?;
+        let offset = usize::try_from(span.offset).map_err(|_| Fault)?;
+        let end = offset.checked_add(span.length as usize).ok_or(Fault)?;
+        if end > area.length {
+            return Err(Fault);
+        }
+        // SAFETY: within the area, which lies in one allocation, as who added it promised.
+        Ok(unsafe { area.address.add(offset) })
+    }
+
+    /// An aligned word.
+    #[inline]
+    fn word(&self, span: Span) -> Result<&AtomicU64, Fault> {
+        let address = self.locate(span)?.cast::<AtomicU64>();
+        if span.length != 8 || !address.is_aligned() {
+            return Err(Fault);
+        }
+        // SAFETY: eight bytes within the area, aligned as checked; they stay as long as the area, which is removed only
+        // by who has this exclusively; and others touch them through atomics.
+        Ok(unsafe { address.as_ref() })
+    }
+}
+
+impl Memory for RegisteredMemory {
+    #[inline]
+    fn write(&mut self, span: Span, bytes: &[u8]) -> Result<(), Fault> {
+        if span.length as usize != bytes.len() {
+            return Err(Fault);
+        }
+        let address = self.locate(span)?;
+        // Who sees a byte of this packet, and looks in the right order, sees all of the packets before it.
+        fence(Ordering::Release);
+        // SAFETY: as many bytes are there as are written, and others touch them through atomics.
+        unsafe { store(address, bytes) };
+        Ok(())
+    }
+
+    #[inline]
+    fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault> {
+        if span.length as usize != out.len() {
+            return Err(Fault);
+        }
+        let address = self.locate(span)?;
+        // SAFETY: as many bytes are there as are read, and others touch them through atomics.
+        unsafe { load(address, out) };
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    fn compare_swap(&mut self, word: Span, compare: u64, swap: u64) -> Result<u64, Fault> {
+        let word = self.word(word)?;
+        match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(old) | Err(old) => Ok(old),
+        }
+    }
+
+    fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault> {
+        Ok(self.word(word)?.fetch_add(add, Ordering::AcqRel))
+    }
+
+    fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault> {
+        self.word(word)?.store(u64::from_ne_bytes(bytes), Ordering::Release);
+        Ok(())
+    }
+
+    /// Everyone sees what is written. Nothing here outlasts a loss of power, and nobody is told that it does.
+    fn flush(&mut self, span: Span, persistent: bool) -> Result<(), Fault> {
+        self.locate(span)?;
+        fence(Ordering::SeqCst);
+        if persistent { Err(Fault) } else { Ok(()) }
+    }
+}
+
+/// How many bytes go before the first aligned word, at most `length`.
+fn unaligned(address: NonNull<u8>, length: usize) -> usize {
+    address.align_offset(align_of::<AtomicU64>()).min(length)
+}
+
+/// Copies bytes to memory that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As many bytes may be written at `to`, and whoever touches them meanwhile does so through atomics.
+#[inline]
+unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
+    let (head, rest) = bytes.split_at(unaligned(to, bytes.len()));
+    let (words, tail) = rest.as_chunks::<8>();
+    // SAFETY: within what may be written, as `head` is a part of the bytes.
+    unsafe { store_bytes(to, head) };
+    // SAFETY: as above; `head` and `rest` together are the bytes.
+    let to = unsafe { to.add(head.len()) };
+    for (index, word) in words.iter().enumerate() {
+        // SAFETY: as above for each whole word of `rest`, and aligned: only if `head` reached an aligned address is there
+        // a `rest`.
+        let place = unsafe { to.cast::<AtomicU64>().add(index).as_ref() };
+        place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+    }
+    // SAFETY: as above, for what is left of `rest`.
+    unsafe { store_bytes(to.add(words.len() * 8), tail) };
+}
+
+/// Copies a few bytes to memory that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As [`store`].
+#[inline]
+unsafe fn store_bytes(to: NonNull<u8>, bytes: &[u8]) {
+    for (index, byte) in bytes.iter().enumerate() {
+        // SAFETY: within what may be written, as the caller says; an AtomicU8 is as a u8.
+        let place = unsafe { to.cast::<AtomicU8>().add(index).as_ref() };
+        place.store(*byte, Ordering::Relaxed);
+    }
+}
+
+/// Copies bytes from memory that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
+#[inline]
+unsafe fn load(from: NonNull<u8>, out: &mut [u8]) {
+    let (head, rest) = out.split_at_mut(unaligned(from, out.len()));
+    // SAFETY: within what may be read, as `head` is a part of the bytes.
+    unsafe { load_bytes(from, head) };
+    // SAFETY: as above; `head` and `rest` together are the bytes.
+    let from = unsafe { from.add(head.len()) };
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    for (index, word) in words.iter_mut().enumerate() {
+        // SAFETY: as above for each whole word of `rest`, and aligned: only if `head` reached an aligned address is there
+        // a `rest`.
+        let place = unsafe { from.cast::<AtomicU64>().add(index).as_ref() };
+        *word = place.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    // SAFETY: as above, for what is left of `rest`.
+    unsafe { load_bytes(from.add(words.len() * 8), tail) };
+}
+
+/// Copies a few bytes from memory that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As [`load`].
+#[inline]
+unsafe fn load_bytes(from: NonNull<u8>, out: &mut [u8]) {
+    for (index, byte) in out.iter_mut().enumerate() {
+        // SAFETY: within what may be read, as the caller says; an AtomicU8 is as a u8.
+        let place = unsafe { from.cast::<AtomicU8>().add(index).as_ref() };
+        *byte = place.load(Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory with one backing, whose bytes are atomics here too.
+    fn area(words: &[AtomicU64]) -> (RegisteredMemory, Backing) {
+        let mut memory = RegisteredMemory::default();
+        // SAFETY: tests keep the words for as long as the memory, and reach them through atomics.
+        let backing = unsafe { memory.add(NonNull::from(words).cast(), size_of_val(words)) };
+        (memory, backing)
+    }
+
+    fn words(count: usize) -> Vec<AtomicU64> {
+        (0..count).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn bytes(words: &[AtomicU64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn every_alignment_and_length_is_copied_exactly() {
+        let message: Vec<u8> = (1..=64).collect();
+        for offset in 0..17 {
+            for length in 0..40 {
+                let place = words(10);
+                let (mut memory, backing) = area(&place);
+                let span = Span { backing, offset: offset as u64, length: length as u32 };
+                memory.write(span, &message[..length]).unwrap();
+                let mut expected = vec![0; 80];
+                expected[offset..offset + length].copy_from_slice(&message[..length]);
+                assert_eq!(bytes(&place), expected, "{length} bytes at {offset}");
+                let mut out = vec![0; length];
+                memory.read(span, &mut out).unwrap();
+                assert_eq!(out, message[..length]);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_outside_a_backing_is_reached() {
+        let place = words(2);
+        let (mut memory, backing) = area(&place);
+        let span = |offset, length| Span { backing, offset, length };
+        for outside in [span(9, 8), span(16, 1), span(17, 0), span(u64::MAX, 1), span(8, u32::MAX)] {
+            let mut out = vec![0; if outside.length > 8 { 0 } else { outside.length as usize }];
+            assert_eq!(memory.read(outside, &mut out), Err(Fault), "{outside:?}");
+            assert_eq!(memory.write(outside, &out), Err(Fault), "{outside:?}");
+            assert_eq!(memory.fetch_add(outside, 1), Err(Fault), "{outside:?}");
+            assert_eq!(memory.flush(outside, false), Err(Fault), "{outside:?}");
+        }
+        assert_eq!(memory.read(span(0, 4), &mut [0; 5]), Err(Fault), "a length that isn't the span's");
+        assert_eq!(bytes(&place), [0; 16]);
+        memory.remove(backing);
+        assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a backing that is gone");
+        assert!(memory.is_empty());
+    }
+
+    #[test]
+    fn a_removed_backing_is_used_again_and_removing_twice_changes_nothing() {
+        let (first, second) = (words(1), words(1));
+        let (mut memory, backing) = area(&first);
+        memory.remove(backing);
+        memory.remove(backing);
+        memory.remove(Backing(77));
+        // SAFETY: the words outlive the memory, and are reached through atomics.
+        let again = unsafe { memory.add(NonNull::from(second.as_slice()).cast(), 8) };
+        // SAFETY: as above.
+        let third = unsafe { memory.add(NonNull::from(first.as_slice()).cast(), 8) };
+        assert_eq!((again, memory.len()), (backing, 2));
+        assert_ne!(again, third);
+        memory.write(Span { backing: again, offset: 0, length: 8 }, &[1; 8]).unwrap();
+        assert_eq!((bytes(&first), bytes(&second)), (vec![0; 8], vec![1; 8]));
+    }
+
+    #[test]
+    fn words_are_atomic_for_threads_too() {
+        const TIMES: u64 = 20_000;
+        let place = words(1);
+        let (mut memory, backing) = area(&place);
+        let word = Span { backing, offset: 0, length: 8 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..TIMES).for_each(|_| _ = place[0].fetch_add(1, Ordering::Relaxed)));
+            for _ in 0..TIMES {
+                memory.fetch_add(word, 1).unwrap();
+            }
+        });
+        assert_eq!(memory.compare_swap(word, 2 * TIMES, 5), Ok(2 * TIMES));
+        assert_eq!(memory.compare_swap(word, 2 * TIMES, 6), Ok(5));
+        memory.write_word(word, 9u64.to_ne_bytes()).unwrap();
+        assert_eq!(place[0].load(Ordering::Relaxed), 9);
+        let odd = Span { backing, offset: 0, length: 4 };
+        assert_eq!(memory.fetch_add(odd, 1), Err(Fault));
+    }
+
+    #[test]
+    fn words_that_lie_across_are_refused() {
+        let place = words(2);
+        let (mut memory, backing) = area(&place);
+        let word = Span { backing, offset: 4, length: 8 };
+        assert_eq!(memory.compare_swap(word, 0, 1), Err(Fault));
+        assert_eq!(memory.write_word(word, [1; 8]), Err(Fault));
+        assert_eq!(bytes(&place), [0; 16]);
+    }
+
+    #[test]
+    fn what_is_written_isnt_said_to_outlast_a_loss_of_power() {
+        let place = words(1);
+        let (mut memory, backing) = area(&place);
+        let span = Span { backing, offset: 0, length: 8 };
+        assert_eq!(memory.flush(span, false), Ok(()));
+        assert_eq!(memory.flush(span, true), Err(Fault));
+    }
+}

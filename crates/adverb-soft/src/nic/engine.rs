@@ -1,0 +1,307 @@
+//! What an adapter's lock guards: the engine, the memory, the link, and who is to be told.
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Time, Transition};
+use adverb_wire::{Packet, Qpn, ROCE_PORT};
+
+use super::NicEvent;
+use crate::channel::Channel;
+use crate::link::{Link, Outgoing};
+use crate::memory::RegisteredMemory;
+
+/// An adapter without its lock and its thread.
+pub(super) struct Engine {
+    pub(super) device: Device,
+    pub(super) memory: RegisteredMemory,
+    link: Option<Box<dyn Link>>,
+    /// Packets that come from these addresses' queue pairs to these addresses' queue pairs need no link.
+    addresses: Vec<IpAddr>,
+    /// Where completion queues announce completions.
+    pub(super) channels: Vec<(Cq, Arc<Channel>)>,
+    /// The queue pairs that there are, for the day that all must come back.
+    pub(super) qps: HashSet<Qpn>,
+    pub(super) events: VecDeque<NicEvent>,
+    /// Announces `events`.
+    pub(super) event_channel: Arc<Channel>,
+    /// The payload of a packet on its way from memory to memory.
+    payload: Vec<u8>,
+    unsent: Unsent,
+    /// Time is counted from here.
+    start: Instant,
+    /// When the thread will look at the clock again of its own accord.
+    pub(super) asleep_until: Time,
+    /// When an application last polled.
+    pub(super) polled: Option<Time>,
+    pub(super) failed: bool,
+    pub(super) closing: bool,
+}
+
+/// Whether there is more to be done at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Work {
+    /// Nothing, until something comes or a timer is due.
+    Done,
+    /// There may be: it was taking long.
+    More,
+}
+
+impl Engine {
+    pub(super) fn new(
+        addresses: Vec<IpAddr>,
+        link: Option<Box<dyn Link>>,
+        event_channel: Arc<Channel>,
+    ) -> Engine {
+        Engine {
+            device: Device::new(()),
+            memory: RegisteredMemory::default(),
+            link,
+            addresses,
+            channels: Vec::new(),
+            qps: HashSet::new(),
+            events: VecDeque::new(),
+            event_channel,
+            payload: Vec::new(),
+            unsent: Unsent::default(),
+            start: Instant::now(),
+            asleep_until: Time::ZERO,
+            polled: None,
+            failed: false,
+            closing: false,
+        }
+    }
+
+    pub(super) fn now(&self) -> Time {
+        Time::ZERO + self.start.elapsed()
+    }
+
+    /// When the clock is to be looked at again, at the latest.
+    pub(super) fn deadline(&self) -> Time {
+        if self.failed {
+            return Time::MAX;
+        }
+        let held = self.link.as_ref().and_then(|link| link.deadline());
+        let held = held.map_or(Time::MAX, |held| Time::ZERO + held.saturating_duration_since(self.start));
+        // What the link didn't take is tried again soon.
+        let unsent = if self.unsent.is_empty() { Time::MAX } else { self.now() + UNSENT_DELAY };
+        self.device.poll_timeout().unwrap_or(Time::MAX).min(held).min(unsent)
+    }
+
+    /// The path of packets between two addresses, from the port that the link has for a flow like this.
+    pub(super) fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
+        let port = self.link.as_ref().map_or(wanted_port, |link| link.source_port(wanted_port));
+        Path::new(local, remote, port)
+    }
+
+    /// Takes in what has come, does what is due, sends what there is to be sent, and tells whom it concerns.
+    ///
+    /// # Errors
+    ///
+    /// If the link no longer works.
+    pub(super) fn drive(&mut self) -> io::Result<Work> {
+        if self.failed {
+            return Ok(Work::Done);
+        }
+        let mut budget = BUDGET;
+        let work = loop {
+            let now = self.now();
+            let received = self.receive(now)?;
+            if self.device.poll_timeout().is_some_and(|due| due <= now) {
+                self.device.handle_timeout(now);
+            }
+            let sent = self.transmit(now, budget)?;
+            budget = budget.saturating_sub(received + sent);
+            if budget == 0 {
+                break Work::More;
+            }
+            // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
+            // it brings nothing more.
+            if received == 0 {
+                break Work::Done;
+            }
+        };
+        self.tell();
+        Ok(work)
+    }
+
+    /// Takes in a batch of what has come, and says how many packets that were.
+    fn receive(&mut self, now: Time) -> io::Result<usize> {
+        let Engine { device, memory, link: Some(link), .. } = self else { return Ok(0) };
+        link.receive(&mut |incoming| {
+            // What isn't a packet is nobody's.
+            let Ok(packet) = Packet::parse(incoming.bytes) else { return };
+            let arrival = Arrival {
+                source: incoming.source,
+                destination: incoming.destination.ip(),
+                icrc: incoming.icrc,
+                congested: incoming.congested(),
+            };
+            device.handle_packet(now, &arrival, &packet, memory);
+        })
+    }
+
+    /// Sends what there is to be sent, but no more than so many packets, and says how many.
+    fn transmit(&mut self, now: Time, most: usize) -> io::Result<usize> {
+        let mut count = 0;
+        self.send_unsent()?;
+        while count < most && self.unsent.len() < BATCH {
+            let Some(transmit) = self.device.poll_transmit(now) else { break };
+            count += 1;
+            let (local, remote) = (transmit.path.local(), transmit.path.remote());
+            let source = SocketAddr::new(local, transmit.path.source_port());
+            if self.addresses.contains(&remote) || (self.link.is_none() && remote.is_multicast()) {
+                self.payload.clear();
+                // Memory that can't be read is a packet that is lost.
+                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
+                    let header = transmit.header;
+                    let arrival =
+                        Arrival { source, destination: remote, icrc: IcrcCheck::Trusted, congested: false };
+                    self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
+                }
+            } else if self.link.is_some() {
+                let start = self.unsent.bytes.len();
+                if transmit.write_to(&self.memory, 0, &mut self.unsent.bytes).is_ok() {
+                    let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
+                    self.unsent.packets.push_back(Unsented { source, remote, ecn, start });
+                }
+                if self.unsent.len() == BATCH {
+                    self.send_unsent()?;
+                }
+            }
+            // Else nobody is there: the packet is lost, as it would be in any network.
+        }
+        self.send_unsent()?;
+        Ok(count)
+    }
+
+    /// Gives the link what waits for it.
+    fn send_unsent(&mut self) -> io::Result<()> {
+        let Some(link) = self.link.as_mut() else { return Ok(()) };
+        while !self.unsent.is_empty() {
+            let count = self.unsent.len().min(BATCH);
+            let packet = |index: usize| self.unsent.packet(index.min(count - 1));
+            let packets: [Outgoing<'_>; BATCH] = std::array::from_fn(packet);
+            let sent = link.send(&packets[..count])?;
+            self.unsent.remove(sent);
+            if sent < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells those who wait.
+    fn tell(&mut self) {
+        while let Some(notice) = self.device.poll_notice() {
+            if let Notice::Completion(cq) = notice {
+                if let Some((_, channel)) = self.channels.iter().find(|(number, _)| *number == cq) {
+                    channel.announce();
+                }
+            } else {
+                self.events.push_back(NicEvent::Notice(notice));
+                self.event_channel.announce();
+            }
+        }
+    }
+
+    /// Forgets what happened to something that is gone: its number may be another's soon.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(&Notice) -> bool) {
+        // The channel may announce more than there is: who takes an event finds none.
+        self.events.retain(|event| !matches!(event, NicEvent::Notice(notice) if is_gone(notice)));
+    }
+
+    /// Gives everything back, as far as the engine still can, and never sends again.
+    pub(super) fn fail(&mut self) {
+        if self.failed {
+            return;
+        }
+        self.failed = true;
+        let now = self.now();
+        for &qpn in &self.qps {
+            // The engine may be in a state that it was never meant to be in, for one queue pair or for all.
+            let device = &mut self.device;
+            _ = catch_unwind(AssertUnwindSafe(|| device.modify_qp(now, qpn, &Transition::Error)));
+        }
+        _ = catch_unwind(AssertUnwindSafe(|| self.tell()));
+        self.events.push_back(NicEvent::Failed);
+        self.event_channel.announce();
+        // Nobody waits for what will never come, armed or not.
+        for (_, channel) in &self.channels {
+            channel.announce();
+        }
+        self.link = None;
+    }
+}
+
+/// Packets that the link hasn't taken yet.
+#[derive(Default)]
+struct Unsent {
+    /// One behind another.
+    bytes: Vec<u8>,
+    packets: VecDeque<Unsented>,
+}
+
+/// A packet that the link hasn't taken yet.
+struct Unsented {
+    source: SocketAddr,
+    remote: IpAddr,
+    ecn: u8,
+    /// Where its bytes begin; they end where the next one's begin.
+    start: usize,
+}
+
+impl Unsent {
+    fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    fn packet(&self, index: usize) -> Outgoing<'_> {
+        let packet = &self.packets[index];
+        let end = self.packets.get(index + 1).map_or(self.bytes.len(), |next| next.start);
+        Outgoing {
+            source: packet.source,
+            destination: SocketAddr::new(packet.remote, ROCE_PORT),
+            traffic_class: packet.ecn,
+            hop_limit: 0,
+            bytes: &self.bytes[packet.start..end],
+        }
+    }
+
+    fn remove(&mut self, count: usize) {
+        self.packets.drain(..count);
+        match self.packets.front() {
+            None => self.bytes.clear(),
+            // A link that never takes all doesn't make this grow for ever.
+            Some(first) if first.start > MOST_SENT => {
+                let sent = first.start;
+                self.bytes.drain(..sent);
+                self.packets.iter_mut().for_each(|packet| packet.start -= sent);
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// How many packets the link gets at once.
+const BATCH: usize = 32;
+
+/// How many packets are handled before others may have the lock.
+const BUDGET: usize = 256;
+
+/// How many bytes that were sent are kept before those that weren't.
+const MOST_SENT: usize = 1 << 20;
+
+/// How soon a link that is full is tried again.
+const UNSENT_DELAY: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// The ECN bits of a sender that heeds congestion (RFC 3168: ECT(0)).
+const ECN_CAPABLE: u8 = 0b10;

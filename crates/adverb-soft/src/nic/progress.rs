@@ -1,0 +1,84 @@
+//! The thread that serves peers while the application does nothing.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use adverb_proto::Time;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use super::Shared;
+use super::engine::{Engine, Work};
+
+/// Serves until the adapter is closed or fails. `readiness` says when the link has something.
+pub(super) fn run(shared: &Shared, readiness: Option<&OwnedFd>) {
+    while !catch_unwind(AssertUnwindSafe(|| step(shared, readiness))).unwrap_or_else(|_| {
+        shared.engine.lock().fail();
+        true
+    }) {}
+}
+
+/// Does what there is to be done, and sleeps until there is more; says whether that was all.
+fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
+    // Announcements are only for waking, so they are taken before looking.
+    while shared.kick.take().unwrap_or(false) {}
+    let mut engine = shared.engine.lock();
+    if engine.closing || engine.failed {
+        return true;
+    }
+    let now = engine.now();
+    // An application that polls does all this on its own core: it isn't disturbed, unless it stops.
+    let is_attended = readiness.is_some() && engine.polled.is_some_and(|polled| now - polled < ATTENDED);
+    if !is_attended {
+        match engine.drive() {
+            Ok(Work::Done) => {}
+            Ok(Work::More) => return false,
+            Err(_) => {
+                engine.fail();
+                return true;
+            }
+        }
+    }
+    let until = if is_attended { now + ATTENDED } else { engine.deadline() };
+    engine.asleep_until = until;
+    let timeout = (until != Time::MAX).then(|| until - engine.now());
+    drop(engine);
+    if sleep(shared, if is_attended { None } else { readiness }, timeout).is_err() {
+        // It can't happen to descriptors that are open; and an adapter that nobody serves is none.
+        shared.engine.lock().fail();
+        return true;
+    }
+    false
+}
+
+/// Wakes the thread, if it would sleep too long.
+pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
+    let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
+    if deadline < engine.asleep_until {
+        engine.asleep_until = deadline;
+        shared.kick.announce();
+    }
+}
+
+/// Sleeps until the link has something, somebody wakes the thread, or the time is over.
+fn sleep(shared: &Shared, readiness: Option<&OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
+    let kick = PollFd::new(shared.kick.as_fd(), PollFlags::POLLIN);
+    let mut both = [kick.clone(), kick];
+    let count = match readiness {
+        Some(readiness) => {
+            both[1] = PollFd::new(readiness.as_fd(), PollFlags::POLLIN);
+            2
+        }
+        None => 1,
+    };
+    match ppoll(&mut both[..count], timeout.map(TimeSpec::from), None) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// For how long after a poll the application is taken to go on polling.
+const ATTENDED: Duration = Duration::from_millis(1);

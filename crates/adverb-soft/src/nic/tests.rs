@@ -1,0 +1,469 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use adverb_proto::vocabulary::{
+    CompletedOperation, RemoteAddress, Segment, SendFlags, SendOperation, Status, Transport,
+};
+use adverb_proto::{IcrcCheck, Init, Receiving, Sending};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{Psn, RnrTimer};
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::*;
+use crate::link::{Incoming, Outgoing};
+
+/// Memory that tests look at, and an adapter has.
+struct Area {
+    words: Vec<AtomicU64>,
+    key: u32,
+}
+
+impl Area {
+    fn new(nic: &Nic, pd: Pd, length: usize) -> Area {
+        let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        let address = NonNull::from(words.as_slice()).cast::<u8>();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        // SAFETY: tests keep areas until they have dropped the adapter or are over, and reach them through atomics.
+        let key = unsafe { nic.register(pd, address, length, address.as_ptr().addr() as u64, access) };
+        Area { words, key: key.unwrap() }
+    }
+
+    fn addr(&self) -> u64 {
+        self.words.as_ptr().addr() as u64
+    }
+
+    fn remote(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: self.addr() + offset, rkey: self.key }
+    }
+
+    fn segment(&self, offset: u64, length: u32) -> Segment {
+        Segment { addr: self.addr() + offset, length, lkey: self.key }
+    }
+
+    fn fill(&self, seed: u64) {
+        for (index, word) in self.words.iter().enumerate() {
+            word.store((index as u64 ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15), Ordering::Relaxed);
+        }
+    }
+
+    fn values(&self) -> Vec<u64> {
+        self.words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// A queue pair with a completion queue of its own.
+struct End<'a> {
+    nic: &'a Nic,
+    pd: Pd,
+    cq: Cq,
+    channel: Arc<Channel>,
+    qpn: Qpn,
+}
+
+impl<'a> End<'a> {
+    fn new(nic: &'a Nic, transport: Transport) -> End<'a> {
+        let pd = nic.create_domain().unwrap();
+        let channel = Arc::new(Channel::new().unwrap());
+        let cq = nic.create_cq(64, Some(Arc::clone(&channel))).unwrap();
+        let qpn = nic.create_qp(QpConfig::new(transport, pd, cq, cq)).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        nic.modify_qp(qpn, &Transition::Init(Init { qkey: 7, ..Init::new(access) })).unwrap();
+        End { nic, pd, cq, channel, qpn }
+    }
+
+    fn connect(&self, peer: &End<'_>) {
+        let (local, remote) = (self.nic.addresses()[0], peer.nic.addresses()[0]);
+        let port = Path::source_port_between(self.qpn, peer.qpn);
+        let psn = Psn::wrapping(0xff_fff0);
+        let receiving = Receiving {
+            remote_qpn: peer.qpn,
+            path: self.nic.path(local, remote, port).unwrap(),
+            path_mtu: PathMtu::Mtu1024,
+            psn,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: RnrTimer::new(1).unwrap(),
+        };
+        let sending = Sending {
+            psn,
+            timeout: Timeout::new(12).unwrap(),
+            retry_count: 3,
+            rnr_retry: 7,
+            max_rd_atomic: 4,
+        };
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(receiving)).unwrap();
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(sending)).unwrap();
+    }
+
+    fn send(&self, wr_id: u64, operation: SendOperation, segments: &[Segment]) -> Result<(), PostStopped> {
+        let flags = SendFlags::SIGNALED;
+        let request = SendRequest::<()> { wr_id, operation, flags, segments, destination: None };
+        self.nic.post_sends(self.qpn, [(request, None)])
+    }
+
+    fn receive(&self, wr_id: u64, segments: &[Segment]) -> Result<(), PostStopped> {
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, segments }])
+    }
+
+    fn poll(&self) -> Option<Completion> {
+        let mut found = None;
+        self.nic.poll(self.cq, 1, |completion| found = Some(completion));
+        found
+    }
+
+    /// Polls until there is a completion.
+    fn completion(&self) -> Completion {
+        let start = Instant::now();
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            assert!(start.elapsed() < PATIENCE, "no completion came");
+        }
+    }
+
+    /// Takes what the thread has done, without doing anything about it: `poll` would do the adapter's work.
+    fn wait(&self) -> bool {
+        let mut entry = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
+        poll(&mut entry, PATIENCE_MS).unwrap() == 1 && self.channel.take().unwrap()
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE_MS: u16 = 20_000;
+
+fn pair(nic: &Nic) -> (End<'_>, End<'_>) {
+    let ends = (End::new(nic, Transport::Rc), End::new(nic, Transport::Rc));
+    ends.0.connect(&ends.1);
+    ends.1.connect(&ends.0);
+    ends
+}
+
+fn loopback() -> Nic {
+    Nic::open(NicOptions::loopback()).unwrap()
+}
+
+#[test]
+fn every_operation_works_between_two_queue_pairs_of_one_adapter() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let (here, there) = (Area::new(&nic, one.pd, 8192), Area::new(&nic, other.pd, 8192));
+    here.fill(1);
+    other.receive(1, &[there.segment(8, 4096)]).unwrap();
+    one.send(2, SendOperation::Send, &[here.segment(0, 3000)]).unwrap();
+    let received = other.completion();
+    assert_eq!((received.wr_id, received.outcome.unwrap().length), (1, 3000));
+    assert_eq!(one.completion().wr_id, 2);
+    assert_eq!(there.values()[1..376], here.values()[..375]);
+
+    one.send(3, SendOperation::Write(there.remote(0)), &[here.segment(0, 8192)]).unwrap();
+    assert_eq!(one.completion().outcome.unwrap().operation, CompletedOperation::Write);
+    assert_eq!(there.values(), here.values());
+
+    there.fill(2);
+    one.send(4, SendOperation::Read(there.remote(0)), &[here.segment(0, 8192)]).unwrap();
+    assert_eq!(one.completion().outcome.unwrap().operation, CompletedOperation::Read);
+    assert_eq!(there.values(), here.values());
+
+    let old = there.values()[3];
+    let add = SendOperation::FetchAdd { remote: there.remote(24), add: 5 };
+    one.send(5, add, &[here.segment(0, 8)]).unwrap();
+    assert!(one.completion().outcome.is_ok());
+    assert_eq!((here.values()[0], there.values()[3]), (old, old.wrapping_add(5)));
+    let swap = SendOperation::CompareSwap { remote: there.remote(24), compare: old.wrapping_add(5), swap: 9 };
+    one.send(6, swap, &[here.segment(0, 8)]).unwrap();
+    assert!(one.completion().outcome.is_ok());
+    assert_eq!(there.values()[3], 9);
+}
+
+#[test]
+fn datagrams_bring_their_route_header_and_inline_bytes() {
+    let nic = loopback();
+    let (one, other) = (End::new(&nic, Transport::Ud), End::new(&nic, Transport::Ud));
+    for end in [&one, &other] {
+        nic.modify_qp(end.qpn, &Transition::ReceiveDatagrams).unwrap();
+        nic.modify_qp(end.qpn, &Transition::ReadyToSend(Sending::unreliable(Psn::wrapping(5)))).unwrap();
+    }
+    let there = Area::new(&nic, other.pd, 64);
+    other.receive(1, &[there.segment(0, 64)]).unwrap();
+    for address in nic.addresses() {
+        let handle = nic.path(*address, *address, 0xc001).unwrap();
+        let request = SendRequest {
+            wr_id: 2,
+            operation: SendOperation::Send,
+            flags: SendFlags::SIGNALED | SendFlags::INLINE,
+            segments: &[],
+            destination: Some(adverb_proto::vocabulary::Destination { handle, qpn: other.qpn, qkey: 7 }),
+        };
+        nic.post_sends(one.qpn, [(request, Some(b"datagram".as_slice()))]).unwrap();
+        assert!(one.completion().outcome.is_ok());
+        let received = other.completion().outcome.unwrap();
+        assert_eq!(received.length, 48);
+        assert_eq!(there.values()[5], u64::from_ne_bytes(*b"datagram"));
+        other.receive(1, &[there.segment(0, 64)]).unwrap();
+    }
+}
+
+#[test]
+fn a_long_message_is_finished_by_the_thread() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    const LENGTH: u32 = 4 << 20;
+    let here = Area::new(&nic, one.pd, LENGTH as usize);
+    let there = Area::new(&nic, other.pd, LENGTH as usize);
+    here.fill(3);
+    nic.arm(one.cq, Wake::Any).unwrap();
+    one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
+    assert!(one.wait(), "nobody polled, and nobody was woken");
+    assert!(one.completion().outcome.is_ok());
+    assert!(there.values() == here.values());
+}
+
+#[test]
+fn an_armed_queue_announces_one_completion() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let area = Area::new(&nic, other.pd, 64);
+    nic.arm(other.cq, Wake::Solicited).unwrap();
+    for _ in 0..3 {
+        other.receive(1, &[area.segment(0, 64)]).unwrap();
+    }
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    assert!(!other.channel.take().unwrap(), "nobody solicited that");
+    let solicited = SendRequest::<()> {
+        wr_id: 2,
+        operation: SendOperation::Send,
+        flags: SendFlags::SOLICITED | SendFlags::SIGNALED,
+        segments: &[],
+        destination: None,
+    };
+    nic.post_sends(one.qpn, [(solicited, None), (solicited, None)]).unwrap();
+    assert!(other.channel.take().unwrap());
+    assert!(!other.channel.take().unwrap(), "armed once, announced twice");
+    assert!(!one.channel.take().unwrap(), "announced without being armed");
+}
+
+#[test]
+fn timers_fire_while_the_application_does_nothing() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    // A peer that is gone: nothing answers.
+    assert!(nic.destroy_qp(other.qpn));
+    nic.arm(one.cq, Wake::Any).unwrap();
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    assert!(one.wait());
+    assert_eq!(one.completion().outcome.unwrap_err().status, Status::RetryExceeded);
+    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::Fatal(one.qpn))));
+}
+
+#[test]
+fn a_request_that_cant_be_posted_leaves_those_before_it() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let area = Area::new(&nic, other.pd, 64);
+    let segments = [area.segment(0, 1); 17];
+    let request = |wr_id, count: usize| RecvRequest { wr_id, segments: &segments[..count] };
+    let stopped = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
+    assert_eq!(stopped.posted, 1);
+    assert_eq!(stopped.error, Error::Post(adverb_proto::PostError::TooManySegments));
+    assert_eq!(nic.query_qp(other.qpn).unwrap().recv_queue, 1);
+    drop(one);
+}
+
+#[test]
+fn deregistered_memory_is_never_touched_again() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let (here, there) = (Area::new(&nic, one.pd, 64), Area::new(&nic, other.pd, 64));
+    here.fill(4);
+    nic.deregister(there.key).unwrap();
+    one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
+    assert_eq!(one.completion().outcome.unwrap_err().status, Status::RemoteAccess);
+    assert_eq!(there.values(), [0; 8]);
+    assert!(nic.deregister(there.key).is_err());
+}
+
+#[test]
+fn a_completion_queue_is_made_longer_and_not_too_short() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    for _ in 0..3 {
+        other.receive(1, &[]).unwrap();
+        one.send(1, SendOperation::Send, &[]).unwrap();
+    }
+    assert_eq!(nic.resize_cq(one.cq, 2), Err(Error::CompletionQueue));
+    nic.resize_cq(one.cq, 3).unwrap();
+    other.receive(1, &[]).unwrap();
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::CqOverflow(one.cq))));
+}
+
+#[test]
+fn events_of_what_is_gone_are_forgotten() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let here = Area::new(&nic, one.pd, 64);
+    let nowhere = RemoteAddress { addr: 0, rkey: 1 };
+    one.send(1, SendOperation::Write(nowhere), &[here.segment(0, 8)]).unwrap();
+    assert!(one.completion().outcome.is_err());
+    nic.destroy_qp(one.qpn);
+    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::AccessError(other.qpn))));
+    assert_eq!(nic.next_event(), None);
+}
+
+/// One end of a wire between two adapters, as two queues of packets; a test can make it fail.
+struct Wire {
+    out: Sender<(SocketAddr, SocketAddr, Vec<u8>)>,
+    come: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
+    ready: Arc<Channel>,
+    peer: Arc<Channel>,
+    fault: Arc<Mutex<Option<WireFault>>>,
+}
+
+use std::net::SocketAddr;
+
+#[derive(Clone, Copy)]
+enum WireFault {
+    Panics,
+    Fails,
+}
+
+impl Link for Wire {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        match *self.fault.lock() {
+            Some(WireFault::Panics) => panic!("a fault planted by a test"),
+            Some(WireFault::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
+            None => {}
+        }
+        // Never all of them at once.
+        let taken = packets.len().min(7);
+        for packet in &packets[..taken] {
+            _ = self.out.send((packet.source, packet.destination, packet.bytes.to_vec()));
+            self.peer.announce();
+        }
+        Ok(taken)
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let mut count = 0;
+        while count < 16
+            && let Ok((source, destination, bytes)) = self.come.try_recv()
+        {
+            _ = self.ready.take();
+            count += 1;
+            each(&Incoming {
+                source,
+                destination,
+                traffic_class: 0,
+                hop_limit: None,
+                icrc: IcrcCheck::Identification(0),
+                bytes: &bytes,
+            });
+        }
+        Ok(count)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ready.as_fd())
+    }
+}
+
+/// Two adapters with a wire between them, and what makes the first one's end fail.
+fn two() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>) {
+    let (out, other_come) = channel();
+    let (other_out, come) = channel();
+    let (ready, other_ready) = (Arc::new(Channel::new().unwrap()), Arc::new(Channel::new().unwrap()));
+    let fault = Arc::new(Mutex::new(None));
+    let one = Wire {
+        out,
+        come,
+        ready: Arc::clone(&ready),
+        peer: Arc::clone(&other_ready),
+        fault: Arc::clone(&fault),
+    };
+    let other =
+        Wire { out: other_out, come: other_come, ready: other_ready, peer: ready, fault: Arc::default() };
+    let open = |address: &str, wire| {
+        Nic::open(NicOptions::new([address.parse().unwrap()], wire).mtu(PathMtu::Mtu1024)).unwrap()
+    };
+    (open("10.0.0.1", one), open("10.0.0.2", other), fault)
+}
+
+#[test]
+fn peers_are_served_while_the_application_does_nothing() {
+    let (first, second, _) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    const LENGTH: u32 = 1 << 20;
+    let here = Area::new(&first, one.pd, LENGTH as usize);
+    let there = Area::new(&second, other.pd, LENGTH as usize);
+    here.fill(5);
+    one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
+    assert!(one.completion().outcome.is_ok());
+    assert!(there.values() == here.values());
+    there.fill(6);
+    first.arm(one.cq, Wake::Any).unwrap();
+    one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
+    // Now neither polls.
+    assert!(one.wait());
+    assert!(one.completion().outcome.is_ok());
+    assert!(there.values() == here.values());
+}
+
+/// Whatever ends the adapter, every request comes back, and nothing can be posted any more.
+fn everything_comes_back(fault: WireFault) {
+    let (first, second, planted) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let here = Area::new(&first, one.pd, 64);
+    for wr_id in 0..5 {
+        one.receive(wr_id, &[here.segment(0, 64)]).unwrap();
+    }
+    *planted.lock() = Some(fault);
+    first.arm(one.cq, Wake::Any).unwrap();
+    // The peer's first packet makes the adapter's thread answer, which it can't.
+    other.send(9, SendOperation::Send, &[]).unwrap();
+    assert!(one.wait());
+    let mut come_back = Vec::new();
+    while come_back.len() < 5 {
+        let completion = one.completion();
+        come_back.push((completion.wr_id, completion.outcome.is_ok()));
+    }
+    assert_eq!(come_back, [(0, true), (1, false), (2, false), (3, false), (4, false)]);
+    assert_eq!(one.poll(), None);
+    assert_eq!(one.receive(6, &[]).unwrap_err().error, Error::Failed);
+    assert_eq!(one.send(6, SendOperation::Send, &[]).unwrap_err().error, Error::Failed);
+    assert_eq!(first.create_domain(), Err(Error::Failed));
+    let events: Vec<NicEvent> = std::iter::from_fn(|| first.next_event()).collect();
+    assert!(events.contains(&NicEvent::Failed), "{events:?}");
+    // What is there can be taken apart.
+    assert!(first.destroy_qp(one.qpn));
+    first.destroy_cq(one.cq).unwrap();
+    first.deregister(here.key).unwrap();
+    first.destroy_domain(one.pd).unwrap();
+    // And the peer finds out.
+    assert_eq!(other.completion().outcome.unwrap_err().status, Status::RetryExceeded);
+}
+
+#[test]
+fn a_panic_in_the_thread_gives_everything_back() {
+    everything_comes_back(WireFault::Panics);
+}
+
+#[test]
+fn a_link_that_fails_gives_everything_back() {
+    everything_comes_back(WireFault::Fails);
+}
+
+#[test]
+fn a_panic_under_the_application_gives_everything_back() {
+    let (first, second, planted) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    *planted.lock() = Some(WireFault::Panics);
+    // The panic isn't the application's.
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    assert_eq!(one.completion().outcome.unwrap_err().status, Status::Flushed);
+}
