@@ -14,19 +14,27 @@ use super::*;
 use crate::link::{Incoming, Outgoing};
 
 /// Memory that tests look at, and an adapter has.
-struct Area {
+struct Area<'a> {
+    nic: &'a Nic,
     words: Vec<AtomicU64>,
     key: u32,
 }
 
-impl Area {
-    fn new(nic: &Nic, pd: Pd, length: usize) -> Area {
+/// A peer that missed an answer may ask again, even when the test is over.
+impl Drop for Area<'_> {
+    fn drop(&mut self) {
+        _ = self.nic.deregister(self.key);
+    }
+}
+
+impl<'a> Area<'a> {
+    fn new(nic: &'a Nic, pd: Pd, length: usize) -> Area<'a> {
         let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let address = NonNull::from(words.as_slice()).cast::<u8>();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        // SAFETY: tests keep areas until they have dropped the adapter or are over, and reach them through atomics.
+        // SAFETY: the words stay until the area is dropped, which deregisters them first, and are reached through atomics.
         let key = unsafe { nic.register(pd, address, length, address.as_ptr().addr() as u64, access) };
-        Area { words, key: key.unwrap() }
+        Area { nic, words, key: key.unwrap() }
     }
 
     fn addr(&self) -> u64 {
