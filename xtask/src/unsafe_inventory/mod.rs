@@ -39,6 +39,7 @@ const COVERAGE: &[(&str, &str)] = &[
          `crates/adverb-sys/tests/provider.rs` calls every inline function's counterpart through an op table that \
          records; `crates/adverb-sys/tests/device.rs` runs on soft-RoCE",
     ),
+    ("crates/adverb-soft/src/link/udp/", "`crates/adverb-soft/tests/udp.rs`, on loopback sockets"),
     (
         "crates/adverb-soft/src/memory.rs",
         "its own tests: every alignment and length, outside every bound, atomics against threads",

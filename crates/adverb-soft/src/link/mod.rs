@@ -1,9 +1,10 @@
 //! What moves packets.
 //!
 //! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
-//! or in memory ([`Switch`]); others wrap a link, and do something to what passes.
+//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap a link, and do something to what passes.
 
 mod mem;
+mod udp;
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use std::time::Instant;
 use adverb_proto::IcrcCheck;
 
 pub use mem::{MemLink, Switch, SwitchConfig};
+pub use udp::{UdpConfig, UdpLink, UdpStatistics};
 
 /// A packet to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,8 +70,8 @@ pub trait Link: Send {
     /// If the link no longer works, and no packet was taken.
     fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize>;
 
-    /// Hands what has come to `each`, without waiting; says how many packets that were. There may be more: only 0 says
-    /// that there are none.
+    /// Hands what has come to `each`, without waiting; says how many packets came, some of which may have been lost in the
+    /// link. There may be more: only 0 says that there are none.
     ///
     /// # Errors
     ///

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use adverb_proto::IcrcCheck;
-use adverb_soft::link::{Incoming, Link, Outgoing};
+use adverb_soft::link::{Incoming, Link, Outgoing, UdpConfig, UdpLink};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// A packet that was received, or should be.
@@ -87,6 +89,16 @@ pub(crate) fn drain(link: &mut impl Link) -> Vec<Packet> {
     packets
 }
 
+/// Waits until so many packets have come, ten seconds for each, and receives what is there.
+pub(crate) fn collect(link: &mut impl Link, count: usize) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    while packets.len() < count {
+        wait(link);
+        packets.extend(drain(link));
+    }
+    packets
+}
+
 /// Whether a link's descriptor is readable.
 pub(crate) fn is_readable(link: &impl Link) -> bool {
     poll_for(link, PollTimeout::ZERO)
@@ -100,4 +112,21 @@ pub(crate) fn wait(link: &impl Link) {
 fn poll_for(link: &impl Link, timeout: PollTimeout) -> bool {
     let fd = link.readiness().expect("a descriptor");
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout).unwrap() > 0
+}
+
+/// A link at a loopback address that nobody has, as `change` would have it.
+pub(crate) fn open_loopback(change: impl Fn(&mut UdpConfig)) -> UdpLink {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Tests run in many processes at once: begin somewhere else in each.
+        let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
+        let host = first.wrapping_add(number) & 0x7f_ffff | 0x10_0000;
+        let mut config = UdpConfig::new(IpAddr::V4(Ipv4Addr::from_bits(127 << 24 | host)));
+        change(&mut config);
+        match UdpLink::open(&config) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            link => return link.unwrap(),
+        }
+    }
 }

@@ -1,0 +1,330 @@
+//! System calls that send and receive many datagrams at once.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
+use nix::libc;
+
+use super::UdpStatistics;
+use crate::link::Outgoing;
+
+/// How many datagrams go through one system call.
+const BATCH: usize = 64;
+
+/// The longest packet that RoCEv2 has: the largest path MTU, all headers, padding, ICRC.
+const LONGEST: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
+
+/// Sends packets, from the first on, and says how many were taken: at least one, unless there are none.
+///
+/// # Errors
+///
+/// If the first can't be sent.
+pub(super) fn send(socket: BorrowedFd<'_>, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    let packets = &packets[..packets.len().min(BATCH)];
+    let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
+    let mut controls = [const { MaybeUninit::<[Control; 2]>::uninit() }; BATCH];
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    for (index, packet) in packets.iter().enumerate() {
+        let (address, address_len) = Address::new(packet.destination);
+        let address = addresses[index].write(address);
+        let piece = pieces[index].write(libc::iovec {
+            iov_base: packet.bytes.as_ptr().cast_mut().cast(),
+            iov_len: packet.bytes.len(),
+        });
+        let (control, control_len) = Control::of(packet);
+        let control = controls[index].write(control);
+        messages[index].write(message(
+            ptr::from_mut(address).cast(),
+            address_len,
+            piece,
+            if control_len == 0 { ptr::null_mut() } else { ptr::from_mut(control).cast() },
+            control_len,
+        ));
+    }
+    // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and a control message that
+    // live until the call returns, with their lengths; the pieces are only read.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            messages.as_mut_ptr().cast(),
+            packets.len() as libc::c_uint,
+            libc::MSG_DONTWAIT,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// A datagram that came.
+pub(super) struct Datagram<'a> {
+    pub(super) source: SocketAddr,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: Option<u8>,
+    pub(super) bytes: &'a [u8],
+}
+
+/// What receives datagrams.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    /// Room for a batch of datagrams.
+    buffers: Vec<[u8; LONGEST]>,
+    /// How many datagrams to ask for: twice as many as came last, because preparing for those that don't come costs, too.
+    ask: usize,
+    /// What the kernel's counter of overflows said last.
+    overflows: u32,
+}
+
+/// How many datagrams are asked for when none came last.
+const FEW: usize = 4;
+
+impl Receiver {
+    pub(super) fn new() -> Receiver {
+        Receiver { buffers: vec![[0; LONGEST]; BATCH], ask: FEW, overflows: 0 }
+    }
+
+    /// Hands what has come to `each`, without waiting, and says how many datagrams that were.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        statistics: &mut UdpStatistics,
+        each: &mut dyn FnMut(&Datagram<'_>),
+    ) -> io::Result<usize> {
+        let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
+        let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BATCH];
+        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+        let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+        for (index, buffer) in self.buffers.iter_mut().take(self.ask).enumerate() {
+            let piece = pieces[index]
+                .write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
+            messages[index].write(message(
+                addresses[index].write(Address::UNKNOWN),
+                size_of::<Address>() as libc::socklen_t,
+                piece,
+                controls[index].write(Controls([0; _])).0.as_mut_ptr().cast(),
+                size_of::<Controls>(),
+            ));
+        }
+        // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and room for control
+        // messages that live until the call returns and that nothing else uses, with their lengths.
+        let came = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                messages.as_mut_ptr().cast(),
+                self.ask as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+                ptr::null_mut(),
+            )
+        };
+        let Ok(came) = usize::try_from(came) else {
+            let error = io::Error::last_os_error();
+            self.ask = FEW;
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(0),
+                // There may be something.
+                io::ErrorKind::Interrupted => self.receive(socket, statistics, each),
+                _ => Err(error),
+            };
+        };
+        self.ask = (2 * came).clamp(FEW, BATCH);
+        for (index, message) in messages[..came].iter().enumerate() {
+            // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
+            // and flags.
+            let message = unsafe { message.assume_init_ref() };
+            // SAFETY: the kernel has filled it in.
+            let said = unsafe { Said::of(&message.msg_hdr) };
+            if let Some(overflows) = said.overflows {
+                let more = overflows.wrapping_sub(mem::replace(&mut self.overflows, overflows));
+                statistics.overflows += u64::from(more);
+            }
+            if message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+                statistics.too_long += 1;
+                continue;
+            }
+            // SAFETY: it was initialised above.
+            let source = unsafe { addresses[index].assume_init_ref() }.get();
+            let bytes = self.buffers[index].get(..message.msg_len as usize);
+            let (Some(source), Some(bytes)) = (source, bytes) else { continue };
+            each(&Datagram { source, traffic_class: said.traffic_class, hop_limit: said.hop_limit, bytes });
+        }
+        Ok(came)
+    }
+}
+
+/// A message of one piece.
+fn message(
+    address: *mut Address,
+    address_len: libc::socklen_t,
+    piece: *mut libc::iovec,
+    control: *mut libc::c_void,
+    control_len: usize,
+) -> libc::mmsghdr {
+    // SAFETY: all of it is numbers and pointers, which may be 0. (Some systems have padding in it.)
+    let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
+    message.msg_hdr.msg_name = address.cast();
+    message.msg_hdr.msg_namelen = address_len;
+    message.msg_hdr.msg_iov = piece;
+    message.msg_hdr.msg_iovlen = 1;
+    message.msg_hdr.msg_control = control;
+    message.msg_hdr.msg_controllen = control_len as _;
+    message
+}
+
+/// An address as the kernel has it: of a family that the first field tells.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Address {
+    family: libc::sa_family_t,
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Address {
+    const UNKNOWN: Address = Address {
+        v6: libc::sockaddr_in6 {
+            sin6_family: libc::AF_UNSPEC as libc::sa_family_t,
+            sin6_port: 0,
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: [0; 16] },
+            sin6_scope_id: 0,
+        },
+    };
+
+    fn new(address: SocketAddr) -> (Address, libc::socklen_t) {
+        match address {
+            SocketAddr::V4(address) => {
+                let v4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: address.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                (Address { v4 }, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            }
+            SocketAddr::V6(address) => {
+                let v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: address.port().to_be(),
+                    sin6_flowinfo: address.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                    sin6_scope_id: address.scope_id(),
+                };
+                (Address { v6 }, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            }
+        }
+    }
+
+    fn get(&self) -> Option<SocketAddr> {
+        // SAFETY: every field begins with the family, and any number may be one.
+        match libc::c_int::from(unsafe { self.family }) {
+            libc::AF_INET => {
+                // SAFETY: all of the union is initialised (`UNKNOWN` was its longest field), and any numbers will do.
+                let v4 = unsafe { self.v4 };
+                let address = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+                Some(SocketAddrV4::new(address, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { self.v6 };
+                let address = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddrV6::new(address, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A control message that is a number.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Control {
+    header: libc::cmsghdr,
+    value: libc::c_int,
+}
+
+// SAFETY: it only computes.
+const _: () = assert!(size_of::<Control>() == unsafe { libc::CMSG_SPACE(4) } as usize);
+
+impl Control {
+    fn new(level: libc::c_int, kind: libc::c_int, value: u8) -> Control {
+        // SAFETY: it is numbers, which may be 0. (Some systems have padding in it.)
+        let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
+        header.cmsg_level = level;
+        header.cmsg_type = kind;
+        // SAFETY: it only computes.
+        header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<libc::c_int>() as libc::c_uint) } as _;
+        Control { header, value: value.into() }
+    }
+
+    /// What a packet wants other than usual, and how many bytes of that count.
+    fn of(packet: &Outgoing<'_>) -> ([Control; 2], usize) {
+        let (level, class, hops) = match packet.destination {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        let class = Control::new(level, class, packet.traffic_class);
+        let hops = Control::new(level, hops, packet.hop_limit);
+        match (packet.traffic_class, packet.hop_limit) {
+            (0, 0) => ([class, hops], 0),
+            (0, _) => ([hops, hops], size_of::<Control>()),
+            (_, 0) => ([class, hops], size_of::<Control>()),
+            _ => ([class, hops], 2 * size_of::<Control>()),
+        }
+    }
+}
+
+/// Room for the control messages of a datagram: three numbers.
+#[repr(C, align(8))]
+struct Controls([u8; 3 * size_of::<Control>()]);
+
+/// What control messages say.
+#[derive(Default)]
+struct Said {
+    traffic_class: u8,
+    hop_limit: Option<u8>,
+    overflows: Option<u32>,
+}
+
+impl Said {
+    /// What the control messages of a datagram say.
+    ///
+    /// # Safety
+    ///
+    /// The kernel has filled the header in: it points to control messages that it wrote, with their length.
+    unsafe fn of(header: &libc::msghdr) -> Said {
+        let mut said = Said::default();
+        // SAFETY: as the caller says.
+        let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+        while !next.is_null() {
+            // SAFETY: it is one of the header's, which are aligned.
+            let control = unsafe { &*next };
+            // SAFETY: as above.
+            let data = unsafe { libc::CMSG_DATA(next) };
+            // SAFETY: it only computes.
+            let length = control.cmsg_len as usize - unsafe { libc::CMSG_LEN(0) } as usize;
+            // SAFETY: so many bytes of data are there.
+            let data = unsafe { std::slice::from_raw_parts(data, length) };
+            let number = match *data {
+                [byte] => byte.into(),
+                [a, b, c, d, ..] => u32::from_ne_bytes([a, b, c, d]),
+                _ => 0,
+            };
+            match (control.cmsg_level, control.cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    said.traffic_class = number as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    said.hop_limit = Some(number as u8);
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
+                _ => {}
+            }
+            // SAFETY: both are as above.
+            next = unsafe { libc::CMSG_NXTHDR(header, next) };
+        }
+        said
+    }
+}

@@ -1,0 +1,279 @@
+//! Packets in UDP datagrams, from ordinary sockets.
+//!
+//! The ICRC covers the identification and the flags of the IPv4 header, which a socket neither sets nor shows. Two facts
+//! make it work all the same:
+//!
+//! - From a socket that isn't connected and never fragments, Linux sends identification 0 and "don't fragment"
+//!   (`ip_select_ident_segs` in `include/net/ip.h`). So the ICRC can be computed beforehand, with that. A
+//!   [self-test](UdpLink::identification_checked) looks whether it is so.
+//! - What identification a peer's packet had can be solved for ([`IcrcCheck::AnyIdentification`]).
+//!
+//! IPv6 has no identification.
+
+mod message;
+mod self_test;
+mod socket;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use adverb_proto::IcrcCheck;
+use adverb_wire::ROCE_PORT;
+
+use super::{Incoming, Link, Outgoing};
+use message::Receiver;
+
+/// How a [`UdpLink`] is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct UdpConfig {
+    /// The local address. Packets to it are received, and those sent come from it.
+    pub address: IpAddr,
+    /// Which interface a link-local IPv6 address belongs to, by its index; else 0.
+    pub scope_id: u32,
+    /// How many source ports there are to send from, of those from 0xC000 on: at least one.
+    pub source_ports: u16,
+    /// How many bytes the kernel is to keep for us, if it lets us have that much. What comes when it is full is lost.
+    pub receive_buffer: usize,
+    /// Whether IPv4 packets must have been sent with identification 0, as those of Adverb are and those of other devices
+    /// aren't. Their ICRC then has its full strength of 32 bits, instead of 16.
+    pub strict: bool,
+}
+
+impl UdpConfig {
+    /// The usual: 16 source ports, 8 MiB, peers of any kind.
+    pub const fn new(address: IpAddr) -> UdpConfig {
+        UdpConfig { address, scope_id: 0, source_ports: 16, receive_buffer: 8 << 20, strict: false }
+    }
+}
+
+/// What has become of packets, other than that they were sent and received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct UdpStatistics {
+    /// Packets that the kernel refused to send.
+    pub unsendable: u64,
+    /// Why it refused the last.
+    pub last_refusal: Option<io::ErrorKind>,
+    /// Packets lost because the receive buffer was full.
+    pub overflows: u64,
+    /// Datagrams too long for any packet, which were dropped.
+    pub too_long: u64,
+}
+
+/// RoCEv2 from UDP sockets, without a privilege, with whatever speaks it: RDMA adapters, Linux's soft-RoCE, Adverb.
+///
+/// One socket receives, on port 4791; others send, from a port each.
+///
+/// ```no_run
+/// use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
+///
+/// let mut here = UdpLink::open(&UdpConfig::new("127.77.1.1".parse().unwrap()))?;
+/// let mut there = UdpLink::open(&UdpConfig::new("127.77.1.2".parse().unwrap()))?;
+/// here.send(&[Outgoing {
+///     source: (here.local().ip(), here.source_port(0xc123)).into(),
+///     destination: there.local(),
+///     traffic_class: 0,
+///     hop_limit: 0,
+///     bytes: b"a packet",
+/// }])?;
+/// let mut got = Vec::new();
+/// while there.receive(&mut |packet| got.extend_from_slice(packet.bytes))? == 0 {}
+/// assert_eq!(got, b"a packet");
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Debug)]
+pub struct UdpLink {
+    local: SocketAddr,
+    icrc: IcrcCheck,
+    receiving: UdpSocket,
+    receiver: Receiver,
+    receive_buffer: usize,
+    /// One for each source port.
+    sending: Vec<(u16, UdpSocket)>,
+    identification_checked: bool,
+    statistics: UdpStatistics,
+}
+
+impl UdpLink {
+    /// Opens the sockets, and looks whether the kernel sends what it should.
+    ///
+    /// # Errors
+    ///
+    /// - `AddrInUse` if something listens to port 4791 at this address;
+    /// - `AddrNotAvailable` if the address isn't one of this machine's;
+    /// - `InvalidInput` if it is no single address, or no source ports are asked for;
+    /// - `Unsupported` if the kernel sends other identifications than 0.
+    pub fn open(config: &UdpConfig) -> io::Result<UdpLink> {
+        let address = config.address;
+        if address.is_unspecified() || address.is_multicast() || config.source_ports == 0 {
+            let text = format!(
+                "a device needs one address and at least one source port, not {address} and {}",
+                config.source_ports
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let at = |port| match address {
+            IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, port)),
+            IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, port, 0, config.scope_id)),
+        };
+        let local = at(ROCE_PORT);
+        let (receiving, receive_buffer) = socket::receiving(local, config.receive_buffer)?;
+        let sending = socket::sending(at, config.source_ports)?;
+        let identification_checked = match sending.first() {
+            Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
+            _ => true,
+        };
+        for (_, socket) in &sending {
+            socket::deafen(socket);
+        }
+        let icrc = if address.is_ipv6() || config.strict {
+            IcrcCheck::Identification(0)
+        } else {
+            IcrcCheck::AnyIdentification
+        };
+        let statistics = UdpStatistics::default();
+        let receiver = Receiver::new();
+        Ok(UdpLink {
+            local,
+            icrc,
+            receiving,
+            receiver,
+            receive_buffer,
+            sending,
+            identification_checked,
+            statistics,
+        })
+    }
+
+    /// The address and port that packets are received at.
+    pub const fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// How many bytes the kernel keeps for us, its own bookkeeping included: a packet takes about twice its length. What
+    /// is in flight to us should fit.
+    pub const fn receive_buffer(&self) -> usize {
+        self.receive_buffer
+    }
+
+    /// Whether the self-test saw that packets leave with identification 0. If not, the kernel didn't show what it sent:
+    /// other Adverb devices will understand us in any case, RDMA adapters and soft-RoCE perhaps not.
+    pub const fn identification_checked(&self) -> bool {
+        self.identification_checked
+    }
+
+    /// What has become of packets.
+    pub const fn statistics(&self) -> UdpStatistics {
+        self.statistics
+    }
+
+    /// The socket that sends from this port, if there is one.
+    fn named(&self, port: u16) -> Option<&(u16, UdpSocket)> {
+        // Unless others had some of the ports, each is where its number says.
+        let likely = &self.sending[index_of(port, self.sending.len())];
+        if likely.0 == port { Some(likely) } else { self.sending.iter().find(|(other, _)| *other == port) }
+    }
+
+    /// The socket for packets with this source.
+    fn socket_of(&self, source: SocketAddr) -> io::Result<&UdpSocket> {
+        match self.named(source.port()) {
+            Some((_, socket)) if source.ip() == self.local.ip() => Ok(socket),
+            _ => {
+                let text = format!("packets can't be sent from {source}: ask the link for a source port");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
+        }
+    }
+
+    /// Sends packets from one source, and says how many were taken.
+    fn send_from(&mut self, source: SocketAddr, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        while taken < packets.len() {
+            match message::send(self.socket_of(source)?.as_fd(), &packets[taken..]) {
+                Ok(count) => taken += count,
+                Err(error) => match Refusal::of(&error) {
+                    Refusal::Later => break,
+                    Refusal::Again => {}
+                    Refusal::Packet => {
+                        taken += 1;
+                        self.statistics.unsendable += 1;
+                        self.statistics.last_refusal = Some(error.kind());
+                    }
+                    Refusal::Broken if taken > 0 => break,
+                    Refusal::Broken => return Err(error),
+                },
+            }
+        }
+        Ok(taken)
+    }
+}
+
+impl Link for UdpLink {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        for run in packets.chunk_by(|a, b| a.source == b.source) {
+            match self.send_from(run[0].source, run) {
+                Ok(count) if count == run.len() => taken += count,
+                Ok(count) => return Ok(taken + count),
+                // It will be so the next time, too.
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(taken)
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let (destination, icrc) = (self.local, self.icrc);
+        let statistics = &mut self.statistics;
+        self.receiver.receive(self.receiving.as_fd(), statistics, &mut |datagram| {
+            each(&Incoming {
+                source: datagram.source,
+                destination,
+                traffic_class: datagram.traffic_class,
+                hop_limit: datagram.hop_limit,
+                icrc,
+                bytes: datagram.bytes,
+            });
+        })
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.receiving.as_fd())
+    }
+
+    fn source_port(&self, wanted: u16) -> u16 {
+        self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
+    }
+}
+
+/// Which of so many source ports a flow has that would have `wanted`.
+fn index_of(wanted: u16, ports: usize) -> usize {
+    usize::from(wanted & !socket::FIRST_SOURCE_PORT) % ports
+}
+
+/// What it means that a packet wasn't sent.
+enum Refusal {
+    /// There is no room now.
+    Later,
+    /// Something interrupted.
+    Again,
+    /// This packet can't be sent: no route, too long, forbidden.
+    Packet,
+    /// Nothing can be.
+    Broken,
+}
+
+impl Refusal {
+    fn of(error: &io::Error) -> Refusal {
+        use nix::libc;
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Refusal::Later,
+            Some(libc::EINTR) => Refusal::Again,
+            Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) | None => Refusal::Broken,
+            Some(_) => Refusal::Packet,
+        }
+    }
+}

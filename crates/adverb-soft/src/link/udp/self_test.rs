@@ -1,0 +1,95 @@
+//! Whether packets leave as their ICRCs say.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::sys::socket::sockopt::SetStruct;
+use nix::sys::socket::{MsgFlags, recv, setsockopt};
+
+/// What is sent. It isn't a packet, and nobody gets it: it goes to the socket that sends it.
+const PAYLOAD: &[u8] = b"adverb: how does the kernel number this?";
+/// IPv4 without options, and UDP.
+const HEADERS: usize = 28;
+/// How long the kernel may take to show what it sent.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Sends datagrams, and looks at the frames that they became: a socket that asks for the times when its datagrams left
+/// gets these back with them. Says whether there was anything to see.
+///
+/// # Errors
+///
+/// `Unsupported` if a frame has another identification than 0, or isn't marked "don't fragment".
+pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
+    let SocketAddr::V4(local) = socket.local_addr()? else { return Ok(true) };
+    if setsockopt(socket, Timestamping, &TIMESTAMPS).is_err() {
+        return Ok(false);
+    }
+    let mut seen = false;
+    // A number that happens to be 0 once isn't 0 twice.
+    for _ in 0..3 {
+        socket.send_to(PAYLOAD, local)?;
+        let Some(frame) = sent_frame(socket) else { break };
+        seen = true;
+        let [s0, s1] = local.port().to_be_bytes();
+        let word = u32::from_be_bytes([frame[4], frame[5], frame[6], frame[7]]);
+        let octets = local.ip().octets();
+        let as_sent = frame[12..16] == octets && frame[16..20] == octets && frame[20..22] == [s0, s1];
+        if word != DONT_FRAGMENT || !as_sent {
+            let text = format!(
+                "the kernel doesn't send UDP datagrams as RoCEv2's ICRC needs it: identification and flags are \
+                 {word:#010x} instead of {DONT_FRAGMENT:#010x}, or addresses are changed; use IPv6"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+    }
+    setsockopt(socket, Timestamping, &0)?;
+    // What it sent itself.
+    while socket.recv(&mut [0; PAYLOAD.len()]).is_ok() {}
+    Ok(seen)
+}
+
+/// The frame that the last datagram became, from its IP header on, if the kernel shows it.
+fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS]> {
+    let start = Instant::now();
+    loop {
+        // Something before the IP header depends on the interface: the payload tells where that ends.
+        let mut frame = [0; 256];
+        match recv(socket.as_raw_fd(), &mut frame, MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => {
+                let headers = frame.get(..length)?.strip_suffix(PAYLOAD)?;
+                return headers.last_chunk().copied();
+            }
+            Err(nix::errno::Errno::EAGAIN) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Identification 0; of flags and fragment offset only "don't fragment".
+const DONT_FRAGMENT: u32 = 0x0000_4000;
+
+const TIMESTAMPS: u32 =
+    libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_OPT_ID;
+
+#[derive(Clone, Copy)]
+struct Timestamping;
+nix::setsockopt_impl!(Timestamping, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, u32, SetStruct<'_, u32>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_may_fragment_or_is_connected_is_refused() {
+        // What an ordinary socket sends isn't numbered as the ICRC needs it.
+        let socket = UdpSocket::bind("127.77.9.1:0").unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.connect(socket.local_addr().unwrap()).unwrap();
+        assert_eq!(run(&socket).unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+}

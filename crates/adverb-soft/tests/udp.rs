@@ -1,0 +1,232 @@
+//! RoCEv2 from UDP sockets, on loopback: nothing here needs a privilege.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use adverb_proto::IcrcCheck;
+use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
+
+use support::{Packet, collect, drain, is_readable, open_loopback, wait};
+
+/// A packet from one link to another.
+fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
+    Outgoing {
+        source: SocketAddr::new(from.local().ip(), from.source_port(0xc000)),
+        destination: to.local(),
+        traffic_class: 0,
+        hop_limit: 0,
+        bytes,
+    }
+}
+
+/// Sends packets and receives them, a few at a time, so that no buffer overflows; says what came.
+fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[Outgoing<'_>]) -> Vec<Packet> {
+    let mut got = Vec::new();
+    for some in packets.chunks(100) {
+        let mut rest = some;
+        while !rest.is_empty() {
+            rest = &rest[from.send(rest).unwrap()..];
+        }
+        got.extend(collect(to, some.len()));
+    }
+    got
+}
+
+/// A link at `::1`, of which there is only one: other tests may have it for a while.
+fn open_v6() -> UdpLink {
+    let start = Instant::now();
+    loop {
+        match UdpLink::open(&UdpConfig::new("::1".parse().unwrap())) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed().as_secs() < 20 => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            link => return link.unwrap(),
+        }
+    }
+}
+
+#[test]
+fn packets_of_all_lengths_come_whole_and_in_order() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let bytes: Vec<u8> = (0..5000).map(|number| (number % 251) as u8).collect();
+    let mut packets = Vec::new();
+    for length in (0..=4096 + 68).step_by(7) {
+        packets.push(Outgoing {
+            traffic_class: (length % 256) as u8,
+            hop_limit: (length % 65) as u8,
+            ..between(&here, &there, &bytes[length % 13..][..length])
+        });
+    }
+    let expected: Vec<Packet> = packets.iter().map(Packet::from).collect();
+    let got = exchange(&mut here, &mut there, &packets);
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_eq!(got, expected);
+        assert_eq!(got.icrc, Some(IcrcCheck::AnyIdentification));
+    }
+    assert!(!is_readable(&there));
+    assert_eq!(there.receive(&mut |_| ()).unwrap(), 0);
+    assert_eq!(here.statistics(), Default::default());
+    assert_eq!(there.statistics(), Default::default());
+}
+
+#[test]
+fn ipv6_carries_the_same() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        println!("skipped: this machine has no IPv6 loopback");
+        return;
+    }
+    let mut link = open_v6();
+    let bytes: Vec<u8> = (0..4096).map(|number| (number % 241) as u8).collect();
+    let packets: Vec<_> = (0..400_usize)
+        .map(|number| {
+            let bytes = &bytes[..number * 10];
+            let (traffic_class, hop_limit) = ((number % 256) as u8, (number % 65) as u8);
+            Outgoing { traffic_class, hop_limit, bytes, ..packet_to_itself(&link) }
+        })
+        .collect();
+    let mut got = Vec::new();
+    for some in packets.chunks(100) {
+        assert_eq!(link.send(some).unwrap(), some.len());
+        got.extend(collect(&mut link, some.len()));
+    }
+    assert_eq!(got, packets.iter().map(Packet::from).collect::<Vec<_>>());
+    assert!(got.iter().all(|packet| packet.icrc == Some(IcrcCheck::Identification(0))));
+}
+
+/// A packet from a link to itself.
+fn packet_to_itself(link: &UdpLink) -> Outgoing<'static> {
+    between(link, link, &[])
+}
+
+#[test]
+fn congestion_marks_are_seen() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let marks = [0, 1, 2, 3, 0xfb, 0xfc];
+    for traffic_class in marks {
+        let packet = Outgoing { traffic_class, ..between(&here, &there, b"x") };
+        here.send(&[packet]).unwrap();
+    }
+    let mut got = Vec::new();
+    while got.len() < marks.len() {
+        wait(&there);
+        there.receive(&mut |packet| got.push((packet.traffic_class, packet.congested()))).unwrap();
+    }
+    assert_eq!(got, marks.map(|class| (class, class == 3 || class == 0xfb)));
+}
+
+#[test]
+fn packets_leave_with_identification_0_and_this_was_seen() {
+    assert!(open_loopback(|_| ()).identification_checked());
+}
+
+#[test]
+fn flows_share_a_bounded_number_of_source_ports() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_ports = 5));
+    let ports: HashSet<u16> = (0xc000..=0xffff).map(|wanted| here.source_port(wanted)).collect();
+    assert_eq!(ports.len(), 5);
+    assert!(ports.iter().all(|port| *port >= 0xc000));
+    for port in &ports {
+        assert_eq!(here.source_port(*port), *port);
+    }
+    let packets: Vec<_> = (0xc000..0xc020)
+        .map(|wanted| {
+            let source = SocketAddr::new(here.local().ip(), here.source_port(wanted));
+            Outgoing { source, ..between(&here, &there, b"flow") }
+        })
+        .collect();
+    let got = exchange(&mut here, &mut there, &packets);
+    let key = |packet: &Packet| packet.source;
+    let mut expected: Vec<_> = packets.iter().map(|packet| packet.source).collect();
+    let mut got: Vec<_> = got.iter().map(key).collect();
+    expected.sort();
+    got.sort();
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn a_source_that_the_link_does_not_have_is_refused() {
+    let mut link = open_loopback(|_| ());
+    let packet = packet_to_itself(&link);
+    for source in [SocketAddr::new(packet.source.ip(), 4791), "127.0.0.1:49152".parse().unwrap()] {
+        let error = link.send(&[Outgoing { source, ..packet }]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        // What stands before it is sent.
+        assert_eq!(link.send(&[packet, Outgoing { source, ..packet }]).unwrap(), 1);
+    }
+}
+
+#[test]
+fn an_address_belongs_to_one_link_and_the_error_says_what_to_do() {
+    let link = open_loopback(|_| ());
+    let error = UdpLink::open(&UdpConfig::new(link.local().ip())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    assert!(error.to_string().contains("another address"), "{error}");
+
+    let error = UdpLink::open(&UdpConfig::new("192.0.2.1".parse().unwrap())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+    for address in ["0.0.0.0", "::", "224.0.0.1"] {
+        let error = UdpLink::open(&UdpConfig::new(address.parse().unwrap())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn a_packet_that_cannot_be_sent_is_counted_and_others_are_sent() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let good = between(&here, &there, b"good");
+    // From a loopback address nothing goes elsewhere.
+    let bad = Outgoing { destination: "192.0.2.1:4791".parse().unwrap(), ..good };
+    let long = vec![0; 65_535];
+    let too_long = Outgoing { bytes: &long, ..good };
+    assert_eq!(here.send(&[good, bad, good, too_long, good]).unwrap(), 5);
+    assert_eq!(collect(&mut there, 3).len(), 3);
+    assert_eq!(here.statistics().unsendable, 2);
+    assert!(here.statistics().last_refusal.is_some());
+}
+
+#[test]
+fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
+    let mut link = open_loopback(|_| ());
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.send_to(&[7; 9000], link.local()).unwrap();
+    stranger.send_to(&[8; 4096], link.local()).unwrap();
+    let got = collect(&mut link, 1);
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].bytes, [8; 4096]);
+    assert_eq!(link.statistics().too_long, 1);
+}
+
+#[test]
+fn what_finds_a_full_buffer_is_counted() {
+    let mut here = open_loopback(|_| ());
+    let mut there = open_loopback(|config| config.receive_buffer = 20_000);
+    let packet = between(&here, &there, &[5; 1000]);
+    let mut sent = 200;
+    for _ in 0..2 {
+        assert_eq!(here.send(&[packet; 100]).unwrap(), 100);
+    }
+    let mut got = drain(&mut there).len();
+    // The kernel tells with the next packet.
+    here.send(&[packet]).unwrap();
+    sent += 1;
+    wait(&there);
+    got += drain(&mut there).len();
+    assert!(got < sent, "{got} of {sent} fit {} bytes", there.receive_buffer());
+    assert_eq!(got as u64 + there.statistics().overflows, sent as u64);
+}
+
+#[test]
+fn strictness_is_asked_for() {
+    let mut link = open_loopback(|config| config.strict = true);
+    link.send(&[packet_to_itself(&link)]).unwrap();
+    assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::Identification(0)));
+    assert_eq!(link.local().port(), 4791);
+    assert!(matches!(link.local().ip(), IpAddr::V4(_)));
+}
