@@ -75,6 +75,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
   attr->state = IBV_PORT_ACTIVE;
   attr->max_mtu = attr->active_mtu = IBV_MTU_4096;
   attr->gid_tbl_len = 1;
+  attr->pkey_tbl_len = 1;
   attr->max_msg_sz = 1u << 31;
   attr->link_layer = IBV_LINK_LAYER_ETHERNET;
   return 0;

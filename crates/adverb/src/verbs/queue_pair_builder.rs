@@ -184,7 +184,8 @@ impl QueuePairBuilder {
             }
         }
         let port = device.port(self.port)?;
-        if self.pkey_index >= port.pkey_table_len {
+        // What is there unless one is set isn't asked about: it is the device's to refuse.
+        if self.pkey_index > 0 && self.pkey_index >= port.pkey_table_len {
             return Err(Error::Limit {
                 what: "the index of a partition key".into(),
                 asked: self.pkey_index.into(),
