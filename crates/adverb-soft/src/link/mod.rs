@@ -1,9 +1,12 @@
 //! What moves packets.
 //!
 //! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
-//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap a link, and do something to what passes.
+//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap a link, and do something to what passes: harm ([`FaultLink`]), or
+//! a record of it ([`Capture`]).
 
+mod fault;
 mod mem;
+mod pcap;
 mod udp;
 
 use std::io;
@@ -13,7 +16,9 @@ use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
 
+pub use fault::{FaultConfig, FaultCounts, FaultLink};
 pub use mem::{MemLink, Switch, SwitchConfig};
+pub use pcap::{Capture, PcapLink};
 pub use udp::{UdpConfig, UdpLink, UdpStatistics};
 
 /// A packet to be sent.

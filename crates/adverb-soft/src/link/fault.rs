@@ -1,0 +1,308 @@
+//! Faults on purpose, in front of another link.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use adverb_proto::IcrcCheck;
+
+use super::{Incoming, Link, Outgoing};
+
+/// How often a [`FaultLink`] does what, in a million packets. At most one thing happens to a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultConfig {
+    /// What all choices follow from.
+    pub seed: u64,
+    /// Packets that are lost.
+    pub loss: u32,
+    /// Packets that are sent twice.
+    pub duplication: u32,
+    /// Packets of which one bit is flipped, of those that the ICRC covers.
+    pub corruption: u32,
+    /// Packets that are held back, so that others overtake them.
+    pub delay: u32,
+    /// For how long at least.
+    pub delay_least: Duration,
+    /// For how long at most.
+    pub delay_most: Duration,
+    /// Whether packets that come must have an ICRC that is right for IPv4 identification 0, as those of Adverb have,
+    /// even if the link says that they needn't be checked. Without this a corrupted packet in 65,536 gets through where
+    /// the identification is unknown, and every one where the link is trusted.
+    pub strict: bool,
+}
+
+impl FaultConfig {
+    /// No faults at all; ICRCs are checked strictly; delays would be from 0.1 ms to 2 ms.
+    pub const fn new(seed: u64) -> FaultConfig {
+        FaultConfig {
+            seed,
+            loss: 0,
+            duplication: 0,
+            corruption: 0,
+            delay: 0,
+            delay_least: Duration::from_micros(100),
+            delay_most: Duration::from_millis(2),
+            strict: true,
+        }
+    }
+}
+
+/// What a [`FaultLink`] has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct FaultCounts {
+    /// Packets that nothing was done to.
+    pub untouched: u64,
+    /// Packets that were lost.
+    pub lost: u64,
+    /// Packets that were sent twice.
+    pub duplicated: u64,
+    /// Packets that were corrupted.
+    pub corrupted: u64,
+    /// Packets that were held back.
+    pub delayed: u64,
+}
+
+/// A link that does harm to what is sent over it: it loses, duplicates, corrupts and delays packets, and what it does
+/// follows from a seed. For both directions, wrap both ends.
+///
+/// ```
+/// use adverb_soft::link::{FaultConfig, FaultLink, Link, Outgoing, Switch, SwitchConfig};
+///
+/// let switch = Switch::new(SwitchConfig::default());
+/// let config = FaultConfig { loss: 10_000, ..FaultConfig::new(7) }; // one packet in a hundred
+/// let mut here = FaultLink::new(switch.attach("10.0.0.1".parse().unwrap())?, config);
+/// let packet = Outgoing {
+///     source: "10.0.0.1:49152".parse().unwrap(),
+///     destination: "10.0.0.2:4791".parse().unwrap(),
+///     traffic_class: 0,
+///     hop_limit: 64,
+///     bytes: b"a packet",
+/// };
+/// here.send(&[packet; 1000])?;
+/// assert!(here.counts().lost > 0);
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Debug)]
+pub struct FaultLink<L> {
+    inner: L,
+    config: FaultConfig,
+    random: Random,
+    counts: FaultCounts,
+    /// What is held back, the first due on top.
+    held: BinaryHeap<Reverse<Held>>,
+    /// A number for each packet that was ever held back.
+    next: u64,
+    scratch: Vec<u8>,
+}
+
+impl<L: Link> FaultLink<L> {
+    /// Does harm to what is sent over `inner`.
+    pub fn new(inner: L, config: FaultConfig) -> FaultLink<L> {
+        let random = Random(config.seed);
+        let counts = FaultCounts::default();
+        FaultLink { inner, config, random, counts, held: BinaryHeap::new(), next: 0, scratch: Vec::new() }
+    }
+
+    /// What it has done so far.
+    pub const fn counts(&self) -> FaultCounts {
+        self.counts
+    }
+
+    /// Changes how often it does what from now on. The seed goes on where it was.
+    pub fn change(&mut self, config: FaultConfig) {
+        self.config = config;
+    }
+
+    /// The link that it wraps.
+    pub const fn inner(&self) -> &L {
+        &self.inner
+    }
+
+    /// What is to happen to the next packet, if anything.
+    fn draw(&mut self) -> Option<Harm> {
+        let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
+        let FaultConfig { loss, duplication, corruption, delay, .. } = self.config;
+        for (chance, harm) in [
+            (loss, Harm::Lose),
+            (duplication, Harm::Duplicate),
+            (corruption, Harm::Corrupt),
+            (delay, Harm::Delay),
+        ] {
+            if throw < chance {
+                return Some(harm);
+            }
+            throw -= chance;
+        }
+        None
+    }
+
+    /// Harms a packet; says whether it was taken.
+    fn harm(&mut self, harm: Harm, packet: &Outgoing<'_>) -> io::Result<bool> {
+        match harm {
+            Harm::Lose => self.counts.lost += 1,
+            Harm::Duplicate => match self.inner.send(&[*packet; 2])? {
+                0 => return Ok(false),
+                1 => self.counts.untouched += 1,
+                _ => self.counts.duplicated += 1,
+            },
+            Harm::Corrupt => {
+                self.scratch.clear();
+                self.scratch.extend_from_slice(packet.bytes);
+                // The ICRC covers all but the fifth byte, which switches may change.
+                let place = self.random.next() as usize % self.scratch.len().max(1);
+                let place = if place == VARIANT { 0 } else { place };
+                if let Some(byte) = self.scratch.get_mut(place) {
+                    *byte ^= 1 << (self.random.next() & 7);
+                }
+                if self.inner.send(&[Outgoing { bytes: &self.scratch, ..*packet }])? == 0 {
+                    return Ok(false);
+                }
+                self.counts.corrupted += 1;
+            }
+            Harm::Delay => {
+                let FaultConfig { delay_least, delay_most, .. } = self.config;
+                let share = (self.random.next() >> 32) as f64 / f64::from(u32::MAX);
+                let delay = delay_least + delay_most.saturating_sub(delay_least).mul_f64(share);
+                self.held.push(Reverse(Held {
+                    due: Instant::now() + delay,
+                    number: self.next,
+                    source: packet.source,
+                    destination: packet.destination,
+                    traffic_class: packet.traffic_class,
+                    hop_limit: packet.hop_limit,
+                    bytes: packet.bytes.to_vec(),
+                }));
+                self.next += 1;
+                self.counts.delayed += 1;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends packets, and counts those that were taken.
+    fn send_some(&mut self, packets: &[Outgoing<'_>], taken: &mut usize) -> io::Result<()> {
+        while *taken < packets.len() {
+            // Those that nothing happens to go together.
+            let rest = &packets[*taken..];
+            let mut harm = None;
+            let unharmed = rest.iter().take_while(|_| {
+                harm = self.draw();
+                harm.is_none()
+            });
+            let unharmed = unharmed.count();
+            if unharmed > 0 {
+                let sent = self.inner.send(&rest[..unharmed])?;
+                self.counts.untouched += sent as u64;
+                *taken += sent;
+                if sent < unharmed {
+                    break;
+                }
+            }
+            if let Some(harm) = harm {
+                if !self.harm(harm, &rest[unharmed])? {
+                    break;
+                }
+                *taken += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what was held back long enough.
+    fn release(&mut self) -> io::Result<()> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        while let Some(Reverse(held)) = self.held.peek()
+            && held.due <= now
+            && self.inner.send(&[held.packet()])? == 1
+        {
+            self.held.pop();
+        }
+        Ok(())
+    }
+}
+
+impl<L: Link> Link for FaultLink<L> {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        match self.release().and_then(|()| self.send_some(packets, &mut taken)) {
+            Err(error) if taken == 0 => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        self.release()?;
+        if !self.config.strict {
+            return self.inner.receive(each);
+        }
+        self.inner.receive(&mut |packet| each(&Incoming { icrc: IcrcCheck::Identification(0), ..*packet }))
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readiness()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let due = self.held.peek().map(|Reverse(held)| held.due);
+        due.into_iter().chain(self.inner.deadline()).min()
+    }
+
+    fn source_port(&self, wanted: u16) -> u16 {
+        self.inner.source_port(wanted)
+    }
+}
+
+/// The byte of the base transport header that the ICRC doesn't cover: congestion marks.
+const VARIANT: usize = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Harm {
+    Lose,
+    Duplicate,
+    Corrupt,
+    Delay,
+}
+
+/// A packet that is held back. They are ordered by when they are due.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Held {
+    due: Instant,
+    number: u64,
+    source: SocketAddr,
+    destination: SocketAddr,
+    traffic_class: u8,
+    hop_limit: u8,
+    bytes: Vec<u8>,
+}
+
+impl Held {
+    fn packet(&self) -> Outgoing<'_> {
+        Outgoing {
+            source: self.source,
+            destination: self.destination,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            bytes: &self.bytes,
+        }
+    }
+}
+
+/// Numbers that look random and follow from a seed (splitmix64).
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+}

@@ -1,0 +1,279 @@
+//! What passes, written to a file that Wireshark reads.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use adverb_proto::IcrcCheck;
+use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_LEN, Packet};
+use parking_lot::Mutex;
+
+use super::{Incoming, Link, Outgoing};
+
+/// A file in pcapng's form (draft-ietf-opsawg-pcapng), to which any number of links write what passes them, each as an
+/// interface of its own: `tshark -r file`, or Wireshark.
+///
+/// Packets have IP and UDP headers as on the wire, but for the UDP checksum, which is 0 as in other devices' packets, and
+/// for the flow label.
+///
+/// ```no_run
+/// use adverb_soft::link::{Capture, UdpConfig, UdpLink};
+///
+/// let capture = Capture::create("soft.pcapng".as_ref())?;
+/// let link = UdpLink::open(&UdpConfig::new("127.0.0.2".parse().unwrap()))?;
+/// let link = capture.watch("soft0", link);
+/// # std::io::Result::Ok(())
+/// ```
+#[derive(Clone)]
+pub struct Capture {
+    file: Arc<Mutex<Writer>>,
+}
+
+impl Capture {
+    /// Makes the file, or empties it.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be made.
+    pub fn create(path: &Path) -> io::Result<Capture> {
+        Ok(Capture::new(BufWriter::with_capacity(1 << 20, File::create(path)?)))
+    }
+
+    /// Writes to anything.
+    pub fn new(out: impl Write + Send + 'static) -> Capture {
+        let mut writer = Writer { out: Box::new(out), interfaces: 0, result: Ok(()) };
+        writer.begin();
+        Capture { file: Arc::new(Mutex::new(writer)) }
+    }
+
+    /// Wraps a link, so that what passes is written to the file under this name.
+    pub fn watch<L: Link>(&self, name: &str, inner: L) -> PcapLink<L> {
+        let interface = self.file.lock().interface(name);
+        PcapLink { inner, capture: self.clone(), interface }
+    }
+
+    /// Writes what is still in memory. This also happens when the last link is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If this or anything before it couldn't be written. Links go on working all the same.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut writer = self.file.lock();
+        writer.attempt(|out| out.flush());
+        match &writer.result {
+            Ok(()) => Ok(()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("the capture is incomplete: {error}"))),
+        }
+    }
+}
+
+impl std::fmt::Debug for Capture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Capture").finish_non_exhaustive()
+    }
+}
+
+/// A link of which a [`Capture`] shows what passes.
+#[derive(Debug)]
+pub struct PcapLink<L> {
+    inner: L,
+    capture: Capture,
+    interface: u32,
+}
+
+impl<L: Link> PcapLink<L> {
+    /// The link that it wraps.
+    pub const fn inner(&self) -> &L {
+        &self.inner
+    }
+}
+
+impl<L: Link> Link for PcapLink<L> {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        let taken = self.inner.send(packets)?;
+        if taken > 0 {
+            let now = nanoseconds();
+            let mut writer = self.capture.file.lock();
+            for packet in &packets[..taken] {
+                writer.packet(self.interface, now, OUTBOUND, 0, packet);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let PcapLink { inner, capture, interface } = self;
+        let mut now = None;
+        inner.receive(&mut |packet| {
+            let now = *now.get_or_insert_with(nanoseconds);
+            let Incoming { source, destination, traffic_class, bytes, .. } = *packet;
+            let hop_limit = packet.hop_limit.unwrap_or(0);
+            let as_sent = Outgoing { source, destination, traffic_class, hop_limit, bytes };
+            capture.file.lock().packet(*interface, now, INBOUND, identification(packet), &as_sent);
+            each(packet);
+        })
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readiness()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn source_port(&self, wanted: u16) -> u16 {
+        self.inner.source_port(wanted)
+    }
+}
+
+/// The IPv4 identification that a packet had: where it isn't known, the ICRC tells.
+fn identification(packet: &Incoming<'_>) -> u16 {
+    match packet.icrc {
+        IcrcCheck::Identification(identification) => identification,
+        IcrcCheck::Trusted => 0,
+        IcrcCheck::AnyIdentification => {
+            let flow = Flow::new(packet.source, packet.destination);
+            let solved = flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.solve(&packet));
+            solved.and_then(Result::ok).unwrap_or(0)
+        }
+    }
+}
+
+/// The IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link would move.
+fn ip_header(packet: &Outgoing<'_>, identification: u16) -> Option<IpHeader> {
+    let mut ip = IpHeader::between(packet.source.ip(), packet.destination.ip())?;
+    let (class, hops) = match &mut ip {
+        IpHeader::V4(ip) => {
+            ip.identification = identification;
+            (&mut ip.tos, &mut ip.ttl)
+        }
+        IpHeader::V6(ip) => (&mut ip.traffic_class, &mut ip.hop_limit),
+    };
+    *class = packet.traffic_class;
+    if packet.hop_limit != 0 {
+        *hops = packet.hop_limit;
+    }
+    Some(ip)
+}
+
+/// Nanoseconds since 1970.
+fn nanoseconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+}
+
+/// What writes blocks. Each is: its kind, its length, its content in words, its length again.
+struct Writer {
+    out: Box<dyn Write + Send>,
+    interfaces: u32,
+    /// The first failure ends the capture.
+    result: io::Result<()>,
+}
+
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+
+/// The byte order, version 1.0, a section of unknown length.
+const SECTION_CONTENT: [u8; 16] =
+    [0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+
+/// Frames begin with an IP header, of either version (LINKTYPE_RAW).
+const LINK_TYPE: u16 = 101;
+
+const END_OF_OPTIONS: u16 = 0;
+const INTERFACE_NAME: u16 = 2;
+const TIMESTAMP_RESOLUTION: u16 = 9;
+const PACKET_FLAGS: u16 = 2;
+
+const INBOUND: u32 = 1;
+const OUTBOUND: u32 = 2;
+
+impl Writer {
+    fn begin(&mut self) {
+        self.block(SECTION, &[&SECTION_CONTENT]);
+    }
+
+    /// Describes an interface, and says its number.
+    fn interface(&mut self, name: &str) -> u32 {
+        let mut content = Vec::new();
+        content.extend_from_slice(&LINK_TYPE.to_le_bytes());
+        content.extend_from_slice(&[0; 6]); // reserved; packets of any length
+        let name = &name.as_bytes()[..name.len().min(1000)];
+        option(&mut content, INTERFACE_NAME, name);
+        option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
+        option(&mut content, END_OF_OPTIONS, &[]);
+        self.block(INTERFACE, &[&content]);
+        self.interfaces += 1;
+        self.interfaces - 1
+    }
+
+    fn packet(
+        &mut self,
+        interface: u32,
+        time: u64,
+        direction: u32,
+        identification: u16,
+        packet: &Outgoing<'_>,
+    ) {
+        let Some(ip) = ip_header(packet, identification) else { return };
+        let bytes = packet.bytes;
+        let mut outer = [0; MAX_OUTER_LEN];
+        let outer_len = Frame::emit_outer(&ip, packet.source.port(), bytes.len(), &mut outer);
+        outer[outer_len - 6..outer_len - 4].copy_from_slice(&packet.destination.port().to_be_bytes());
+        let length = ((outer_len + bytes.len()) as u32).to_le_bytes();
+        let padding = &[0; 3][..(outer_len + bytes.len()).wrapping_neg() & 3];
+        let [high, low] = [(time >> 32) as u32, time as u32].map(u32::to_le_bytes);
+        let mut flags = [0; 12]; // with the end of options
+        flags[..2].copy_from_slice(&PACKET_FLAGS.to_le_bytes());
+        flags[2..4].copy_from_slice(&4_u16.to_le_bytes());
+        flags[4..8].copy_from_slice(&direction.to_le_bytes());
+        let pieces: [&[u8]; 9] = [
+            &interface.to_le_bytes(),
+            &high,
+            &low,
+            &length, // captured
+            &length, // original
+            &outer[..outer_len],
+            bytes,
+            padding,
+            &flags,
+        ];
+        self.block(ENHANCED_PACKET, &pieces);
+    }
+
+    fn block(&mut self, kind: u32, content: &[&[u8]]) {
+        let length = 12 + content.iter().map(|piece| piece.len()).sum::<usize>() as u32;
+        self.attempt(|out| {
+            out.write_all(&kind.to_le_bytes())?;
+            out.write_all(&length.to_le_bytes())?;
+            for piece in content {
+                out.write_all(piece)?;
+            }
+            out.write_all(&length.to_le_bytes())
+        });
+    }
+
+    fn attempt(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+        if self.result.is_ok() {
+            self.result = write(&mut *self.out);
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.attempt(|out| out.flush());
+    }
+}
+
+/// An option of a block: its code, its length, its value in whole words.
+fn option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
+    content.extend_from_slice(&code.to_le_bytes());
+    content.extend_from_slice(&(value.len() as u16).to_le_bytes());
+    content.extend_from_slice(value);
+    content.resize(content.len().next_multiple_of(4), 0);
+}

@@ -1,0 +1,177 @@
+//! Links that do harm.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use adverb_proto::IcrcCheck;
+use adverb_soft::link::{
+    FaultConfig, FaultCounts, FaultLink, Incoming, Link, MemLink, Outgoing, Switch, SwitchConfig,
+};
+
+use support::{Packet, address, drain, packet};
+
+const COUNT: usize = 20_000;
+
+/// Two ends of a switch with room for all that tests send, the first of which does harm.
+fn ends(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
+    let switch = Switch::new(SwitchConfig { packets: 4 * COUNT, ..SwitchConfig::default() });
+    let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
+    (FaultLink::new(here, config), there)
+}
+
+/// Sends numbered packets over a link that does harm, and says which bytes come and what was done.
+fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
+    let (mut here, mut there) = ends(config);
+    let numbers: Vec<[u8; 32]> = (0..COUNT as u64).map(numbered).collect();
+    let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
+    for some in packets.chunks(37) {
+        assert_eq!(here.send(some).unwrap(), some.len());
+    }
+    while let Some(deadline) = here.deadline() {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        here.receive(&mut |_| ()).unwrap();
+    }
+    (drain(&mut there).into_iter().map(|packet| packet.bytes).collect(), here.counts())
+}
+
+fn numbered(number: u64) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes[24..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// Whether a thing happened about as often as it should: five standard deviations.
+fn is_about(count: u64, per_million: u32) -> bool {
+    let mean = COUNT as f64 * f64::from(per_million) / 1e6;
+    (count as f64 - mean).abs() < 5.0 * mean.sqrt()
+}
+
+#[test]
+fn without_faults_everything_passes_in_order() {
+    let (got, counts) = send_numbered(FaultConfig::new(1));
+    assert!(got.iter().zip(0..).all(|(bytes, number)| *bytes == numbered(number)));
+    assert_eq!((got.len(), counts.untouched), (COUNT, COUNT as u64));
+}
+
+#[test]
+fn each_fault_happens_as_often_as_asked() {
+    let config = FaultConfig {
+        loss: 50_000,
+        duplication: 20_000,
+        corruption: 10_000,
+        delay: 30_000,
+        ..FaultConfig::new(2)
+    };
+    let (got, counts) = send_numbered(config);
+    let FaultCounts { untouched, lost, duplicated, corrupted, delayed, .. } = counts;
+    assert_eq!(untouched + lost + duplicated + corrupted + delayed, COUNT as u64);
+    assert_eq!(untouched + 2 * duplicated + corrupted + delayed, got.len() as u64);
+    assert!(is_about(lost, 50_000), "{counts:?}");
+    assert!(is_about(duplicated, 20_000), "{counts:?}");
+    assert!(is_about(corrupted, 10_000), "{counts:?}");
+    assert!(is_about(delayed, 30_000), "{counts:?}");
+}
+
+#[test]
+fn what_happens_follows_from_the_seed() {
+    let config = |seed| FaultConfig { loss: 100_000, corruption: 100_000, ..FaultConfig::new(seed) };
+    assert_eq!(send_numbered(config(3)), send_numbered(config(3)));
+    assert_ne!(send_numbered(config(3)).0, send_numbered(config(4)).0);
+}
+
+#[test]
+fn corruption_flips_one_bit_that_the_icrc_covers() {
+    let (got, counts) = send_numbered(FaultConfig { corruption: 1_000_000, ..FaultConfig::new(5) });
+    assert_eq!(counts.corrupted, COUNT as u64);
+    for (bytes, number) in got.iter().zip(0..) {
+        let expected = numbered(number);
+        let flipped: u32 = bytes.iter().zip(expected).map(|(got, sent)| (got ^ sent).count_ones()).sum();
+        assert_eq!(flipped, 1);
+        assert_eq!(bytes[4], expected[4]);
+    }
+}
+
+#[test]
+fn delayed_packets_are_overtaken_and_come_in_time() {
+    let (mut here, mut there) = ends(FaultConfig {
+        delay: 1_000_000,
+        delay_least: Duration::from_millis(5),
+        delay_most: Duration::from_millis(10),
+        ..FaultConfig::new(6)
+    });
+    let start = Instant::now();
+    here.send(&[packet(1, 2, b"late")]).unwrap();
+    here.change(FaultConfig::new(0));
+    here.send(&[packet(1, 2, b"early")]).unwrap();
+    assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"early"))]);
+    let delay = here.deadline().unwrap() - start;
+    assert!(delay >= Duration::from_millis(5), "{delay:?}");
+    std::thread::sleep(delay);
+    assert_eq!(here.receive(&mut |_| ()).unwrap(), 0);
+    assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"late"))]);
+    assert_eq!(here.deadline(), None);
+}
+
+#[test]
+fn received_packets_are_checked_strictly_unless_told_otherwise() {
+    for (strict, expected) in [(true, IcrcCheck::Identification(0)), (false, IcrcCheck::Trusted)] {
+        let (mut here, mut there) = ends(FaultConfig { strict, ..FaultConfig::new(0) });
+        there.send(&[packet(2, 1, b"x")]).unwrap();
+        assert_eq!(drain(&mut here)[0].icrc, Some(expected));
+    }
+}
+
+/// A link that takes few packets at a time, sometimes none.
+struct Reluctant(MemLink, usize);
+
+impl Link for Reluctant {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        self.1 += 1;
+        self.0.send(&packets[..packets.len().min(self.1 % 4)])
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        self.0.receive(each)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.0.readiness()
+    }
+}
+
+#[test]
+fn a_link_that_takes_few_gets_each_packet_once() {
+    let switch = Switch::new(SwitchConfig { packets: COUNT, ..SwitchConfig::default() });
+    let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
+    let config = FaultConfig { loss: 100_000, corruption: 100_000, ..FaultConfig::new(8) };
+    let mut here = FaultLink::new(Reluctant(here, 0), config);
+    let numbers: Vec<[u8; 32]> = (0..1000).map(numbered).collect();
+    let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
+    let mut rest = &packets[..];
+    while !rest.is_empty() {
+        rest = &rest[here.send(rest).unwrap()..];
+    }
+    let FaultCounts { untouched, lost, corrupted, .. } = here.counts();
+    assert_eq!(untouched + lost + corrupted, 1000);
+    let got = drain(&mut there);
+    assert_eq!(got.len() as u64, untouched + corrupted);
+    // The number stands at both ends, of which one at most is wrong.
+    let mut last = None;
+    for packet in got {
+        let sent = numbers
+            .iter()
+            .position(|sent| sent[..8] == packet.bytes[..8] || sent[24..] == packet.bytes[24..]);
+        let intact = packet.bytes[..8] == packet.bytes[24..];
+        assert!(sent.is_some());
+        if intact {
+            assert!(last < sent);
+            last = sent;
+        }
+    }
+}
