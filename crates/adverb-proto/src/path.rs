@@ -109,6 +109,8 @@ pub struct Arrival {
 pub enum IcrcCheck {
     /// The identification of the IPv4 header is this; IPv6 has none.
     Identification(u16),
+    /// The identification isn't known, but it is below this, as those of Adverb are on UDP sockets; IPv6 has none.
+    IdentificationBelow(u16),
     /// The identification isn't known, as on a UDP socket: any that fits will do.
     AnyIdentification,
     /// Not at all: somebody has done it, or the packet never left this machine's memory.
@@ -142,6 +144,7 @@ impl Incoming {
         };
         match icrc {
             IcrcCheck::Identification(identification) => flow.verify(packet, identification).is_ok(),
+            IcrcCheck::IdentificationBelow(end) => flow.solve(packet).is_ok_and(|found| found < end),
             IcrcCheck::AnyIdentification => flow.solve(packet).is_ok(),
             IcrcCheck::Trusted => true,
         }

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{Capture, Link, Outgoing, Switch, SwitchConfig};
-use adverb_wire::{Flow, Frame, Header, IpHeader, MAX_HEADER_LEN, Operation, Psn, Qpn, ROCE_PORT, Ud};
+use adverb_wire::{Flow, Frame, IpHeader, ROCE_PORT};
 
-use support::{drain, packet};
+use support::{datagram, drain, packet};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -31,16 +31,6 @@ impl Write for File {
     }
 }
 
-/// A packet whose ICRC is right for an identification.
-fn datagram(source: SocketAddr, destination: SocketAddr, identification: u16, payload: &[u8]) -> Vec<u8> {
-    let operation = Operation::Ud(Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None });
-    let header = Header::new(Qpn::truncate(0x11), Psn::wrapping(identification.into()), operation);
-    let mut head = [0; MAX_HEADER_LEN];
-    let flow = Flow::new(source, destination).unwrap();
-    let emitted = flow.emit(&header, identification, &[payload], &mut head).unwrap();
-    [&head[..emitted.header_len], payload, &emitted.trailer].concat()
-}
-
 /// Sends packets from one address to another, and records both ends in `capture`.
 fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
     let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::AnyIdentification, ..SwitchConfig::default() });
@@ -50,7 +40,8 @@ fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
     let (source, destination) = (SocketAddr::new(from, 0xc123), SocketAddr::new(to, ROCE_PORT));
     for (index, &identification) in identifications.iter().enumerate() {
         let payload = vec![0x5a; index * 5];
-        let bytes = datagram(source, destination, identification, &payload);
+        let flow = Flow::new(source, destination).unwrap();
+        let bytes = datagram(&flow, identification, 0, &payload);
         let packet = Outgoing { source, destination, traffic_class: 0x6a, hop_limit: 17, bytes: &bytes };
         assert_eq!(here.send(&[packet]).unwrap(), 1);
     }

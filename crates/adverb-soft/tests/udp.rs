@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
+use adverb_wire::Flow;
 
-use support::{Packet, collect, drain, is_readable, open_loopback, wait};
+use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait};
 
 /// A packet from one link to another.
 fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
@@ -74,6 +75,37 @@ fn packets_of_all_lengths_come_whole_and_in_order() {
     assert_eq!(there.receive(&mut |_| ()).unwrap(), 0);
     assert_eq!(here.statistics(), Default::default());
     assert_eq!(there.statistics(), Default::default());
+}
+
+#[test]
+fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let template = between(&here, &there, &[]);
+    let flow = Flow::new(template.source, template.destination).unwrap();
+    // Runs of one length, the last of each shorter; and one of another traffic class.
+    let mut lengths = vec![1024; 100];
+    lengths.extend([512, 1024, 1024, 4, 8, 8, 8, 8, 0, 1024, 4096, 4096, 4096, 100]);
+    let bytes: Vec<Vec<u8>> = lengths
+        .iter()
+        .zip(0..)
+        .map(|(length, psn)| datagram(&flow, 0, psn, &vec![psn as u8; *length]))
+        .collect();
+    let mut packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..template }).collect();
+    packets[10].traffic_class = 2;
+    let got = exchange(&mut here, &mut there, &packets);
+    assert_eq!(got.len(), packets.len());
+    let mut numbers = Vec::new();
+    for (got, sent) in got.iter().zip(&packets) {
+        let packet = adverb_wire::Packet::parse(&got.bytes).unwrap();
+        numbers.push(flow.solve(&packet).unwrap());
+        // All but the ICRC.
+        assert_eq!(got.bytes[..got.bytes.len() - 4], sent.bytes[..sent.bytes.len() - 4]);
+        assert_eq!(got.traffic_class, sent.traffic_class);
+    }
+    let expected: Vec<u16> = (0..10).chain([0]).chain(0..53).collect();
+    assert_eq!(numbers[..64], expected[..]);
+    assert!(numbers.iter().all(|number| *number < 64));
+    assert!(here.segmentation());
 }
 
 #[test]
@@ -205,7 +237,7 @@ fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
 
 #[test]
 fn what_finds_a_full_buffer_is_counted() {
-    let mut here = open_loopback(|_| ());
+    let mut here = open_loopback(|config| config.segmentation = false);
     let mut there = open_loopback(|config| config.receive_buffer = 20_000);
     let packet = between(&here, &there, &[5; 1000]);
     let mut sent = 200;
@@ -226,7 +258,7 @@ fn what_finds_a_full_buffer_is_counted() {
 fn strictness_is_asked_for() {
     let mut link = open_loopback(|config| config.strict = true);
     link.send(&[packet_to_itself(&link)]).unwrap();
-    assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::Identification(0)));
+    assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IdentificationBelow(64)));
     assert_eq!(link.local().port(), 4791);
     assert!(matches!(link.local().ip(), IpAddr::V4(_)));
 }

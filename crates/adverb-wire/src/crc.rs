@@ -45,6 +45,23 @@ static INVERSE_WORDS: [u32; INVERSE_WORDS_LEN] = {
     powers
 };
 
+/// `WORDS[k]` = x^(32k): takes in `k` words of zeros.
+static WORDS: [u32; INVERSE_WORDS_LEN] = {
+    let mut powers = [ONE; INVERSE_WORDS_LEN];
+    let mut k = 1;
+    while k < INVERSE_WORDS_LEN {
+        let mut power = powers[k - 1];
+        let mut bit = 0;
+        while bit < 32 {
+            power = multiply_by_x(power);
+            bit += 1;
+        }
+        powers[k] = power;
+        k += 1;
+    }
+    powers
+};
+
 /// Enough for a 9,000-byte MTU, which is more than RoCE ever sends; longer spans take several steps.
 const INVERSE_WORDS_LEN: usize = 2304;
 
@@ -103,6 +120,18 @@ pub(crate) fn undo_words(mut state: u32, mut words: usize) -> u32 {
             return multiply(state, *inverse);
         }
         state = multiply(state, INVERSE_WORDS[INVERSE_WORDS_LEN - 1]);
+        words -= INVERSE_WORDS_LEN - 1;
+    }
+}
+
+/// `state` as it is `words` × 4 zero bytes later.
+#[inline]
+pub(crate) fn redo_words(mut state: u32, mut words: usize) -> u32 {
+    loop {
+        if let Some(power) = WORDS.get(words) {
+            return multiply(state, *power);
+        }
+        state = multiply(state, WORDS[INVERSE_WORDS_LEN - 1]);
         words -= INVERSE_WORDS_LEN - 1;
     }
 }
@@ -185,6 +214,7 @@ mod tests {
         let mut state = 0x1234_5678;
         for words in 0..16_384 {
             assert_eq!(undo_words(state, words), 0x1234_5678, "{words} words");
+            assert_eq!(redo_words(0x1234_5678, words), state, "{words} words");
             for _ in 0..32 {
                 state = multiply_by_x(state);
             }

@@ -190,9 +190,7 @@ impl Flow {
         let mismatch = IcrcMismatch { computed, found: packet.icrc() };
         match self.family {
             Family::V4 => {
-                // Behind the word of identification and flags come 12 bytes of IPv4 header, 8 of UDP, and the
-                // packet up to its ICRC; the word itself counts as much as that ICRC would.
-                let words = (12 + 8 + packet.as_bytes().len()) / 4;
+                let words = words_behind_identification(packet.as_bytes().len());
                 match crc::undo_words(difference, words).to_le_bytes() {
                     [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
                     _ => Err(mismatch),
@@ -200,6 +198,32 @@ impl Flow {
             }
             Family::V6 => Err(mismatch),
         }
+    }
+
+    /// By what the ICRC of an IPv4 packet of `packet_len` bytes (with that ICRC) changes if its identification isn't 0
+    /// but this: the exclusive or of both, as they are sent.
+    ///
+    /// For a sender whose system numbers packets after their ICRCs were computed, as segmentation offload does.
+    ///
+    /// ```
+    /// use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, Qpn, Ud};
+    ///
+    /// let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
+    /// let datagram = Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None };
+    /// let header = Header::new(Qpn::truncate(0x11), Psn::ZERO, Operation::Ud(datagram));
+    /// let mut head = [0; MAX_HEADER_LEN];
+    /// let emitted = flow.emit(&header, 0, &[b"ping"], &mut head).unwrap();
+    /// let mut bytes = [&head[..emitted.header_len], b"ping", &emitted.trailer].concat();
+    ///
+    /// let effect = Flow::identification_effect(3, bytes.len());
+    /// bytes.last_chunk_mut::<4>().unwrap().iter_mut().zip(effect).for_each(|(byte, effect)| *byte ^= effect);
+    /// assert!(flow.verify(&Packet::parse(&bytes).unwrap(), 3).is_ok());
+    /// ```
+    #[inline]
+    pub fn identification_effect(identification: u16, packet_len: usize) -> [u8; ICRC_LEN] {
+        let [i0, i1] = identification.to_be_bytes();
+        crc::redo_words(u32::from_le_bytes([i0, i1, 0, 0]), words_behind_identification(packet_len))
+            .to_le_bytes()
     }
 
     /// The ICRC that `packet` should have.
@@ -227,6 +251,13 @@ impl Flow {
         bth[CONGESTION_BYTE] = 0;
         crc32fast::Hasher::new_with_initial(!(self.state ^ fields ^ crc::twelve_bytes(bth)))
     }
+}
+
+/// By how many words the identification's effect on the ICRC of a packet of so many bytes has moved on.
+fn words_behind_identification(packet_len: usize) -> usize {
+    // Behind the word of identification and flags come 12 bytes of IPv4 header, 8 of UDP, and the packet up to its ICRC;
+    // the word itself counts as much as that ICRC would.
+    packet_len.saturating_add(12 + 8) / 4
 }
 
 /// The ICRC of a packet under way: see [`Flow::begin`].

@@ -127,7 +127,19 @@ fn unknown_identification_is_solved_for() {
     let arrival = end.arrival();
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Icrc);
+    let arrival = Arrival { icrc: IcrcCheck::IdentificationBelow(0x5678), ..end.arrival() };
+    end.deliver_as(&arrival, &bytes);
+    dropped(&end, DropReason::Icrc);
     let arrival = Arrival { icrc: IcrcCheck::AnyIdentification, ..end.arrival() };
+    end.deliver_as(&arrival, &bytes);
+    assert_eq!(end.bytes(0, 4), b"abcd");
+}
+
+#[test]
+fn an_identification_below_a_bound_is_accepted() {
+    let mut end = solo();
+    let bytes = end.forge(&write(&end), b"abcd");
+    let arrival = Arrival { icrc: IcrcCheck::IdentificationBelow(1), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }

@@ -7,9 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use adverb_proto::IcrcCheck;
-
-use super::{Incoming, Link, Outgoing};
+use super::{Incoming, Link, Outgoing, STRICT};
 
 /// How often a [`FaultLink`] does what, in a million packets. At most one thing happens to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,8 +26,8 @@ pub struct FaultConfig {
     pub delay_least: Duration,
     /// For how long at most.
     pub delay_most: Duration,
-    /// Whether packets that come must have an ICRC that is right for IPv4 identification 0, as those of Adverb have,
-    /// even if the link says that they needn't be checked. Without this a corrupted packet in 65,536 gets through where
+    /// Whether packets that come must have an ICRC that is right for a small IPv4 identification, as those of Adverb
+    /// have, even if the link says that they needn't be checked. Without this a corrupted packet in 65,536 gets through where
     /// the identification is unknown, and every one where the link is trusted.
     pub strict: bool,
 }
@@ -242,7 +240,7 @@ impl<L: Link> Link for FaultLink<L> {
         if !self.config.strict {
             return self.inner.receive(each);
         }
-        self.inner.receive(&mut |packet| each(&Incoming { icrc: IcrcCheck::Identification(0), ..*packet }))
+        self.inner.receive(&mut |packet| each(&Incoming { icrc: STRICT, ..*packet }))
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -21,6 +21,12 @@ pub use mem::{MemLink, Switch, SwitchConfig};
 pub use pcap::{Capture, PcapLink};
 pub use udp::{UdpConfig, UdpLink, UdpStatistics};
 
+/// How many packets travel as one at most ([`UdpLink`]), so that Adverb's packets have IPv4 identifications below this.
+const MAX_TRAIN: usize = 64;
+
+/// How ICRCs are to be checked where only Adverb sends: with the strength of 26 bits.
+const STRICT: IcrcCheck = IcrcCheck::IdentificationBelow(MAX_TRAIN as u16);
+
 /// A packet to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outgoing<'a> {

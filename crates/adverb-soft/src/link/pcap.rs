@@ -135,7 +135,7 @@ fn identification(packet: &Incoming<'_>) -> u16 {
     match packet.icrc {
         IcrcCheck::Identification(identification) => identification,
         IcrcCheck::Trusted => 0,
-        IcrcCheck::AnyIdentification => {
+        IcrcCheck::AnyIdentification | IcrcCheck::IdentificationBelow(_) => {
             let flow = Flow::new(packet.source, packet.destination);
             let solved = flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.solve(&packet));
             solved.and_then(Result::ok).unwrap_or(0)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{Incoming, Link, Outgoing, UdpConfig, UdpLink};
+use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// A packet that was received, or should be.
@@ -80,6 +81,15 @@ pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> Outgoing<'_> {
         hop_limit: 9,
         bytes,
     }
+}
+
+/// A whole packet, whose ICRC is right for an identification.
+pub(crate) fn datagram(flow: &Flow, identification: u16, psn: u32, payload: &[u8]) -> Vec<u8> {
+    let operation = Operation::Ud(Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None });
+    let header = Header::new(Qpn::truncate(0x11), Psn::wrapping(psn), operation);
+    let mut head = [0; MAX_HEADER_LEN];
+    let emitted = flow.emit(&header, identification, &[payload], &mut head).unwrap();
+    [&head[..emitted.header_len], payload, &emitted.trailer].concat()
 }
 
 /// All that has come.

@@ -6,57 +6,114 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
+use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN};
 use nix::libc;
 
 use super::UdpStatistics;
-use crate::link::Outgoing;
+use crate::link::{MAX_TRAIN, Outgoing};
 
-/// How many datagrams go through one system call.
+/// How many packets go through one system call.
 const BATCH: usize = 64;
 
 /// The longest packet that RoCEv2 has: the largest path MTU, all headers, padding, ICRC.
 const LONGEST: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
 
+/// The longest train: less than what an IP header can say.
+const LONGEST_TRAIN: usize = 65_000;
+
 /// Sends packets, from the first on, and says how many were taken: at least one, unless there are none.
+///
+/// With `segmentation`, packets of one length to one place travel through the system as one *train*, which is taken apart
+/// at the end (`UDP_SEGMENT`; as late as in the network adapter). The kernel then gives the first one IPv4 identification
+/// 0, the second 1, and so on (`inet_gso_segment`), and their ICRCs are changed to match.
 ///
 /// # Errors
 ///
-/// If the first can't be sent.
-pub(super) fn send(socket: BorrowedFd<'_>, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+/// If the first packet, or the train that it begins, can't be sent.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    packets: &[Outgoing<'_>],
+    segmentation: bool,
+) -> io::Result<usize> {
     let packets = &packets[..packets.len().min(BATCH)];
     let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
-    let mut controls = [const { MaybeUninit::<[Control; 2]>::uninit() }; BATCH];
-    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+    let mut controls = [const { MaybeUninit::<[Control; 3]>::uninit() }; BATCH];
+    let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; BATCH];
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
-    for (index, packet) in packets.iter().enumerate() {
-        let (address, address_len) = Address::new(packet.destination);
-        let address = addresses[index].write(address);
-        let piece = pieces[index].write(libc::iovec {
-            iov_base: packet.bytes.as_ptr().cast_mut().cast(),
-            iov_len: packet.bytes.len(),
-        });
-        let (control, control_len) = Control::of(packet);
+    // Of each message: its first packet, and its first piece; and where the last one ends.
+    let mut starts = [(0, 0); BATCH + 1];
+    let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
+    while packet_count < packets.len() {
+        let train = &packets[packet_count..][..train_length(&packets[packet_count..], segmentation)];
+        for (number, packet) in train.iter().enumerate() {
+            let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
+                Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
+                _ => (packet.bytes, None),
+            };
+            pieces[piece_count].write(piece(bytes));
+            piece_count += 1;
+            if let Some(icrc) = icrc {
+                let effect = Flow::identification_effect(number as u16, packet.bytes.len());
+                let trailer = std::array::from_fn(|index| icrc[index] ^ effect[index]);
+                pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
+                piece_count += 1;
+            }
+        }
+        packet_count += train.len();
+        message_count += 1;
+        starts[message_count] = (packet_count, piece_count);
+    }
+    let pieces = pieces.as_mut_ptr().cast::<libc::iovec>();
+    for index in 0..message_count {
+        let [(packet, piece), (end, end_piece)] = [starts[index], starts[index + 1]];
+        let (address, address_len) = Address::new(packets[packet].destination);
+        let (control, control_len) = Control::of(&packets[packet], end - packet > 1);
         let control = controls[index].write(control);
         messages[index].write(message(
-            ptr::from_mut(address).cast(),
+            addresses[index].write(address),
             address_len,
-            piece,
+            pieces.wrapping_add(piece),
+            end_piece - piece,
             if control_len == 0 { ptr::null_mut() } else { ptr::from_mut(control).cast() },
             control_len,
         ));
     }
-    // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and a control message that
-    // live until the call returns, with their lengths; the pieces are only read.
+    // SAFETY: as many messages are initialised as are said. Each points to an address, pieces and control messages that
+    // are initialised and live until the call returns, with their lengths; the pieces' bytes are only read.
     let sent = unsafe {
         libc::sendmmsg(
             socket.as_raw_fd(),
             messages.as_mut_ptr().cast(),
-            packets.len() as libc::c_uint,
+            message_count as libc::c_uint,
             libc::MSG_DONTWAIT,
         )
     };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
+    Ok(starts[sent].0)
+}
+
+/// How many of these packets, at least one, may go as a train: those that are like the first, and a last one that may be
+/// shorter.
+fn train_length(packets: &[Outgoing<'_>], segmentation: bool) -> usize {
+    let [first, rest @ ..] = packets else { return 0 };
+    let length = first.bytes.len();
+    if !segmentation || length <= ICRC_LEN {
+        return 1;
+    }
+    let key = |packet: &Outgoing<'_>| (packet.destination, packet.traffic_class, packet.hop_limit);
+    let most = (LONGEST_TRAIN / length).clamp(1, MAX_TRAIN);
+    let mut count = 1;
+    for packet in rest.iter().take(most - 1) {
+        if packet.bytes.len() > length || packet.bytes.len() <= ICRC_LEN || key(packet) != key(first) {
+            break;
+        }
+        count += 1;
+        if packet.bytes.len() < length {
+            break;
+        }
+    }
+    count
 }
 
 /// A datagram that came.
@@ -70,20 +127,26 @@ pub(super) struct Datagram<'a> {
 /// What receives datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// Room for a batch of datagrams.
-    buffers: Vec<[u8; LONGEST]>,
+    /// Room for a batch of datagrams, or of trains.
+    buffers: Vec<[u8; BUFFER]>,
     /// How many datagrams to ask for: twice as many as came last, because preparing for those that don't come costs, too.
     ask: usize,
     /// What the kernel's counter of overflows said last.
     overflows: u32,
 }
 
+/// Room for what a system call brings: a train may be as long as any datagram.
+const BUFFER: usize = 1 << 16;
+
+/// How many buffers there are. Memory that is never used costs nothing.
+const BUFFERS: usize = 64;
+
 /// How many datagrams are asked for when none came last.
 const FEW: usize = 4;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
-        Receiver { buffers: vec![[0; LONGEST]; BATCH], ask: FEW, overflows: 0 }
+        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: FEW, overflows: 0 }
     }
 
     /// Hands what has come to `each`, without waiting, and says how many datagrams that were.
@@ -93,17 +156,17 @@ impl Receiver {
         statistics: &mut UdpStatistics,
         each: &mut dyn FnMut(&Datagram<'_>),
     ) -> io::Result<usize> {
-        let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
-        let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BATCH];
-        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
-        let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+        let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFERS];
+        let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFERS];
+        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BUFFERS];
+        let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BUFFERS];
         for (index, buffer) in self.buffers.iter_mut().take(self.ask).enumerate() {
-            let piece = pieces[index]
-                .write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
+            let piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
             messages[index].write(message(
                 addresses[index].write(Address::UNKNOWN),
                 size_of::<Address>() as libc::socklen_t,
-                piece,
+                pieces[index].write(piece),
+                1,
                 controls[index].write(Controls([0; _])).0.as_mut_ptr().cast(),
                 size_of::<Controls>(),
             ));
@@ -129,7 +192,8 @@ impl Receiver {
                 _ => Err(error),
             };
         };
-        self.ask = (2 * came).clamp(FEW, BATCH);
+        let mut count = came;
+        self.ask = (2 * came).clamp(FEW, BUFFERS);
         for (index, message) in messages[..came].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
             // and flags.
@@ -140,25 +204,39 @@ impl Receiver {
                 let more = overflows.wrapping_sub(mem::replace(&mut self.overflows, overflows));
                 statistics.overflows += u64::from(more);
             }
-            if message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
-                statistics.too_long += 1;
-                continue;
-            }
             // SAFETY: it was initialised above.
             let source = unsafe { addresses[index].assume_init_ref() }.get();
             let bytes = self.buffers[index].get(..message.msg_len as usize);
             let (Some(source), Some(bytes)) = (source, bytes) else { continue };
-            each(&Datagram { source, traffic_class: said.traffic_class, hop_limit: said.hop_limit, bytes });
+            // Of a train only the last packet may be shorter; what isn't one may be empty.
+            let length = said.segment.unwrap_or(bytes.len()).max(1);
+            if length > LONGEST {
+                statistics.too_long += 1;
+                continue;
+            }
+            count += bytes.len().div_ceil(length).max(1) - 1;
+            let Said { traffic_class, hop_limit, .. } = said;
+            let mut hand = |bytes| each(&Datagram { source, traffic_class, hop_limit, bytes });
+            if bytes.is_empty() {
+                hand(bytes);
+            }
+            bytes.chunks(length).for_each(hand);
         }
-        Ok(came)
+        Ok(count)
     }
 }
 
-/// A message of one piece.
+/// A piece that is only read.
+fn piece(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// A message of some pieces.
 fn message(
     address: *mut Address,
     address_len: libc::socklen_t,
-    piece: *mut libc::iovec,
+    pieces: *mut libc::iovec,
+    piece_count: usize,
     control: *mut libc::c_void,
     control_len: usize,
 ) -> libc::mmsghdr {
@@ -166,8 +244,8 @@ fn message(
     let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
     message.msg_hdr.msg_name = address.cast();
     message.msg_hdr.msg_namelen = address_len;
-    message.msg_hdr.msg_iov = piece;
-    message.msg_hdr.msg_iovlen = 1;
+    message.msg_hdr.msg_iov = pieces;
+    message.msg_hdr.msg_iovlen = piece_count as _;
     message.msg_hdr.msg_control = control;
     message.msg_hdr.msg_controllen = control_len as _;
     message
@@ -237,48 +315,60 @@ impl Address {
     }
 }
 
-/// A control message that is a number.
+/// A control message that is a number of up to four bytes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Control {
     header: libc::cmsghdr,
-    value: libc::c_int,
+    value: [u8; 4],
 }
 
 // SAFETY: it only computes.
 const _: () = assert!(size_of::<Control>() == unsafe { libc::CMSG_SPACE(4) } as usize);
 
 impl Control {
-    fn new(level: libc::c_int, kind: libc::c_int, value: u8) -> Control {
+    fn new<const N: usize>(level: libc::c_int, kind: libc::c_int, number: [u8; N]) -> Control {
         // SAFETY: it is numbers, which may be 0. (Some systems have padding in it.)
         let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
         header.cmsg_level = level;
         header.cmsg_type = kind;
         // SAFETY: it only computes.
-        header.cmsg_len = unsafe { libc::CMSG_LEN(size_of::<libc::c_int>() as libc::c_uint) } as _;
-        Control { header, value: value.into() }
+        header.cmsg_len = unsafe { libc::CMSG_LEN(N as libc::c_uint) } as _;
+        let mut value = [0; 4];
+        value[..N].copy_from_slice(&number);
+        Control { header, value }
     }
 
-    /// What a packet wants other than usual, and how many bytes of that count.
-    fn of(packet: &Outgoing<'_>) -> ([Control; 2], usize) {
+    /// What a packet, or the train that it begins, wants other than usual, and how many bytes of that count.
+    fn of(packet: &Outgoing<'_>, begins_train: bool) -> ([Control; 3], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         };
-        let class = Control::new(level, class, packet.traffic_class);
-        let hops = Control::new(level, hops, packet.hop_limit);
-        match (packet.traffic_class, packet.hop_limit) {
-            (0, 0) => ([class, hops], 0),
-            (0, _) => ([hops, hops], size_of::<Control>()),
-            (_, 0) => ([class, hops], size_of::<Control>()),
-            _ => ([class, hops], 2 * size_of::<Control>()),
+        let number = |value: u8| libc::c_int::from(value).to_ne_bytes();
+        let mut controls = [Control::new(0, 0, []); 3];
+        let mut count = 0;
+        let mut add = |control| {
+            controls[count] = control;
+            count += 1;
+        };
+        if packet.traffic_class != 0 {
+            add(Control::new(level, class, number(packet.traffic_class)));
         }
+        if packet.hop_limit != 0 {
+            add(Control::new(level, hops, number(packet.hop_limit)));
+        }
+        if begins_train {
+            let length = packet.bytes.len() as u16;
+            add(Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, length.to_ne_bytes()));
+        }
+        (controls, count * size_of::<Control>())
     }
 }
 
-/// Room for the control messages of a datagram: three numbers.
+/// Room for the control messages of a datagram: four numbers.
 #[repr(C, align(8))]
-struct Controls([u8; 3 * size_of::<Control>()]);
+struct Controls([u8; 4 * size_of::<Control>()]);
 
 /// What control messages say.
 #[derive(Default)]
@@ -286,6 +376,8 @@ struct Said {
     traffic_class: u8,
     hop_limit: Option<u8>,
     overflows: Option<u32>,
+    /// The length of the packets in a train.
+    segment: Option<usize>,
 }
 
 impl Said {
@@ -320,6 +412,7 @@ impl Said {
                     said.hop_limit = Some(number as u8);
                 }
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
+                (libc::SOL_UDP, libc::UDP_GRO) => said.segment = Some(number as usize),
                 _ => {}
             }
             // SAFETY: both are as above.

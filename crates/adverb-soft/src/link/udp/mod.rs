@@ -9,6 +9,8 @@
 //! - What identification a peer's packet had can be solved for ([`IcrcCheck::AnyIdentification`]).
 //!
 //! IPv6 has no identification.
+//!
+//! Packets that are alike travel through the system as a train, with identifications from 0 on ([`message`]).
 
 mod message;
 mod self_test;
@@ -21,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use adverb_proto::IcrcCheck;
 use adverb_wire::ROCE_PORT;
 
-use super::{Incoming, Link, Outgoing};
+use super::{Incoming, Link, Outgoing, STRICT};
 use message::Receiver;
 
 /// How a [`UdpLink`] is to be.
@@ -36,15 +38,24 @@ pub struct UdpConfig {
     pub source_ports: u16,
     /// How many bytes the kernel is to keep for us, if it lets us have that much. What comes when it is full is lost.
     pub receive_buffer: usize,
-    /// Whether IPv4 packets must have been sent with identification 0, as those of Adverb are and those of other devices
-    /// aren't. Their ICRC then has its full strength of 32 bits, instead of 16.
+    /// Whether IPv4 packets must have been sent with small identifications, as those of Adverb are and those of other
+    /// devices aren't. Their ICRC then has a strength of 26 bits instead of 16; that of IPv6 packets always has all 32.
     pub strict: bool,
+    /// Whether packets that are alike may travel through this machine as one, if the system can: much less work.
+    pub segmentation: bool,
 }
 
 impl UdpConfig {
     /// The usual: 16 source ports, 8 MiB, peers of any kind.
     pub const fn new(address: IpAddr) -> UdpConfig {
-        UdpConfig { address, scope_id: 0, source_ports: 16, receive_buffer: 8 << 20, strict: false }
+        UdpConfig {
+            address,
+            scope_id: 0,
+            source_ports: 16,
+            receive_buffer: 8 << 20,
+            strict: false,
+            segmentation: true,
+        }
     }
 }
 
@@ -56,7 +67,7 @@ pub struct UdpStatistics {
     pub unsendable: u64,
     /// Why it refused the last.
     pub last_refusal: Option<io::ErrorKind>,
-    /// Packets lost because the receive buffer was full.
+    /// Datagrams lost because the receive buffer was full: packets, or some that travelled as one.
     pub overflows: u64,
     /// Datagrams too long for any packet, which were dropped.
     pub too_long: u64,
@@ -93,6 +104,7 @@ pub struct UdpLink {
     /// One for each source port.
     sending: Vec<(u16, UdpSocket)>,
     identification_checked: bool,
+    segmentation: bool,
     statistics: UdpStatistics,
 }
 
@@ -119,7 +131,7 @@ impl UdpLink {
             IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, port, 0, config.scope_id)),
         };
         let local = at(ROCE_PORT);
-        let (receiving, receive_buffer) = socket::receiving(local, config.receive_buffer)?;
+        let (receiving, receive_buffer) = socket::receiving(local, config)?;
         let sending = socket::sending(at, config.source_ports)?;
         let identification_checked = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
@@ -128,10 +140,10 @@ impl UdpLink {
         for (_, socket) in &sending {
             socket::deafen(socket);
         }
-        let icrc = if address.is_ipv6() || config.strict {
-            IcrcCheck::Identification(0)
-        } else {
-            IcrcCheck::AnyIdentification
+        let icrc = match address {
+            IpAddr::V6(_) => IcrcCheck::Identification(0),
+            IpAddr::V4(_) if config.strict => STRICT,
+            IpAddr::V4(_) => IcrcCheck::AnyIdentification,
         };
         let statistics = UdpStatistics::default();
         let receiver = Receiver::new();
@@ -143,6 +155,7 @@ impl UdpLink {
             receive_buffer,
             sending,
             identification_checked,
+            segmentation: config.segmentation,
             statistics,
         })
     }
@@ -162,6 +175,11 @@ impl UdpLink {
     /// other Adverb devices will understand us in any case, RDMA adapters and soft-RoCE perhaps not.
     pub const fn identification_checked(&self) -> bool {
         self.identification_checked
+    }
+
+    /// Whether packets that are alike travel as one: asked for, and never refused so far.
+    pub const fn segmentation(&self) -> bool {
+        self.segmentation
     }
 
     /// What has become of packets.
@@ -191,11 +209,20 @@ impl UdpLink {
     fn send_from(&mut self, source: SocketAddr, packets: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         while taken < packets.len() {
-            match message::send(self.socket_of(source)?.as_fd(), &packets[taken..]) {
+            let socket = self.socket_of(source)?.as_fd();
+            match message::send(socket, &packets[taken..], self.segmentation) {
                 Ok(count) => taken += count,
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Later => break,
                     Refusal::Again => {}
+                    // Is it the packet, or that it was to travel with others? Some interfaces can't do that.
+                    Refusal::Packet
+                        if self.segmentation
+                            && message::send(socket, &packets[taken..=taken], false).is_ok() =>
+                    {
+                        taken += 1;
+                        self.segmentation = false;
+                    }
                     Refusal::Packet => {
                         taken += 1;
                         self.statistics.unsendable += 1;
@@ -275,5 +302,44 @@ impl Refusal {
             Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) | None => Refusal::Broken,
             Some(_) => Refusal::Packet,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::libc;
+    use nix::sys::socket::setsockopt;
+    use nix::sys::socket::sockopt::SetBool;
+
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    struct NoChecksum;
+    nix::setsockopt_impl!(NoChecksum, libc::SOL_SOCKET, libc::SO_NO_CHECK, bool, SetBool);
+
+    #[test]
+    fn where_trains_are_refused_packets_go_one_by_one() {
+        let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
+        let address = std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host);
+        let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
+        for (_, socket) in &link.sending {
+            // Without a checksum there are no trains.
+            setsockopt(socket, NoChecksum, &true).unwrap();
+        }
+        assert!(link.segmentation());
+        let source = SocketAddr::new(address.into(), link.source_port(0));
+        let (destination, bytes) = (link.local(), &b"twelve bytes"[..]);
+        let packet = Outgoing { source, destination, traffic_class: 0, hop_limit: 0, bytes };
+        assert_eq!(link.send(&[packet; 20]).unwrap(), 20);
+        assert!(!link.segmentation());
+        let mut count = 0;
+        while count < 20 {
+            link.receive(&mut |packet| {
+                assert_eq!(packet.bytes, bytes);
+                count += 1;
+            })
+            .unwrap();
+        }
+        assert_eq!(link.statistics(), UdpStatistics::default());
     }
 }

@@ -7,6 +7,8 @@ use nix::libc;
 use nix::sys::socket::sockopt::{RcvBuf, RcvBufForce, SetBool, SetStruct, SndBuf};
 use nix::sys::socket::{getsockopt, setsockopt};
 
+use super::UdpConfig;
+
 /// The first of the UDP source ports of RoCEv2 (Annex A17.9: the upper two bits are 1).
 pub(super) const FIRST_SOURCE_PORT: u16 = 0xc000;
 
@@ -14,8 +16,9 @@ pub(super) const FIRST_SOURCE_PORT: u16 = 0xc000;
 const SEND_BUFFER: usize = 4 << 20;
 
 /// The socket that receives, and how large its buffer became.
-pub(super) fn receiving(local: SocketAddr, buffer: usize) -> io::Result<(UdpSocket, usize)> {
+pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = bind(local)?;
+    let buffer = config.receive_buffer;
     // Beyond the system's limit only with a privilege.
     if setsockopt(&socket, RcvBufForce, &buffer).is_err() {
         setsockopt(&socket, RcvBuf, &buffer)?;
@@ -30,6 +33,10 @@ pub(super) fn receiving(local: SocketAddr, buffer: usize) -> io::Result<(UdpSock
         setsockopt(&socket, NoChecksum6, &true)?;
     }
     setsockopt(&socket, CountOverflows, &true)?;
+    if config.segmentation {
+        // Before Linux 5.0 there is no such thing; trains are then taken apart before they come.
+        let _ = setsockopt(&socket, ReceiveTrains, &true);
+    }
     let buffer = getsockopt(&socket, RcvBuf)?;
     Ok((socket, buffer))
 }
@@ -105,5 +112,6 @@ options! {
     ReceiveTrafficClass: IPPROTO_IPV6 IPV6_RECVTCLASS bool, SetBool;
     ReceiveHopLimit: IPPROTO_IPV6 IPV6_RECVHOPLIMIT bool, SetBool;
     NoChecksum6: IPPROTO_UDP UDP_NO_CHECK6_RX bool, SetBool;
+    ReceiveTrains: SOL_UDP UDP_GRO bool, SetBool;
     CountOverflows: SOL_SOCKET SO_RXQ_OVFL bool, SetBool;
 }
