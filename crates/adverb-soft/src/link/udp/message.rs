@@ -167,7 +167,7 @@ impl Receiver {
                 size_of::<Address>() as libc::socklen_t,
                 pieces[index].write(piece),
                 1,
-                controls[index].write(Controls([0; _])).0.as_mut_ptr().cast(),
+                controls[index].write(Controls::EMPTY).0.as_mut_ptr().cast(),
                 size_of::<Controls>(),
             ));
         }
@@ -369,6 +369,10 @@ impl Control {
 /// Room for the control messages of a datagram: four numbers.
 #[repr(C, align(8))]
 struct Controls([u8; 4 * size_of::<Control>()]);
+
+impl Controls {
+    const EMPTY: Controls = Controls([0; 4 * size_of::<Control>()]);
+}
 
 /// What control messages say.
 #[derive(Default)]
