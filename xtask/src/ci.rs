@@ -31,6 +31,7 @@ const STEPS: &[&str] = &[
     "fuzz --seconds 100",
     "vm smoke",
     "device-tests",
+    "conformance --backend soft",
     "conformance --backend ibv",
     "asan",
 ];

@@ -1,12 +1,14 @@
 //! `cargo xtask conformance`: does a device do what an RDMA device must do?
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 
-use crate::{Cli, process};
+use crate::{Cli, packages, process};
 
 /// The options of `cargo xtask conformance`.
 #[derive(Debug, clap::Args)]
@@ -30,6 +32,8 @@ pub(crate) struct Args {
 enum Backend {
     /// rdma-core, with Linux soft-RoCE under it, in a virtual machine.
     Ibv,
+    /// The software NIC, here, as a user without any privilege.
+    Soft,
 }
 
 /// How long the guest may take, booting included.
@@ -37,7 +41,9 @@ const SECONDS: &str = "420";
 
 /// Builds the suite, and runs it on the device of the backend. The status is that of the suite.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let Backend::Ibv = args.backend;
+    if args.backend == Backend::Soft {
+        return run_soft(&args);
+    }
     let mut words: Vec<String> = ["xtask", "vm", "--timeout", SECONDS].map(str::to_owned).into();
     if let Some(out) = &args.out {
         words.extend(["--out".to_owned(), out.display().to_string()]);
@@ -60,4 +66,47 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     // Through the command line's own parser, so that this is something a person can type.
     Cli::try_parse_from(words)?.command.run()
+}
+
+/// Builds the suite, and runs it on the software NIC. The status is that of the suite.
+fn run_soft(args: &Args) -> Result<ExitCode> {
+    let binary = process::build("build --release -p adverb-cli")?;
+    // Where anybody may read it, and write what comes of it.
+    let directory = std::env::temp_dir().join(format!("adverb-conformance-{}", std::process::id()));
+    fs::create_dir_all(&directory).with_context(|| format!("could not make {}", directory.display()))?;
+    let result = fs::set_permissions(&directory, Permissions::from_mode(0o777))
+        .and_then(|()| fs::copy(&binary, directory.join("adverb")).map(drop))
+        .with_context(|| format!("could not copy {binary} to {}", directory.display()))
+        .and_then(|()| run_soft_in(&directory, args));
+    fs::remove_dir_all(&directory).with_context(|| format!("could not remove {}", directory.display()))?;
+    result
+}
+
+/// Runs the suite that is in a directory, as nobody in particular and without capabilities.
+fn run_soft_in(directory: &Path, args: &Args) -> Result<ExitCode> {
+    let binary = directory.join("adverb");
+    let mut command = if packages::is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+        command.args(["--bounding-set=-all", "--no-new-privs"]).arg(binary);
+        command
+    } else {
+        Command::new(binary)
+    };
+    let report = directory.join("conformance.json");
+    command.args(["selftest", "--device", "soft", "--report"]).arg(&report);
+    for filter in &args.filter {
+        command.args(["--filter", filter]);
+    }
+    if args.verbose {
+        command.arg("--verbose");
+    }
+    let status = command.status().with_context(|| format!("could not run {command:?}"))?;
+    if let Some(out) = &args.out {
+        fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
+        for name in ["conformance.json", "conformance.txt"] {
+            fs::copy(directory.join(name), out.join(name)).with_context(|| format!("there is no {name}"))?;
+        }
+    }
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

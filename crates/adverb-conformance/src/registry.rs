@@ -80,8 +80,8 @@ pub enum Need {
     Ipv6,
     /// Addresses of both kinds.
     BothFamilies,
-    /// An IP address, for the connection manager.
-    IpAddress,
+    /// A connection manager, and an IP address for it.
+    ConnectionManager,
     /// Two partitions to belong to.
     TwoPartitions,
 }
@@ -129,7 +129,10 @@ impl Need {
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),
-            Need::IpAddress => {
+            Need::ConnectionManager if !attributes.connection_manager => {
+                Some("the device has no connection manager".to_owned())
+            }
+            Need::ConnectionManager => {
                 address(device)?.is_none().then(|| "no port of the device has an IP address".to_owned())
             }
             Need::TwoPartitions => two_partitions(device)?

@@ -95,7 +95,7 @@ use multicast::Groups;
 /// // The fabric: each packet comes straight back.
 /// let arrival = Arrival {
 ///     source: (address, 0xc000).into(), destination: address, icrc: IcrcCheck::Identification(0),
-///     congested: false,
+///     congested: false, route: Default::default(),
 /// };
 /// let mut bytes = Vec::new();
 /// while let Some(transmit) = device.poll_transmit(now) {

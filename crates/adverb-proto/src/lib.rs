@@ -42,7 +42,7 @@ pub use congestion::{Congestion, Dcqcn};
 pub use cq::{Cq, Wake};
 pub use device::{Device, Holdings, MulticastError, QpStatus};
 pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};
-pub use path::{AddressVector, Arrival, IcrcCheck, Path};
+pub use path::{AddressVector, Arrival, IcrcCheck, Path, Route};
 pub use qp::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
 pub use srq::{Srq, SrqConfig, SrqError, SrqStatus};
 pub use stats::Statistics;

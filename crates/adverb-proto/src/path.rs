@@ -13,6 +13,18 @@ pub struct Path {
     remote: IpAddr,
     source_port: u16,
     flow: Flow,
+    route: Route,
+}
+
+/// How packets are to be treated on their way: what is in their IP header beside the addresses, and not in the ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Route {
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// IPv6's flow label, of 20 bits.
+    pub flow_label: u32,
+    /// How many routers may be passed; `None` is as usual.
+    pub hop_limit: Option<u8>,
 }
 
 impl Path {
@@ -23,7 +35,19 @@ impl Path {
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
         let source = SocketAddr::new(local, source_port);
         let flow = Flow::new(source, SocketAddr::new(remote, ROCE_PORT))?;
-        Some(Path { local, remote, source_port, flow })
+        Some(Path { local, remote, source_port, flow, route: Route::default() })
+    }
+
+    /// The same path, on which packets are treated like this.
+    #[must_use]
+    pub const fn with_route(mut self, route: Route) -> Path {
+        self.route = route;
+        self
+    }
+
+    /// How packets are treated on their way.
+    pub const fn route(&self) -> Route {
+        self.route
     }
 
     /// The UDP source port for a connection between two queue pairs: one of the 2¹⁴ from 0xC000 on, always the same
@@ -102,6 +126,8 @@ pub struct Arrival {
     pub icrc: IcrcCheck,
     /// Whether a switch on its way was congested, and marked it: the IP header's ECN bits are both 1.
     pub congested: bool,
+    /// What else its IP header says, where the link knows it: a datagram's receiver is told.
+    pub route: Route,
 }
 
 /// How an ICRC is to be checked.

@@ -252,7 +252,13 @@ impl Run {
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
         let node = &mut self.nodes[packet.to];
         let icrc = IcrcCheck::Identification(0);
-        let arrival = Arrival { source, destination: node.address, icrc, congested: packet.congested };
+        let arrival = Arrival {
+            source,
+            destination: node.address,
+            icrc,
+            congested: packet.congested,
+            route: Default::default(),
+        };
         let parsed = Packet::parse(&packet.bytes).expect("nothing is damaged here");
         node.device.handle_packet(self.now, &arrival, &parsed, &mut node.memory);
     }

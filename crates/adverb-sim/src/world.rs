@@ -267,6 +267,7 @@ impl World {
             destination,
             icrc: IcrcCheck::Identification(packet.identification),
             congested: packet.congested,
+            route: Default::default(),
         };
         match Packet::parse(&packet.bytes) {
             Ok(parsed) => {

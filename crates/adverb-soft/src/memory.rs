@@ -229,6 +229,16 @@ unsafe fn load(from: NonNull<u8>, out: &mut [u8]) {
     unsafe { load_bytes(from.add(words.len() * 8), tail) };
 }
 
+/// Copies bytes that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
+pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
+    // SAFETY: as the caller says.
+    unsafe { load(from, out) };
+}
+
 /// Copies a few bytes from memory that others may touch meanwhile.
 ///
 /// # Safety

@@ -3,7 +3,8 @@
 //! - [`verbs`] has devices, queue pairs and completion queues: every knob, and memory that can't be misused.
 //! - [`memory`] has the memory that they work on.
 //!
-//! The API is the same whatever device is under it. Today that is any device that rdma-core drives; Adverb looks for
+//! The API is the same whatever device is under it: any that rdma-core drives, or, with the feature `soft`, a software NIC
+//! (`Device::open("soft")`) that is there on any machine, without privilege, and so far talks to itself. Adverb looks for
 //! rdma-core when it is first asked for a device, so that programs build and start without it.
 
 #[cfg(not(target_os = "linux"))]

@@ -66,6 +66,14 @@ const COVERAGE: &[(&str, &str)] = &[
         "every wait of the conformance suite, and `crates/adverb/tests/poller.rs`, on soft-RoCE",
     ),
     (
+        "crates/adverb/src/backend/request_list.rs",
+        "its own tests, and every request of the conformance suite on both engines",
+    ),
+    (
+        "crates/adverb/src/backend/soft/",
+        "the conformance suite on the software NIC, and `crates/adverb/tests/misuse.rs`",
+    ),
+    (
         "crates/adverb/src/backend/ibv/",
         "the conformance suite on soft-RoCE; drops in every order and objects of two devices in \
          `crates/adverb/tests/misuse.rs`, under AddressSanitizer",

@@ -14,15 +14,15 @@ use crate::fixture::{Fixture, MOMENT, PATIENCE};
 use crate::registry::{address, tests};
 
 tests! { "connection manager";
-    [Need::IpAddress] peers_connect_by_address_and_exchange_messages,
-    [Need::IpAddress] private_data_reaches_both_peers,
-    [Need::IpAddress] a_rejection_reaches_the_peer_with_its_data,
-    [Need::IpAddress] a_request_that_is_dropped_is_rejected,
-    [Need::IpAddress] a_port_where_nobody_listens_is_said_in_words,
-    [Need::IpAddress] a_listener_that_does_not_answer_is_given_up_in_time,
-    [Need::IpAddress] a_disconnect_reaches_the_peer_and_flushes_its_receives,
-    [Need::IpAddress] a_dropped_connection_is_a_disconnect,
-    [Need::IpAddress] many_connections_are_accepted_from_one_listener,
+    [Need::ConnectionManager] peers_connect_by_address_and_exchange_messages,
+    [Need::ConnectionManager] private_data_reaches_both_peers,
+    [Need::ConnectionManager] a_rejection_reaches_the_peer_with_its_data,
+    [Need::ConnectionManager] a_request_that_is_dropped_is_rejected,
+    [Need::ConnectionManager] a_port_where_nobody_listens_is_said_in_words,
+    [Need::ConnectionManager] a_listener_that_does_not_answer_is_given_up_in_time,
+    [Need::ConnectionManager] a_disconnect_reaches_the_peer_and_flushes_its_receives,
+    [Need::ConnectionManager] a_dropped_connection_is_a_disconnect,
+    [Need::ConnectionManager] many_connections_are_accepted_from_one_listener,
 }
 
 /// One end of a connection, which has a receive posted.

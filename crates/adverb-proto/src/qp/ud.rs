@@ -67,15 +67,21 @@ fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
         return [0; GRH_LEN];
     };
     // As far as it is known: the rest has its usual values.
-    let marks = if arrival.congested { CONGESTION_EXPERIENCED } else { 0 };
+    let route = &arrival.route;
+    let class = route.traffic_class | if arrival.congested { CONGESTION_EXPERIENCED } else { 0 };
     match &mut ip {
         IpHeader::V4(ip) => {
-            ip.tos = marks;
+            ip.tos = class;
+            ip.ttl = route.hop_limit.unwrap_or(ip.ttl);
             if let IcrcCheck::Identification(identification) = arrival.icrc {
                 ip.identification = identification;
             }
         }
-        IpHeader::V6(ip) => ip.traffic_class = marks,
+        IpHeader::V6(ip) => {
+            ip.traffic_class = class;
+            ip.flow_label = route.flow_label & 0xf_ffff;
+            ip.hop_limit = route.hop_limit.unwrap_or(ip.hop_limit);
+        }
     }
     let payload_len = packet.payload.len();
     let udp_len = UDP_LEN + packet.header.len() + payload_len.next_multiple_of(4) + ICRC_LEN;

@@ -323,6 +323,7 @@ impl End {
             destination: self.address,
             icrc: IcrcCheck::Identification(0),
             congested: false,
+            route: Default::default(),
         }
     }
 

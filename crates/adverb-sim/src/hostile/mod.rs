@@ -207,6 +207,7 @@ impl<'a> Attack<'a> {
                 _ => IcrcCheck::Identification(0),
             },
             congested: self.choices.one_in(8),
+            route: Default::default(),
         };
         match self.choices.below(64) {
             0 => arrival.source.set_ip(LOCAL),

@@ -328,7 +328,8 @@ impl Office {
         let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
-        let arrival = Arrival { source, destination, icrc, congested: packet.congested };
+        let arrival =
+            Arrival { source, destination, icrc, congested: packet.congested, route: Default::default() };
         let members = |station: &&Station| {
             station.node == packet.to && station.transport == Transport::Ud && !station.closed
         };

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Time, Transition};
+use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
 use adverb_wire::{Packet, Qpn, ROCE_PORT};
 
 use super::NicEvent;
@@ -140,6 +140,11 @@ impl Engine {
                 destination: incoming.destination.ip(),
                 icrc: incoming.icrc,
                 congested: incoming.congested(),
+                route: Route {
+                    traffic_class: incoming.traffic_class,
+                    flow_label: 0,
+                    hop_limit: incoming.hop_limit,
+                },
             };
             device.handle_packet(now, &arrival, &packet, memory);
         })
@@ -153,21 +158,35 @@ impl Engine {
             let Some(transmit) = self.device.poll_transmit(now) else { break };
             count += 1;
             let (local, remote) = (transmit.path.local(), transmit.path.remote());
+            let route = transmit.path.route();
             let source = SocketAddr::new(local, transmit.path.source_port());
             if self.addresses.contains(&remote) || (self.link.is_none() && remote.is_multicast()) {
                 self.payload.clear();
                 // Memory that can't be read is a packet that is lost.
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
                     let header = transmit.header;
-                    let arrival =
-                        Arrival { source, destination: remote, icrc: IcrcCheck::Trusted, congested: false };
+                    let arrival = Arrival {
+                        source,
+                        destination: remote,
+                        icrc: IcrcCheck::Trusted,
+                        congested: false,
+                        route,
+                    };
                     self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
                 }
             } else if self.link.is_some() {
                 let start = self.unsent.bytes.len();
                 if transmit.write_to(&self.memory, 0, &mut self.unsent.bytes).is_ok() {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
-                    self.unsent.packets.push_back(Unsented { source, remote, ecn, start });
+                    let traffic_class = route.traffic_class | ecn;
+                    let hop_limit = route.hop_limit.unwrap_or(0);
+                    self.unsent.packets.push_back(Unsented {
+                        source,
+                        remote,
+                        traffic_class,
+                        hop_limit,
+                        start,
+                    });
                 }
                 if self.unsent.len() == BATCH {
                     self.send_unsent()?;
@@ -250,7 +269,8 @@ struct Unsent {
 struct Unsented {
     source: SocketAddr,
     remote: IpAddr,
-    ecn: u8,
+    traffic_class: u8,
+    hop_limit: u8,
     /// Where its bytes begin; they end where the next one's begin.
     start: usize,
 }
@@ -270,8 +290,8 @@ impl Unsent {
         Outgoing {
             source: packet.source,
             destination: SocketAddr::new(packet.remote, ROCE_PORT),
-            traffic_class: packet.ecn,
-            hop_limit: 0,
+            traffic_class: packet.traffic_class,
+            hop_limit: packet.hop_limit,
             bytes: &self.bytes[packet.start..end],
         }
     }

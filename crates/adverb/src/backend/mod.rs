@@ -2,11 +2,15 @@
 //!
 //! Public types are concrete, so that no user's signature depends on the engine; this is where they part.
 
-#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "without an engine nothing is asked"))]
+#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some things only rdma-core is asked for"))]
 
 pub(crate) mod connection_manager;
 #[cfg(feature = "ibv")]
 mod ibv;
+#[cfg(any(feature = "ibv", feature = "soft"))]
+mod request_list;
+#[cfg(feature = "soft")]
+mod soft;
 mod wait;
 
 pub(crate) use wait::wait_either;
@@ -21,9 +25,7 @@ use adverb_proto::vocabulary::{
     Success, Transport, WindowBind,
 };
 
-#[cfg(not(feature = "ibv"))]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::verbs::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
 
@@ -33,6 +35,8 @@ macro_rules! ask {
         match *$value {
             #[cfg(feature = "ibv")]
             Self::Ibv(ref $engine) => $answer,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref $engine) => $answer,
         }
     };
 }
@@ -41,22 +45,47 @@ macro_rules! ask {
 pub(crate) enum Device {
     #[cfg(feature = "ibv")]
     Ibv(Arc<ibv::Device>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::Device>),
 }
 
 impl Device {
     /// All devices of all engines. An engine that isn't there has none; if no engine is there, the error says why.
     pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
         #[cfg(feature = "ibv")]
-        return ibv::Device::list();
+        let listed = ibv::Device::list();
         #[cfg(not(feature = "ibv"))]
-        Err(no_engine())
+        let listed = Err(no_engine());
+        // Software devices are always there, and come last.
+        #[cfg(feature = "soft")]
+        let listed = {
+            let others = listed.inspect_err(|error| tracing::debug!(%error, "only software devices"));
+            Ok([others.unwrap_or_default(), soft::Device::list()].concat())
+        };
+        listed
     }
 
     pub(crate) fn open(name: &str) -> Result<Device> {
+        #[cfg(feature = "soft")]
+        if soft::is_soft(name) {
+            return Ok(Device::Soft(Arc::new(soft::Device::open(name)?)));
+        }
         #[cfg(feature = "ibv")]
-        return Ok(Device::Ibv(Arc::new(ibv::Device::open(name)?)));
+        let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
         #[cfg(not(feature = "ibv"))]
-        Err(Error::NoDevice { what: format!("no device {name}"), hint: no_engine().to_string() })
+        let opened = Err(no_engine());
+        // Whatever there is otherwise, there are software devices.
+        #[cfg(feature = "soft")]
+        let opened = opened.map_err(|error| match error {
+            Error::NoDevice { .. } | Error::NotInstalled { .. } => {
+                let names: Vec<String> =
+                    Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
+                let what = format!("there is no RDMA device {name}");
+                Error::NoDevice { what, hint: format!("there is {}", names.join(", ")) }
+            }
+            error => error,
+        });
+        opened
     }
 
     /// Whether this process opened it.
@@ -91,7 +120,14 @@ impl Device {
     }
 
     pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
-        ask!(self, device => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref device) => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => {
+                Ok(ProtectionDomain::Soft(Arc::new(soft::ProtectionDomain::new(device)?)))
+            }
+        }
     }
 
     pub(crate) fn completion_queue(
@@ -101,10 +137,18 @@ impl Device {
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
-        ask!(self, device => {
-            let queue = ibv::CompletionQueue::new(device, depth, events, vector, kind)?;
-            Ok(CompletionQueue::Ibv(Arc::new(queue)))
-        })
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref device) => {
+                let queue = ibv::CompletionQueue::new(device, depth, events, vector, kind)?;
+                Ok(CompletionQueue::Ibv(Arc::new(queue)))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => {
+                let queue = soft::CompletionQueue::new(device, depth, events, vector, kind)?;
+                Ok(CompletionQueue::Soft(Arc::new(queue)))
+            }
+        }
     }
 
     /// The partition keys of a port, by their index.
@@ -118,6 +162,8 @@ impl Device {
 pub(crate) enum ProtectionDomain {
     #[cfg(feature = "ibv")]
     Ibv(Arc<ibv::ProtectionDomain>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::ProtectionDomain>),
 }
 
 impl ProtectionDomain {
@@ -128,7 +174,16 @@ impl ProtectionDomain {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Registration> {
-        ask!(self, domain => Ok(Registration::Ibv(ibv::Registration::new(domain, memory, iova, access)?)))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                Ok(Registration::Ibv(ibv::Registration::new(domain, memory, iova, access)?))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => {
+                Ok(Registration::Soft(soft::Registration::new(domain, memory, iova, access)?))
+            }
+        }
     }
 
     /// Registers `len` bytes of a dma-buf under addresses that begin with `iova`.
@@ -140,15 +195,25 @@ impl ProtectionDomain {
         iova: u64,
         access: Access,
     ) -> Result<Registration> {
-        ask!(self, domain => {
-            let registration = ibv::Registration::of_dmabuf(domain, dmabuf, offset, len, iova, access)?;
-            Ok(Registration::Ibv(registration))
-        })
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                let registration = ibv::Registration::of_dmabuf(domain, dmabuf, offset, len, iova, access)?;
+                Ok(Registration::Ibv(registration))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(Registration::Soft(soft::Registration::of_dmabuf(domain)?)),
+        }
     }
 
     /// Whether dma-bufs can be registered.
     pub(crate) fn can_register_dmabuf(&self) -> bool {
-        ask!(self, domain => ibv::Registration::can_be_of_dmabuf(domain))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => ibv::Registration::can_be_of_dmabuf(domain),
+            #[cfg(feature = "soft")]
+            Self::Soft(_) => false,
+        }
     }
 
     pub(crate) fn queue_pair(
@@ -158,11 +223,20 @@ impl ProtectionDomain {
         shared: Option<&Arc<SharedReceiveQueue>>,
         options: &QueuePairOptions,
     ) -> Result<(QueuePair, QueuePairLimits)> {
-        ask!(self, domain => {
-            let (CompletionQueue::Ibv(send_cq), CompletionQueue::Ibv(recv_cq)) = (send_cq, recv_cq);
-            let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
-            Ok((QueuePair::Ibv(queue_pair), limits))
-        })
+        match (self, send_cq, recv_cq) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(domain), CompletionQueue::Ibv(send_cq), CompletionQueue::Ibv(recv_cq)) => {
+                let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
+                Ok((QueuePair::Ibv(queue_pair), limits))
+            }
+            #[cfg(feature = "soft")]
+            (Self::Soft(domain), CompletionQueue::Soft(send_cq), CompletionQueue::Soft(recv_cq)) => {
+                let (queue_pair, limits) = soft::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
+                Ok((QueuePair::Soft(queue_pair), limits))
+            }
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => Err(of_two_devices()),
+        }
     }
 
     /// Makes a shared receive queue; also says how many segments a request may have.
@@ -172,26 +246,48 @@ impl ProtectionDomain {
         segments: u32,
         id: u32,
     ) -> Result<(SharedReceiveQueue, u32)> {
-        ask!(self, domain => {
-            let (queue, segments) = ibv::SharedReceiveQueue::new(domain, depth, segments, id)?;
-            Ok((SharedReceiveQueue::Ibv(queue), segments))
-        })
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                let (queue, segments) = ibv::SharedReceiveQueue::new(domain, depth, segments, id)?;
+                Ok((SharedReceiveQueue::Ibv(queue), segments))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => {
+                let (queue, segments) = soft::SharedReceiveQueue::new(domain, depth, segments, id)?;
+                Ok((SharedReceiveQueue::Soft(queue), segments))
+            }
+        }
     }
 
     pub(crate) fn memory_window(&self) -> Result<MemoryWindow> {
-        ask!(self, domain => Ok(MemoryWindow::Ibv(ibv::MemoryWindow::new(domain)?)))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => Ok(MemoryWindow::Ibv(ibv::MemoryWindow::new(domain)?)),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(MemoryWindow::Soft(soft::MemoryWindow::new(domain)?)),
+        }
     }
 
     /// Whether both are the same.
     pub(crate) fn is(&self, other: &ProtectionDomain) -> bool {
-        ask!(self, domain => {
-            let ProtectionDomain::Ibv(other) = other;
-            Arc::ptr_eq(domain, other)
-        })
+        match (self, other) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(domain), Self::Ibv(other)) => Arc::ptr_eq(domain, other),
+            #[cfg(feature = "soft")]
+            (Self::Soft(domain), Self::Soft(other)) => Arc::ptr_eq(domain, other),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
     }
 
     pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
-        ask!(self, domain => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(AddressHandle::Soft(soft::AddressHandle::new(domain, address)?)),
+        }
     }
 }
 
@@ -199,12 +295,14 @@ impl ProtectionDomain {
 pub(crate) enum SharedReceiveQueue {
     #[cfg(feature = "ibv")]
     Ibv(ibv::SharedReceiveQueue),
+    #[cfg(feature = "soft")]
+    Soft(soft::SharedReceiveQueue),
 }
 
 impl SharedReceiveQueue {
     /// Posts requests with one doorbell.
     pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
-        ask!(self, queue => queue.post_recvs(&mut list.ibv))
+        ask!(self, queue => queue.post_recvs(&mut list.requests))
     }
 
     /// Asks for an event when fewer requests than this are left.
@@ -222,6 +320,8 @@ impl SharedReceiveQueue {
 pub(crate) enum Registration {
     #[cfg(feature = "ibv")]
     Ibv(ibv::Registration),
+    #[cfg(feature = "soft")]
+    Soft(soft::Registration),
 }
 
 impl Registration {
@@ -247,10 +347,14 @@ impl Registration {
 
     /// Whether the memory was registered in this domain.
     pub(crate) fn is_in(&self, domain: &ProtectionDomain) -> bool {
-        ask!(self, registration => {
-            let ProtectionDomain::Ibv(domain) = domain;
-            registration.is_in(domain)
-        })
+        match (self, domain) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(registration), ProtectionDomain::Ibv(domain)) => registration.is_in(domain),
+            #[cfg(feature = "soft")]
+            (Self::Soft(registration), ProtectionDomain::Soft(domain)) => registration.is_in(domain),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
     }
 
     /// Makes the device forget the memory. If that fails it may still use it.
@@ -263,6 +367,8 @@ impl Registration {
 pub(crate) enum MemoryWindow {
     #[cfg(feature = "ibv")]
     Ibv(ibv::MemoryWindow),
+    #[cfg(feature = "soft")]
+    Soft(soft::MemoryWindow),
 }
 
 impl MemoryWindow {
@@ -298,6 +404,8 @@ pub(crate) enum CompletionQueueKind {
 pub(crate) enum CompletionQueue {
     #[cfg(feature = "ibv")]
     Ibv(Arc<ibv::CompletionQueue>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::CompletionQueue>),
 }
 
 impl CompletionQueue {
@@ -367,6 +475,14 @@ impl RawCompletion {
     /// Room for one.
     pub(crate) const EMPTY: RawCompletion =
         RawCompletion { wr_id: 0, outcome: RawOutcome::implied(0), _rest: 0 };
+
+    /// A completion that is in plain form.
+    #[cfg(feature = "soft")]
+    pub(crate) fn of(completion: &adverb_proto::vocabulary::Completion) -> RawCompletion {
+        let mut outcome = RawOutcome::of(completion.outcome);
+        outcome.qpn = completion.qpn.get();
+        RawCompletion { wr_id: completion.wr_id, outcome, _rest: 0 }
+    }
 }
 
 /// How a request ended, in rdma-core's numbers and order: copied often, and looked at when somebody asks. What is valid
@@ -431,6 +547,47 @@ impl RawOutcome {
         }
     }
 
+    /// What an outcome says, in numbers: what [`explain`](RawOutcome::explain) explains.
+    #[cfg(feature = "soft")]
+    fn of(outcome: Result<Success, Failure>) -> RawOutcome {
+        let success = match outcome {
+            Ok(success) => success,
+            Err(Failure { status, vendor_error }) => {
+                return RawOutcome { status: status.code(), vendor_error, ..RawOutcome::implied(0) };
+            }
+        };
+        let opcode = match success.operation {
+            CompletedOperation::Write => opcode::WRITE,
+            CompletedOperation::Read => opcode::READ,
+            CompletedOperation::CompareSwap => opcode::COMPARE_SWAP,
+            CompletedOperation::FetchAdd => opcode::FETCH_ADD,
+            CompletedOperation::BindWindow => opcode::BIND_WINDOW,
+            CompletedOperation::LocalInvalidate => opcode::LOCAL_INVALIDATE,
+            CompletedOperation::Recv { .. } => opcode::RECV,
+            CompletedOperation::RecvWrite { .. } => opcode::RECV_WRITE,
+            // What else there is can't be asked for.
+            _ => opcode::SEND,
+        };
+        let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(opcode) };
+        match success.operation {
+            CompletedOperation::Recv { immediate, invalidated, source, has_grh } => {
+                if let Some(immediate) = immediate {
+                    (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
+                }
+                if let Some(rkey) = invalidated {
+                    (raw.immediate, raw.flags) = (rkey, flag::INVALIDATED);
+                }
+                raw.source = source.map_or(0, Qpn::get);
+                raw.flags |= if has_grh { flag::GRH } else { 0 };
+            }
+            CompletedOperation::RecvWrite { immediate } => {
+                (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
+            }
+            _ => {}
+        }
+        raw
+    }
+
     /// Puts the device's time into fields that mean nothing in such an outcome, so that those without don't carry more.
     pub(crate) fn carry_timestamp(&mut self, timestamp: u64) {
         let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
@@ -483,6 +640,8 @@ impl RawOutcome {
 pub(crate) enum QueuePair {
     #[cfg(feature = "ibv")]
     Ibv(ibv::QueuePair),
+    #[cfg(feature = "soft")]
+    Soft(soft::QueuePair),
 }
 
 impl QueuePair {
@@ -506,19 +665,19 @@ impl QueuePair {
     /// Posts one request.
     #[inline]
     pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_send(&mut slot.ibv))
+        ask!(self, queue_pair => queue_pair.post_send(&mut slot.requests))
     }
 
     /// Posts requests with one doorbell.
     #[inline]
     pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_sends(&mut list.ibv))
+        ask!(self, queue_pair => queue_pair.post_sends(&mut list.requests))
     }
 
     /// Posts requests with one doorbell.
     #[inline]
     pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.ibv))
+        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.requests))
     }
 
     /// Lets datagrams to a group come to it too.
@@ -542,59 +701,59 @@ impl QueuePair {
     }
 }
 
-/// Send requests in the engine's own form, made in place and posted together.
+/// Send requests in rdma-core's form, which every engine takes, made in place and posted together.
 #[derive(Default)]
 pub(crate) struct SendList {
-    #[cfg(feature = "ibv")]
-    ibv: ibv::SendList,
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::SendList,
 }
 
 impl SendList {
     #[inline(always)]
     pub(crate) fn clear(&mut self) {
-        #[cfg(feature = "ibv")]
-        self.ibv.clear();
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.clear();
     }
 
     /// Adds a request.
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
-        #[cfg(feature = "ibv")]
-        self.ibv.add(request);
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add(request);
     }
 
     /// How many requests there are.
     pub(crate) fn len(&self) -> usize {
-        #[cfg(feature = "ibv")]
-        return self.ibv.len();
-        #[cfg(not(feature = "ibv"))]
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.len();
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
         0
     }
 
     /// Adds the room of a request that is [put](SendList::put) there later.
     pub(crate) fn add_room(&mut self) {
-        #[cfg(feature = "ibv")]
-        self.ibv.add_room();
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add_room();
     }
 
     /// Puts a request in its room.
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
-        #[cfg(feature = "ibv")]
-        self.ibv.put(index, request);
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.put(index, request);
     }
 
     /// Gives a request its id and its last flags.
     #[inline(always)]
     pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
-        #[cfg(feature = "ibv")]
-        self.ibv.finish(index, wr_id, flags);
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.finish(index, wr_id, flags);
     }
 
     /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
     pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
-        #[cfg(feature = "ibv")]
-        return self.ibv.raise(index);
-        #[cfg(not(feature = "ibv"))]
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.raise(index);
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
         (SendOperation::Send, SendFlags::empty())
     }
 
@@ -607,59 +766,64 @@ impl SendList {
         region: &Registration,
         bind: &WindowBind,
     ) {
-        match *window {
+        match (window, region) {
             #[cfg(feature = "ibv")]
-            MemoryWindow::Ibv(ref window) => {
-                let Registration::Ibv(region) = region;
-                self.ibv.bind(index, window, region, bind);
+            (MemoryWindow::Ibv(window), Registration::Ibv(region)) => {
+                self.requests.bind(index, window, region, bind);
             }
+            #[cfg(feature = "soft")]
+            (MemoryWindow::Soft(_), Registration::Soft(_)) => {
+                self.requests.set_bind(index, soft::binding(bind));
+            }
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => unreachable!("a window and its region are of one domain"),
         }
     }
 }
 
-/// Room for one send request of at most one segment in the engine's own form.
+/// Room for one send request of at most one segment in rdma-core's form, which every engine takes.
 #[derive(Default)]
 pub(crate) struct SendSlot {
-    #[cfg(feature = "ibv")]
-    ibv: ibv::SendSlot,
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::SendSlot,
 }
 
 impl SendSlot {
     /// Makes it this request.
     #[inline(always)]
     pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
-        #[cfg(feature = "ibv")]
-        self.ibv.put(request);
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.put(request);
     }
 
     /// As [`SendList::raise`].
     pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
-        #[cfg(feature = "ibv")]
-        return self.ibv.raise();
-        #[cfg(not(feature = "ibv"))]
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.raise();
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
         (SendOperation::Send, SendFlags::empty())
     }
 }
 
-/// Receive requests in the engine's own form, made in place and posted together.
+/// Receive requests in rdma-core's form, which every engine takes, made in place and posted together.
 #[derive(Default)]
 pub(crate) struct RecvList {
-    #[cfg(feature = "ibv")]
-    ibv: ibv::RecvList,
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::RecvList,
 }
 
 impl RecvList {
     #[inline(always)]
     pub(crate) fn clear(&mut self) {
-        #[cfg(feature = "ibv")]
-        self.ibv.clear();
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.clear();
     }
 
     /// Adds a request.
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
-        #[cfg(feature = "ibv")]
-        self.ibv.add(request);
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add(request);
     }
 }
 
@@ -667,16 +831,22 @@ impl RecvList {
 pub(crate) enum AddressHandle {
     #[cfg(feature = "ibv")]
     Ibv(ibv::AddressHandle),
+    #[cfg(feature = "soft")]
+    Soft(soft::AddressHandle),
 }
 
 impl AddressHandle {
     /// Whether it was made in this domain.
     #[inline]
     pub(crate) fn is_of(&self, domain: &ProtectionDomain) -> bool {
-        ask!(self, handle => {
-            let ProtectionDomain::Ibv(domain) = domain;
-            handle.is_of(domain)
-        })
+        match (self, domain) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(handle), ProtectionDomain::Ibv(domain)) => handle.is_of(domain),
+            #[cfg(feature = "soft")]
+            (Self::Soft(handle), ProtectionDomain::Soft(domain)) => handle.is_of(domain),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
     }
 }
 
@@ -770,9 +940,18 @@ pub(crate) struct ReadyToSend {
     pub(crate) max_rd_atomic: u8,
 }
 
+/// The error of an object that would be made of others that don't go together.
+fn of_two_devices() -> Error {
+    let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must be of one \
+                  device, opened once";
+    Error::InvalidRequest { reason: reason.into() }
+}
+
 #[cfg(not(feature = "ibv"))]
 fn no_engine() -> Error {
-    Error::NotInstalled { reason: "adverb was built without an engine: turn on its feature `ibv`".into() }
+    let reason =
+        "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
+    Error::NotInstalled { reason: reason.into() }
 }
 
 #[cfg(test)]

@@ -97,6 +97,8 @@ pub struct DeviceAttributes {
     pub moderation: Option<Moderation>,
     /// The clock of [timestamps](CompletionQueueBuilder::timestamps), if there are any.
     pub timestamps: Option<Timestamps>,
+    /// Whether connections can be made [by address and port](super::cm): so far not with software devices.
+    pub connection_manager: bool,
 }
 
 /// The clock of a device, by which completions can have timestamps.

@@ -34,7 +34,9 @@ fn addresses() -> Vec<IpAddr> {
     };
     let usable = devices.iter().filter(|device| device.unsupported.is_none());
     let addresses: Vec<IpAddr> = usable
-        .flat_map(|device| Device::open(&device.name).unwrap().gids().unwrap())
+        .map(|device| Device::open(&device.name).unwrap())
+        .filter(|device| device.attributes().connection_manager)
+        .flat_map(|device| device.gids().unwrap())
         .filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local())
         .map(|entry| entry.gid.ip())
         .collect();

@@ -12,7 +12,7 @@ use crate::error::Result;
 
 pub(crate) struct AddressHandle {
     domain: Arc<ProtectionDomain>,
-    pub(super) handle: NonNull<ibv_ah>,
+    pub(in crate::backend) handle: NonNull<ibv_ah>,
 }
 
 // SAFETY: libibverbs' address handles may be used from any thread.

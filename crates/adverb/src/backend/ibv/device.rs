@@ -129,6 +129,7 @@ impl Device {
             completion_vectors: count(vectors),
             moderation,
             timestamps,
+            connection_manager: true,
         })
     }
 

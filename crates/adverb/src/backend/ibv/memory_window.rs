@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use adverb_proto::vocabulary::WindowBind;
 use adverb_sys::{self as sys, ibv_mw, ibv_mw_bind_info, ibv_send_wr_bind_mw};
 
-use super::{ProtectionDomain, Registration, SendList, check, verb_error};
+use super::{ProtectionDomain, Registration, check, verb_error};
+use crate::backend::request_list::SendList;
 use crate::error::Result;
 
 pub(crate) struct MemoryWindow {

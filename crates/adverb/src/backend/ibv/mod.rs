@@ -17,7 +17,6 @@ mod protection_domain;
 mod query;
 mod queue_pair;
 mod registration;
-mod request_list;
 mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
@@ -28,7 +27,6 @@ pub(super) use memory_window::MemoryWindow;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;
-pub(super) use request_list::{RecvList, SendList, SendSlot};
 pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;

@@ -9,7 +9,8 @@ use adverb_proto::vocabulary::{QpState, Qpn, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr};
 
 use super::address_handle::lower_address;
-use super::{CompletionQueue, ProtectionDomain, RecvList, SendList, SendSlot, check, verb_error};
+use super::{CompletionQueue, ProtectionDomain, check, verb_error};
+use crate::backend::request_list::{RecvList, SendList, SendSlot};
 use crate::backend::{
     self, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
@@ -40,15 +41,16 @@ impl QueuePair {
         options: &QueuePairOptions,
     ) -> Result<(QueuePair, QueuePairLimits)> {
         let device = &domain.device;
-        let shared = shared.map(|shared| match &**shared {
-            backend::SharedReceiveQueue::Ibv(queue) => (shared, queue),
-        });
+        let shared = match shared.map(|shared| (shared, &**shared)) {
+            None => None,
+            Some((shared, backend::SharedReceiveQueue::Ibv(queue))) => Some((shared, queue)),
+            #[cfg(feature = "soft")]
+            Some(_) => return Err(backend::of_two_devices()),
+        };
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device))
             || shared.is_some_and(|(_, queue)| !Arc::ptr_eq(&queue.domain.device, device))
         {
-            let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must \
-                          be of one device, opened once";
-            return Err(Error::InvalidRequest { reason: reason.into() });
+            return Err(backend::of_two_devices());
         }
         let mut attr = sys::ibv_qp_init_attr::zeroed();
         attr.send_cq = send_cq.handle.as_ptr();

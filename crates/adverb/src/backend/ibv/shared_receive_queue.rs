@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
-use super::{ProtectionDomain, RecvList, check, verb_error};
+use super::{ProtectionDomain, check, verb_error};
 use crate::backend::PostFailure;
+use crate::backend::request_list::RecvList;
 use crate::error::Result;
 
 pub(crate) struct SharedReceiveQueue {

@@ -324,8 +324,14 @@ impl SendList {
 #[inline(always)]
 fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
     wr.send_flags = request.flags.bits();
-    if let Some(Destination { handle: AddressHandle::Ibv(handle), qpn, qkey }) = &request.destination {
-        let ah = handle.handle.as_ptr();
+    if let Some(Destination { handle, qpn, qkey }) = &request.destination {
+        let ah = match handle {
+            #[cfg(feature = "ibv")]
+            AddressHandle::Ibv(handle) => handle.handle.as_ptr(),
+            // For that engine it is just a pointer to its own.
+            #[cfg(feature = "soft")]
+            AddressHandle::Soft(handle) => std::ptr::from_ref(handle).cast_mut().cast(),
+        };
         wr.wr.ud = sys::ibv_send_wr_ud { ah, remote_qpn: qpn.get(), remote_qkey: *qkey };
     }
     wr.imm.imm_data = 0;

@@ -1,0 +1,136 @@
+//! Completion queues and the channels that announce completions.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use adverb_proto::{Cq, Wake};
+use adverb_soft::Channel;
+
+use super::{Device, refusal};
+use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, wait_either};
+use crate::error::{Error, Result};
+
+pub(crate) struct CompletionQueue {
+    pub(super) device: Arc<Device>,
+    pub(super) cq: Cq,
+    /// This queue's alone, so that no event of one queue is taken by who waits for another.
+    channel: Option<Arc<Channel>>,
+    /// How many completions fit; more after it was resized.
+    depth: AtomicU32,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        depth: u32,
+        events: bool,
+        vector: u32,
+        kind: CompletionQueueKind,
+    ) -> Result<CompletionQueue> {
+        let action = || format!("making a completion queue of {depth} on {}", device.name);
+        if kind == CompletionQueueKind::Timestamps {
+            return Err(Error::Unsupported {
+                what: format!("the time of completions of {}", device.name).into(),
+                hint: "look at the clock when you poll: it is the same processor".into(),
+            });
+        }
+        if vector != 0 {
+            return Err(Error::Limit {
+                what: "a completion vector".into(),
+                asked: vector.into(),
+                most: 0,
+                hint: "".into(),
+            });
+        }
+        let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
+        let channel = if events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
+        let made = device.nic.create_cq(depth, channel.clone());
+        let cq = made.map_err(|error| refusal(error, action()))?;
+        Ok(CompletionQueue { device: Arc::clone(device), cq, channel, depth: AtomicU32::new(depth) })
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        let resized = self.device.nic.resize_cq(self.cq, depth);
+        resized.map_err(|error| {
+            refusal(error, format!("resizing a completion queue of {} to {depth}", self.device.name))
+        })?;
+        self.depth.store(depth, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
+        Err(Error::Unsupported {
+            what: format!("having completion events of {} wait", self.device.name).into(),
+            hint: "poll for a while after each event instead, as a poller does".into(),
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+        let most = room.len();
+        let mut places = room.iter_mut();
+        Ok(self.device.nic.poll(self.cq, most, |completion| {
+            if let Some(place) = places.next() {
+                *place = RawCompletion::of(&completion);
+            }
+        }))
+    }
+
+    /// This device says all in the common way.
+    pub(crate) fn correct(&self, _outcome: &mut RawOutcome) {}
+
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+        let wake = if solicited_only { Wake::Solicited } else { Wake::Any };
+        let armed = self.device.nic.arm(self.cq, wake);
+        armed.map_err(|error| refusal(error, format!("arming a completion queue of {}", self.device.name)))
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(|channel| channel.as_fd())
+    }
+
+    pub(crate) fn take_event(&self) -> Result<bool> {
+        self.channel()?.take().map_err(|error| Error::Verb {
+            action: "taking an event of a completion queue".to_owned(),
+            error,
+            hint: "".into(),
+        })
+    }
+
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+        let waited = wait_either(self.channel()?.as_fd(), None, timeout).map_err(|error| Error::Verb {
+            action: "waiting for an event of a completion queue".to_owned(),
+            error,
+            hint: "".into(),
+        })?;
+        Ok(waited && self.take_event()?)
+    }
+
+    fn channel(&self) -> Result<&Channel> {
+        self.channel.as_deref().ok_or_else(|| Error::Unsupported {
+            what: "waiting for an event of a completion queue that was made without".into(),
+            hint: "call `events` when you make it".into(),
+        })
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if self.device.is_ours()
+            && let Err(error) = self.device.nic.destroy_cq(self.cq)
+        {
+            tracing::error!(%error, "a completion queue could not be destroyed");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Memory windows of type 2B.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::{ProtectionDomain, refusal};
+use crate::error::Result;
+
+pub(crate) struct MemoryWindow {
+    domain: Arc<ProtectionDomain>,
+    /// The key that it has now; it gets the next when it is bound.
+    rkey: AtomicU32,
+    gone: AtomicBool,
+}
+
+impl MemoryWindow {
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
+        let device = &domain.device;
+        let made = device.nic.create_window(domain.pd);
+        let key =
+            made.map_err(|error| refusal(error, format!("making a memory window on {}", device.name)))?;
+        Ok(MemoryWindow {
+            domain: Arc::clone(domain),
+            rkey: AtomicU32::new(key),
+            gone: AtomicBool::new(false),
+        })
+    }
+
+    /// The key that it gets when it is bound next: its lowest 8 bits are the owner's to choose.
+    pub(crate) fn next_rkey(&self) -> u32 {
+        let rkey = self.rkey.load(Ordering::Relaxed);
+        rkey & !0xff | rkey.wrapping_add(1) & 0xff
+    }
+
+    /// Says that it was bound, and has this key now.
+    pub(crate) fn has_rkey(&self, rkey: u32) {
+        self.rkey.store(rkey, Ordering::Relaxed);
+    }
+
+    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    pub(crate) fn free(&self) -> Result<()> {
+        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let freed = self.domain.device.nic.destroy_window(self.rkey.load(Ordering::Relaxed));
+        freed.map_err(|error| refusal(error, "freeing a memory window".to_owned()))
+    }
+}

@@ -1,0 +1,43 @@
+//! The software NIC: devices made of memory and sockets, on any machine.
+//!
+//! Each type owns one object of a [`Nic`](adverb_soft::Nic) and holds what it was made from, as those of rdma-core do. In a
+//! forked child they end without a word: the NIC's thread is in the parent.
+
+mod address_handle;
+mod completion_queue;
+mod counters;
+mod device;
+mod event;
+mod memory_window;
+mod multicast;
+mod protection_domain;
+mod query;
+mod queue_pair;
+mod registration;
+mod request;
+mod shared_receive_queue;
+
+pub(super) use address_handle::AddressHandle;
+pub(super) use completion_queue::CompletionQueue;
+pub(super) use device::{Device, is_soft};
+pub(super) use memory_window::MemoryWindow;
+pub(super) use protection_domain::ProtectionDomain;
+pub(super) use queue_pair::QueuePair;
+pub(super) use registration::Registration;
+pub(super) use request::binding;
+pub(super) use shared_receive_queue::SharedReceiveQueue;
+
+use std::io;
+
+use crate::error::Error;
+
+/// What the NIC said when it was asked for something.
+fn refusal(error: adverb_soft::Error, action: String) -> Error {
+    let hint = match error {
+        adverb_soft::Error::Failed => {
+            "its thread has panicked or its link broke: see what was printed before"
+        }
+        _ => "",
+    };
+    Error::Verb { action, error: io::Error::other(error), hint: hint.into() }
+}

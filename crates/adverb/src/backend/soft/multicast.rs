@@ -1,0 +1,24 @@
+//! Groups of datagram queue pairs.
+
+use adverb_proto::vocabulary::Gid;
+
+use super::{QueuePair, refusal};
+use crate::error::Result;
+
+impl QueuePair {
+    pub(crate) fn attach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
+        self.alive()?;
+        let attached = self.domain.device.nic.attach_multicast(self.qpn, group);
+        attached.map_err(|error| {
+            refusal(error, format!("attaching queue pair {} to the group {}", self.qpn, group.ip()))
+        })
+    }
+
+    pub(crate) fn detach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
+        self.alive()?;
+        let detached = self.domain.device.nic.detach_multicast(self.qpn, group);
+        detached.map_err(|error| {
+            refusal(error, format!("detaching queue pair {} from the group {}", self.qpn, group.ip()))
+        })
+    }
+}

@@ -1,0 +1,32 @@
+//! Protection domains.
+
+use std::sync::Arc;
+
+use adverb_proto::memory::Pd;
+
+use super::{Device, refusal};
+use crate::error::Result;
+
+pub(crate) struct ProtectionDomain {
+    pub(super) device: Arc<Device>,
+    pub(super) pd: Pd,
+}
+
+impl ProtectionDomain {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
+        let made = device.nic.create_domain();
+        let pd =
+            made.map_err(|error| refusal(error, format!("making a protection domain on {}", device.name)))?;
+        Ok(ProtectionDomain { device: Arc::clone(device), pd })
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        if self.device.is_ours()
+            && let Err(error) = self.device.nic.destroy_domain(self.pd)
+        {
+            tracing::error!(%error, "a protection domain could not be freed");
+        }
+    }
+}

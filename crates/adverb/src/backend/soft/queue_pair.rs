@@ -1,0 +1,219 @@
+//! Queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adverb_proto::vocabulary::{QpState, Qpn, Transport};
+use adverb_proto::{Path, QpConfig, Receiving, Sending, Transition};
+use adverb_wire::cm::Timeout;
+use adverb_wire::{DEFAULT_PKEY, RnrTimer};
+use parking_lot::Mutex;
+
+use super::query::Told;
+use super::{CompletionQueue, ProtectionDomain, refusal, request};
+use crate::backend::{
+    self, Connection, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange, request_list,
+};
+use crate::error::{Error, Result};
+
+pub(crate) struct QueuePair {
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) qpn: Qpn,
+    transport: Transport,
+    gone: AtomicBool,
+    /// What it was told, for those who ask.
+    pub(super) told: Mutex<Told>,
+    /// Bytes that are posted inline, on their way.
+    inline: Mutex<Vec<u8>>,
+    // Held because the queue pair completes into them.
+    _send_cq: Arc<CompletionQueue>,
+    _recv_cq: Arc<CompletionQueue>,
+    _shared: Option<Arc<backend::SharedReceiveQueue>>,
+}
+
+impl QueuePair {
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        send_cq: &Arc<CompletionQueue>,
+        recv_cq: &Arc<CompletionQueue>,
+        shared: Option<&Arc<backend::SharedReceiveQueue>>,
+        options: &QueuePairOptions,
+    ) -> Result<(QueuePair, QueuePairLimits)> {
+        let device = &domain.device;
+        let shared = match shared.map(|shared| (shared, &**shared)) {
+            None => None,
+            Some((shared, backend::SharedReceiveQueue::Soft(queue))) => Some((shared, queue)),
+            #[cfg(feature = "ibv")]
+            Some(_) => return Err(backend::of_two_devices()),
+        };
+        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device))
+            || shared.is_some_and(|(_, queue)| !Arc::ptr_eq(&queue.domain.device, device))
+        {
+            return Err(backend::of_two_devices());
+        }
+        if options.inline > MAX_INLINE {
+            return Err(Error::Limit {
+                what: "the number of bytes posted inline".into(),
+                asked: options.inline.into(),
+                most: MAX_INLINE.into(),
+                hint: "longer messages gain nothing by it".into(),
+            });
+        }
+        let mut config = QpConfig::new(options.transport, domain.pd, send_cq.cq, recv_cq.cq);
+        config.srq = shared.map(|(_, queue)| queue.srq);
+        config.max_send_wr = options.send_depth;
+        config.max_recv_wr = options.recv_depth;
+        config.max_send_sge = options.send_segments;
+        config.max_recv_sge = options.recv_segments;
+        config.max_inline = options.inline;
+        let action = || format!("making a queue pair ({}) on {}", options.transport, device.name);
+        let qpn = device.nic.create_qp(config).map_err(|error| refusal(error, action()))?;
+        let limits = QueuePairLimits {
+            send_segments: options.send_segments,
+            recv_segments: options.recv_segments,
+            inline: options.inline,
+        };
+        let queue_pair = QueuePair {
+            domain: Arc::clone(domain),
+            qpn,
+            transport: options.transport,
+            gone: AtomicBool::new(false),
+            told: Mutex::default(),
+            inline: Mutex::default(),
+            _send_cq: Arc::clone(send_cq),
+            _recv_cq: Arc::clone(recv_cq),
+            _shared: shared.map(|(shared, _)| Arc::clone(shared)),
+        };
+        Ok((queue_pair, limits))
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Refuses what would be done to a queue pair that was destroyed before its time.
+    pub(super) fn alive(&self) -> Result<()> {
+        if self.is_gone() {
+            return Err(Error::WrongState {
+                action: "using a queue pair",
+                state: QpState::Error,
+                hint: "it was destroyed, because requests in a scope didn't complete in time",
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+        self.alive()?;
+        let (transition, words) = match change {
+            StateChange::Reset => (Transition::Reset, "reset"),
+            StateChange::Init(init) => {
+                self.domain.device.check_port(init.port)?;
+                let (access, qkey) = (init.access, init.qkey);
+                (Transition::Init(adverb_proto::Init { access, pkey: DEFAULT_PKEY, qkey }), "init")
+            }
+            StateChange::ReadyToReceive(ready) => {
+                let transition = match &ready.connection {
+                    None => Transition::ReceiveDatagrams,
+                    Some(connection) => Transition::ReadyToReceive(self.receiving(connection)?),
+                };
+                (transition, "ready to receive")
+            }
+            StateChange::ReadyToSend(ready) => {
+                (Transition::ReadyToSend(sending(ready, self.transport)?), "ready to send")
+            }
+            StateChange::Error => (Transition::Error, "error"),
+        };
+        let device = &self.domain.device;
+        let modified = device.nic.modify_qp(self.qpn, &transition);
+        modified.map_err(|error| {
+            refusal(error, format!("moving queue pair {} of {} to “{words}”", self.qpn, device.name))
+        })?;
+        self.told.lock().remember(change);
+        Ok(())
+    }
+
+    fn receiving(&self, connection: &Connection) -> Result<Receiving> {
+        let port = Path::source_port_between(self.qpn, connection.qpn);
+        let path = self.domain.device.path(&connection.address, port)?;
+        if self.transport != Transport::Rc {
+            return Ok(Receiving::unreliable(connection.qpn, path, connection.mtu, connection.psn));
+        }
+        Ok(Receiving {
+            remote_qpn: connection.qpn,
+            path,
+            path_mtu: connection.mtu,
+            psn: connection.psn,
+            max_dest_rd_atomic: connection.max_dest_rd_atomic,
+            min_rnr_timer: RnrTimer::new(connection.min_rnr_timer).ok_or_else(|| code("min_rnr_timer"))?,
+        })
+    }
+
+    // Called cold, here and for polling, so that it isn't mixed into what hardware is posted to with: that counts every
+    // instruction.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn post_send(&self, slot: &mut request_list::SendSlot) -> Result<(), PostFailure> {
+        slot.post(|first, bad| self.post(first, bad))
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn post_sends(&self, list: &mut request_list::SendList) -> Result<(), PostFailure> {
+        list.post(|first, bad| self.post(first, bad))
+    }
+
+    fn post(
+        &self,
+        first: *mut adverb_sys::ibv_send_wr,
+        bad: &mut *mut adverb_sys::ibv_send_wr,
+    ) -> libc::c_int {
+        let nic = &self.domain.device.nic;
+        // SAFETY: lists end with a null pointer; their segments can be read, and the memory that they name is kept by the
+        // caller until the requests complete, and with it the address handles, which are of this domain.
+        unsafe { request::post_sends(nic, self.qpn, self.transport, &self.inline, first, bad) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn post_recvs(&self, list: &mut request_list::RecvList) -> Result<(), PostFailure> {
+        let nic = &self.domain.device.nic;
+        list.post(|first, bad| {
+            // SAFETY: the list ends with a null pointer, and its segments can be read.
+            let requests = unsafe { request::recv_requests(first) };
+            request::answer(nic.post_recvs(self.qpn, requests), first, bad)
+        })
+    }
+
+    pub(crate) fn destroy(&self) -> Result<()> {
+        if self.domain.device.is_ours() && !self.gone.swap(true, Ordering::Relaxed) {
+            self.domain.device.nic.destroy_qp(self.qpn);
+        }
+        Ok(())
+    }
+}
+
+fn sending(ready: &ReadyToSend, transport: Transport) -> Result<Sending> {
+    if transport != Transport::Rc {
+        return Ok(Sending::unreliable(ready.psn));
+    }
+    Ok(Sending {
+        psn: ready.psn,
+        timeout: Timeout::new(ready.timeout).ok_or_else(|| code("timeout"))?,
+        retry_count: ready.retry_count,
+        rnr_retry: ready.rnr_retry,
+        max_rd_atomic: ready.max_rd_atomic,
+    })
+}
+
+/// A code that isn't one.
+fn code(of: &'static str) -> Error {
+    Error::InvalidRequest { reason: format!("{of} is a code from 0 to 31").into() }
+}
+
+/// How many bytes may be posted inline.
+const MAX_INLINE: u32 = 1024;

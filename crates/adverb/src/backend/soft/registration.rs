@@ -1,0 +1,84 @@
+//! Memory that the device knows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adverb_proto::vocabulary::Access;
+
+use super::{ProtectionDomain, refusal};
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+
+pub(crate) struct Registration {
+    domain: Arc<ProtectionDomain>,
+    addr: u64,
+    /// Whether `addr` is where this process has the memory.
+    is_at_its_own_address: bool,
+    key: u32,
+    gone: AtomicBool,
+}
+
+impl Registration {
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        memory: &dyn Memory,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Registration> {
+        let device = &domain.device;
+        // Exposed, because inline requests name memory by its address.
+        let own = memory.as_ptr().as_ptr().expose_provenance() as u64;
+        let addr = iova.unwrap_or(own);
+        let access = access.difference(Access::ZERO_BASED);
+        // SAFETY: the memory is readable and writable, and its owner keeps it until after `deregister`; others touch it
+        // through atomics, or while they have it alone.
+        let key = unsafe { device.nic.register(domain.pd, memory.as_ptr(), memory.len(), addr, access) };
+        let action = || format!("registering {} bytes with {}", memory.len(), device.name);
+        let key = key.map_err(|error| refusal(error, action()))?;
+        Ok(Registration {
+            domain: Arc::clone(domain),
+            addr,
+            is_at_its_own_address: addr == own,
+            key,
+            gone: AtomicBool::new(false),
+        })
+    }
+
+    /// Memory of other devices can't be reached from here.
+    pub(crate) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
+        Err(Error::Unsupported {
+            what: format!("registering a dma-buf with {}", domain.device.name).into(),
+            hint: "map it, and register the mapping".into(),
+        })
+    }
+
+    pub(crate) fn is_at_its_own_address(&self) -> bool {
+        self.is_at_its_own_address
+    }
+
+    #[inline]
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
+    }
+
+    pub(crate) fn deregister(&self) -> Result<()> {
+        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let nic = &self.domain.device.nic;
+        nic.deregister(self.key).map_err(|error| refusal(error, "deregistering memory".to_owned()))
+    }
+}

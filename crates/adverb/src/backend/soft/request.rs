@@ -1,0 +1,229 @@
+//! Work requests as they come: in rdma-core's form, which lists of them have for every engine.
+
+use std::ptr::NonNull;
+
+use adverb_proto::PostError;
+use adverb_proto::vocabulary::{
+    Access, Destination, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
+    Transport, WindowBind,
+};
+use adverb_soft::memory::copy_out;
+use adverb_soft::{Error, Nic, PostStopped};
+use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use parking_lot::Mutex;
+
+use super::AddressHandle;
+
+/// Posts a list of send requests, as a driver does. `room` is for bytes that are posted inline.
+///
+/// # Safety
+///
+/// The list ends with a null pointer; its segments can be read, and so can the memory that those of inline requests name;
+/// the address handles of datagrams are this engine's, and alive.
+pub(super) unsafe fn post_sends(
+    nic: &Nic,
+    qpn: Qpn,
+    transport: Transport,
+    room: &Mutex<Vec<u8>>,
+    first: *mut ibv_send_wr,
+    bad: &mut *mut ibv_send_wr,
+) -> libc::c_int {
+    // SAFETY: as the caller says.
+    let requests = unsafe { chain(first, |request: &ibv_send_wr| request.next) };
+    let raised = requests.clone().map(|request| {
+        // SAFETY: as the caller says.
+        unsafe { raise(request, transport) }
+    });
+    let posted = if requests.clone().any(is_inline) {
+        let mut bytes = room.lock();
+        bytes.clear();
+        for request in requests.filter(|request| is_inline(request)) {
+            // SAFETY: as the caller says.
+            unsafe { gather(request, &mut bytes) };
+        }
+        let mut rest = bytes.as_slice();
+        nic.post_sends(
+            qpn,
+            raised.map(|request| {
+                let inline = request.flags.contains(SendFlags::INLINE).then(|| {
+                    let length: usize = request.segments.iter().map(|segment| segment.length as usize).sum();
+                    let (bytes, behind) = rest.split_at(length.min(rest.len()));
+                    rest = behind;
+                    bytes
+                });
+                (request, inline)
+            }),
+        )
+    } else {
+        nic.post_sends(qpn, raised.map(|request| (request, None)))
+    };
+    answer(posted, first, bad)
+}
+
+/// The receive requests of a list.
+///
+/// # Safety
+///
+/// The list ends with a null pointer, and its segments can be read.
+pub(super) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator<Item = RecvRequest<'a>> {
+    // SAFETY: as the caller says.
+    let requests = unsafe { chain(first, |request: &ibv_recv_wr| request.next) };
+    requests.map(|request: &'a ibv_recv_wr| {
+        // SAFETY: as the caller says.
+        let segments = unsafe { segments(request.sg_list, request.num_sge) };
+        RecvRequest { wr_id: request.wr_id, segments }
+    })
+}
+
+/// What a driver would answer: an error number, and the request that it is about.
+pub(super) fn answer<W: Linked>(
+    posted: Result<(), PostStopped>,
+    first: *mut W,
+    bad: &mut *mut W,
+) -> libc::c_int {
+    let Err(stopped) = posted else { return 0 };
+    let mut at = first;
+    for _ in 0..stopped.posted {
+        // SAFETY: so many requests of the list were posted, and another wasn't.
+        at = unsafe { (*at).next() };
+    }
+    *bad = at;
+    match stopped.error {
+        Error::Post(PostError::QueueFull) => libc::ENOMEM,
+        Error::Failed => libc::EIO,
+        _ => libc::EINVAL,
+    }
+}
+
+/// A request that knows the next.
+pub(super) trait Linked {
+    fn next(&self) -> *mut Self;
+}
+
+impl Linked for ibv_send_wr {
+    fn next(&self) -> *mut ibv_send_wr {
+        self.next
+    }
+}
+
+impl Linked for ibv_recv_wr {
+    fn next(&self) -> *mut ibv_recv_wr {
+        self.next
+    }
+}
+
+/// The requests of a list.
+///
+/// # Safety
+///
+/// The list ends with a null pointer, and isn't changed for as long as the requests are looked at.
+unsafe fn chain<'a, W: 'a>(
+    first: *mut W,
+    next: impl Fn(&W) -> *mut W + Clone,
+) -> impl Iterator<Item = &'a W> + Clone {
+    // SAFETY: as the caller says.
+    let request = |pointer: *mut W| unsafe { pointer.as_ref() };
+    std::iter::successors(request(first), move |this| request(next(this)))
+}
+
+/// # Safety
+///
+/// There are so many segments.
+unsafe fn segments<'a>(first: *mut ibv_sge, count: libc::c_int) -> &'a [Segment] {
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller says; both types have one layout, as the list asserts.
+    unsafe { std::slice::from_raw_parts(first.cast(), count) }
+}
+
+fn is_inline(request: &ibv_send_wr) -> bool {
+    request.send_flags & SendFlags::INLINE.bits() != 0
+}
+
+/// Takes the bytes of a request that is posted inline.
+///
+/// # Safety
+///
+/// Its segments, and the memory that they name, can be read.
+unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
+    // SAFETY: as the caller says.
+    for segment in unsafe { segments(request.sg_list, request.num_sge) } {
+        let start = bytes.len();
+        bytes.resize(start + segment.length as usize, 0);
+        let address = usize::try_from(segment.addr).unwrap_or(0);
+        // Its keys aren't looked at: any memory of the process will do, as with other devices.
+        if let Some(from) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) {
+            // SAFETY: as the caller says.
+            unsafe { copy_out(from, &mut bytes[start..]) };
+        }
+    }
+}
+
+/// A request in plain form.
+///
+/// # Safety
+///
+/// Its segments can be read, and a datagram's address handle is this engine's, and alive.
+unsafe fn raise<'a>(wr: &'a ibv_send_wr, transport: Transport) -> SendRequest<'a, &'a AddressHandle> {
+    // SAFETY: as the caller says.
+    let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
+    // SAFETY: these members of the unions are made of integers.
+    let (rdma, immediate, rkey) =
+        unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data), wr.imm.invalidate_rkey) };
+    let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
+    let operation = match wr.opcode {
+        sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendImmediate(immediate),
+        sys::IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
+        sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
+        sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteImmediate(remote, immediate),
+        sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
+        sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            // SAFETY: this member is made of integers too.
+            let atomic = unsafe { wr.wr.atomic };
+            let remote = RemoteAddress { addr: atomic.remote_addr, rkey: atomic.rkey };
+            if wr.opcode == sys::IBV_WR_ATOMIC_FETCH_AND_ADD {
+                SendOperation::FetchAdd { remote, add: atomic.compare_add }
+            } else {
+                SendOperation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
+            }
+        }
+        sys::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
+        sys::IBV_WR_BIND_MW => {
+            // SAFETY: bindings have this member, and its pointers aren't followed.
+            let bind = unsafe { wr.op.bind_mw };
+            SendOperation::BindWindow(WindowBind {
+                rkey: bind.rkey,
+                lkey: bind.mw.addr() as u32,
+                addr: bind.bind_info.addr,
+                length: bind.bind_info.length,
+                access: Access::from_bits_retain(bind.bind_info.mw_access_flags),
+            })
+        }
+        _ => SendOperation::Send,
+    };
+    let destination = (transport == Transport::Ud).then(|| {
+        // SAFETY: datagrams have this member.
+        let ud = unsafe { wr.wr.ud };
+        // SAFETY: it is one of this engine's, and alive, as the caller says.
+        let handle = unsafe { &*ud.ah.cast::<AddressHandle>() };
+        Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey }
+    });
+    let flags = SendFlags::from_bits_retain(wr.send_flags);
+    SendRequest { wr_id: wr.wr_id, operation, flags, segments, destination }
+}
+
+/// What binds a window to a region. Where rdma-core has the window, there is the region's key.
+pub(crate) fn binding(bind: &WindowBind) -> sys::ibv_send_wr_bind_mw {
+    sys::ibv_send_wr_bind_mw {
+        mw: std::ptr::without_provenance_mut(bind.lkey as usize),
+        rkey: bind.rkey,
+        bind_info: sys::ibv_mw_bind_info {
+            mr: std::ptr::null_mut(),
+            addr: bind.addr,
+            length: bind.length,
+            mw_access_flags: bind.access.bits(),
+        },
+    }
+}

@@ -1,0 +1,77 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use adverb_proto::{Srq, SrqConfig};
+
+use super::device::{MAX_DEPTH, MAX_SEGMENTS};
+use super::{ProtectionDomain, refusal, request};
+use crate::backend::{PostFailure, request_list};
+use crate::error::{Error, Result};
+
+pub(crate) struct SharedReceiveQueue {
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) srq: Srq,
+    gone: AtomicBool,
+}
+
+impl SharedReceiveQueue {
+    /// Makes one; also says how many segments a request may have. Events of the queue will carry `id`.
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        depth: u32,
+        segments: u32,
+        id: u32,
+    ) -> Result<(SharedReceiveQueue, u32)> {
+        for (what, asked, most) in [
+            ("the depth of a shared receive queue", depth, MAX_DEPTH),
+            ("the number of segments of a receive request", segments, MAX_SEGMENTS),
+        ] {
+            if asked > most {
+                let (asked, most) = (asked.into(), most.into());
+                return Err(Error::Limit { what: what.into(), asked, most, hint: "".into() });
+            }
+        }
+        let device = &domain.device;
+        let mut config = SrqConfig::new(domain.pd);
+        (config.max_wr, config.max_sge) = (depth, segments);
+        let made = device.nic.create_srq(config);
+        let srq = made.map_err(|error| {
+            refusal(error, format!("making a shared receive queue of {depth} on {}", device.name))
+        })?;
+        device.shared.lock().push((srq, id));
+        let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, gone: AtomicBool::new(false) };
+        Ok((queue, segments))
+    }
+
+    /// Posts a list of requests.
+    pub(crate) fn post_recvs(&self, list: &mut request_list::RecvList) -> Result<(), PostFailure> {
+        let nic = &self.domain.device.nic;
+        list.post(|first, bad| {
+            // SAFETY: the list ends with a null pointer, and its segments can be read.
+            let requests = unsafe { request::recv_requests(first) };
+            request::answer(nic.post_srq_recvs(self.srq, requests), first, bad)
+        })
+    }
+
+    /// Asks for an event when fewer requests than this are left.
+    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+        let armed = self.domain.device.nic.arm_srq(self.srq, limit);
+        armed.map_err(|error| refusal(error, "setting the limit of a shared receive queue".to_owned()))
+    }
+
+    pub(crate) fn destroy(&self) -> Result<()> {
+        let device = &self.domain.device;
+        if !device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        // First, because the number may be another's as soon as it is free.
+        let mut shared = device.shared.lock();
+        let destroyed = device.nic.destroy_srq(self.srq);
+        if destroyed.is_ok() {
+            shared.retain(|(number, _)| *number != self.srq);
+        }
+        destroyed.map_err(|error| refusal(error, "destroying a shared receive queue".to_owned()))
+    }
+}
