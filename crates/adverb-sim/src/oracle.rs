@@ -195,6 +195,11 @@ impl World {
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
         let period = 4096u64 << spec.timeout;
+        // On a slow link a packet may wait longer than its sender does, however often that sends it again.
+        let longest_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
+            u64::try_from(u128::from(slow.capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
+                .unwrap_or(u64::MAX)
+        });
         let now = self.now;
         let state = &self.connections[connection];
         // So long do all retries take together, with room for waits between them.
@@ -213,7 +218,9 @@ impl World {
             Status::Flushed => !first || failed_before,
             _ if !first => false,
             status if must == Some(status) => direction.doomed == Some(number),
-            Status::RetryExceeded => peer_is_gone || recent >= usize::from(retry_count),
+            Status::RetryExceeded => {
+                peer_is_gone || recent >= usize::from(retry_count) || longest_wait > period
+            }
             Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
             Status::RemoteAccess => direction.revoked.is_some(),
             _ => false,

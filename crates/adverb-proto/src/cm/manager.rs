@@ -326,10 +326,18 @@ impl Manager {
     /// Ends a connection that stands. [`Disconnected`](Event::Disconnected) comes when the peer agrees, or at the
     /// deadline. The queue pair should be in error by now.
     ///
+    /// It may be being ended already, by an earlier call or because the peer asked for another connection with the same
+    /// queue pair: then only the deadline may come earlier.
+    ///
     /// # Errors
     ///
     /// If there is no such connection, or it doesn't stand (any longer): then `Disconnected` came already.
     pub fn disconnect(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
+        if let Some(connection) = self.table.get_mut(id.0).filter(|known| known.state == State::DreqSent) {
+            connection.deadline = Some(connection.deadline.map_or(deadline, |at| at.min(deadline)));
+            self.table.settle(id.0);
+            return Ok(());
+        }
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         let (State::Established, Some(remote_qpn)) = (connection.state, connection.remote_qpn) else {
             return Err(CallError::WrongState(connection.state));

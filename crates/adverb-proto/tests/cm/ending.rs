@@ -1,5 +1,7 @@
 //! How a connection ends.
 
+use std::time::Duration;
+
 use adverb_proto::cm::{CallError, Event, State};
 use adverb_wire::cm::Message;
 
@@ -77,9 +79,27 @@ fn a_peer_that_has_forgotten_agrees() {
 fn a_connection_ends_once() {
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
-    pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+    // Asking again changes nothing: it is being ended.
+    for _ in 0..2 {
+        pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
+        assert_eq!(pair.sides[CLIENT].state(client), Some(State::DreqSent));
+    }
+    pair.pass(seconds(1));
+    assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
     let again = pair.sides[CLIENT].disconnect(pair.now, client, deadline);
-    assert_eq!(again, Err(CallError::WrongState(State::DreqSent)));
+    assert_eq!(again, Err(CallError::Unknown));
+}
+
+#[test]
+fn who_ends_what_is_being_ended_waits_no_longer_than_it_says() {
+    let (mut pair, [client, _]) = Pair::connected();
+    pair.lose("DREQ", usize::MAX);
+    let (soon, late) = (pair.now + Duration::from_millis(50), pair.deadline());
+    assert!(soon < late);
+    pair.sides[CLIENT].disconnect(pair.now, client, late).unwrap();
+    pair.sides[CLIENT].disconnect(pair.now, client, soon).unwrap();
+    pair.pass(Duration::from_millis(60));
+    assert_eq!(pair.outcomes(CLIENT)[0], "disconnected");
 }
 
 #[test]
