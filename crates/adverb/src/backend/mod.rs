@@ -7,12 +7,18 @@
 pub(crate) mod connection_manager;
 #[cfg(feature = "ibv")]
 mod ibv;
+mod options;
+mod outcome;
 #[cfg(any(feature = "ibv", feature = "soft"))]
 mod request_list;
 #[cfg(feature = "soft")]
 mod soft;
 mod wait;
 
+pub(crate) use options::{
+    Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
+};
+pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 pub(crate) use wait::wait_either;
 
 use std::collections::BTreeMap;
@@ -21,8 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::vocabulary::{
-    Access, CompletedOperation, Failure, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, Status,
-    Success, Transport, WindowBind,
+    Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
 
 use crate::error::{Error, Result};
@@ -461,181 +466,6 @@ impl CompletionQueue {
     }
 }
 
-/// A completion as the device gave it, in rdma-core's own form, so that it is copied no more often than it must.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct RawCompletion {
-    pub(crate) wr_id: u64,
-    pub(crate) outcome: RawOutcome,
-    /// What only management datagrams have.
-    _rest: u64,
-}
-
-impl RawCompletion {
-    /// Room for one.
-    pub(crate) const EMPTY: RawCompletion =
-        RawCompletion { wr_id: 0, outcome: RawOutcome::implied(0), _rest: 0 };
-
-    /// A completion that is in plain form.
-    #[cfg(feature = "soft")]
-    pub(crate) fn of(completion: &adverb_proto::vocabulary::Completion) -> RawCompletion {
-        let mut outcome = RawOutcome::of(completion.outcome);
-        outcome.qpn = completion.qpn.get();
-        RawCompletion { wr_id: completion.wr_id, outcome, _rest: 0 }
-    }
-}
-
-/// How a request ended, in rdma-core's numbers and order: copied often, and looked at when somebody asks. What is valid
-/// depends on `status` and `opcode`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct RawOutcome {
-    /// The code of a [`Status`].
-    pub(crate) status: u32,
-    /// One of the [`opcode`]s.
-    pub(crate) opcode: u32,
-    pub(crate) vendor_error: u32,
-    pub(crate) length: u32,
-    /// Immediate data, in network byte order, or the key that was invalidated.
-    pub(crate) immediate: u32,
-    pub(crate) qpn: u32,
-    /// Who sent a datagram.
-    pub(crate) source: u32,
-    /// Some of the [`flag`]s.
-    pub(crate) flags: u32,
-}
-
-/// What was done.
-pub(crate) mod opcode {
-    pub(crate) const SEND: u32 = 0;
-    pub(crate) const WRITE: u32 = 1;
-    pub(crate) const READ: u32 = 2;
-    pub(crate) const COMPARE_SWAP: u32 = 3;
-    pub(crate) const FETCH_ADD: u32 = 4;
-    pub(crate) const BIND_WINDOW: u32 = 5;
-    pub(crate) const LOCAL_INVALIDATE: u32 = 6;
-    pub(crate) const RECV: u32 = 128;
-    pub(crate) const RECV_WRITE: u32 = 129;
-}
-
-/// What a completion has.
-pub(crate) mod flag {
-    /// Any of what is worth a closer look: [`INVALIDATED`], or what some device has in its place.
-    pub(crate) const UNUSUAL: u32 = INVALIDATED | 1 << 2;
-    pub(crate) const GRH: u32 = 1 << 0;
-    pub(crate) const IMMEDIATE: u32 = 1 << 1;
-    pub(crate) const INVALIDATED: u32 = 1 << 3;
-    /// Our own: the request was of a shared receive queue for datagrams.
-    pub(crate) const DATAGRAM: u32 = 1 << 31;
-    /// Our own: it has the device's time, where else would be what nobody reads.
-    pub(crate) const TIMESTAMP: u32 = 1 << 30;
-}
-
-impl RawOutcome {
-    /// The outcome of a request that succeeded without a completion of its own.
-    #[inline]
-    pub(crate) const fn implied(opcode: u32) -> RawOutcome {
-        RawOutcome {
-            status: 0,
-            opcode,
-            vendor_error: 0,
-            length: 0,
-            immediate: 0,
-            qpn: 0,
-            source: 0,
-            flags: 0,
-        }
-    }
-
-    /// What an outcome says, in numbers: what [`explain`](RawOutcome::explain) explains.
-    #[cfg(feature = "soft")]
-    fn of(outcome: Result<Success, Failure>) -> RawOutcome {
-        let success = match outcome {
-            Ok(success) => success,
-            Err(Failure { status, vendor_error }) => {
-                return RawOutcome { status: status.code(), vendor_error, ..RawOutcome::implied(0) };
-            }
-        };
-        let opcode = match success.operation {
-            CompletedOperation::Write => opcode::WRITE,
-            CompletedOperation::Read => opcode::READ,
-            CompletedOperation::CompareSwap => opcode::COMPARE_SWAP,
-            CompletedOperation::FetchAdd => opcode::FETCH_ADD,
-            CompletedOperation::BindWindow => opcode::BIND_WINDOW,
-            CompletedOperation::LocalInvalidate => opcode::LOCAL_INVALIDATE,
-            CompletedOperation::Recv { .. } => opcode::RECV,
-            CompletedOperation::RecvWrite { .. } => opcode::RECV_WRITE,
-            // What else there is can't be asked for.
-            _ => opcode::SEND,
-        };
-        let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(opcode) };
-        match success.operation {
-            CompletedOperation::Recv { immediate, invalidated, source, has_grh } => {
-                if let Some(immediate) = immediate {
-                    (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
-                }
-                if let Some(rkey) = invalidated {
-                    (raw.immediate, raw.flags) = (rkey, flag::INVALIDATED);
-                }
-                raw.source = source.map_or(0, Qpn::get);
-                raw.flags |= if has_grh { flag::GRH } else { 0 };
-            }
-            CompletedOperation::RecvWrite { immediate } => {
-                (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
-            }
-            _ => {}
-        }
-        raw
-    }
-
-    /// Puts the device's time into fields that mean nothing in such an outcome, so that those without don't carry more.
-    pub(crate) fn carry_timestamp(&mut self, timestamp: u64) {
-        let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
-        self.qpn = u32::from_be_bytes([a, b, c, d]);
-        *self.spare() = u32::from_be_bytes([e, f, g, h]);
-        self.flags |= flag::TIMESTAMP;
-    }
-
-    /// The device's time, if it was told.
-    pub(crate) fn timestamp(mut self) -> Option<u64> {
-        let (high, low) = (self.qpn, *self.spare());
-        (self.flags & flag::TIMESTAMP != 0).then(|| u64::from(high) << 32 | u64::from(low))
-    }
-
-    /// A failure has no length, and a success no vendor's code.
-    fn spare(&mut self) -> &mut u32 {
-        if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
-    }
-
-    /// Says it in full. Only datagrams have a source; it may be one even if the caller doesn't know.
-    pub(crate) fn explain(&self, is_datagram: bool) -> Result<Success, Failure> {
-        let status = Status::from_code(self.status);
-        if status != Status::Success {
-            return Err(Failure { status, vendor_error: self.vendor_error });
-        }
-        let has = |flag: u32| self.flags & flag != 0;
-        let is_datagram = is_datagram || has(flag::DATAGRAM);
-        let operation = match self.opcode {
-            opcode::SEND => CompletedOperation::Send,
-            opcode::WRITE => CompletedOperation::Write,
-            opcode::READ => CompletedOperation::Read,
-            opcode::COMPARE_SWAP => CompletedOperation::CompareSwap,
-            opcode::FETCH_ADD => CompletedOperation::FetchAdd,
-            opcode::BIND_WINDOW => CompletedOperation::BindWindow,
-            opcode::LOCAL_INVALIDATE => CompletedOperation::LocalInvalidate,
-            opcode::RECV_WRITE => CompletedOperation::RecvWrite { immediate: u32::from_be(self.immediate) },
-            _ => CompletedOperation::Recv {
-                immediate: has(flag::IMMEDIATE).then(|| u32::from_be(self.immediate)),
-                invalidated: has(flag::INVALIDATED).then_some(self.immediate),
-                source: is_datagram.then(|| Qpn::truncate(self.source)),
-                // Some devices (rxe) say so of connections too, whose buffers have none.
-                has_grh: is_datagram && has(flag::GRH),
-            },
-        };
-        Ok(Success { operation, length: self.length })
-    }
-}
-
 /// A queue pair.
 pub(crate) enum QueuePair {
     #[cfg(feature = "ibv")]
@@ -850,20 +680,6 @@ impl AddressHandle {
     }
 }
 
-/// The way to a port: what connections and address handles have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Address {
-    pub(crate) gid: adverb_proto::vocabulary::Gid,
-    pub(crate) lid: u16,
-    pub(crate) port: u8,
-    pub(crate) gid_index: u8,
-    pub(crate) uses_grh: bool,
-    pub(crate) traffic_class: u8,
-    pub(crate) flow_label: u32,
-    pub(crate) hop_limit: u8,
-    pub(crate) service_level: u8,
-}
-
 /// How posting failed.
 pub(crate) struct PostFailure {
     pub(crate) error: std::io::Error,
@@ -878,66 +694,22 @@ impl PostFailure {
     }
 }
 
-/// What a queue pair is created with.
-pub(crate) struct QueuePairOptions {
-    pub(crate) transport: Transport,
-    pub(crate) send_depth: u32,
-    pub(crate) recv_depth: u32,
-    pub(crate) send_segments: u32,
-    pub(crate) recv_segments: u32,
-    pub(crate) inline: u32,
+/// The error of who uses a queue pair that is no more.
+#[cold]
+fn queue_pair_is_gone() -> Error {
+    Error::WrongState {
+        action: "using a queue pair",
+        state: QpState::Error,
+        hint: "it was destroyed, because requests in a scope didn't complete in time",
+    }
 }
 
-/// What a queue pair got, which may be more than was asked for.
-pub(crate) struct QueuePairLimits {
-    pub(crate) send_segments: u32,
-    pub(crate) recv_segments: u32,
-    pub(crate) inline: u32,
-}
-
-/// A change of a queue pair's state, with what that state needs.
-pub(crate) enum StateChange {
-    Reset,
-    Init(Init),
-    ReadyToReceive(ReadyToReceive),
-    ReadyToSend(ReadyToSend),
-    Error,
-}
-
-/// What a queue pair needs to have receives posted.
-pub(crate) struct Init {
-    pub(crate) transport: Transport,
-    pub(crate) port: u8,
-    pub(crate) pkey_index: u16,
-    pub(crate) access: Access,
-    /// For datagrams.
-    pub(crate) qkey: u32,
-}
-
-/// What a queue pair needs to receive; without a connection, for datagrams, nothing.
-pub(crate) struct ReadyToReceive {
-    pub(crate) transport: Transport,
-    pub(crate) connection: Option<Connection>,
-}
-
-/// The other end of a connection.
-pub(crate) struct Connection {
-    pub(crate) address: Address,
-    pub(crate) qpn: Qpn,
-    pub(crate) psn: adverb_proto::vocabulary::Psn,
-    pub(crate) mtu: adverb_proto::vocabulary::PathMtu,
-    pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) min_rnr_timer: u8,
-}
-
-/// What a queue pair needs to send; only reliable connections look at what comes behind the sequence number.
-pub(crate) struct ReadyToSend {
-    pub(crate) transport: Transport,
-    pub(crate) psn: adverb_proto::vocabulary::Psn,
-    pub(crate) timeout: u8,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) max_rd_atomic: u8,
+/// The error of who waits for an event that can't come.
+fn queue_has_no_events() -> Error {
+    Error::Unsupported {
+        what: "waiting for an event of a completion queue that was made without".into(),
+        hint: "call `events` when you make it".into(),
+    }
 }
 
 /// The error of an object that would be made of others that don't go together.
@@ -952,35 +724,4 @@ fn no_engine() -> Error {
     let reason =
         "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
     Error::NotInstalled { reason: reason.into() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_outcome_carries_its_timestamp_beside_all_that_it_means() {
-        let outcome = RawOutcome {
-            status: 0,
-            opcode: opcode::RECV,
-            vendor_error: 0,
-            length: 77,
-            immediate: 5u32.to_be(),
-            qpn: 0,
-            source: 9,
-            flags: flag::IMMEDIATE | flag::GRH,
-        };
-        let failure = RawOutcome { status: 12, vendor_error: 0x81, ..RawOutcome::implied(0) };
-        for plain in [outcome, failure] {
-            assert_eq!(plain.timestamp(), None);
-            for timestamp in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
-                let mut marked = plain;
-                marked.carry_timestamp(timestamp);
-                assert_eq!(marked.timestamp(), Some(timestamp));
-                for is_datagram in [false, true] {
-                    assert_eq!(marked.explain(is_datagram), plain.explain(is_datagram));
-                }
-            }
-        }
-    }
 }

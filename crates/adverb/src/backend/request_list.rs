@@ -395,19 +395,37 @@ impl RecvList {
     }
 }
 
-/// The operation and the flags of a SEND or a WRITE, with immediate data or without.
+/// The operation and the flags of a request that doesn't bind a window.
 #[cold]
 fn raise(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
-    // SAFETY: every member of the unions is made of integers.
-    let (rdma, immediate) = unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data)) };
+    (operation_of(wr), SendFlags::from_bits_retain(wr.send_flags))
+}
+
+/// The operation of a request that doesn't bind a window.
+pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
+    // SAFETY: these members of the unions are made of integers.
+    let (rdma, immediate, rkey) =
+        unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data), wr.imm.invalidate_rkey) };
     let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
-    let operation = match wr.opcode {
+    match wr.opcode {
         sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendImmediate(immediate),
+        sys::IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
         sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
         sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteImmediate(remote, immediate),
+        sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
+        sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            // SAFETY: this member is made of integers too.
+            let atomic = unsafe { wr.wr.atomic };
+            let remote = RemoteAddress { addr: atomic.remote_addr, rkey: atomic.rkey };
+            if wr.opcode == sys::IBV_WR_ATOMIC_FETCH_AND_ADD {
+                SendOperation::FetchAdd { remote, add: atomic.compare_add }
+            } else {
+                SendOperation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
+            }
+        }
+        sys::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
         _ => SendOperation::Send,
-    };
-    (operation, SendFlags::from_bits_retain(wr.send_flags))
+    }
 }
 
 /// What requests for send queues and receive queues have in common.
@@ -548,14 +566,19 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_operations_can_be_had_back() {
+    fn operations_can_be_had_back() {
         let remote = RemoteAddress { addr: 1 << 40, rkey: 9 };
         let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
         let operations = [
             SendOperation::Send,
             SendOperation::SendImmediate(0x0102_0304),
+            SendOperation::SendInvalidate(0x0102_0304),
             SendOperation::Write(remote),
             SendOperation::WriteImmediate(remote, 0x0102_0304),
+            SendOperation::Read(remote),
+            SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
+            SendOperation::FetchAdd { remote, add: 3 },
+            SendOperation::LocalInvalidate(0x0102_0304),
         ];
         let mut list = SendList::default();
         let mut slot = SendSlot::default();

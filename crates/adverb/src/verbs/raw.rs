@@ -120,7 +120,9 @@ impl QueuePair {
     /// # Safety
     ///
     /// - Until a request has completed, or the queue pair is gone, its memory stays registered and allocated, nobody
-    ///   writes to what it reads, and nobody touches what it writes; a recipient isn't dropped.
+    ///   writes to what it reads, and nobody touches what it writes.
+    /// - A datagram has a recipient ([`add_to`](SendList::add_to)) that was made with this queue pair's protection domain,
+    ///   and isn't dropped until then.
     /// - The completions of this queue pair's send queue are taken with [`poll_raw`](CompletionQueue::poll_raw) and in no
     ///   other way, from the first raw request on: not by `poll`, `wait`, a [`Poller`](super::Poller) or
     ///   [`drain`](QueuePair::drain), which take any id for one of their own requests', and give back its memory. So no
@@ -221,7 +223,7 @@ impl Completion<'_> {
         self.0.outcome.status == 0
     }
 
-    /// The queue pair that it is of.
+    /// The queue pair that it is of; nothing in particular, if the completion queue was made with timestamps.
     pub fn qpn(&self) -> Qpn {
         Qpn::truncate(self.0.outcome.qpn)
     }

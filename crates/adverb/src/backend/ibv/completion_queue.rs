@@ -11,7 +11,7 @@ use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
 use super::extended_completion_queue::Extended;
 use super::{Device, check, set_nonblocking, verb_error};
-use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
+use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -133,10 +133,7 @@ impl CompletionQueue {
     }
 
     fn channel(&self) -> Result<&Channel> {
-        self.channel.as_ref().ok_or_else(|| Error::Unsupported {
-            what: "waiting for an event of a completion queue that was made without".into(),
-            hint: "call `events` when you make it".into(),
-        })
+        self.channel.as_ref().ok_or_else(backend::queue_has_no_events)
     }
 }
 

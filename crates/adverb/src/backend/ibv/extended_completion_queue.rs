@@ -120,7 +120,7 @@ impl Extended {
             if self.has_timestamps {
                 outcome.carry_timestamp(sys::ibv_wc_read_completion_ts(queue));
             }
-            RawCompletion { wr_id, outcome, ..RawCompletion::EMPTY }
+            RawCompletion::new(wr_id, outcome)
         }
     }
 }

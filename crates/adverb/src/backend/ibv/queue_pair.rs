@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{QpState, Qpn, Transport};
+use adverb_proto::vocabulary::{Qpn, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr};
 
 use super::address_handle::lower_address;
@@ -14,7 +14,7 @@ use crate::backend::request_list::{RecvList, SendList, SendSlot};
 use crate::backend::{
     self, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub(crate) struct QueuePair {
     pub(super) domain: Arc<ProtectionDomain>,
@@ -102,11 +102,7 @@ impl QueuePair {
     /// The library's object, if it wasn't destroyed before its time. (What posts needn't ask: it knows the state.)
     pub(super) fn alive(&self) -> Result<*mut ibv_qp> {
         if self.is_gone() {
-            return Err(Error::WrongState {
-                action: "using a queue pair",
-                state: QpState::Error,
-                hint: "it was destroyed, because requests in a scope didn't complete in time",
-            });
+            return Err(backend::queue_pair_is_gone());
         }
         Ok(self.handle.as_ptr())
     }

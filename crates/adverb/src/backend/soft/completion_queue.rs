@@ -9,7 +9,7 @@ use adverb_proto::{Cq, Wake};
 use adverb_soft::Channel;
 
 use super::{Device, refusal};
-use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, wait_either};
+use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, wait_either};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -118,10 +118,7 @@ impl CompletionQueue {
     }
 
     fn channel(&self) -> Result<&Channel> {
-        self.channel.as_deref().ok_or_else(|| Error::Unsupported {
-            what: "waiting for an event of a completion queue that was made without".into(),
-            hint: "call `events` when you make it".into(),
-        })
+        self.channel.as_deref().ok_or_else(backend::queue_has_no_events)
     }
 }
 

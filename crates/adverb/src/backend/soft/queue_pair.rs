@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{QpState, Qpn, Transport};
+use adverb_proto::vocabulary::{Qpn, Transport};
 use adverb_proto::{Path, QpConfig, Receiving, Sending, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
@@ -98,11 +98,7 @@ impl QueuePair {
     /// Refuses what would be done to a queue pair that was destroyed before its time.
     pub(super) fn alive(&self) -> Result<()> {
         if self.is_gone() {
-            return Err(Error::WrongState {
-                action: "using a queue pair",
-                state: QpState::Error,
-                hint: "it was destroyed, because requests in a scope didn't complete in time",
-            });
+            return Err(backend::queue_pair_is_gone());
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ use std::ptr::NonNull;
 
 use adverb_proto::PostError;
 use adverb_proto::vocabulary::{
-    Access, Destination, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
-    Transport, WindowBind,
+    Access, Destination, Qpn, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
+    WindowBind,
 };
 use adverb_soft::memory::copy_out;
 use adverb_soft::{Error, Nic, PostStopped};
@@ -13,6 +13,7 @@ use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use parking_lot::Mutex;
 
 use super::AddressHandle;
+use crate::backend::request_list::operation_of;
 
 /// Posts a list of send requests, as a driver does. `room` is for bytes that are posted inline.
 ///
@@ -169,27 +170,7 @@ unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
 unsafe fn raise<'a>(wr: &'a ibv_send_wr, transport: Transport) -> SendRequest<'a, &'a AddressHandle> {
     // SAFETY: as the caller says.
     let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
-    // SAFETY: these members of the unions are made of integers.
-    let (rdma, immediate, rkey) =
-        unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data), wr.imm.invalidate_rkey) };
-    let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
     let operation = match wr.opcode {
-        sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendImmediate(immediate),
-        sys::IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
-        sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
-        sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteImmediate(remote, immediate),
-        sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
-        sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD => {
-            // SAFETY: this member is made of integers too.
-            let atomic = unsafe { wr.wr.atomic };
-            let remote = RemoteAddress { addr: atomic.remote_addr, rkey: atomic.rkey };
-            if wr.opcode == sys::IBV_WR_ATOMIC_FETCH_AND_ADD {
-                SendOperation::FetchAdd { remote, add: atomic.compare_add }
-            } else {
-                SendOperation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
-            }
-        }
-        sys::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
         sys::IBV_WR_BIND_MW => {
             // SAFETY: bindings have this member, and its pointers aren't followed.
             let bind = unsafe { wr.op.bind_mw };
@@ -201,7 +182,7 @@ unsafe fn raise<'a>(wr: &'a ibv_send_wr, transport: Transport) -> SendRequest<'a
                 access: Access::from_bits_retain(bind.bind_info.mw_access_flags),
             })
         }
-        _ => SendOperation::Send,
+        _ => operation_of(wr),
     };
     let destination = (transport == Transport::Ud).then(|| {
         // SAFETY: datagrams have this member.
