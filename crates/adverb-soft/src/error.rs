@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
 use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
 
@@ -58,6 +59,8 @@ errors! {
     Srq(SrqError);
     /// Of a multicast group.
     Multicast(MulticastError);
+    /// The connection manager refuses a call.
+    Cm(CallError);
 }
 
 impl std::error::Error for Error {}

@@ -10,10 +10,12 @@
 
 mod channel;
 mod error;
+mod inbox;
 pub mod link;
 pub mod memory;
 mod nic;
 
 pub use channel::Channel;
 pub use error::{Error, PostStopped};
-pub use nic::{Nic, NicEvent, NicOptions};
+pub use inbox::{CmEvent, Inbox};
+pub use nic::{Cm, Nic, NicEvent, NicOptions};

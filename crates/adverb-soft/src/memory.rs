@@ -32,6 +32,8 @@ pub struct RegisteredMemory {
     areas: Vec<Option<Area>>,
     /// Places in `areas` that are free.
     free: Vec<usize>,
+    /// Bytes that are nobody else's.
+    own: Vec<Vec<AtomicU64>>,
 }
 
 /// Some bytes of this process.
@@ -65,6 +67,15 @@ impl RegisteredMemory {
             }
         };
         Backing(index as u64)
+    }
+
+    /// Takes in `length` bytes of its own, which are there as long as this is.
+    pub(crate) fn add_own(&mut self, length: usize) -> Backing {
+        let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        let address = NonNull::from(words.as_slice()).cast();
+        self.own.push(words);
+        // SAFETY: the words are kept where they are until this is gone, and nobody else knows of them.
+        unsafe { self.add(address, length) }
     }
 
     /// Forgets a backing: its bytes aren't touched any more. Its number may be given to another, so that no region may be

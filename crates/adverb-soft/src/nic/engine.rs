@@ -8,10 +8,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
+use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn, ROCE_PORT};
 
 use super::NicEvent;
+use super::gsi::Gsi;
 use crate::channel::Channel;
+use crate::error::Error;
 use crate::link::{Link, Outgoing};
 use crate::memory::RegisteredMemory;
 
@@ -19,6 +22,7 @@ use crate::memory::RegisteredMemory;
 pub(super) struct Engine {
     pub(super) device: Device,
     pub(super) memory: RegisteredMemory,
+    pub(super) gsi: Gsi,
     link: Option<Box<dyn Link>>,
     /// Packets that come from these addresses' queue pairs to these addresses' queue pairs need no link.
     addresses: Vec<IpAddr>,
@@ -56,10 +60,15 @@ impl Engine {
         addresses: Vec<IpAddr>,
         link: Option<Box<dyn Link>>,
         event_channel: Arc<Channel>,
-    ) -> Engine {
-        Engine {
-            device: Device::new(()),
-            memory: RegisteredMemory::default(),
+        mtu: PathMtu,
+    ) -> Result<Engine, Error> {
+        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        device.limit_mtu(mtu);
+        let gsi = Gsi::new(&mut device, &mut memory, mtu)?;
+        Ok(Engine {
+            device,
+            memory,
+            gsi,
             link,
             addresses,
             channels: Vec::new(),
@@ -73,7 +82,7 @@ impl Engine {
             polled: None,
             failed: false,
             closing: false,
-        }
+        })
     }
 
     pub(super) fn now(&self) -> Time {
@@ -89,7 +98,7 @@ impl Engine {
         let held = held.map_or(Time::MAX, |held| Time::ZERO + held.saturating_duration_since(self.start));
         // What the link didn't take is tried again soon.
         let unsent = if self.unsent.is_empty() { Time::MAX } else { self.now() + UNSENT_DELAY };
-        self.device.poll_timeout().unwrap_or(Time::MAX).min(held).min(unsent)
+        self.device.poll_timeout().unwrap_or(Time::MAX).min(held).min(unsent).min(self.gsi.due())
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
@@ -117,16 +126,28 @@ impl Engine {
             let sent = self.transmit(now, budget)?;
             budget = budget.saturating_sub(received + sent);
             if budget == 0 {
+                self.tell();
                 break Work::More;
             }
             // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
             // it brings nothing more.
             if received == 0 {
-                break Work::Done;
+                self.tell();
+                if !self.gsi.wants(now) || !self.serve_gsi(now) {
+                    break Work::Done;
+                }
             }
         };
-        self.tell();
         Ok(work)
+    }
+
+    /// Looks after the connection manager, and says whether it has something to be sent.
+    #[cold]
+    fn serve_gsi(&mut self, now: Time) -> bool {
+        let Engine { device, memory, gsi, link, .. } = self;
+        let port = Path::source_port_between(Qpn::GSI, Qpn::GSI);
+        let port = link.as_ref().map_or(port, |link| link.source_port(port));
+        gsi.serve(now, device, memory, |ends| Path::new(ends.local, ends.remote, port))
     }
 
     /// Takes in a batch of what has come, and says how many packets that were.
@@ -217,8 +238,14 @@ impl Engine {
     /// Tells those who wait.
     fn tell(&mut self) {
         while let Some(notice) = self.device.poll_notice() {
+            if let Notice::Established(qpn) = notice {
+                self.gsi.manager.communication_established(qpn);
+                self.gsi.attend();
+            }
             if let Notice::Completion(cq) = notice {
-                if let Some((_, channel)) = self.channels.iter().find(|(number, _)| *number == cq) {
+                if self.gsi.is_announced_by(cq) {
+                    self.gsi.attend();
+                } else if let Some((_, channel)) = self.channels.iter().find(|(number, _)| *number == cq) {
                     channel.announce();
                 }
             } else {
@@ -249,6 +276,7 @@ impl Engine {
         _ = catch_unwind(AssertUnwindSafe(|| self.tell()));
         self.events.push_back(NicEvent::Failed);
         self.event_channel.announce();
+        self.gsi.inboxes.fail();
         // Nobody waits for what will never come, armed or not.
         for (_, channel) in &self.channels {
             channel.announce();

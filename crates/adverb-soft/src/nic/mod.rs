@@ -1,6 +1,8 @@
 //! The adapter.
 
+mod cm;
 mod engine;
+mod gsi;
 mod progress;
 
 use std::fmt;
@@ -24,6 +26,7 @@ use parking_lot::Mutex;
 use crate::channel::Channel;
 use crate::error::{Error, PostStopped};
 use crate::link::Link;
+pub use cm::Cm;
 use engine::{Engine, Work};
 
 /// What an adapter is opened with.
@@ -125,8 +128,8 @@ impl Nic {
         let readiness = link.as_ref().and_then(|link| link.readiness());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
-        let mut engine = Engine::new(addresses.clone(), link, Arc::clone(&event_channel));
-        engine.device.limit_mtu(mtu);
+        let engine = Engine::new(addresses.clone(), link, Arc::clone(&event_channel), mtu);
+        let engine = engine.map_err(io::Error::other)?;
         let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()? });
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -323,7 +326,9 @@ impl Nic {
     /// If the domain, a completion queue or the shared receive queue isn't there.
     pub fn create_qp(&self, config: QpConfig) -> Result<Qpn, Error> {
         self.ask(|engine| {
-            let qpn = engine.device.create_qp(config, random)?;
+            // A number rests for a while when its connection is over: packets of that may still be under way.
+            let gsi = &engine.gsi;
+            let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
             engine.qps.insert(qpn);
             Ok(qpn)
         })

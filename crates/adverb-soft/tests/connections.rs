@@ -1,0 +1,375 @@
+//! Connections by address and port between adapters, over every stack of links: whatever these do, they come about, carry
+//! a message, and end at both sides.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::net::IpAddr;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use adverb_proto::cm::{
+    Bind, CallError, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Offer, Request, Resolve, State,
+    UDP_QKEY,
+};
+use adverb_proto::vocabulary::{
+    Access, PathMtu, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
+};
+use adverb_proto::{Cq, IcrcCheck, Init, QpConfig, Time, Transition};
+use adverb_soft::link::{FaultConfig, FaultLink, Link, Outgoing, Switch, SwitchConfig};
+use adverb_soft::{CmEvent, Error, Inbox, Nic, NicOptions};
+use adverb_wire::cm::{GSI_QKEY, RejectReason, ServiceId, SidrStatus};
+use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use support::{address, open_loopback};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const SERVICE: ServiceId = ServiceId::tcp_port(7471);
+const DATAGRAMS: ServiceId = ServiceId::udp_port(7471);
+
+/// A queue pair in the state init, with a word of memory, and where the news of its connection comes.
+struct Side<'a> {
+    nic: &'a Nic,
+    cq: Cq,
+    qpn: Qpn,
+    word: Vec<AtomicU64>,
+    key: u32,
+    inbox: Arc<Inbox>,
+}
+
+impl<'a> Side<'a> {
+    fn new(nic: &'a Nic) -> Side<'a> {
+        let pd = nic.create_domain().unwrap();
+        let cq = nic.create_cq(16, None).unwrap();
+        let qpn = nic.create_qp(QpConfig::rc(pd, cq, cq)).unwrap();
+        let access = Access::LOCAL_WRITE;
+        nic.modify_qp(qpn, &Transition::Init(Init::new(access))).unwrap();
+        let word = vec![AtomicU64::new(0)];
+        let place = NonNull::from(word.as_slice()).cast::<u8>();
+        // SAFETY: it is deregistered before the word is gone, which is reached through atomics.
+        let key = unsafe { nic.register(pd, place, 8, 0, access) }.unwrap();
+        Side { nic, cq, qpn, word, key, inbox: Arc::new(Inbox::new().unwrap()) }
+    }
+
+    fn segments(&self) -> [Segment; 1] {
+        [Segment { addr: 0, length: 8, lkey: self.key }]
+    }
+
+    fn receive(&self) {
+        let segments = self.segments();
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, segments: &segments }]).unwrap();
+    }
+
+    fn send(&self, value: u64) {
+        self.word[0].store(value, Ordering::Relaxed);
+        let (operation, flags, segments) = (SendOperation::Send, SendFlags::SIGNALED, self.segments());
+        let request =
+            SendRequest::<()> { wr_id: 2, operation, flags, segments: &segments, destination: None };
+        self.nic.post_sends(self.qpn, [(request, None)]).unwrap();
+    }
+
+    fn complete(&self, wr_id: u64) {
+        let start = Instant::now();
+        let mut found = None;
+        while found.is_none() {
+            assert!(start.elapsed() < PATIENCE, "no completion came");
+            self.nic
+                .poll(self.cq, 1, |completion| found = Some((completion.wr_id, completion.outcome.is_ok())));
+        }
+        assert_eq!(found, Some((wr_id, true)));
+    }
+
+    /// Brings the queue pair to ready-to-send.
+    fn make_ready(&self, id: ConnectionId, offer: &Offer) {
+        let ready = self.nic.cm().ready(id, offer).unwrap();
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(ready.receiving)).unwrap();
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(ready.sending)).unwrap();
+    }
+
+    fn ask(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
+        let ends = Ends { local: self.nic.addresses()[0], remote };
+        let mut connect = Connect::new(ends, service, Offer::new(self.qpn), Time::ZERO);
+        connect.private_data = b"hello";
+        self.nic.cm().connect(connect, PATIENCE, &self.inbox).unwrap()
+    }
+
+    fn accept(&self, request: &Request) {
+        self.nic.cm().claim(request.id, &self.inbox).unwrap();
+        let offer = Offer::new(self.qpn);
+        self.make_ready(request.id, &offer);
+        self.nic.cm().accept(request.id, &offer, b"welcome", PATIENCE).unwrap();
+    }
+}
+
+impl Drop for Side<'_> {
+    fn drop(&mut self) {
+        self.nic.deregister(self.key).unwrap();
+    }
+}
+
+/// Waits for the next event.
+fn next(inbox: &Inbox) -> Event {
+    let start = Instant::now();
+    loop {
+        match inbox.take() {
+            Some(CmEvent::Event(event)) => return event,
+            Some(other) => panic!("{other:?}"),
+            None => assert!(start.elapsed() < PATIENCE, "no event came"),
+        }
+        // The adapters' own threads do the work.
+        _ = poll(
+            &mut [PollFd::new(std::os::fd::AsFd::as_fd(inbox), PollFlags::POLLIN)],
+            PollTimeout::from(100_u16),
+        );
+    }
+}
+
+fn listen(nic: &Nic, service: ServiceId, transport: Transport, backlog: usize) -> (ListenerId, Arc<Inbox>) {
+    let inbox = Arc::new(Inbox::new().unwrap());
+    let bind = Bind::Address(nic.addresses()[0]);
+    let id = nic.cm().listen(Listen { service, bind, transport, backlog }, &inbox).unwrap();
+    (id, inbox)
+}
+
+fn next_request(inbox: &Inbox) -> Box<Request> {
+    match next(inbox) {
+        Event::Request(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Connects, sends a message each way, and disconnects.
+fn exercise(client: &Nic, server: &Nic) {
+    let (listener, requests) = listen(server, SERVICE, Transport::Rc, 4);
+    for round in 0..5 {
+        let (one, other) = (Side::new(client), Side::new(server));
+        other.receive();
+        let id = one.ask(server.addresses()[0], SERVICE);
+        let request = next_request(&requests);
+        assert_eq!(request.private_data[..5], *b"hello");
+        other.accept(&request);
+        let Event::Accepted(acceptance) = next(&one.inbox) else { panic!("not accepted") };
+        assert_eq!(acceptance.private_data[..7], *b"welcome");
+        one.receive();
+        one.make_ready(id, &Offer::new(one.qpn));
+        client.cm().establish(id).unwrap();
+        assert_eq!(next(&one.inbox), Event::Established(id));
+        assert_eq!(next(&other.inbox), Event::Established(request.id));
+
+        one.send(0x1000 + round);
+        one.complete(2);
+        other.complete(1);
+        assert_eq!(other.word[0].load(Ordering::Relaxed), 0x1000 + round);
+        other.send(0x2000 + round);
+        other.complete(2);
+        one.complete(1);
+        assert_eq!(one.word[0].load(Ordering::Relaxed), 0x2000 + round);
+
+        let (quitter, other_end, ids) =
+            if round % 2 == 0 { (&one, &other, (id, request.id)) } else { (&other, &one, (request.id, id)) };
+        quitter.nic.cm().disconnect(ids.0, PATIENCE).unwrap();
+        assert_eq!(next(&other_end.inbox), Event::Disconnected(ids.1));
+        assert_eq!(next(&quitter.inbox), Event::Disconnected(ids.0));
+        assert_eq!(quitter.nic.cm().state(ids.0), Some(State::TimeWait));
+        assert_eq!(next(&one.inbox), Event::TimewaitOver { id, qpn: one.qpn });
+        assert_eq!(next(&other.inbox), Event::TimewaitOver { id: request.id, qpn: other.qpn });
+        for (side, id) in [(&one, id), (&other, request.id)] {
+            side.nic.cm().forget(id, PATIENCE);
+            assert!(side.nic.destroy_qp(side.qpn));
+        }
+    }
+    server.cm().close(listener).unwrap();
+    for nic in [client, server] {
+        let holdings = nic.cm().holdings();
+        assert_eq!((holdings.connections, holdings.listeners, holdings.events), (0, 0, 0), "{holdings:?}");
+    }
+}
+
+fn nic(address: IpAddr, link: impl Link + 'static) -> Nic {
+    Nic::open(NicOptions::new([address], link).mtu(PathMtu::Mtu1024)).unwrap()
+}
+
+fn faults(seed: u64) -> FaultConfig {
+    FaultConfig { loss: 50_000, duplication: 20_000, corruption: 20_000, ..FaultConfig::new(seed) }
+}
+
+fn over_memory() -> [Nic; 2] {
+    let switch = Switch::new(SwitchConfig::default());
+    [1, 2].map(|host| nic(address(host), switch.attach(address(host)).unwrap()))
+}
+
+#[test]
+fn adapters_connect_over_memory() {
+    let [one, other] = over_memory();
+    exercise(&one, &other);
+    // Nothing was lost, and nothing had to be said twice.
+    assert_eq!(one.cm().statistics().repeated + other.cm().statistics().repeated, 0);
+}
+
+#[test]
+fn adapters_connect_over_memory_with_faults() {
+    let switch = Switch::new(SwitchConfig::default());
+    let [one, other] = [1, 2].map(|host| {
+        nic(address(host), FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)))
+    });
+    exercise(&one, &other);
+}
+
+#[test]
+fn adapters_connect_over_sockets() {
+    let [one, other] = [(); 2].map(|()| {
+        let link = open_loopback(|_| ());
+        nic(link.local().ip(), link)
+    });
+    exercise(&one, &other);
+}
+
+#[test]
+fn adapters_connect_over_sockets_with_faults() {
+    let [one, other] = [1, 2].map(|seed| {
+        let link = open_loopback(|_| ());
+        nic(link.local().ip(), FaultLink::new(link, faults(seed)))
+    });
+    exercise(&one, &other);
+}
+
+#[test]
+fn an_adapter_connects_to_itself() {
+    let nic = Nic::open(NicOptions::loopback()).unwrap();
+    exercise(&nic, &nic);
+}
+
+#[test]
+fn who_asks_where_nobody_listens_is_told_so() {
+    let [one, other] = over_memory();
+    let side = Side::new(&one);
+    let id = side.ask(other.addresses()[0], SERVICE);
+    let Event::Rejected(rejection) = next(&side.inbox) else { panic!("not rejected") };
+    assert_eq!((rejection.id, rejection.reason), (id, RejectReason::InvalidServiceId));
+}
+
+#[test]
+fn a_listener_that_closes_rejects_what_nobody_has_taken() {
+    let [one, other] = over_memory();
+    let (listener, requests) = listen(&other, SERVICE, Transport::Rc, 4);
+    let side = Side::new(&one);
+    side.ask(other.addresses()[0], SERVICE);
+    let start = Instant::now();
+    while other.cm().holdings().half_open == 0 {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    other.cm().close(listener).unwrap();
+    assert!(matches!(next(&side.inbox), Event::Rejected(_)));
+    assert_eq!(requests.take(), None);
+    assert_eq!(other.cm().close(listener), Err(Error::Cm(CallError::Unknown)));
+}
+
+#[test]
+fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
+    let [one, other] = over_memory();
+    let (_, requests) = listen(&other, SERVICE, Transport::Rc, 4);
+    let (client, server) = (Side::new(&one), Side::new(&other));
+    let id = client.ask(other.addresses()[0], SERVICE);
+    let request = next_request(&requests);
+    server.accept(&request);
+    assert!(matches!(next(&client.inbox), Event::Accepted(_)));
+    client.make_ready(id, &Offer::new(client.qpn));
+    one.cm().establish(id).unwrap();
+    assert_eq!(next(&client.inbox), Event::Established(id));
+    assert_eq!(next(&server.inbox), Event::Established(request.id));
+    one.cm().forget(id, PATIENCE);
+    assert_eq!(next(&server.inbox), Event::Disconnected(request.id));
+    assert_eq!(client.inbox.take(), None);
+    // A request that its peer has given up can't be claimed.
+    let late = Side::new(&one);
+    let id = late.ask(other.addresses()[0], SERVICE);
+    let request = next_request(&requests);
+    one.cm().forget(id, PATIENCE);
+    let start = Instant::now();
+    while other.cm().state(request.id) == Some(State::ReqReceived) {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::yield_now();
+    }
+    assert!(matches!(other.cm().claim(request.id, &server.inbox), Err(Error::Cm(CallError::WrongState(_)))));
+}
+
+#[test]
+fn datagram_queue_pairs_are_found() {
+    let [one, other] = over_memory();
+    let (_, questions) = listen(&other, DATAGRAMS, Transport::Ud, 4);
+    let ends = Ends { local: one.addresses()[0], remote: other.addresses()[0] };
+    let inbox = Arc::new(Inbox::new().unwrap());
+    let resolve =
+        Resolve { ends, service: DATAGRAMS, source_port: 9, private_data: b"where?", deadline: Time::ZERO };
+    let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
+    let Event::Query(query) = next(&questions) else { panic!("no question") };
+    assert_eq!(query.private_data[..6], *b"where?");
+    other.cm().answer(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
+    let Event::Resolved(resolution) = next(&inbox) else { panic!("no answer") };
+    assert_eq!((resolution.id, resolution.qpn, resolution.qkey), (id, Qpn::truncate(0x77), UDP_QKEY));
+    assert_eq!(resolution.private_data[..4], *b"here");
+    one.cm().forget_query(id);
+
+    // Who drops a question refuses it.
+    let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
+    let Event::Query(query) = next(&questions) else { panic!("no question") };
+    other.cm().forget_query(query.id);
+    assert_eq!(next(&inbox), Event::Refused { id, status: SidrStatus::Rejected });
+}
+
+#[test]
+fn what_is_no_message_of_a_connection_manager_does_no_harm() {
+    let icrc = IcrcCheck::Identification(0);
+    let switch = Switch::new(SwitchConfig { icrc, ..SwitchConfig::default() });
+    let nic = nic(address(2), switch.attach(address(2)).unwrap());
+    let (_, requests) = listen(&nic, SERVICE, Transport::Rc, 4);
+    let mut stranger = switch.attach(address(1)).unwrap();
+    let flow = Flow::new((address(1), 0xc000).into(), (address(2), 4791).into()).unwrap();
+    let before = nic.statistics();
+    let mut throw = |qkey, source_qp, payload: &[u8], harm: bool| {
+        let operation = Operation::Ud(Ud { qkey, source_qp, immediate: None });
+        let header = Header::new(Qpn::GSI, Psn::ZERO, operation);
+        let mut head = [0; MAX_HEADER_LEN];
+        let emitted = flow.emit(&header, 0, &[payload], &mut head).unwrap();
+        let mut bytes = [&head[..emitted.header_len], payload, &emitted.trailer].concat();
+        if harm {
+            bytes[30] ^= 1;
+        }
+        let packet = Outgoing {
+            source: (address(1), 0xc000).into(),
+            destination: (address(2), 4791).into(),
+            traffic_class: 0,
+            hop_limit: 0,
+            bytes: &bytes,
+        };
+        assert_eq!(stranger.send(&[packet]).unwrap(), 1);
+    };
+    throw(GSI_QKEY, Qpn::GSI, &[0xff; 256], false); // no message
+    throw(GSI_QKEY, Qpn::GSI, &[0; 256], true); // damaged
+    throw(0x1111, Qpn::GSI, &[0; 256], false); // the wrong key
+    throw(GSI_QKEY, Qpn::GSI, &[0; 100], false); // too short
+    throw(GSI_QKEY, Qpn::truncate(7), &[0xff; 256], false); // from nobody who could be answered
+    for _ in 0..1000 {
+        throw(GSI_QKEY, Qpn::GSI, &[0xff; 256], false);
+    }
+    let start = Instant::now();
+    while nic.cm().statistics().malformed < 200 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", nic.cm().statistics());
+        std::thread::yield_now();
+    }
+    let statistics = nic.statistics();
+    assert_eq!(statistics.icrc_errors - before.icrc_errors, 1);
+    assert_eq!(statistics.qkey_violations - before.qkey_violations, 1);
+    assert_eq!(nic.cm().statistics().received, 0);
+    assert_eq!(nic.cm().statistics().sent, 0);
+    assert_eq!(requests.take(), None);
+    // It still works.
+    let side = Side::new(&nic);
+    side.ask(nic.addresses()[0], SERVICE);
+    next_request(&requests);
+}
