@@ -3,7 +3,7 @@
 //! - [`verbs`] has devices, queue pairs and completion queues: every knob, and memory that can't be misused.
 //! - [`memory`] has the memory that they work on.
 //!
-//! The API is the same whatever device is under it: any that rdma-core drives, or, with the feature `soft`, a software NIC
+//! The API is the same whatever device is under it: any that rdma-core drives, or a software NIC
 //! (`Device::open("soft")`) that is there on any machine, without privilege, and so far talks to itself. Adverb looks for
 //! rdma-core when it is first asked for a device, so that programs build and start without it.
 

@@ -46,6 +46,18 @@ macro_rules! ask {
     };
 }
 
+/// Posts a list by a verb of whichever engine it is. Only that is asked of it: posting is the same for all, and done in one
+/// place.
+macro_rules! post {
+    ($queue:expr, $list:expr, $verb:ident) => {{
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        let posted = $list.requests.post(|chain| ask!($queue, engine => engine.$verb(chain)));
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        let posted = ask!($queue, engine => unreachable!());
+        posted
+    }};
+}
+
 /// A device that is open.
 pub(crate) enum Device {
     #[cfg(feature = "ibv")]
@@ -307,7 +319,7 @@ pub(crate) enum SharedReceiveQueue {
 impl SharedReceiveQueue {
     /// Posts requests with one doorbell.
     pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
-        ask!(self, queue => queue.post_recvs(&mut list.requests))
+        post!(self, list, post_recvs)
     }
 
     /// Asks for an event when fewer requests than this are left.
@@ -329,25 +341,21 @@ pub(crate) enum Registration {
     Soft(soft::Registration),
 }
 
-impl Registration {
-    /// The address by which requests and peers name the memory's first byte.
-    #[inline]
-    pub(crate) fn addr(&self) -> u64 {
-        ask!(self, registration => registration.addr())
-    }
-
+/// How requests and peers name registered memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Names {
+    /// The address of its first byte.
+    pub(crate) addr: u64,
     /// Whether that is where this process has it.
-    pub(crate) fn is_at_its_own_address(&self) -> bool {
-        ask!(self, registration => registration.is_at_its_own_address())
-    }
+    pub(crate) is_at_its_own_address: bool,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
 
-    #[inline]
-    pub(crate) fn lkey(&self) -> u32 {
-        ask!(self, registration => registration.lkey())
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        ask!(self, registration => registration.rkey())
+impl Registration {
+    /// How the memory is named. That doesn't change: what posts keeps it, and needn't ask the engine each time.
+    pub(crate) fn names(&self) -> Names {
+        ask!(self, registration => registration.names())
     }
 
     /// Whether the memory was registered in this domain.
@@ -432,7 +440,12 @@ impl CompletionQueue {
     /// Takes completions, as many as there are and there is room for, and says how many those were.
     #[inline]
     pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
-        ask!(self, queue => queue.poll(room))
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref queue) => queue.poll(room),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref queue) => Ok(queue.poll(room)),
+        }
     }
 
     /// Asks for an event at the next completion.
@@ -495,19 +508,19 @@ impl QueuePair {
     /// Posts one request.
     #[inline]
     pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_send(&mut slot.requests))
+        post!(self, slot, post_sends)
     }
 
     /// Posts requests with one doorbell.
     #[inline]
     pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_sends(&mut list.requests))
+        post!(self, list, post_sends)
     }
 
     /// Posts requests with one doorbell.
     #[inline]
     pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
-        ask!(self, queue_pair => queue_pair.post_recvs(&mut list.requests))
+        post!(self, list, post_recvs)
     }
 
     /// Lets datagrams to a group come to it too.

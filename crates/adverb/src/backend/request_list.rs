@@ -34,6 +34,15 @@ pub(crate) struct RequestList<W: WorkRequest> {
 /// Room for one send request of at most one segment, which is what is posted most.
 pub(crate) struct SendSlot(NonNull<Slot<ibv_send_wr>>);
 
+/// Requests on their way to a device, as its library wants them: linked, ended by a null pointer, with segments that can be
+/// read. Who posts them keeps the memory that the segments name until the requests have completed, and with it the address
+/// handles of datagrams, which are of the queue pair's domain: so says whoever fills a list.
+pub(crate) struct Chain<'a, W> {
+    pub(super) first: *mut W,
+    /// Where the library says which request it didn't take.
+    pub(super) bad: &'a mut *mut W,
+}
+
 /// A request, and beside it the segment that most have.
 #[repr(C)]
 struct Slot<W> {
@@ -88,31 +97,18 @@ impl<W: WorkRequest> RequestList<W> {
         unsafe { self.slots.add(index).as_mut() }
     }
 
-    /// The whole list, for as long as `post` needs it.
+    /// Posts the list by a verb of the library's, which says where it failed.
     #[inline(always)]
-    fn linked<T>(&mut self, post: impl FnOnce(*mut W) -> T) -> Option<T> {
-        let last = self.len.checked_sub(1)?;
+    pub(super) fn post(&mut self, verb: impl FnOnce(Chain<'_, W>) -> libc::c_int) -> Result<(), PostFailure> {
+        let Some(last) = self.len.checked_sub(1) else { return Ok(()) };
         if !self.scattered.is_empty() {
             self.point_to_segments();
         }
         self.slot(last).request.set_next(std::ptr::null_mut());
-        let posted = post(self.slots.as_ptr().cast());
+        let (first, mut bad) = (self.slots.as_ptr().cast(), std::ptr::null_mut());
+        let code = verb(Chain { first, bad: &mut bad });
         self.link(last);
-        Some(posted)
-    }
-
-    /// Posts the list by a verb of the library's, which says where it failed.
-    #[inline(always)]
-    pub(super) fn post(
-        &mut self,
-        verb: impl FnOnce(*mut W, &mut *mut W) -> libc::c_int,
-    ) -> Result<(), PostFailure> {
-        let posted = self.linked(|first| {
-            let mut bad = std::ptr::null_mut();
-            let code = verb(first, &mut bad);
-            if code == 0 { Ok(()) } else { Err(post_failure::<W>(code, first, bad)) }
-        });
-        posted.unwrap_or(Ok(()))
+        if code == 0 { Ok(()) } else { Err(post_failure::<W>(code, first, bad)) }
     }
 
     /// Points a slot's request to the next and to its own segment.
@@ -242,10 +238,10 @@ impl SendSlot {
     #[inline(always)]
     pub(super) fn post(
         &mut self,
-        verb: impl FnOnce(*mut ibv_send_wr, &mut *mut ibv_send_wr) -> libc::c_int,
+        verb: impl FnOnce(Chain<'_, ibv_send_wr>) -> libc::c_int,
     ) -> Result<(), PostFailure> {
         let (first, mut bad) = (self.0.as_ptr().cast(), std::ptr::null_mut());
-        let code = verb(first, &mut bad);
+        let code = verb(Chain { first, bad: &mut bad });
         if code == 0 { Ok(()) } else { Err(post_failure(code, first, bad)) }
     }
 
@@ -510,7 +506,7 @@ mod tests {
     /// What a device would see: ids, remote addresses and segments.
     fn seen(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
         let mut seen = Vec::new();
-        let posted = list.post(|mut wr, _| {
+        let posted = list.post(|Chain { first: mut wr, .. }| {
             while let Some(request) = NonNull::new(wr) {
                 // SAFETY: the list is linked, and ends with a null pointer.
                 let request = unsafe { request.as_ref() };
@@ -557,7 +553,7 @@ mod tests {
             list.clear();
             list.add(&SendRequest { operation, ..write(1, &[]) });
         }
-        let posted = list.post(|first, _| {
+        let posted = list.post(|Chain { first, .. }| {
             // SAFETY: there is one request.
             assert_eq!(unsafe { (*first).imm.imm_data }, 0);
             0
@@ -599,13 +595,13 @@ mod tests {
         for n in 0..5 {
             list.add(&write(n, &[segment(n)]));
         }
-        let third = list.post(|first, bad| {
+        let third = list.post(|Chain { first, bad }| {
             // SAFETY: there are five requests.
             *bad = unsafe { (*(*first).next).next };
             libc::ENOMEM
         });
         assert_eq!(third.err().and_then(|failure| failure.posted), Some(2));
-        let unknown = list.post(|_, _| libc::EIO);
+        let unknown = list.post(|_| libc::EIO);
         assert_eq!(unknown.err().map(|failure| failure.posted), Some(None));
     }
 }

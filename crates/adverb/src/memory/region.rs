@@ -32,6 +32,7 @@ const PRIVATE: Access = Access::LOCAL_WRITE
 pub(crate) struct Region {
     /// Dropped first: the memory may go only when the device no longer has it.
     registration: backend::Registration,
+    names: backend::Names,
     pub(super) address: NonNull<u8>,
     pub(super) len: usize,
     access: Access,
@@ -51,12 +52,14 @@ impl Region {
         memory: Box<dyn Memory>,
         access: Access,
     ) -> Region {
-        Region { registration, address: memory.as_ptr(), len: memory.len(), access, memory: Some(memory) }
+        let (names, address, len) = (registration.names(), memory.as_ptr(), memory.len());
+        Region { registration, names, address, len, access, memory: Some(memory) }
     }
 
     /// Memory of another device, at which nobody here can look.
     pub(crate) fn elsewhere(registration: backend::Registration, len: usize, access: Access) -> Region {
-        Region { registration, address: NonNull::dangling(), len, access, memory: None }
+        let names = registration.names();
+        Region { registration, names, address: NonNull::dangling(), len, access, memory: None }
     }
 
     pub(super) fn access(&self) -> Access {
@@ -64,13 +67,13 @@ impl Region {
     }
 
     pub(super) fn is_at_its_own_address(&self) -> bool {
-        self.registration.is_at_its_own_address()
+        self.names.is_at_its_own_address
     }
 
     /// The plain form of the bytes at `offset`.
     #[inline]
     pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
-        Segment { addr: self.registration.addr() + offset as u64, length, lkey: self.registration.lkey() }
+        Segment { addr: self.names.addr + offset as u64, length, lkey: self.names.lkey }
     }
 }
 
@@ -111,13 +114,13 @@ impl MemoryRegion {
 
     /// The local key, as a device knows it.
     pub fn lkey(&self) -> u32 {
-        self.0.registration.lkey()
+        self.0.names.lkey
     }
 
     /// What a peer needs to reach this memory. Its rights are those that the region was registered with.
     pub fn remote(&self) -> RemoteMemory {
-        let registration = &self.0.registration;
-        RemoteMemory { addr: registration.addr(), rkey: registration.rkey(), len: self.0.len as u64 }
+        let names = self.0.names;
+        RemoteMemory { addr: names.addr, rkey: names.rkey, len: self.0.len as u64 }
     }
 
     /// Copies bytes out.
@@ -265,7 +268,7 @@ impl RegionSlice {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        self.region.registration.lkey()
+        self.region.names.lkey
     }
 
     /// What may be done to the region.

@@ -72,28 +72,27 @@ impl QueuePair {
         let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
         let mut queue = self.send.lock();
         let Posting { ring, signals, id_base, stats, scratch } = &mut *queue;
-        let segment = self.usual(operation, flags, &payload, &recipient);
-        let (Some(segment), true, Some(vacancy)) = (segment, self.state.is_ready_to_send(), ring.vacancy())
-        else {
-            let (payload, recipient) =
-                (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
-            let request = SendRequest { operation, flags, payload, tag, recipient };
-            return self.post_send_closely(queue, request);
-        };
-        let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
-        let (segments, destination) = (&[segment], None);
-        scratch.send.put(&plain::SendRequest { wr_id, operation, flags, segments, destination });
-        // The memory is put away first: the completion may come before posting returns.
-        let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
-        vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
-        stats.posted += 1;
-        match self.backend.post_send(&mut scratch.send) {
-            Ok(()) => {
-                drop(queue);
-                Ok(RequestId(wr_id))
-            }
-            Err(failure) => Err(self.send_refused(queue, failure)),
+        if let Some(segment) = self.usual(operation, flags, &payload, &recipient)
+            && self.state.is_ready_to_send()
+            && let Some(vacancy) = ring.vacancy()
+        {
+            let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
+            let (segments, destination) = (&[segment], None);
+            scratch.send.put(&plain::SendRequest { wr_id, operation, flags, segments, destination });
+            // The memory is put away first: the completion may come before posting returns.
+            let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
+            vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
+            stats.posted += 1;
+            return match self.backend.post_send(&mut scratch.send) {
+                Ok(()) => {
+                    drop(queue);
+                    Ok(RequestId(wr_id))
+                }
+                Err(failure) => Err(self.send_refused(queue, failure)),
+            };
         }
+        let (payload, recipient) = (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
+        self.post_send_closely(queue, SendRequest { operation, flags, payload, tag, recipient })
     }
 
     /// Posts several send requests with one doorbell: all of them, or on an error the first few.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::vocabulary::{Qpn, Transport};
-use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr};
+use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
 use super::address_handle::lower_address;
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
-use crate::backend::request_list::{RecvList, SendList, SendSlot};
+use crate::backend::request_list::Chain;
 use crate::backend::{
-    self, Init, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
+    self, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
 use crate::error::Result;
 
@@ -129,22 +129,15 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
-        // SAFETY: as in `post_sends`.
-        slot.post(|first, bad| unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) })
+    pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
+        // SAFETY: the queue pair is alive; what a chain is, and its memory, the library can rely on.
+        unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) }
     }
 
     #[inline]
-    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
-        // SAFETY: the queue pair is alive; the list ends with a null pointer; its segments can be read, and the memory
-        // that they name is kept by the caller until the requests complete.
-        list.post(|first, bad| unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) })
-    }
-
-    #[inline]
-    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
         // SAFETY: as in `post_sends`.
-        list.post(|first, bad| unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, bad) })
+        unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, bad) }
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {

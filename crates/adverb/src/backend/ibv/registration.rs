@@ -10,17 +10,14 @@ use adverb_proto::vocabulary::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};
+use crate::backend::Names;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
     pub(super) handle: NonNull<ibv_mr>,
-    addr: u64,
-    /// Whether `addr` is where this process has the memory.
-    is_at_its_own_address: bool,
-    lkey: u32,
-    rkey: u32,
+    names: Names,
     gone: AtomicBool,
 }
 
@@ -128,30 +125,13 @@ impl Registration {
         Registration {
             domain: Arc::clone(domain),
             handle,
-            addr,
-            is_at_its_own_address,
-            lkey,
-            rkey,
+            names: Names { addr, is_at_its_own_address, lkey, rkey },
             gone: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn is_at_its_own_address(&self) -> bool {
-        self.is_at_its_own_address
-    }
-
-    #[inline]
-    pub(crate) fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    #[inline]
-    pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.rkey
+    pub(crate) fn names(&self) -> Names {
+        self.names
     }
 
     pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {

@@ -5,11 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use adverb_sys::{self as sys, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
 use super::{ProtectionDomain, check, verb_error};
-use crate::backend::PostFailure;
-use crate::backend::request_list::RecvList;
+use crate::backend::request_list::Chain;
 use crate::error::Result;
 
 pub(crate) struct SharedReceiveQueue {
@@ -44,12 +43,10 @@ impl SharedReceiveQueue {
         Ok((queue, attr.attr.max_sge))
     }
 
-    /// Posts a list of requests, with one doorbell.
     #[inline]
-    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
-        // SAFETY: the queue is alive; the list ends with a null pointer; its segments can be read, and the memory that
-        // they name is kept by the caller until the requests complete.
-        list.post(|first, bad| unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) })
+    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
+        // SAFETY: the queue is alive; what a chain is, and its memory, the library can rely on.
+        unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) }
     }
 
     /// Asks for an event when fewer requests than this are left.

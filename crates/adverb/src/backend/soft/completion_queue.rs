@@ -73,14 +73,14 @@ impl CompletionQueue {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> usize {
         let most = room.len();
         let mut places = room.iter_mut();
-        Ok(self.device.nic.poll(self.cq, most, |completion| {
+        self.device.nic.poll(self.cq, most, |completion| {
             if let Some(place) = places.next() {
                 *place = RawCompletion::of(&completion);
             }
-        }))
+        })
     }
 
     /// This device says all in the common way.

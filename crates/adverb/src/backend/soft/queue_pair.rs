@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::vocabulary::{Qpn, Transport};
 use adverb_proto::{Path, QpConfig, Receiving, Sending, Transition};
+use adverb_sys::{ibv_recv_wr, ibv_send_wr};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use parking_lot::Mutex;
 
 use super::query::Told;
 use super::{CompletionQueue, ProtectionDomain, refusal, request};
-use crate::backend::{
-    self, Connection, PostFailure, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange, request_list,
-};
+use crate::backend::request_list::Chain;
+use crate::backend::{self, Connection, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
 
 pub(crate) struct QueuePair {
@@ -153,36 +153,19 @@ impl QueuePair {
     // instruction.
     #[cold]
     #[inline(never)]
-    pub(crate) fn post_send(&self, slot: &mut request_list::SendSlot) -> Result<(), PostFailure> {
-        slot.post(|first, bad| self.post(first, bad))
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn post_sends(&self, list: &mut request_list::SendList) -> Result<(), PostFailure> {
-        list.post(|first, bad| self.post(first, bad))
-    }
-
-    fn post(
-        &self,
-        first: *mut adverb_sys::ibv_send_wr,
-        bad: &mut *mut adverb_sys::ibv_send_wr,
-    ) -> libc::c_int {
+    pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
         let nic = &self.domain.device.nic;
-        // SAFETY: lists end with a null pointer; their segments can be read, and the memory that they name is kept by the
-        // caller until the requests complete, and with it the address handles, which are of this domain.
+        // SAFETY: a chain ends with a null pointer; its segments can be read, and the memory that they name is kept until the
+        // requests complete, and with it the address handles, which are of this domain.
         unsafe { request::post_sends(nic, self.qpn, self.transport, &self.inline, first, bad) }
     }
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn post_recvs(&self, list: &mut request_list::RecvList) -> Result<(), PostFailure> {
-        let nic = &self.domain.device.nic;
-        list.post(|first, bad| {
-            // SAFETY: the list ends with a null pointer, and its segments can be read.
-            let requests = unsafe { request::recv_requests(first) };
-            request::answer(nic.post_recvs(self.qpn, requests), first, bad)
-        })
+    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
+        // SAFETY: a chain ends with a null pointer, and its segments can be read.
+        let requests = unsafe { request::recv_requests(first) };
+        request::answer(self.domain.device.nic.post_recvs(self.qpn, requests), first, bad)
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {

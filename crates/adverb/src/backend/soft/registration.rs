@@ -6,15 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use adverb_proto::vocabulary::Access;
 
 use super::{ProtectionDomain, refusal};
+use crate::backend::Names;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
-    addr: u64,
-    /// Whether `addr` is where this process has the memory.
-    is_at_its_own_address: bool,
-    key: u32,
+    names: Names,
     gone: AtomicBool,
 }
 
@@ -37,9 +35,7 @@ impl Registration {
         let key = key.map_err(|error| refusal(error, action()))?;
         Ok(Registration {
             domain: Arc::clone(domain),
-            addr,
-            is_at_its_own_address: addr == own,
-            key,
+            names: Names { addr, is_at_its_own_address: addr == own, lkey: key, rkey: key },
             gone: AtomicBool::new(false),
         })
     }
@@ -52,22 +48,8 @@ impl Registration {
         })
     }
 
-    pub(crate) fn is_at_its_own_address(&self) -> bool {
-        self.is_at_its_own_address
-    }
-
-    #[inline]
-    pub(crate) fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    #[inline]
-    pub(crate) fn lkey(&self) -> u32 {
-        self.key
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.key
+    pub(crate) fn names(&self) -> Names {
+        self.names
     }
 
     pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
@@ -79,6 +61,6 @@ impl Registration {
             return Ok(());
         }
         let nic = &self.domain.device.nic;
-        nic.deregister(self.key).map_err(|error| refusal(error, "deregistering memory".to_owned()))
+        nic.deregister(self.names.lkey).map_err(|error| refusal(error, "deregistering memory".to_owned()))
     }
 }

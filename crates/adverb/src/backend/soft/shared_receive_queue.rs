@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::{Srq, SrqConfig};
+use adverb_sys::ibv_recv_wr;
 
 use super::device::{MAX_DEPTH, MAX_SEGMENTS};
 use super::{ProtectionDomain, refusal, request};
-use crate::backend::{PostFailure, request_list};
+use crate::backend::request_list::Chain;
 use crate::error::{Error, Result};
 
 pub(crate) struct SharedReceiveQueue {
@@ -45,14 +46,11 @@ impl SharedReceiveQueue {
         Ok((queue, segments))
     }
 
-    /// Posts a list of requests.
-    pub(crate) fn post_recvs(&self, list: &mut request_list::RecvList) -> Result<(), PostFailure> {
-        let nic = &self.domain.device.nic;
-        list.post(|first, bad| {
-            // SAFETY: the list ends with a null pointer, and its segments can be read.
-            let requests = unsafe { request::recv_requests(first) };
-            request::answer(nic.post_srq_recvs(self.srq, requests), first, bad)
-        })
+    #[cold]
+    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
+        // SAFETY: a chain ends with a null pointer, and its segments can be read.
+        let requests = unsafe { request::recv_requests(first) };
+        request::answer(self.domain.device.nic.post_srq_recvs(self.srq, requests), first, bad)
     }
 
     /// Asks for an event when fewer requests than this are left.
