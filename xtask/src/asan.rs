@@ -1,7 +1,7 @@
 //! `cargo xtask asan`: what works on memory that a device has, under AddressSanitizer.
 //!
-//! The library's own tests run here; what needs a device runs on soft-RoCE in the guest. The sanitizer also reports what
-//! is never freed, and any report is a failure.
+//! The library's own tests run here, and those of pools, on the software NIC; what else needs a device runs on soft-RoCE in
+//! the guest. The sanitizer also reports what is never freed, and any report is a failure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,8 @@ pub(crate) fn run() -> Result<ExitCode> {
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
     process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
 
+    process::run(Command::new(find("pool", true)?).arg("--quiet"))?;
+
     let selftest = find("adverb", false)?;
     let mut words = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).to_vec();
     for (program, arguments) in [
@@ -63,8 +65,10 @@ fn build() -> Result<Vec<Program>> {
          --test tiers --message-format json",
     );
     let mut tests = process::cargo("test --package adverb --lib --no-run --message-format json");
+    // What needs a device but no hardware.
+    let mut soft = process::cargo("build --package adverb --features soft --test pool --message-format json");
     let mut programs = Vec::new();
-    for cargo in [&mut cargo, &mut tests] {
+    for cargo in [&mut cargo, &mut tests, &mut soft] {
         cargo.args(["--target", TARGET, "--target-dir"]).arg(paths::cache()?.join("asan"));
         // The sanitizers are not part of stable Rust; this toolchain has them all the same.
         cargo.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");

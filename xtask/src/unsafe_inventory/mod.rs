@@ -54,7 +54,8 @@ const COVERAGE: &[(&str, &str)] = &[
     ),
     (
         "crates/adverb/src/memory/",
-        "`crates/adverb/tests/misuse.rs` under AddressSanitizer on soft-RoCE; what must not compile, in \
+        "`crates/adverb/tests/misuse.rs` under AddressSanitizer on soft-RoCE, and `crates/adverb/tests/pool.rs` on the \
+         software NIC; what must not compile, in \
          `crates/adverb/tests/compile_fail.rs`",
     ),
     (

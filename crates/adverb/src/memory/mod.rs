@@ -7,18 +7,24 @@
 //!   device works on it.
 //! - A [`MemoryRegion`] is registered memory that may be shared, with the device and with peers. Nobody can say when
 //!   it changes, so that it is never a `[u8]`: reading and writing copy.
+//! - A [`Pool`] registers memory once, in chunks, and hands out pieces of it as [`RegisteredBuf`]s: like a `Buffer`, and
+//!   as cheap to make as what `malloc` gives.
 //!
 //! This module and the backends are the only ones with `unsafe`.
 
 mod buffer;
 mod pages;
 mod payload;
+mod pool;
 mod region;
+mod registered_buf;
 
 pub use buffer::Buffer;
 pub use pages::Pages;
 pub use payload::{Payload, Piece};
+pub use pool::{Pool, PoolBuilder, PoolStats};
 pub use region::{MemoryRegion, RegionSlice, RemoteMemory};
+pub use registered_buf::RegisteredBuf;
 
 pub(crate) use region::Region;
 

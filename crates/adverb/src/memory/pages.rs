@@ -66,6 +66,43 @@ impl Pages {
         Pages::map(len, HUGE_PAGE, flags, None)
     }
 
+    /// `len` bytes in huge pages if the system has enough set aside; otherwise in ordinary ones, which it may join to huge
+    /// pages when it likes (`/sys/kernel/mm/transparent_hugepage/enabled`).
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory, or `len` is 0.
+    pub fn preferably_huge(len: usize) -> io::Result<Pages> {
+        if let Ok(pages) = Pages::huge(len) {
+            return Ok(pages);
+        }
+        let mut pages = Pages::new(round_up(len, HUGE_PAGE)?.saturating_add(HUGE_PAGE))?;
+        pages.cut_to_huge_pages(len);
+        // SAFETY: the mapping is this value's own. What it may become doesn't matter, nor whether it does.
+        unsafe { libc::madvise(pages.address.as_ptr().cast(), pages.mapped, libc::MADV_HUGEPAGE) };
+        Ok(pages)
+    }
+
+    /// Gives back what is before the first address that a huge page can have, and what is behind those that `len` needs.
+    /// There must be a huge page more than that.
+    fn cut_to_huge_pages(&mut self, len: usize) {
+        let before = self.address.as_ptr().align_offset(HUGE_PAGE);
+        let kept = len.next_multiple_of(HUGE_PAGE);
+        let behind = self.mapped - before - kept;
+        // SAFETY: within the mapping, of which there is a huge page more than is kept.
+        let address = unsafe { self.address.add(before) };
+        // SAFETY: as above.
+        let end = unsafe { address.add(kept) };
+        for (at, len) in [(self.address, before), (end, behind)] {
+            if len > 0 {
+                // SAFETY: whole pages of the mapping that are neither used nor kept.
+                let result = unsafe { libc::munmap(at.as_ptr().cast(), len) };
+                debug_assert_eq!(result, 0, "unmapping what was mapped succeeds");
+            }
+        }
+        (self.address, self.len, self.mapped) = (address, len, kept);
+    }
+
     /// `len` bytes in a memfd, which can be handed to another process.
     ///
     /// # Errors
@@ -131,5 +168,25 @@ fn round_up(len: usize, page: usize) -> io::Result<usize> {
         Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "no bytes were asked for")),
         Some(size) => Ok(size),
         None => Err(io::Error::new(io::ErrorKind::OutOfMemory, "more bytes than there are addresses")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_may_be_huge_begin_and_end_where_huge_pages_do() {
+        for len in [1, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
+            let pages = Pages::preferably_huge(len).unwrap();
+            assert_eq!(pages.len(), len);
+            assert_eq!(pages.mapped, len.next_multiple_of(HUGE_PAGE));
+            assert_eq!(pages.as_ptr().as_ptr().align_offset(HUGE_PAGE), 0);
+            for at in [0, len - 1] {
+                // SAFETY: within the pages, which nobody else has.
+                unsafe { pages.as_ptr().add(at).write(7) };
+            }
+        }
+        assert!(Pages::preferably_huge(0).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 
 use adverb_proto::vocabulary::Segment;
 
-use super::{Buffer, RegionSlice};
+use super::{Buffer, RegionSlice, RegisteredBuf};
 use crate::verbs::MemoryWindow;
 
 /// The memory of a request: nothing, one piece, or several that count as one; or the window that it works on.
@@ -29,6 +29,8 @@ pub enum Piece {
     Buffer(Buffer),
     /// Memory that is shared anyway.
     Region(RegionSlice),
+    /// Memory of a pool that belongs to the request until it completes.
+    Registered(RegisteredBuf),
 }
 
 impl Payload {
@@ -53,6 +55,15 @@ impl Payload {
         }
         match ManuallyDrop::into_inner(payload) {
             Payload::One(Piece::Buffer(buffer)) => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// The buffer of a pool, if the payload is just that.
+    #[inline]
+    pub fn into_registered(self) -> Option<RegisteredBuf> {
+        match self {
+            Payload::One(Piece::Registered(buffer)) => Some(buffer),
             _ => None,
         }
     }
@@ -93,6 +104,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.range().len(),
             Piece::Region(slice) => slice.len(),
+            Piece::Registered(buffer) => buffer.len(),
         }
     }
 
@@ -107,6 +119,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.segment(),
             Piece::Region(slice) => slice.segment(),
+            Piece::Registered(buffer) => buffer.segment(),
         }
     }
 
@@ -115,6 +128,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.is_locally_writable(),
             Piece::Region(slice) => slice.is_locally_writable(),
+            Piece::Registered(_) => true,
         }
     }
 
@@ -123,6 +137,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.is_at_its_own_address(),
             Piece::Region(slice) => slice.is_at_its_own_address(),
+            Piece::Registered(_) => true,
         }
     }
 }
@@ -137,6 +152,13 @@ impl From<Buffer> for Payload {
     #[inline]
     fn from(buffer: Buffer) -> Payload {
         Payload::One(Piece::Buffer(buffer))
+    }
+}
+
+impl From<RegisteredBuf> for Payload {
+    #[inline]
+    fn from(buffer: RegisteredBuf) -> Payload {
+        Payload::One(Piece::Registered(buffer))
     }
 }
 
@@ -163,3 +185,6 @@ impl From<Vec<Buffer>> for Payload {
         Payload::Many(buffers.into_iter().map(Piece::Buffer).collect())
     }
 }
+
+// Requests are copied on their way: they stay as small as with one kind of buffer.
+const _: () = assert!(size_of::<Payload>() == 32);

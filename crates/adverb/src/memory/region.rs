@@ -191,12 +191,17 @@ impl MemoryRegion {
     ///
     /// Gives the region back if anybody else may do anything to it: a peer by the region's rights or through a window that
     /// may be bound to it, another process (see [`Memory::is_exclusive`]), or another handle or a request that uses it.
-    pub fn into_buffer(mut self) -> std::result::Result<Buffer, MemoryRegion> {
+    pub fn into_buffer(self) -> std::result::Result<Buffer, MemoryRegion> {
         let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
+        self.into_private().map(|region| Buffer::new(region, 0, len))
+    }
+
+    /// The region, if nobody else can do anything to its memory, now or later: what [`Buffer`]s and pools are made of.
+    pub(super) fn into_private(mut self) -> std::result::Result<Arc<Region>, MemoryRegion> {
         // Nobody else has it, and nobody can get it any more: `self` is gone after this.
         let unshared = Arc::get_mut(&mut self.0)
             .is_some_and(|region| region.memory.as_ref().is_some_and(|memory| memory.is_exclusive()));
-        if unshared && PRIVATE.contains(self.access()) { Ok(Buffer::new(self.0, 0, len)) } else { Err(self) }
+        if unshared && PRIVATE.contains(self.access()) { Ok(self.0) } else { Err(self) }
     }
 
     /// The bytes as atomics: the only way in which shared memory is touched.

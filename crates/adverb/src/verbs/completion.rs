@@ -7,7 +7,7 @@ use adverb_proto::vocabulary::{Failure, Success};
 use super::in_flight::Posting;
 use crate::backend::RawOutcome;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Payload};
+use crate::memory::{Buffer, Payload, RegisteredBuf};
 
 /// Which request: what posting returned, and its completion repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -123,6 +123,13 @@ impl Completion {
         self.payload.into_buffer()
     }
 
+    /// The buffer of a pool that the request had, if it had just one, to use again. The request may have failed all the
+    /// same.
+    #[inline]
+    pub fn into_registered(self) -> Option<RegisteredBuf> {
+        self.payload.into_registered()
+    }
+
     /// The message that a receive request got: its buffer, narrowed to the bytes that came.
     ///
     /// # Errors
@@ -130,12 +137,27 @@ impl Completion {
     /// If the request failed, or isn't a receive into one buffer.
     pub fn into_message(self) -> Result<Buffer> {
         let length = self.success()?.length as usize;
-        let not_one_buffer = Error::InvalidRequest { reason: "the request hadn't just one buffer".into() };
-        let mut buffer = self.into_buffer().ok_or(not_one_buffer)?;
+        let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
         let start = buffer.range().start;
         buffer.narrow(start..start + length)?;
         Ok(buffer)
     }
+
+    /// The message that a receive request got into a buffer of a pool, cut to the bytes that came.
+    ///
+    /// # Errors
+    ///
+    /// If the request failed, or isn't a receive into one such buffer.
+    pub fn into_registered_message(self) -> Result<RegisteredBuf> {
+        let length = self.success()?.length as usize;
+        let mut buffer = self.into_registered().ok_or_else(not_one_buffer)?;
+        buffer.resize(length)?;
+        Ok(buffer)
+    }
+}
+
+fn not_one_buffer() -> Error {
+    Error::InvalidRequest { reason: "the request hadn't just one buffer of this kind".into() }
 }
 
 impl fmt::Display for Completion {

@@ -6,7 +6,7 @@ use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation};
 
 use super::Recipient;
 use crate::error::Error;
-use crate::memory::{Buffer, Payload, Piece};
+use crate::memory::{Buffer, Payload, Piece, RegisteredBuf};
 
 /// A request for a send queue: what to do, with which memory.
 ///
@@ -203,6 +203,12 @@ impl RecvRequest {
 
 impl From<Buffer> for RecvRequest {
     fn from(buffer: Buffer) -> RecvRequest {
+        RecvRequest::new(buffer)
+    }
+}
+
+impl From<RegisteredBuf> for RecvRequest {
+    fn from(buffer: RegisteredBuf) -> RecvRequest {
         RecvRequest::new(buffer)
     }
 }

@@ -1,0 +1,44 @@
+//! How long the pieces of a pool are.
+//!
+//! Multiples of 64 bytes up to 256, then four lengths to each doubling: so less than a fifth of a piece goes to waste, and
+//! no two pieces share a cache line.
+
+/// The longest piece.
+pub(super) const LONGEST: usize = 1 << 30;
+
+/// How many lengths there are.
+pub(super) const COUNT: usize = of(LONGEST) + 1;
+
+/// Which is the shortest that holds `len` bytes, at most [`LONGEST`].
+#[inline]
+pub(super) const fn of(len: usize) -> usize {
+    if len <= 256 {
+        return len.saturating_sub(1) / 64;
+    }
+    let last = len - 1;
+    let doubling = last.ilog2() as usize;
+    4 + (doubling - 8) * 4 + ((last >> (doubling - 2)) & 3)
+}
+
+/// How long its pieces are.
+pub(super) const fn len(class: usize) -> usize {
+    if class < 4 { (class + 1) * 64 } else { (5 + class % 4) << (class / 4 + 5) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_holds_what_is_longer_than_the_one_before_it_and_no_more() {
+        assert_eq!(len(COUNT - 1), LONGEST);
+        assert_eq!(of(0), 0);
+        let mut shorter = 0;
+        for class in 0..COUNT {
+            assert!(len(class) > shorter && len(class).is_multiple_of(64));
+            assert_eq!((of(shorter + 1), of(len(class))), (class, class));
+            assert!(shorter < 256 || (len(class) - shorter) * 5 <= len(class), "{class} wastes too much");
+            shorter = len(class);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Pools: what is taken is nobody else's, and goes home.
+
+#![cfg(feature = "soft")]
+
+mod common;
+
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+
+use adverb::Error;
+use adverb::memory::{Pool, RegisteredBuf};
+use adverb::verbs::{Completion, Device, ProtectionDomain, RecvRequest, SendRequest};
+use common::{End, connect};
+
+fn domain() -> ProtectionDomain {
+    Device::open("soft").unwrap().protection_domain().unwrap()
+}
+
+/// A pool in which all threads share everything.
+fn undivided() -> Pool {
+    Pool::builder().partitions(1).build(&domain())
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+
+    /// Short lengths as often as long ones.
+    fn len(&mut self, bits: usize) -> usize {
+        let bits = self.below(bits) + 1;
+        self.below(1 << bits)
+    }
+}
+
+#[test]
+fn what_is_taken_has_its_length_and_goes_home() {
+    let pool = undivided();
+    assert_eq!(pool.stats().registered, 0);
+    for len in [0, 1, 63, 64, 65, 4096, 5000, 1 << 20, (3 << 20) + 1] {
+        let mut buffer = pool.alloc(len).unwrap();
+        assert_eq!(buffer.len(), len);
+        assert!(buffer.capacity() >= len);
+        buffer.fill(7);
+        assert_eq!(pool.stats().used, buffer.capacity());
+        drop(buffer);
+        assert_eq!(pool.stats().used, 0);
+    }
+    assert!(matches!(pool.alloc(Pool::LONGEST + 1), Err(Error::TooLong { .. })));
+    pool.trim();
+    assert_eq!((pool.stats().registered, pool.stats().chunks), (0, 0));
+}
+
+#[test]
+fn buffers_that_are_there_at_once_share_no_byte() {
+    let (pool, mut random) = (undivided(), Random(1));
+    let mut held: Vec<(RegisteredBuf, u8)> = Vec::new();
+    for round in 0..20_000 {
+        if !held.is_empty() && random.below(100) < 48 {
+            let (buffer, value) = held.swap_remove(random.below(held.len()));
+            assert!(buffer.iter().all(|byte| *byte == value), "round {round}: another wrote here");
+        } else {
+            let mut buffer = pool.alloc(random.len(13)).unwrap();
+            let value = round as u8;
+            buffer.fill(value);
+            held.push((buffer, value));
+        }
+    }
+    let sum: usize = held.iter().map(|(buffer, _)| buffer.capacity()).sum();
+    assert_eq!(pool.stats().used, sum);
+}
+
+#[test]
+fn chunks_that_are_empty_are_given_back_but_one() {
+    let pool = undivided();
+    let mut held: Vec<RegisteredBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
+    let full = pool.stats();
+    assert!(full.chunks > 4 && full.registered >= 16 << 20, "{full:?}");
+    // In an order in which no chunk is empty before most are nearly so.
+    let mut random = Random(2);
+    while !held.is_empty() {
+        held.swap_remove(random.below(held.len()));
+    }
+    assert_eq!((pool.stats().used, pool.stats().chunks), (0, 1));
+    // A chunk that is longer than what is to be kept isn't.
+    let pool = Pool::builder().keep(1 << 20).build(&domain());
+    drop(pool.alloc(4 << 20).unwrap());
+    assert_eq!(pool.stats().chunks, 0);
+}
+
+#[test]
+fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
+    let pool = Pool::builder().partitions(4).limit(128 << 10).build(&domain());
+    let first = pool.alloc(100 << 10).unwrap();
+    let error = pool.alloc(100 << 10).unwrap_err();
+    assert!(matches!(error, Error::Limit { .. }), "{error}");
+    // Another class has nothing, but the chunk of this one can go when it is empty.
+    drop(first);
+    assert!(pool.alloc(60 << 10).is_ok());
+    pool.trim();
+    // Threads of other partitions find what is free.
+    std::thread::scope(|scope| {
+        let all: Vec<RegisteredBuf> = std::iter::from_fn(|| pool.alloc(4096).ok()).collect();
+        assert_eq!(all.len(), 32);
+        drop(all);
+        for _ in 0..8 {
+            scope.spawn(|| drop(pool.alloc(4096).unwrap()));
+        }
+    });
+}
+
+#[test]
+fn parts_share_no_byte_and_go_home_together() {
+    let (pool, mut random) = (undivided(), Random(3));
+    for _ in 0..500 {
+        let len = 1 + random.len(12);
+        let mut whole = pool.alloc(len).unwrap();
+        for (n, byte) in whole.iter_mut().enumerate() {
+            *byte = n as u8;
+        }
+        let capacity = whole.capacity();
+        // Each with where it began.
+        let mut parts = vec![(whole, 0)];
+        for _ in 0..random.below(12) {
+            let at = random.below(parts.len());
+            let (part, start) = &mut parts[at];
+            let cut = random.below(part.len() + 1);
+            let new = match random.below(2) {
+                0 => (part.split_off(cut).unwrap(), *start + cut),
+                _ => {
+                    let first = part.split_to(cut).unwrap();
+                    let new = (first, *start);
+                    *start += cut;
+                    new
+                }
+            };
+            assert!(part.split_off(part.len() + 1).is_err());
+            parts.push(new);
+        }
+        assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), len);
+        assert_eq!(parts.iter().map(|(part, _)| part.capacity()).sum::<usize>(), capacity);
+        for (part, start) in &mut parts {
+            // What is behind a part's bytes is still its own.
+            part.resize(part.capacity()).unwrap();
+            assert!(part.resize(part.capacity() + 1).is_err());
+            for (n, byte) in (*start..len).zip(part.iter_mut()) {
+                assert_eq!(*byte, n as u8);
+                *byte = 0xee;
+            }
+            part.fill(0xee);
+        }
+        while !parts.is_empty() {
+            assert_eq!(pool.stats().used, capacity);
+            parts.swap_remove(random.below(parts.len()));
+        }
+        assert_eq!(pool.stats().used, 0);
+    }
+}
+
+#[test]
+fn frozen_bytes_go_home_with_their_last_part() {
+    let pool = undivided();
+    let mut buffer = pool.copy_from(b"header and body").unwrap();
+    let body = buffer.split_off(11).unwrap().freeze();
+    let parts = [body.slice(0..2), body.slice(2..4), body];
+    drop(buffer);
+    for (part, expected) in parts.into_iter().zip([&b"bo"[..], b"dy", b"body"]) {
+        assert_eq!(pool.stats().used, 64);
+        std::thread::spawn(move || assert_eq!(part, expected)).join().unwrap();
+    }
+    assert_eq!(pool.stats().used, 0);
+}
+
+#[test]
+fn buffers_outlive_their_pool() {
+    let pool = undivided();
+    let mut first = pool.copy_from(&[1; 100]).unwrap();
+    let second = first.split_off(50).unwrap();
+    let third = pool.copy_from(&[3; 5000]).unwrap();
+    drop((pool.clone(), pool));
+    assert_eq!((&first[..], &second[..], &third[..]), (&[1; 50][..], &[1; 50][..], &[3; 5000][..]));
+    std::thread::spawn(move || drop(first)).join().unwrap();
+    drop(third);
+    assert_eq!(second[..], [1; 50]);
+}
+
+#[test]
+fn threads_may_give_back_what_others_took() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 20_000;
+    let pool = Pool::builder().partitions(2).build(&domain());
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| channel()).unzip();
+    let start = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for (number, receiver) in receivers.into_iter().enumerate() {
+            let (pool, senders, start) = (pool.clone(), senders.clone(), &start);
+            scope.spawn(move || {
+                let mut random = Random(number as u64);
+                start.wait();
+                let check = |(buffer, value): (RegisteredBuf, u8)| {
+                    assert!(buffer.iter().all(|byte| *byte == value), "another wrote here");
+                };
+                for round in 0..ROUNDS {
+                    let mut buffer = pool.alloc(random.len(11)).unwrap();
+                    let value = (round * THREADS + number) as u8;
+                    buffer.fill(value);
+                    // Some in parts, which end on several threads.
+                    if random.below(4) == 0 {
+                        let rest = buffer.split_off(random.below(buffer.len() + 1)).unwrap();
+                        senders[random.below(THREADS)].send((rest, value)).unwrap();
+                    }
+                    senders[random.below(THREADS)].send((buffer, value)).unwrap();
+                    receiver.try_iter().take(3).for_each(check);
+                }
+                drop(senders);
+                // The last to drop its senders lets all end.
+                receiver.into_iter().for_each(check);
+            });
+        }
+        drop(senders);
+    });
+    assert_eq!(pool.stats().used, 0);
+}
+
+#[test]
+fn the_last_buffer_may_end_while_the_pool_does() {
+    for round in 0..2_000 {
+        let pool = undivided();
+        let mut buffers: Vec<RegisteredBuf> = (0..3).map(|_| pool.alloc(64).unwrap()).collect();
+        buffers.push(pool.alloc(100_000).unwrap());
+        let last = buffers.pop();
+        let start = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                drop(buffers);
+                drop(last);
+            });
+            start.wait();
+            if round % 2 == 0 { drop(pool) } else { pool.trim() }
+        });
+    }
+}
+
+#[test]
+fn requests_own_buffers_of_a_pool() {
+    let device = Device::open("soft").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let end = || End::with(domain.clone(), device.completion_queue(64).events().create().unwrap(), 16);
+    let (left, right) = (end(), end());
+    connect(&left, &right);
+    let pool = Pool::new(&domain);
+
+    let mut place = pool.alloc(4096).unwrap();
+    place.fill(0);
+    let receiving = right.queue_pair.post_recv(place).unwrap();
+    let sent = left.run(SendRequest::send(pool.copy_from(b"hello").unwrap()));
+    assert_eq!(sent.into_registered().as_deref(), Some(&b"hello"[..]));
+    let message = right.wait(receiving).into_registered_message().unwrap();
+    assert_eq!(&message[..], b"hello");
+
+    // In parts: two halves of one piece go out, and one after the other into parts of another.
+    let region = domain
+        .region(
+            64,
+            adverb::verbs::Access::LOCAL_WRITE
+                | adverb::verbs::Access::REMOTE_WRITE
+                | adverb::verbs::Access::REMOTE_READ,
+        )
+        .unwrap();
+    let mut first = pool.copy_from(b"left right").unwrap();
+    let second = first.split_off(5).unwrap();
+    assert!(left.run(SendRequest::write(second, region.remote().at(5))).is_ok());
+    assert!(left.run(SendRequest::write(first, region.remote().at(0))).is_ok());
+    let read: Completion = left.run(SendRequest::read(pool.alloc(10).unwrap(), region.remote().at(0)));
+    assert_eq!(read.into_registered().as_deref(), Some(&b"left right"[..]));
+
+    // What is in flight when the queue pair and the pool go comes home all the same.
+    for _ in 0..4 {
+        right.queue_pair.post_recv(RecvRequest::new(pool.alloc(64).unwrap())).unwrap();
+    }
+    let watch = pool.clone();
+    drop((pool, message, left, right.queue_pair));
+    assert_eq!(watch.stats().used, 0);
+}
