@@ -18,7 +18,7 @@ use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait
 /// A packet from one link to another.
 fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
     Outgoing {
-        source: SocketAddr::new(from.local().ip(), from.source_port(0xc000)),
+        source: SocketAddr::new(from.local().ip(), from.source_port(from.local().ip(), 0xc000)),
         destination: to.local(),
         traffic_class: 0,
         hop_limit: 0,
@@ -161,15 +161,16 @@ fn packets_leave_with_identification_0_and_this_was_seen() {
 #[test]
 fn flows_share_a_bounded_number_of_source_ports() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_ports = 5));
-    let ports: HashSet<u16> = (0xc000..=0xffff).map(|wanted| here.source_port(wanted)).collect();
+    let ports: HashSet<u16> =
+        (0xc000..=0xffff).map(|wanted| here.source_port(here.local().ip(), wanted)).collect();
     assert_eq!(ports.len(), 5);
     assert!(ports.iter().all(|port| *port >= 0xc000));
     for port in &ports {
-        assert_eq!(here.source_port(*port), *port);
+        assert_eq!(here.source_port(here.local().ip(), *port), *port);
     }
     let packets: Vec<_> = (0xc000..0xc020)
         .map(|wanted| {
-            let source = SocketAddr::new(here.local().ip(), here.source_port(wanted));
+            let source = SocketAddr::new(here.local().ip(), here.source_port(here.local().ip(), wanted));
             Outgoing { source, ..between(&here, &there, b"flow") }
         })
         .collect();

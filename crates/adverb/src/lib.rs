@@ -4,8 +4,8 @@
 //! - [`memory`] has the memory that they work on.
 //!
 //! The API is the same whatever device is under it: any that rdma-core drives, or a software NIC
-//! (`Device::open("soft")`) that is there on any machine, without privilege, and so far talks to itself. Adverb looks for
-//! rdma-core when it is first asked for a device, so that programs build and start without it.
+//! (`Device::open("soft")`) that is there on any machine, without privilege, and speaks RoCEv2 from UDP sockets. Adverb
+//! looks for rdma-core when it is first asked for a device, so that programs build and start without it.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -252,8 +252,8 @@ impl<L: Link> Link for FaultLink<L> {
         due.into_iter().chain(self.inner.deadline()).min()
     }
 
-    fn source_port(&self, wanted: u16) -> u16 {
-        self.inner.source_port(wanted)
+    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+        self.inner.source_port(local, wanted)
     }
 }
 

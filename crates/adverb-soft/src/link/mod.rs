@@ -1,25 +1,27 @@
 //! What moves packets.
 //!
 //! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
-//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap a link, and do something to what passes: harm ([`FaultLink`]), or
-//! a record of it ([`Capture`]).
+//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap links: they make one of several ([`Bundle`]), or do something to
+//! what passes: harm ([`FaultLink`]), or a record of it ([`Capture`]).
 
+mod bundle;
 mod fault;
 mod mem;
 mod pcap;
 mod udp;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
 
+pub use bundle::Bundle;
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
 pub use mem::{MemLink, Switch, SwitchConfig};
 pub use pcap::{Capture, PcapLink};
-pub use udp::{UdpConfig, UdpLink, UdpStatistics};
+pub use udp::{Interface, UdpConfig, UdpLink, UdpStatistics};
 
 /// How many packets travel as one at most ([`UdpLink`]), so that Adverb's packets have IPv4 identifications below this.
 const MAX_TRAIN: usize = 64;
@@ -99,9 +101,10 @@ pub trait Link: Send {
         None
     }
 
-    /// The source port for a flow that would have `wanted`: a link may have fewer ports than there are flows. The same
-    /// for the same `wanted`.
-    fn source_port(&self, wanted: u16) -> u16 {
+    /// The source port for a flow from `local` that would have `wanted`: a link may have fewer ports than there are flows.
+    /// The same for the same address and `wanted`.
+    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+        _ = local;
         wanted
     }
 }
@@ -123,7 +126,7 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).deadline()
     }
 
-    fn source_port(&self, wanted: u16) -> u16 {
-        (**self).source_port(wanted)
+    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+        (**self).source_port(local, wanted)
     }
 }

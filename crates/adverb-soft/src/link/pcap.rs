@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -125,8 +126,8 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.deadline()
     }
 
-    fn source_port(&self, wanted: u16) -> u16 {
-        self.inner.source_port(wanted)
+    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+        self.inner.source_port(local, wanted)
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Engine {
     link: Option<Box<dyn Link>>,
     /// Packets that come from these addresses' queue pairs to these addresses' queue pairs need no link.
     addresses: Vec<IpAddr>,
+    /// Unless this is set.
+    pub(super) hairpin: bool,
     /// Where completion queues announce completions.
     pub(super) channels: Vec<(Cq, Arc<Channel>)>,
     /// The queue pairs that there are, for the day that all must come back.
@@ -71,6 +73,7 @@ impl Engine {
             gsi,
             link,
             addresses,
+            hairpin: false,
             channels: Vec::new(),
             qps: HashSet::new(),
             events: VecDeque::new(),
@@ -103,7 +106,7 @@ impl Engine {
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
     pub(super) fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
-        let port = self.link.as_ref().map_or(wanted_port, |link| link.source_port(wanted_port));
+        let port = self.link.as_ref().map_or(wanted_port, |link| link.source_port(local, wanted_port));
         Path::new(local, remote, port)
     }
 
@@ -145,9 +148,11 @@ impl Engine {
     #[cold]
     fn serve_gsi(&mut self, now: Time) -> bool {
         let Engine { device, memory, gsi, link, .. } = self;
-        let port = Path::source_port_between(Qpn::GSI, Qpn::GSI);
-        let port = link.as_ref().map_or(port, |link| link.source_port(port));
-        gsi.serve(now, device, memory, |ends| Path::new(ends.local, ends.remote, port))
+        let wanted = Path::source_port_between(Qpn::GSI, Qpn::GSI);
+        gsi.serve(now, device, memory, |ends| {
+            let port = link.as_ref().map_or(wanted, |link| link.source_port(ends.local, wanted));
+            Path::new(ends.local, ends.remote, port)
+        })
     }
 
     /// Takes in a batch of what has come, and says how many packets that were.
@@ -181,7 +186,10 @@ impl Engine {
             let (local, remote) = (transmit.path.local(), transmit.path.remote());
             let route = transmit.path.route();
             let source = SocketAddr::new(local, transmit.path.source_port());
-            if self.addresses.contains(&remote) || (self.link.is_none() && remote.is_multicast()) {
+            let is_short = self.link.is_none() || !self.hairpin;
+            let is_ours = is_short && self.addresses.contains(&remote);
+            // Groups don't leave the adapter yet.
+            if is_ours || remote.is_multicast() {
                 self.payload.clear();
                 // Memory that can't be read is a packet that is lost.
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {

@@ -34,13 +34,14 @@ pub struct NicOptions {
     addresses: Vec<IpAddr>,
     link: Option<Box<dyn Link>>,
     mtu: PathMtu,
+    hairpin: bool,
 }
 
 impl NicOptions {
     /// An adapter that only talks to itself, at 127.0.0.1 and ::1.
     pub fn loopback() -> NicOptions {
         let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096 }
+        NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, hairpin: false }
     }
 
     /// An adapter with these addresses, whose packets to others go over a link.
@@ -49,6 +50,7 @@ impl NicOptions {
             addresses: addresses.into_iter().collect(),
             link: Some(Box::new(link)),
             mtu: PathMtu::Mtu4096,
+            hairpin: false,
         }
     }
 
@@ -56,6 +58,14 @@ impl NicOptions {
     #[must_use]
     pub fn mtu(mut self, mtu: PathMtu) -> NicOptions {
         self.mtu = mtu;
+        self
+    }
+
+    /// Whether packets to itself go over the link, too, and come back over it, instead of the short way: for those who want
+    /// to see, or harm, what its queue pairs send each other.
+    #[must_use]
+    pub fn hairpin(mut self, hairpin: bool) -> NicOptions {
+        self.hairpin = hairpin;
         self
     }
 }
@@ -124,12 +134,13 @@ impl Nic {
     pub fn open(options: NicOptions) -> io::Result<Nic> {
         // Later nobody could be told.
         getrandom::u32().map_err(io::Error::other)?;
-        let NicOptions { addresses, link, mtu } = options;
+        let NicOptions { addresses, link, mtu, hairpin } = options;
         let readiness = link.as_ref().and_then(|link| link.readiness());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
         let engine = Engine::new(addresses.clone(), link, Arc::clone(&event_channel), mtu);
-        let engine = engine.map_err(io::Error::other)?;
+        let mut engine = engine.map_err(io::Error::other)?;
+        engine.hairpin = hairpin;
         let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()? });
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -143,6 +154,11 @@ impl Nic {
     /// ever, and the child must leave the adapter alone.
     pub fn is_ours(&self) -> bool {
         self.owner == std::process::id()
+    }
+
+    /// Whether the adapter has failed.
+    pub fn has_failed(&self) -> bool {
+        self.shared.engine.lock().failed
     }
 
     /// The adapter's addresses.

@@ -22,6 +22,7 @@ pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 pub(crate) use wait::wait_either;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,10 +70,7 @@ pub(crate) enum Device {
 impl Device {
     /// All devices of all engines. An engine that isn't there has none; if no engine is there, the error says why.
     pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
-        #[cfg(feature = "ibv")]
-        let listed = ibv::Device::list();
-        #[cfg(not(feature = "ibv"))]
-        let listed = Err(no_engine());
+        let listed = Device::list_hardware();
         // Software devices are always there, and come last.
         #[cfg(feature = "soft")]
         let listed = {
@@ -82,10 +80,18 @@ impl Device {
         listed
     }
 
+    /// The devices of rdma-core.
+    pub(crate) fn list_hardware() -> Result<Vec<DeviceInfo>> {
+        #[cfg(feature = "ibv")]
+        return ibv::Device::list();
+        #[cfg(not(feature = "ibv"))]
+        return Err(no_engine());
+    }
+
     pub(crate) fn open(name: &str) -> Result<Device> {
         #[cfg(feature = "soft")]
         if soft::is_soft(name) {
-            return Ok(Device::Soft(Arc::new(soft::Device::open(name)?)));
+            return Ok(Device::Soft(soft::Device::open(name)?));
         }
         #[cfg(feature = "ibv")]
         let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
@@ -103,6 +109,47 @@ impl Device {
             error => error,
         });
         opened
+    }
+
+    /// The software device that is open in this process and has this address.
+    pub(crate) fn soft_at(address: IpAddr) -> Option<Device> {
+        #[cfg(feature = "soft")]
+        return soft::Device::at(address).map(Device::Soft);
+        #[cfg(not(feature = "soft"))]
+        {
+            _ = address;
+            None
+        }
+    }
+
+    /// The addresses that software devices have in this process, or could have.
+    pub(crate) fn soft_addresses() -> Vec<IpAddr> {
+        #[cfg(feature = "soft")]
+        return soft::Device::addresses();
+        #[cfg(not(feature = "soft"))]
+        return Vec::new();
+    }
+
+    /// The name of a device that is opened once in a process, for all who ask; `None` of one that is opened anew each time.
+    pub(crate) fn shared_name(&self) -> Option<&str> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => Some(device.name()),
+        }
+    }
+
+    /// Whether both are the same.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        match (self, other) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(device), Self::Ibv(other)) => Arc::ptr_eq(device, other),
+            #[cfg(feature = "soft")]
+            (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
     }
 
     /// Whether this process opened it.

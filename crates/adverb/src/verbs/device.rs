@@ -1,8 +1,9 @@
 //! Devices: finding one, and what it is.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use adverb_proto::vocabulary::Gid;
@@ -158,45 +159,84 @@ pub struct OnDemandOperations {
 }
 
 impl Device {
-    /// All RDMA devices of this machine.
+    /// All RDMA devices of this machine. Software devices come last: `soft`, which is always there, and those that
+    /// are open in this process.
     ///
     /// # Errors
     ///
-    /// If rdma-core isn't installed, or can't be asked.
+    /// If there can be no devices: without the feature `soft`, if rdma-core isn't installed, or can't be asked.
     pub fn list() -> Result<Vec<DeviceInfo>> {
         backend::Device::list()
     }
 
+    /// The RDMA devices of this machine that aren't this library's own software.
+    ///
+    /// # Errors
+    ///
+    /// Why there can be none: rdma-core isn't installed, or can't be asked.
+    pub fn list_hardware() -> Result<Vec<DeviceInfo>> {
+        backend::Device::list_hardware()
+    }
+
     /// Opens the device of this name: `mlx5_0`, say.
+    ///
+    /// There are software devices on any machine, which need no privilege. They speak RoCEv2 from UDP port 4791.
+    ///
+    /// - `soft` is for programs on this machine. It has 127.0.0.1 and ::1, or, if another process has them, another address
+    ///   in 127.0.0.0/8.
+    /// - `soft:192.0.2.7` or `soft:2001:db8::7` is at this address of the machine, for anybody who can reach it. Whoever
+    ///   can send UDP packets there can send RDMA packets, so that it must be named.
+    ///
+    /// In one process, opening a software device that is open gives another handle to the same one.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use adverb::verbs::Device;
+    ///
+    /// let device = Device::open("soft")?;
+    /// assert!(device.gids()?.iter().all(|entry| entry.gid.ip().is_loopback()));
+    /// # }
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
     /// If there is none, or it can't be opened.
     pub fn open(name: &str) -> Result<Device> {
         let backend = backend::Device::open(name)?;
-        let attributes = backend.attributes()?;
-        Ok(Device(Arc::new(Inner {
-            backend,
-            name: name.to_owned(),
-            attributes,
-            windows: Windows::default(),
-        })))
+        match backend.shared_name().map(str::to_owned) {
+            Some(name) => Device::known(backend, name),
+            None => Device::new(backend, name.to_owned()),
+        }
     }
 
-    /// Opens the device that has this IP address.
+    /// Opens the device that has this IP address: hardware if there is any that has it, else a software device.
     ///
     /// # Errors
     ///
     /// If no device has it; then the error lists the addresses that there are.
     pub fn by_address(address: IpAddr) -> Result<Device> {
+        let hardware = match Device::list_hardware() {
+            Err(error) if !cfg!(feature = "soft") => return Err(error),
+            listed => listed.unwrap_or_default(),
+        };
         let mut found = Vec::new();
-        for device in usable()? {
+        for device in open_each(hardware) {
             let gids = device.gids().unwrap_or_default();
             if gids.iter().any(|entry| entry.gid == Gid::from(address)) {
                 return Ok(device);
             }
             found.extend(gids.iter().map(|entry| format!("{} on {}", entry.gid.ip(), device.name())));
         }
+        if cfg!(feature = "soft") {
+            match Device::open(&format!("soft:{address}")) {
+                // It isn't this machine's.
+                Err(Error::Verb { error, .. }) if error.kind() == ErrorKind::AddrNotAvailable => {}
+                opened => return opened,
+            }
+        }
+        let soft = backend::Device::soft_addresses();
+        found.extend(soft.iter().map(|address| format!("{address} as soft:{address}")));
         let hint = match found.len() {
             0 => "there is no RDMA device; `ibv_devices` lists them".to_owned(),
             _ => format!("there is {}", found.join(", ")),
@@ -204,24 +244,53 @@ impl Device {
         Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
     }
 
-    /// Opens the first device with a port that carries data.
+    /// The software device that is open in this process and has this address.
+    #[allow(dead_code, reason = "for the connection manager")]
+    pub(super) fn soft_at(address: IpAddr) -> Option<Device> {
+        let backend = backend::Device::soft_at(address)?;
+        let name = backend.shared_name()?.to_owned();
+        Device::known(backend, name).ok()
+    }
+
+    fn new(backend: backend::Device, name: String) -> Result<Device> {
+        let attributes = backend.attributes()?;
+        let windows = Windows::default();
+        Ok(Device(Arc::new(Inner { backend, name, attributes, windows })))
+    }
+
+    /// The handle to a device that is opened once for all in this process: another one to the same, if there is one.
+    fn known(backend: backend::Device, name: String) -> Result<Device> {
+        let mut known = Known::lock();
+        if let Some(device) = known.find(|device| device.backend.is(&backend)) {
+            return Ok(device);
+        }
+        let device = Device::new(backend, name)?;
+        known.add(&device);
+        Ok(device)
+    }
+
+    /// Opens the first device with a port that carries data; a software device if there is no other.
     ///
     /// # Errors
     ///
     /// If there is none.
     pub fn first() -> Result<Device> {
-        let devices = usable()?;
-        let hint = match devices.as_slice() {
-            [] => "none was found: is the driver loaded? Without an RDMA card, Linux has soft-RoCE: \
-                   `rdma link add rxe0 type rxe netdev eth0`"
-                .to_owned(),
-            _ => "there are devices, but all their ports are down".to_owned(),
-        };
+        let mut found = false;
         let is_active = |device: &Device| {
+            found = true;
             device.ports().is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
         };
-        let no_device = Error::NoDevice { what: "no RDMA device with an active port".to_owned(), hint };
-        devices.into_iter().find(is_active).ok_or(no_device)
+        if let Some(device) = open_each(Device::list()?).find(is_active) {
+            return Ok(device);
+        }
+        let hint = match found {
+            false => {
+                "none was found: is the driver loaded? Without an RDMA card, Linux has soft-RoCE: \
+                      `rdma link add rxe0 type rxe netdev eth0`"
+            }
+            true => "there are devices, but all their ports are down",
+        };
+        Err(Error::NoDevice { what: "no RDMA device with an active port".to_owned(), hint: hint.to_owned() })
     }
 
     /// Its name.
@@ -331,19 +400,17 @@ impl Device {
     /// The device of this name, opened once for all who ask here while any of them keeps it: what they make of it goes
     /// together.
     pub(super) fn shared(name: &str) -> Result<Device> {
-        /// Devices, and the processes that opened them: a forked child must not use its parent's.
-        static SHARED: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        shared.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
-        // One that was removed, and came back under its name, is another: the old one doesn't answer.
-        let is_it = |device: &Arc<Inner>| device.name == name && device.backend.port(1).is_ok();
-        let found = shared.iter().filter_map(|(_, device)| device.upgrade()).find(is_it);
-        if let Some(device) = found {
-            return Ok(Device(device));
+        // Of the others, one that was removed, and came back under its name, is another: the old one doesn't answer.
+        let is_shared = |device: &Inner| {
+            device.name == name && device.backend.shared_name().is_none() && device.backend.port(1).is_ok()
+        };
+        if let Some(device) = Known::lock().find(is_shared) {
+            return Ok(device);
         }
         let device = Device::open(name)?;
-        shared.push((process, Arc::downgrade(&device.0)));
+        if device.0.backend.shared_name().is_none() {
+            Known::lock().add(&device);
+        }
         Ok(device)
     }
 
@@ -363,15 +430,38 @@ impl Device {
     }
 }
 
-/// Opens every device that Adverb can use. One that can't be opened doesn't keep others from being found.
-fn usable() -> Result<Vec<Device>> {
-    let usable = Device::list()?.into_iter().filter(|info| info.unsupported.is_none());
-    let open = |info: DeviceInfo| {
+/// Devices that are opened once for all who ask.
+struct Known(MutexGuard<'static, Vec<(u32, Weak<Inner>)>>);
+
+impl Known {
+    fn lock() -> Known {
+        /// Devices, and the processes that opened them: a forked child must not use its parent's.
+        static KNOWN: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        known.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
+        Known(known)
+    }
+
+    fn find(&self, is_it: impl Fn(&Inner) -> bool) -> Option<Device> {
+        let mut known = self.0.iter().filter_map(|(_, device)| device.upgrade());
+        known.find(|device| is_it(device)).map(Device)
+    }
+
+    fn add(&mut self, device: &Device) {
+        self.0.push((std::process::id(), Arc::downgrade(&device.0)));
+    }
+}
+
+/// Opens those of these devices that Adverb can use, one after the other. One that can't be opened doesn't keep others from
+/// being found.
+fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
+    let usable = list.into_iter().filter(|info| info.unsupported.is_none());
+    usable.filter_map(|info| {
         Device::open(&info.name)
             .inspect_err(|error| tracing::warn!(%error, device = info.name, "a device is passed over"))
             .ok()
-    };
-    Ok(usable.filter_map(open).collect())
+    })
 }
 
 impl fmt::Debug for Device {

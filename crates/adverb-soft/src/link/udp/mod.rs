@@ -12,6 +12,7 @@
 //!
 //! Packets that are alike travel through the system as a train, with identifications from 0 on ([`message`]).
 
+mod interface;
 mod message;
 mod self_test;
 mod socket;
@@ -24,6 +25,7 @@ use adverb_proto::IcrcCheck;
 use adverb_wire::ROCE_PORT;
 
 use super::{Incoming, Link, Outgoing, STRICT};
+pub use interface::Interface;
 use message::Receiver;
 
 /// How a [`UdpLink`] is to be.
@@ -83,7 +85,7 @@ pub struct UdpStatistics {
 /// let mut here = UdpLink::open(&UdpConfig::new("127.77.1.1".parse().unwrap()))?;
 /// let mut there = UdpLink::open(&UdpConfig::new("127.77.1.2".parse().unwrap()))?;
 /// here.send(&[Outgoing {
-///     source: (here.local().ip(), here.source_port(0xc123)).into(),
+///     source: (here.local().ip(), here.source_port(here.local().ip(), 0xc123)).into(),
 ///     destination: there.local(),
 ///     traffic_class: 0,
 ///     hop_limit: 0,
@@ -271,7 +273,7 @@ impl Link for UdpLink {
         Some(self.receiving.as_fd())
     }
 
-    fn source_port(&self, wanted: u16) -> u16 {
+    fn source_port(&self, _local: IpAddr, wanted: u16) -> u16 {
         self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
     }
 }
@@ -327,7 +329,7 @@ mod tests {
             setsockopt(socket, NoChecksum, &true).unwrap();
         }
         assert!(link.segmentation());
-        let source = SocketAddr::new(address.into(), link.source_port(0));
+        let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
         let (destination, bytes) = (link.local(), &b"twelve bytes"[..]);
         let packet = Outgoing { source, destination, traffic_class: 0, hop_limit: 0, bytes };
         assert_eq!(link.send(&[packet; 20]).unwrap(), 20);

@@ -2,41 +2,48 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use adverb_proto::Srq;
 use adverb_proto::vocabulary::Gid;
-use adverb_soft::{Nic, NicOptions};
+use adverb_soft::Nic;
+use adverb_soft::link::Interface;
 use adverb_wire::DEFAULT_PKEY;
 use parking_lot::Mutex;
 
+use super::open::ANYWHERE;
 use crate::error::{Error, Result};
 use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
 
-/// A software NIC. The one there is so far talks to itself.
+/// A software NIC.
 pub(crate) struct Device {
     pub(super) nic: Nic,
     pub(super) name: String,
     /// The numbers of shared receive queues, and the ids that events carry for them.
     pub(super) shared: Mutex<Vec<(Srq, u32)>>,
-}
-
-/// Whether a device of this name would be one of these.
-pub(crate) fn is_soft(name: &str) -> bool {
-    name == NAME
+    /// Gone when the NIC is: it is dropped after it.
+    pub(super) open: Arc<()>,
 }
 
 impl Device {
+    /// The one that can be opened on any machine, and those that are open in this process.
     pub(crate) fn list() -> Vec<DeviceInfo> {
-        vec![DeviceInfo { name: NAME.to_owned(), guid: GUID, unsupported: None }]
+        let mut list = vec![DeviceInfo { name: ANYWHERE.to_owned(), guid: GUID, unsupported: None }];
+        for (name, guid) in Device::open_ones() {
+            match list.iter_mut().find(|info| info.name == name) {
+                Some(info) => info.guid = guid,
+                None => list.push(DeviceInfo { name, guid, unsupported: None }),
+            }
+        }
+        list
     }
 
-    pub(crate) fn open(name: &str) -> Result<Device> {
-        let nic = Nic::open(NicOptions::loopback()).map_err(|error| Error::Verb {
-            action: format!("opening the device {name}"),
-            error,
-            hint: "it needs a thread and a few descriptors: see `ulimit -n` and `ulimit -u`".into(),
-        })?;
-        Ok(Device { nic, name: name.to_owned(), shared: Mutex::default() })
+    pub(super) fn new(nic: Nic, name: String) -> Device {
+        Device { nic, name, shared: Mutex::default(), open: Arc::default() }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
@@ -47,7 +54,7 @@ impl Device {
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
         Ok(DeviceAttributes {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
-            guid: GUID,
+            guid: guid(self.nic.addresses()),
             ports: 1,
             max_queue_pairs: 1 << 20,
             max_depth: MAX_DEPTH,
@@ -72,7 +79,7 @@ impl Device {
         self.check_port(number)?;
         Ok(Port {
             number,
-            state: PortState::Active,
+            state: self.state(),
             link_layer: LinkLayer::Ethernet,
             max_mtu: self.nic.mtu(),
             active_mtu: self.nic.mtu(),
@@ -95,9 +102,16 @@ impl Device {
             index: index as u32,
             gid: Gid::from(*address),
             gid_type: GidType::RoceV2,
-            netdev: Some("lo".to_owned()),
+            netdev: Interface::of(*address).ok().map(|interface| interface.name),
         };
         Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
+    }
+
+    /// Whether the interface carries data.
+    fn state(&self) -> PortState {
+        let mut interfaces = self.nic.addresses().iter().map(|address| Interface::of(*address));
+        let is_up = interfaces.any(|interface| interface.is_ok_and(|interface| interface.is_up));
+        if is_up { PortState::Active } else { PortState::Down }
     }
 
     /// There is one port.
@@ -113,11 +127,22 @@ impl Device {
     }
 }
 
-/// The name of the NIC that talks to itself.
-const NAME: &str = "soft";
+/// The identifier of a NIC with these addresses: one of those that everybody may use, different for each address.
+pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
+    let low = match addresses.first() {
+        Some(IpAddr::V4(address)) => address.to_bits(),
+        Some(IpAddr::V6(address)) => {
+            let bits = address.to_bits();
+            // Those of a network differ in their last bits.
+            (bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32
+        }
+        None => 0,
+    };
+    GUID | u64::from(low)
+}
 
-/// An identifier that nobody else has been given: one of those that everybody may use.
-const GUID: u64 = 0x0200_00ff_fe7f_0001;
+/// Where the identifiers of software NICs begin.
+const GUID: u64 = 0x0200_00ff_0000_0000;
 
 /// How many requests a queue may have outstanding. Queues take memory as they fill.
 pub(super) const MAX_DEPTH: u32 = 1 << 15;

@@ -10,6 +10,7 @@ mod device;
 mod event;
 mod memory_window;
 mod multicast;
+mod open;
 mod protection_domain;
 mod query;
 mod queue_pair;
@@ -19,8 +20,9 @@ mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
 pub(super) use completion_queue::CompletionQueue;
-pub(super) use device::{Device, is_soft};
+pub(super) use device::Device;
 pub(super) use memory_window::MemoryWindow;
+pub(super) use open::is_soft;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;

@@ -1,0 +1,128 @@
+//! Several links as one, each with an address of its own.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use super::{Incoming, Link, Outgoing};
+
+/// Several links as one: what comes over any comes, and what is sent goes over the link of its source address. So a
+/// device can have an IPv4 and an IPv6 address.
+///
+/// ```no_run
+/// use adverb_soft::link::{Bundle, UdpConfig, UdpLink};
+///
+/// let mut bundle = Bundle::new()?;
+/// for address in ["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()] {
+///     bundle.add(address, UdpLink::open(&UdpConfig::new(address))?)?;
+/// }
+/// # std::io::Result::Ok(())
+/// ```
+pub struct Bundle {
+    links: Vec<(IpAddr, Box<dyn Link>)>,
+    /// Readable when any link's descriptor is.
+    readiness: Epoll,
+    /// Whether every link has a descriptor.
+    is_ready: bool,
+    /// Which link brought something last. The others are looked at less often: each look is a system call.
+    busy: usize,
+    looks: u32,
+}
+
+/// How often the link that was busy is looked at before the others are.
+const LOOKS: u32 = 16;
+
+impl Bundle {
+    /// None so far.
+    ///
+    /// # Errors
+    ///
+    /// If the process may have no more descriptors.
+    pub fn new() -> io::Result<Bundle> {
+        let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0 })
+    }
+
+    /// Adds a link, over which goes what is sent from this address.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses to watch its descriptor.
+    pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
+        match link.readiness() {
+            Some(descriptor) => self.readiness.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, 0))?,
+            None => self.is_ready = false,
+        }
+        self.links.push((address, Box::new(link)));
+        Ok(())
+    }
+
+    /// The link of an address.
+    fn of(&self, address: IpAddr) -> Option<usize> {
+        self.links.iter().position(|(ours, _)| *ours == address)
+    }
+}
+
+impl Link for Bundle {
+    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        for run in packets.chunk_by(|a, b| a.source.ip() == b.source.ip()) {
+            let address = run[0].source.ip();
+            let sent = match self.of(address) {
+                Some(index) => self.links[index].1.send(run),
+                None => {
+                    let text = format!("packets can't be sent from {address}: no link has it");
+                    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+                }
+            };
+            match sent {
+                Ok(count) if count == run.len() => taken += count,
+                Ok(count) => return Ok(taken + count),
+                // It will be so the next time, too.
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(taken)
+    }
+
+    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let Some((_, busy)) = self.links.get_mut(self.busy) else { return Ok(0) };
+        let mut count = busy.receive(each)?;
+        self.looks += 1;
+        // Who sleeps on the descriptor is woken until all was received, so that a look that is left out does no harm.
+        if self.looks >= LOOKS {
+            self.looks = 0;
+            let busy = self.busy;
+            for (index, (_, link)) in self.links.iter_mut().enumerate().filter(|(index, _)| *index != busy) {
+                let others = link.receive(each)?;
+                if others > 0 {
+                    self.busy = index;
+                    count += others;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        self.is_ready.then_some(self.readiness.0.as_fd())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.links.iter().filter_map(|(_, link)| link.deadline()).min()
+    }
+
+    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+        self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
+    }
+}
+
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.links.iter().map(|(address, _)| address)).finish()
+    }
+}

@@ -1,0 +1,143 @@
+//! Network interfaces: what devices of sockets stand on.
+
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+
+use adverb_proto::vocabulary::PathMtu;
+use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::libc;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::socket::SockaddrStorage;
+
+/// A network interface of this machine, as it is now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Interface {
+    /// Its name: `eth0`, say.
+    pub name: String,
+    /// Its number.
+    pub index: u32,
+    /// The address that was asked for, or one that it has.
+    pub address: IpAddr,
+    /// Whether it carries data.
+    pub is_up: bool,
+    /// Whether what it sends stays on this machine.
+    pub is_loopback: bool,
+    /// How many bytes an IP packet on it may have.
+    pub mtu: u32,
+}
+
+impl Interface {
+    /// The interface that has an address of this machine; all of 127.0.0.0/8 is the loopback interface's.
+    ///
+    /// # Errors
+    ///
+    /// `AddrNotAvailable` if none has it; or if the system can't be asked.
+    pub fn of(address: IpAddr) -> io::Result<Interface> {
+        let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
+        let is_loopback = |entry: &&InterfaceAddress| {
+            address.is_loopback() && entry.flags.contains(InterfaceFlags::IFF_LOOPBACK)
+        };
+        let entry = entries.iter().find(|entry| address_of(entry) == Some(address));
+        let Some(entry) = entry.or_else(|| entries.iter().find(is_loopback)) else {
+            let text = format!("no network interface has the address {address}");
+            return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, text));
+        };
+        describe(entry, address)
+    }
+
+    /// Every address of this machine that packets can be sent from, with its interface.
+    ///
+    /// # Errors
+    ///
+    /// If the system can't be asked.
+    pub fn all() -> io::Result<Vec<Interface>> {
+        let of_entry = |entry: InterfaceAddress| Some((address_of(&entry)?, entry));
+        let all = getifaddrs()?.filter_map(of_entry);
+        // One that has gone meanwhile isn't there.
+        Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
+    }
+
+    /// The payload of the longest packet that fits; `None` if the smallest there is doesn't.
+    pub fn path_mtu(&self) -> Option<PathMtu> {
+        let outer = if self.address.is_ipv4() { 20 } else { 40 } + 8;
+        (self.mtu as usize).checked_sub(outer + MAX_HEADER_LEN + ICRC_LEN).and_then(PathMtu::at_most)
+    }
+}
+
+fn describe(entry: &InterfaceAddress, address: IpAddr) -> io::Result<Interface> {
+    let name = &entry.interface_name;
+    Ok(Interface {
+        index: if_nametoindex(name.as_str())?,
+        mtu: mtu(name)?,
+        name: name.clone(),
+        address,
+        is_up: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
+        is_loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
+    })
+}
+
+fn address_of(entry: &InterfaceAddress) -> Option<IpAddr> {
+    let address: &SockaddrStorage = entry.address.as_ref()?;
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+}
+
+nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
+
+/// How many bytes an IP packet on an interface may have. (The file system's `mtu` may be another network namespace's.)
+fn mtu(name: &str) -> io::Result<u32> {
+    let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+    let mut request =
+        libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
+    for (place, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    // SAFETY: the name ends with a zero, and this request writes only the MTU.
+    unsafe { interface_mtu(socket.as_raw_fd(), &mut request) }?;
+    // SAFETY: any bytes are a number, and these were initialised.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_has_all_of_its_network() {
+        let some = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
+        assert!(some.is_loopback && some.is_up, "{some:?}");
+        assert_eq!(some.path_mtu(), Some(PathMtu::Mtu4096));
+        let other = Interface::of("127.77.3.4".parse().unwrap()).unwrap();
+        assert_eq!(Interface { address: some.address, ..other.clone() }, some);
+        assert_eq!(other.address.to_string(), "127.77.3.4");
+        assert!(Interface::all().unwrap().contains(&some));
+    }
+
+    #[test]
+    fn an_address_of_nobody_has_no_interface() {
+        let error = Interface::of("203.0.113.77".parse().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
+
+    #[test]
+    fn the_longest_packet_fits_the_interface() {
+        let with = |mtu, address: &str| {
+            let address = address.parse().unwrap();
+            let (name, is_up, is_loopback) = ("eth0".to_owned(), true, false);
+            Interface { name, index: 2, address, is_up, is_loopback, mtu }.path_mtu()
+        };
+        assert_eq!(with(1500, "192.0.2.7"), Some(PathMtu::Mtu1024));
+        assert_eq!(with(1500, "2001:db8::7"), Some(PathMtu::Mtu1024));
+        // 20 + 8 + 12 + 28 + 4096 + 4
+        assert_eq!(with(4168, "192.0.2.7"), Some(PathMtu::Mtu4096));
+        assert_eq!(with(4167, "192.0.2.7"), Some(PathMtu::Mtu2048));
+        assert_eq!(with(4168, "2001:db8::7"), Some(PathMtu::Mtu2048));
+        assert_eq!(with(4188, "2001:db8::7"), Some(PathMtu::Mtu4096));
+        assert_eq!(with(300, "192.0.2.7"), None);
+        assert_eq!(with(0, "192.0.2.7"), None);
+    }
+}
