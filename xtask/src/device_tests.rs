@@ -10,12 +10,22 @@ use crate::{Cli, process};
 /// The test programs. Elsewhere their tests say that there is no device, and pass.
 const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers"];
 
-/// Builds the programs, and runs them one after the other in one guest with soft-RoCE.
+/// Where programs written in C are that talk to the software NIC, which is in the namespace `peer`: their addresses and its
+/// own, and what leads to them.
+const C_PROGRAMS: &str = "10.77.0.1/10.77.0.2 fd77::1/fd77::2 nsenter --net=/proc/1/ns/net";
+
+/// Builds the programs, and runs them one after the other in one guest with soft-RoCE; and those tests of the connection
+/// manager on the software NIC that have a program in C at the other side.
 pub(crate) fn run() -> Result<ExitCode> {
     let mut words: Vec<String> = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).into();
     for program in PROGRAMS {
         let path = process::build(&format!("test -p adverb --release --no-run --test {program}"))?;
         words.extend(["--run".to_owned(), process::quote(&path)]);
+        if *program == "cm" {
+            let test = format!("{} --test-threads 1 written_in_c", process::quote(&path));
+            let line = format!("ip netns exec peer env ADVERB_C_PROGRAMS='{C_PROGRAMS}' {test}");
+            words.extend(["--run".to_owned(), line]);
+        }
     }
     // Through the command line's own parser, so that this is something a person can type.
     Cli::try_parse_from(words)?.command.run()

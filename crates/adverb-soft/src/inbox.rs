@@ -51,9 +51,15 @@ impl Inbox {
         self.events.lock().pop_front()
     }
 
-    /// Makes the descriptor readable, for something that the owner knows of itself; [`take`](Inbox::take) takes that back.
+    /// Makes the descriptor readable, for something that the owner knows of itself, until [`calm`](Inbox::calm) is called as
+    /// often.
     pub fn wake(&self) {
         self.channel.announce();
+    }
+
+    /// Takes back what [`wake`](Inbox::wake) did.
+    pub fn calm(&self) {
+        _ = self.channel.take();
     }
 
     pub(crate) fn put(&self, event: CmEvent) {

@@ -68,6 +68,8 @@ pub enum Event {
         id: QueryId,
         /// Why.
         status: SidrStatus,
+        /// What the peer's application sent along, and zeros.
+        private_data: Vec<u8>,
     },
     /// A peer didn't tell its datagram queue pair in time.
     NoAnswer(QueryId),

@@ -298,7 +298,11 @@ impl Queries {
                 ece: response.ece,
                 private_data: response.private_data.as_bytes().to_vec(),
             })),
-            status => Event::Refused { id: QueryId(id), status },
+            status => Event::Refused {
+                id: QueryId(id),
+                status,
+                private_data: response.private_data.as_bytes().to_vec(),
+            },
         });
     }
 }

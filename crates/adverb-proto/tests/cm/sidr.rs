@@ -96,7 +96,7 @@ fn a_question_for_an_unknown_service_is_refused() {
         let id = ask(&mut pair, service);
         pair.flow();
         let status = SidrStatus::ServiceIdNotSupported;
-        assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status }));
+        assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status, private_data: vec![0; 136] }));
     }
 }
 
@@ -106,11 +106,13 @@ fn an_application_refuses_a_question() {
     let id = ask(&mut pair, udp());
     pair.flow();
     let query = expect_query(&mut pair).id;
-    pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, &[]).unwrap();
+    pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
     let again = pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
     assert_eq!(again, Err(CallError::Unknown), "once");
     pair.flow();
-    assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status: SidrStatus::NoQueuePair }));
+    let Some(Event::Refused { id: refused, status, private_data }) = pair.event(CLIENT) else { panic!() };
+    assert_eq!((refused, status), (id, SidrStatus::NoQueuePair));
+    assert!(private_data.starts_with(b"sorry\0"), "{private_data:?}");
 }
 
 #[test]

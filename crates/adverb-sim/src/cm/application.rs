@@ -260,7 +260,7 @@ impl Application {
                 Some(_) => desk.violate("a question has the answer to another"),
                 None => desk.violate("an answer without a question"),
             },
-            Event::Refused { id, status } => match self.questions.remove(&id) {
+            Event::Refused { id, status, .. } => match self.questions.remove(&id) {
                 Some(token) => {
                     let reason = RejectReason::from_code(status.code().into());
                     desk.register.end(desk.now, token, Role::Asker, Outcome::Rejected(reason));

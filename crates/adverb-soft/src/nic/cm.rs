@@ -73,16 +73,23 @@ impl Cm<'_> {
     ///
     /// If there is no such listener.
     pub fn close(&self, listener: ListenerId) -> Result<(), Error> {
+        let addresses = self.nic.addresses();
         self.end(|engine, now| {
             let (manager, inboxes) = (&mut engine.gsi.manager, &mut engine.gsi.inboxes);
+            // Listeners of several adapters may share an inbox.
+            let is_ours = |address: &_| addresses.contains(address);
             if let Some(desk) = inboxes.listeners.remove(&listener) {
                 desk.inbox.retain(|event| match event {
-                    CmEvent::Event(Event::Request(request)) if request.listener == listener => {
+                    CmEvent::Event(Event::Request(request))
+                        if request.listener == listener && is_ours(&request.ends.local) =>
+                    {
                         // Some may have been given up by their peers.
                         _ = manager.reject(now, request.id, RejectReason::ConsumerReject, &[]);
                         false
                     }
-                    CmEvent::Event(Event::Query(query)) if query.listener == listener => {
+                    CmEvent::Event(Event::Query(query))
+                        if query.listener == listener && is_ours(&query.ends.local) =>
+                    {
                         _ = manager.refuse_query(now, query.id, SidrStatus::Rejected, &[]);
                         false
                     }

@@ -1,16 +1,20 @@
 //! The engines below [`verbs::cm`](crate::verbs::cm): what establishes connections.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
+#[cfg(feature = "soft")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::vocabulary::{Gid, Qpn, RejectReason, Transport};
 
 #[cfg(feature = "ibv")]
 use super::ibv;
+#[cfg(feature = "soft")]
+use super::soft::connection_manager as soft;
 use super::{Address, Connection, ReadyToSend};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Asks whichever engine it is.
 macro_rules! ask {
@@ -18,6 +22,8 @@ macro_rules! ask {
         match *$value {
             #[cfg(feature = "ibv")]
             Self::Ibv(ref $engine) => $answer,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref $engine) => $answer,
         }
     };
 }
@@ -26,15 +32,66 @@ macro_rules! ask {
 pub(crate) enum Identifier {
     #[cfg(feature = "ibv")]
     Ibv(ibv::Identifier),
+    #[cfg(feature = "soft")]
+    Soft(Box<soft::Identifier>),
 }
 
 impl Identifier {
-    /// A new one.
-    pub(crate) fn new(purpose: Use) -> Result<Identifier> {
+    /// A new one, to listen at an address of ours, or at every address.
+    ///
+    /// A software device that is open in this process and has the address is meant; else hardware is, if it may have it;
+    /// else, at loopback addresses, a software device is opened.
+    pub(crate) fn at(purpose: Use, address: IpAddr) -> Result<Identifier> {
+        #[cfg(feature = "soft")]
+        {
+            let open = soft::listening(address);
+            if !open.is_empty() {
+                return Identifier::of_software(purpose, open);
+            }
+            if (address.is_loopback() || address.is_unspecified()) && !is_hardwares(address) {
+                let device = soft::open_listening(address)?;
+                return Identifier::of_software(purpose, vec![device]);
+            }
+        }
+        Identifier::of_hardware(purpose, address)
+    }
+
+    /// A new one, to connect to a peer, from an address of ours if one is said: chosen as for listening.
+    pub(crate) fn toward(purpose: Use, local: Option<IpAddr>, peer: IpAddr) -> Result<Identifier> {
+        #[cfg(feature = "soft")]
+        {
+            if let Some(device) = soft::toward(local, peer) {
+                return Identifier::of_software(purpose, vec![device]);
+            }
+            if peer.is_loopback() && !is_hardwares(local.unwrap_or(peer)) {
+                let device = soft::open_toward(local, peer)?;
+                return Identifier::of_software(purpose, vec![device]);
+            }
+        }
+        #[cfg(not(feature = "soft"))]
+        let _ = local; // Which the kernel is told when the way is looked for.
+        Identifier::of_hardware(purpose, peer)
+    }
+
+    #[cfg(feature = "soft")]
+    fn of_software(purpose: Use, devices: Vec<Arc<soft::Device>>) -> Result<Identifier> {
+        Ok(Identifier::Soft(Box::new(soft::Identifier::new(purpose, devices)?)))
+    }
+
+    /// One of hardware, which is all that may lead to `address`.
+    fn of_hardware(purpose: Use, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
-        return Ok(Identifier::Ibv(ibv::Identifier::new(purpose)?));
+        let made = ibv::Identifier::new(purpose).map(Identifier::Ibv);
         #[cfg(not(feature = "ibv"))]
-        Err(super::no_engine())
+        let made = Err(super::no_engine());
+        if cfg!(feature = "soft") {
+            return made.map_err(|error| Error::Verb {
+                action: format!("looking for an RDMA device for {address}"),
+                error: io::Error::new(io::ErrorKind::NotFound, error.to_string()),
+                hint: NO_HARDWARE.into(),
+            });
+        }
+        made
     }
 
     /// The descriptor that is readable while there are events.
@@ -141,8 +198,37 @@ impl Identifier {
     }
 }
 
+/// Whether hardware has an address, though it is a loopback address, or every address: the kernel's software devices may. (Its
+/// connection manager can be bound to any loopback address, and then leads nowhere.)
+#[cfg(feature = "soft")]
+fn is_hardwares(address: IpAddr) -> bool {
+    #[cfg(feature = "ibv")]
+    let found = ibv::Device::list().unwrap_or_default().iter().any(|info| {
+        let gids = || ibv::Device::open(&info.name).and_then(|device| device.gid_table()).unwrap_or_default();
+        address.is_unspecified() || gids().iter().any(|entry| entry.gid == Gid::from(address))
+    });
+    #[cfg(not(feature = "ibv"))]
+    let found = false;
+    found
+}
+
+/// What helps where there is no hardware.
+pub(crate) const NO_HARDWARE: &str = "there is no RDMA device for that address. A software device does it once it is open: \
+    `Device::open(\"soft:ADDRESS\")`, with an address of this machine";
+
+/// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
+pub(super) fn reason_of_datagrams(status: u8) -> RejectReason {
+    match status {
+        1 => RejectReason::InvalidServiceId,
+        2 => RejectReason::ConsumerReject,
+        3 => RejectReason::NoQueuePair,
+        4 => RejectReason::PortAndCmRedirection,
+        _ => RejectReason::UnsupportedRequest,
+    }
+}
+
 /// What an identifier is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Use {
     /// Reliable connections.
     Connections,

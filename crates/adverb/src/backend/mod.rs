@@ -111,17 +111,6 @@ impl Device {
         opened
     }
 
-    /// The software device that is open in this process and has this address.
-    pub(crate) fn soft_at(address: IpAddr) -> Option<Device> {
-        #[cfg(feature = "soft")]
-        return soft::Device::at(address).map(Device::Soft);
-        #[cfg(not(feature = "soft"))]
-        {
-            _ = address;
-            None
-        }
-    }
-
     /// The addresses that software devices have in this process, or could have.
     pub(crate) fn soft_addresses() -> Vec<IpAddr> {
         #[cfg(feature = "soft")]

@@ -98,7 +98,7 @@ pub struct DeviceAttributes {
     pub moderation: Option<Moderation>,
     /// The clock of [timestamps](CompletionQueueBuilder::timestamps), if there are any.
     pub timestamps: Option<Timestamps>,
-    /// Whether connections can be made [by address and port](super::cm): so far not with software devices.
+    /// Whether connections can be made [by address and port](super::cm).
     pub connection_manager: bool,
 }
 
@@ -242,14 +242,6 @@ impl Device {
             _ => format!("there is {}", found.join(", ")),
         };
         Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
-    }
-
-    /// The software device that is open in this process and has this address.
-    #[allow(dead_code, reason = "for the connection manager")]
-    pub(super) fn soft_at(address: IpAddr) -> Option<Device> {
-        let backend = backend::Device::soft_at(address)?;
-        let name = backend.shared_name()?.to_owned();
-        Device::known(backend, name).ok()
     }
 
     fn new(backend: backend::Device, name: String) -> Result<Device> {

@@ -1,7 +1,5 @@
 //! Datagram queue pairs that are found by address and port, by ourselves and by rdma-core's `udaddy`.
 
-use std::process::{Child, Command, Stdio};
-
 use adverb::memory::Buffer;
 use adverb::verbs::cm::{DATAGRAM_QKEY, DatagramListener, DatagramService, MAX_ANSWER_DATA, MAX_LOOKUP_DATA};
 use adverb::verbs::{Datagram, Recipient};
@@ -211,12 +209,9 @@ fn what_does_not_fit_datagrams_is_refused() {
     assert!(service.recipient(&connected).is_err(), "a connection's queue pair sends no datagrams");
 }
 
-/// rdma-core's program: the client sends messages with its queue pair's number as immediate data, and the server answers
-/// with as many.
-fn udaddy(arguments: &[&str]) -> Option<Child> {
-    let spawned = Command::new("udaddy").args(arguments).stdout(Stdio::inherit()).spawn();
-    spawned.inspect_err(|error| println!("skipped: udaddy can't be started: {error}")).ok()
-}
+/// rdma-core's program `udaddy`: the client sends messages with its queue pair's number as immediate data, and the server
+/// answers with as many.
+const UDADDY: &str = "udaddy";
 
 const MESSAGES: u32 = 5;
 
@@ -225,14 +220,18 @@ const PORT: u16 = 7174;
 
 #[test]
 fn datagrams_go_to_programs_written_in_c_and_come_from_them() {
-    let Some(address) = ipv4() else { return };
-    ask_a_server_written_in_c(address);
-    answer_a_client_written_in_c(address);
+    let programs = Programs::find();
+    for (theirs, ours) in &programs.addresses {
+        ask_a_server_written_in_c(&programs, *theirs);
+        answer_a_client_written_in_c(&programs, *ours);
+    }
 }
 
-fn ask_a_server_written_in_c(address: IpAddr) {
+fn ask_a_server_written_in_c(programs: &Programs, address: IpAddr) {
     let (ip, count) = (address.to_string(), MESSAGES.to_string());
-    let Some(mut server) = udaddy(&["-b", &ip, "-c", "1", "-C", &count, "-S", "100"]) else { return };
+    let Some(mut server) = programs.start(UDADDY, &["-b", &ip, "-c", "1", "-C", &count, "-S", "100"]) else {
+        return;
+    };
     let peer = SocketAddr::new(address, PORT);
     let deadline = Instant::now() + PATIENCE;
     let service = loop {
@@ -258,10 +257,12 @@ fn ask_a_server_written_in_c(address: IpAddr) {
     assert!(server.wait().unwrap().success());
 }
 
-fn answer_a_client_written_in_c(address: IpAddr) {
+fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
     let listener = DatagramListener::bind(SocketAddr::new(address, PORT)).unwrap();
     let (ip, count) = (address.to_string(), MESSAGES.to_string());
-    let Some(mut client) = udaddy(&["-s", &ip, "-c", "1", "-C", &count, "-S", "100"]) else { return };
+    let Some(mut client) = programs.start(UDADDY, &["-s", &ip, "-c", "1", "-C", &count, "-S", "100"]) else {
+        return;
+    };
     let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
     let mut server = Post::new(request.path(), MESSAGES);
     request.answer(&server.queue_pair, b"").unwrap();

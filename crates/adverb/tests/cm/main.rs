@@ -8,6 +8,8 @@ mod rping;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,16 @@ fn addresses() -> Vec<IpAddr> {
         }
     };
     let usable = devices.iter().filter(|device| device.unsupported.is_none());
-    let addresses: Vec<IpAddr> = usable
-        .map(|device| Device::open(&device.name).unwrap())
+    // Software devices stay open, or other processes might take their addresses.
+    static OPEN: OnceLock<Vec<Device>> = OnceLock::new();
+    let open = OPEN.get_or_init(|| {
+        // One of them may have taken the other's port.
+        usable
+            .filter_map(|device| Device::open(&device.name).inspect_err(|error| println!("{error}")).ok())
+            .collect()
+    });
+    let addresses: Vec<IpAddr> = open
+        .iter()
         .filter(|device| device.attributes().connection_manager)
         .flat_map(|device| device.gids().unwrap())
         .filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local())
@@ -54,12 +64,58 @@ fn addresses() -> Vec<IpAddr> {
     }
 }
 
+/// Whether an address is a software device's, which can't tell before it asks whether anybody is at a peer's.
+fn is_soft(address: IpAddr) -> bool {
+    Device::by_address(address).unwrap().name().starts_with("soft")
+}
+
 fn ipv4() -> Option<IpAddr> {
     let found = addresses().into_iter().find(IpAddr::is_ipv4);
     if found.is_none() {
         println!("skipped: no IPv4 address");
     }
     found
+}
+
+/// Programs written in C, on a device of the kernel's.
+struct Programs {
+    /// Their addresses, and ours.
+    addresses: Vec<(IpAddr, IpAddr)>,
+    /// What their commands begin with.
+    wrapper: Vec<String>,
+    /// A software device stays open.
+    _open: Vec<Device>,
+}
+
+impl Programs {
+    /// Those on the same device as this process, if it is the kernel's. Or those in another network namespace, which
+    /// `ADVERB_C_PROGRAMS` leads to: pairs of addresses, theirs first and ours behind a slash, and a command that goes there.
+    fn find() -> Programs {
+        let Ok(text) = std::env::var("ADVERB_C_PROGRAMS") else {
+            let found = ipv4().filter(|address| !is_soft(*address));
+            if found.is_none() {
+                println!("skipped: no device of the kernel's");
+            }
+            let addresses = found.map(|address| (address, address)).into_iter().collect();
+            return Programs { addresses, wrapper: Vec::new(), _open: Vec::new() };
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let pairs = words.iter().map_while(|word| {
+            let (theirs, ours) = word.split_once('/')?;
+            Some((theirs.parse::<IpAddr>().ok()?, ours.parse::<IpAddr>().ok()?))
+        });
+        let addresses: Vec<(IpAddr, IpAddr)> = pairs.collect();
+        let wrapper = words[addresses.len()..].iter().map(|word| (*word).to_owned()).collect();
+        let open = addresses.iter().map(|(_, ours)| Device::open(&format!("soft:{ours}")).unwrap()).collect();
+        Programs { addresses, wrapper, _open: open }
+    }
+
+    fn start(&self, program: &str, arguments: &[&str]) -> Option<Child> {
+        let words: Vec<&str> = self.wrapper.iter().map(String::as_str).chain([program]).collect();
+        let spawned =
+            Command::new(words[0]).args(&words[1..]).args(arguments).stdout(Stdio::inherit()).spawn();
+        spawned.inspect_err(|error| println!("skipped: {program} can't be started: {error}")).ok()
+    }
 }
 
 /// What goes with a queue pair: where its requests complete, and the receive that it has.
@@ -225,7 +281,12 @@ fn a_dead_address_is_given_up_at_the_deadline() {
     let peer = SocketAddr::from((Ipv4Addr::new(a, b, c, 99), 7471));
     let timeout = Duration::from_millis(700);
     let start = Instant::now();
-    let error = Connector::new().timeout(timeout).resolve(peer).unwrap_err();
+    let connector = Connector::new().timeout(timeout);
+    let error = if is_soft(address.into()) {
+        connect(&connector, peer).unwrap_err()
+    } else {
+        connector.resolve(peer).unwrap_err()
+    };
     let took = start.elapsed();
     println!("after {took:?}: {error}");
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
@@ -448,9 +509,15 @@ fn an_address_that_cant_be_had_is_said_in_words() {
     let foreign = Listener::bind("192.0.2.1:7471".parse().unwrap()).unwrap_err();
     println!("{foreign}");
     assert!(foreign.hint().is_some(), "{foreign}");
-    let loopback = Connector::new().resolve("127.0.0.1:7471".parse().unwrap()).unwrap_err();
-    println!("{loopback}");
-    assert!(loopback.to_string().contains("use an address of the device"), "{loopback}");
+    let loopback = Connector::new().resolve("127.0.0.1:7471".parse().unwrap());
+    match loopback {
+        Ok(route) => assert!(route.path().device_name().starts_with("soft"), "{}", route.path()),
+        // The kernel's soft-RoCE may have taken the port.
+        Err(error) => {
+            println!("{error}");
+            assert!(error.hint().is_some(), "{error}");
+        }
+    }
     let nowhere = Connector::new().resolve("[2001:db8::1]:7471".parse().unwrap()).unwrap_err();
     println!("{nowhere}");
     assert!(matches!(nowhere, Error::Unreachable { .. }), "{nowhere}");

@@ -3,20 +3,13 @@
 //! Its protocol: the client sends where its source is (address, rkey, length); the server reads it and says so; the client
 //! sends where its sink is; the server writes there and says so.
 
-use std::process::{Child, Command, Stdio};
-
 use adverb::verbs::{Access, RemoteAddress};
 
 use super::*;
 
 const LEN: usize = 64;
 
-fn rping(arguments: &[&str]) -> Option<Child> {
-    let spawned = Command::new("rping").args(arguments).stdout(Stdio::inherit()).spawn();
-    spawned.inspect_err(|error| println!("skipped: rping can't be started: {error}")).ok()
-}
-
-/// A port that nobody listens on now.
+/// A port that nobody listens on now, here or, most likely, where the program is.
 fn free_port(address: IpAddr) -> u16 {
     Listener::bind(SocketAddr::new(address, 0)).unwrap().local_address().port()
 }
@@ -40,13 +33,18 @@ fn remote(info: &[u8]) -> RemoteAddress {
 
 #[test]
 fn a_client_plays_with_a_server_written_in_c() {
-    let Some(address) = ipv4() else { return };
-    let port = free_port(address);
-    let (ip, text) = (address.to_string(), port.to_string());
-    let Some(mut server) = rping(&["-s", "-v", "-V", "-S", "64", "-C", "3", "-a", &ip, "-p", &text]) else {
-        return;
-    };
-    let peer = SocketAddr::new(address, port);
+    let programs = Programs::find();
+    for (theirs, ours) in &programs.addresses {
+        play_with_a_server(&programs, *theirs, *ours);
+    }
+}
+
+fn play_with_a_server(programs: &Programs, theirs: IpAddr, ours: IpAddr) {
+    let port = free_port(ours);
+    let (ip, text) = (theirs.to_string(), port.to_string());
+    let arguments = ["-s", "-v", "-V", "-S", "64", "-C", "3", "-a", &ip, "-p", &text];
+    let Some(mut server) = programs.start("rping", &arguments) else { return };
+    let peer = SocketAddr::new(theirs, port);
     let deadline = Instant::now() + PATIENCE;
     let (connection, mut desk) = loop {
         match connect(&Connector::new().timeout(PATIENCE), peer) {
@@ -79,11 +77,17 @@ fn a_client_plays_with_a_server_written_in_c() {
 
 #[test]
 fn a_server_plays_with_a_client_written_in_c() {
-    let Some(address) = ipv4() else { return };
+    let programs = Programs::find();
+    for (_, ours) in &programs.addresses {
+        play_with_a_client(&programs, *ours);
+    }
+}
+
+fn play_with_a_client(programs: &Programs, address: IpAddr) {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let (ip, port) = (address.to_string(), listener.local_address().port().to_string());
     let arguments = ["-c", "-v", "-V", "-S", "64", "-C", "3", "-a", &ip, "-p", &port];
-    let Some(mut client) = rping(&arguments) else { return };
+    let Some(mut client) = programs.start("rping", &arguments) else { return };
     let (connection, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     for _ in 0..3 {
         let queue_pair = connection.queue_pair();

@@ -11,6 +11,7 @@ use adverb_soft::link::Interface;
 use adverb_wire::DEFAULT_PKEY;
 use parking_lot::Mutex;
 
+use super::connection_manager::Ports;
 use super::open::ANYWHERE;
 use crate::error::{Error, Result};
 use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
@@ -21,6 +22,8 @@ pub(crate) struct Device {
     pub(super) name: String,
     /// The numbers of shared receive queues, and the ids that events carry for them.
     pub(super) shared: Mutex<Vec<(Srq, u32)>>,
+    /// Which ports of the connection manager are taken.
+    pub(super) ports: Mutex<Ports>,
     /// Gone when the NIC is: it is dropped after it.
     pub(super) open: Arc<()>,
 }
@@ -39,7 +42,7 @@ impl Device {
     }
 
     pub(super) fn new(nic: Nic, name: String) -> Device {
-        Device { nic, name, shared: Mutex::default(), open: Arc::default() }
+        Device { nic, name, shared: Mutex::default(), ports: Mutex::default(), open: Arc::default() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -71,6 +74,7 @@ impl Device {
             max_shared_receive_queues: 1 << 16,
             max_multicast_groups: 1 << 12,
             completion_vectors: 1,
+            connection_manager: true,
             ..DeviceAttributes::default()
         })
     }

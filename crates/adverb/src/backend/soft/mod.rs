@@ -5,6 +5,7 @@
 
 mod address_handle;
 mod completion_queue;
+pub(super) mod connection_manager;
 mod counters;
 mod device;
 mod event;

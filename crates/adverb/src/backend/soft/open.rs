@@ -98,6 +98,11 @@ impl Device {
         addresses
     }
 
+    /// Those that are open in this process, in the order in which they were opened.
+    pub(super) fn all() -> Vec<Arc<Device>> {
+        Registry::lock().0.iter().filter_map(|entry| entry.device.upgrade()).collect()
+    }
+
     /// The names and identifiers of those that are open in this process.
     pub(super) fn open_ones() -> Vec<(String, u64)> {
         let one = |entry: &Entry| (entry.name.clone(), guid(&entry.addresses));
@@ -183,7 +188,7 @@ fn anywhere() -> io::Result<Nic> {
 }
 
 /// An address of the loopback interface that hardly anybody has.
-fn any_loopback() -> io::Result<Ipv4Addr> {
+pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
     let [a, b, c, _] = getrandom::u32().map_err(io::Error::other)?.to_ne_bytes();
     // No address of a network's first or last.
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))

@@ -130,7 +130,9 @@ impl Connector {
 
     /// Begins to find the device and the route that lead to a peer.
     pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<Resolving> {
-        let identifier = Identifier::new(purpose)?;
+        let local = self.local.map(|local| local.ip());
+        let identifier = Identifier::toward(purpose, local, peer.ip())
+            .map_err(|error| explain(error, peer, Stage::Address))?;
         let options = &self.options;
         identifier.ack_timeout(options.timeout);
         if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
@@ -206,12 +208,8 @@ impl Resolving {
         asked.map_err(|error| self.explain(error))
     }
 
-    /// What a refusal at once means: the same as one that comes later.
     fn explain(&self, error: Error) -> Error {
-        match error {
-            Error::Verb { error, .. } => failure::unreachable(self.peer, self.stage, error),
-            other => other,
-        }
+        explain(error, self.peer, self.stage)
     }
 
     /// The way to the peer, once it is known.
@@ -287,6 +285,14 @@ event_source!(Resolving);
 impl fmt::Debug for Resolving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Resolving").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// What a refusal at once means: the same as one that comes later.
+fn explain(error: Error, peer: SocketAddr, stage: Stage) -> Error {
+    match error {
+        Error::Verb { error, .. } => failure::unreachable(peer, stage, error),
+        other => other,
     }
 }
 

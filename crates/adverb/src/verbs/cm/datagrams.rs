@@ -192,14 +192,14 @@ pub struct DatagramListener {
 }
 
 impl DatagramListener {
-    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0 lets
-    /// the system choose one. Ports of datagrams and of connections are different ones, as with UDP and TCP.
+    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0
+    /// takes any that is free. Ports of datagrams and of connections are different ones, as with UDP and TCP.
     ///
     /// # Errors
     ///
     /// If no RDMA device has the address, or somebody listens there already.
     pub fn bind(address: SocketAddr) -> Result<DatagramListener> {
-        let identifier = Identifier::new(Use::Datagrams)?;
+        let identifier = Identifier::at(Use::Datagrams, address.ip())?;
         identifier.bind(address)?;
         identifier.listen(128)?;
         let address = identifier.local_address().unwrap_or(address);

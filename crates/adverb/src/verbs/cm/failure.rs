@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use adverb_proto::vocabulary::RejectReason;
 
 use super::Deadline;
+use crate::backend::connection_manager::NO_HARDWARE;
 use crate::error::Error;
 
 /// How far a connection came: what a failure says.
@@ -33,7 +34,7 @@ impl Stage {
 /// The error of a peer that couldn't be reached.
 pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> Error {
     let hint = match (stage, error.raw_os_error()) {
-        _ if peer.ip().is_loopback() => {
+        _ if peer.ip().is_loopback() && cfg!(not(feature = "soft")) => {
             "no RDMA device has the loopback address: use an address of the device, also for the same machine"
         }
         (_, Some(libc::EADDRINUSE)) => {
@@ -42,6 +43,7 @@ pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> E
         (_, Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {
             "no RDMA device of this machine leads there: `Device::gids` tells the addresses that devices have"
         }
+        _ if error.kind() == io::ErrorKind::NotFound => NO_HARDWARE,
         (_, Some(libc::ENETUNREACH)) => "there is no route to that network",
         (Stage::Address, _) => "nobody answers for that address: is the host up, and the address right?",
         (Stage::Route, _) => "is the subnet manager up?",

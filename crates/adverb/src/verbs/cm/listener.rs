@@ -25,8 +25,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0 lets
-    /// the system choose one.
+    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0 takes
+    /// any that is free. [Which device](super#which-device) that is, the address decides.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl ListenerBuilder {
     ///
     /// If no RDMA device has the address, or somebody listens there already.
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
-        let identifier = Identifier::new(Use::Connections)?;
+        let identifier = Identifier::at(Use::Connections, address.ip())?;
         identifier.bind(address)?;
         identifier.listen(self.backlog)?;
         let address = identifier.local_address().unwrap_or(address);

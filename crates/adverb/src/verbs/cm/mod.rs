@@ -37,6 +37,48 @@
 //! # }
 //! ```
 //!
+//! # Which device
+//!
+//! The address decides. A software device that is open in this process, and has the address, is meant; else hardware is
+//! that has it, or leads to it; else, if it is a loopback address, a software device is opened, so that this works on any
+//! machine as it is:
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use adverb::verbs::cm::{Connector, Listener};
+//! # use adverb::verbs::{QueuePair, cm::Path};
+//! # fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
+//! #     let device = path.device()?;
+//! #     let domain = device.protection_domain()?;
+//! #     let completions = device.completion_queue(512).create()?;
+//! #     path.queue_pair(&domain)?.completion_queue(&completions).create()
+//! # }
+//!
+//! # let anywhere = adverb::verbs::Device::open("soft")?;
+//! # let address = anywhere.gids()?[0].gid.ip();
+//! # let listener = Listener::bind((address, 0).into())?;
+//! # #[cfg(any())]
+//! let listener = Listener::bind("127.0.0.1:0".parse().unwrap())?;
+//! let peer = listener.local_address();
+//! let client = std::thread::spawn(move || Connector::new().connect(peer, queue_pair));
+//! let request = listener.accept()?;
+//! let queue_pair = queue_pair(request.path())?;
+//! let server = request.accept(queue_pair, b"welcome")?;
+//! let client = client.join().unwrap()?;
+//! assert!(client.private_data().starts_with(b"welcome"));
+//! # }
+//! # Ok::<(), adverb::Error>(())
+//! ```
+//!
+//! A software device at an address of a network must be opened first, by its name
+//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept: nobody is to listen on a network by accident. Who
+//! connects over it need say nothing: the routing table tells which of this machine's addresses leads to the peer.
+//! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, if there
+//! are any, and else on hardware.
+//!
+//! Processes of one machine have an address each: only one listens at 127.0.0.1, another at 127.0.0.2, say. Those that
+//! only connect get some address in 127.0.0.0/8.
+//!
 //! # Blocking or not
 //!
 //! Every step that waits for a peer has a method that blocks up to a deadline, and a type that can be asked without

@@ -8,7 +8,7 @@ use adverb_sys::{self as sys, rdma_cm_event};
 
 use super::super::verb_error;
 use super::{Identifier, raise_address};
-use crate::backend::connection_manager::{self as plain, Depths, Event, Request, Use};
+use crate::backend::connection_manager::{self as plain, Depths, Event, Request, Use, reason_of_datagrams};
 use crate::error::Result;
 
 impl Identifier {
@@ -42,7 +42,8 @@ impl Identifier {
         };
         Ok(Some(match event.event {
             sys::RDMA_CM_EVENT_UNREACHABLE if self.purpose == Use::Datagrams && event.status > 0 => {
-                Event::Rejected { reason: reason_of_datagrams(event.status), private_data }
+                let status = u8::try_from(event.status).unwrap_or(0);
+                Event::Rejected { reason: reason_of_datagrams(status), private_data }
             }
             sys::RDMA_CM_EVENT_ESTABLISHED if self.purpose == Use::Datagrams && event.status == 0 => {
                 // SAFETY: the identifier is for datagrams, and so is what comes with its events.
@@ -102,17 +103,6 @@ impl Identifier {
             sys::RDMA_CM_EVENT_TIMEWAIT_EXIT => Event::TimewaitOver,
             _ => Event::Other,
         }))
-    }
-}
-
-/// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
-fn reason_of_datagrams(status: libc::c_int) -> RejectReason {
-    match status {
-        1 => RejectReason::InvalidServiceId,
-        2 => RejectReason::ConsumerReject,
-        3 => RejectReason::NoQueuePair,
-        4 => RejectReason::PortAndCmRedirection,
-        _ => RejectReason::UnsupportedRequest,
     }
 }
 

@@ -1,0 +1,434 @@
+//! Identifiers on software NICs, each with an inbox of its own.
+//!
+//! As with librdmacm, queue pairs aren't made on identifiers: the connection manager is only told their numbers.
+
+mod choice;
+mod event;
+mod ports;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use adverb_proto::cm::{
+    Bind, CallError, Connect, ConnectionId, Ends, Listen, ListenerId, Offer, QueryId, Resolve, State,
+    UDP_QKEY,
+};
+use adverb_proto::vocabulary::{Gid, Qpn, Transport};
+use adverb_proto::{Time, cm};
+use adverb_soft::Inbox;
+use adverb_wire::cm::{ServiceId, Timeout};
+use parking_lot::Mutex;
+
+pub(in crate::backend) use self::choice::{listening, open_listening, open_toward, toward};
+use self::ports::Lease;
+pub(super) use self::ports::Ports;
+pub(in crate::backend) use super::Device;
+use super::refusal;
+use crate::backend::connection_manager::{Event, Parameters, Path, Use};
+use crate::backend::{Address, Connection, ReadyToSend, wait_either};
+use crate::error::{Error, Result};
+
+pub(crate) struct Identifier {
+    purpose: Use,
+    /// This identifier's alone, so that no event of one is taken by who waits for another.
+    inbox: Arc<Inbox>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// The NICs that it is on: one, but of a listener at every address.
+    devices: Vec<Arc<Device>>,
+    role: Role,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    ack_timeout: Timeout,
+    traffic_class: u8,
+    shares_port: bool,
+    port: Option<Lease>,
+    /// What is known at once, before anything comes to the inbox.
+    early: VecDeque<Event>,
+}
+
+/// What has become of an identifier.
+#[derive(Clone)]
+enum Role {
+    /// Nothing yet.
+    New,
+    /// It listens, on each of its NICs.
+    Listening(Vec<ListenerId>),
+    /// A connection, on its way to be one, or just over; and what this side brought to it, once that was said.
+    Connection(ConnectionId, Option<Offer>),
+    /// It asks for a datagram queue pair.
+    Asking(QueryId),
+    /// It is asked for one.
+    Asked(QueryId),
+}
+
+impl Identifier {
+    /// One on these NICs, of which there is at least one.
+    pub(crate) fn new(purpose: Use, devices: Vec<Arc<Device>>) -> Result<Identifier> {
+        let inbox = Inbox::new().map_err(|error| Error::Verb {
+            action: "making an identifier of the connection manager".to_owned(),
+            error,
+            hint: "each connection has a file descriptor of its own: raise the limit (ulimit -n)".into(),
+        })?;
+        let inner = Inner {
+            devices,
+            role: Role::New,
+            local: None,
+            peer: None,
+            ack_timeout: Timeout::ZERO,
+            traffic_class: 0,
+            shares_port: false,
+            port: None,
+            early: VecDeque::new(),
+        };
+        Ok(Identifier { purpose, inbox: Arc::new(inbox), inner: Mutex::new(inner) })
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        wait_either(self.inbox.as_fd(), None, timeout).map_err(|error| Error::Verb {
+            action: "waiting for an event".to_owned(),
+            error,
+            hint: "".into(),
+        })
+    }
+
+    pub(crate) fn reuse_address(&self) -> Result<()> {
+        self.inner.lock().shares_port = true;
+        Ok(())
+    }
+
+    pub(crate) fn ack_timeout(&self, code: u8) {
+        self.inner.lock().ack_timeout = Timeout::new(code).unwrap_or(Timeout::ZERO);
+    }
+
+    pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
+        self.inner.lock().traffic_class = traffic_class;
+        Ok(())
+    }
+
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let bind = match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Bind::AnyV4,
+            IpAddr::V6(ip) if ip.is_unspecified() => Bind::Any,
+            ip => Bind::Address(ip),
+        };
+        let lease = Lease::new(&inner.devices, self.purpose, bind, address.port(), inner.shares_port);
+        let lease = lease.map_err(|error| taken(error, format!("binding to {address}")))?;
+        inner.local = Some(SocketAddr::new(address.ip(), lease.port));
+        inner.port = Some(lease);
+        Ok(())
+    }
+
+    pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let (Some(local), Some(lease)) = (inner.local, &inner.port) else {
+            return Err(Error::InvalidRequest { reason: "listening needs an address".into() });
+        };
+        let listen = Listen {
+            service: service(self.purpose, local.port()),
+            bind: lease.bind(),
+            transport: match self.purpose {
+                Use::Connections => Transport::Rc,
+                Use::Datagrams => Transport::Ud,
+            },
+            backlog: backlog as usize,
+        };
+        let mut listeners = Vec::new();
+        for device in &inner.devices {
+            match device.nic.cm().listen(listen, &self.inbox) {
+                Ok(listener) => listeners.push(listener),
+                Err(error) => {
+                    for (device, listener) in inner.devices.iter().zip(listeners) {
+                        _ = device.nic.cm().close(listener);
+                    }
+                    return Err(refusal(error, format!("listening at {local}")));
+                }
+            }
+        }
+        inner.role = Role::Listening(listeners);
+        Ok(())
+    }
+
+    pub(crate) fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        _timeout: Duration,
+    ) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let action = || format!("looking for the way to {peer}");
+        let wanted = local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
+        let device = inner.device()?;
+        let ip = choice::source(device, wanted, peer.ip()).ok_or_else(|| Error::Verb {
+            action: action(),
+            error: io::Error::from_raw_os_error(libc::ENETUNREACH),
+            hint: format!("{} has no address of that family", device.name).into(),
+        })?;
+        let port = local.map_or(0, |local| local.port());
+        let lease = Lease::new(&inner.devices, self.purpose, Bind::Address(ip), port, inner.shares_port);
+        let lease = lease.map_err(|error| taken(error, action()))?;
+        inner.local = Some(SocketAddr::new(ip, lease.port));
+        inner.port = Some(lease);
+        inner.peer = Some(peer);
+        self.tell(inner, Event::AddressResolved);
+        Ok(())
+    }
+
+    pub(crate) fn resolve_route(&self, _timeout: Duration) -> Result<()> {
+        self.tell(&mut self.inner.lock(), Event::RouteResolved);
+        Ok(())
+    }
+
+    /// Says something that is known at once.
+    fn tell(&self, inner: &mut Inner, event: Event) {
+        inner.early.push_back(event);
+        self.inbox.wake();
+    }
+
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        self.inner.lock().local
+    }
+
+    pub(crate) fn path(&self) -> Result<Path> {
+        let inner = self.inner.lock();
+        let (local, peer) = inner.ends()?;
+        Ok(Path {
+            device: inner.device()?.name.clone(),
+            port: 1,
+            gid: Gid::from(local.ip()),
+            pkey_index: 0,
+            local,
+            peer,
+        })
+    }
+
+    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+        let inner = self.inner.lock();
+        let (device, (id, offer)) = (inner.device()?, inner.connection()?);
+        // Before this side has said what it brings, it is whatever the peer would like: less comes of it later.
+        let offer = offer.unwrap_or_else(|| {
+            let mut offer = Offer::new(Qpn::truncate(0));
+            offer.depths = cm::Depths { max_dest_rd_atomic: u8::MAX, max_rd_atomic: u8::MAX };
+            offer
+        });
+        let ready = device
+            .nic
+            .cm()
+            .ready(id, &offer)
+            .map_err(|error| gone(error, "asking for a peer's queue pair"))?;
+        let (receiving, sending) = (ready.receiving, ready.sending);
+        let connection = Connection {
+            address: inner.address(device, receiving.path.remote())?,
+            qpn: receiving.remote_qpn,
+            psn: receiving.psn,
+            mtu: receiving.path_mtu,
+            max_dest_rd_atomic: receiving.max_dest_rd_atomic,
+            min_rnr_timer: receiving.min_rnr_timer.code(),
+        };
+        let send = ReadyToSend {
+            transport,
+            psn: sending.psn,
+            timeout: sending.timeout.code(),
+            retry_count: sending.retry_count,
+            rnr_retry: sending.rnr_retry,
+            max_rd_atomic: sending.max_rd_atomic,
+        };
+        Ok((connection, send))
+    }
+
+    pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let (device, (local, peer)) = (inner.device()?, inner.ends()?);
+        let offer = inner.offer(parameters);
+        let ends = Ends { local: local.ip(), remote: peer.ip() };
+        let mut connect = Connect::new(ends, service(self.purpose, peer.port()), offer, Time::MAX);
+        connect.source_port = local.port();
+        connect.path_mtu = device.nic.mtu();
+        connect.traffic_class = inner.traffic_class;
+        connect.private_data = parameters.private_data;
+        let asked = device.nic.cm().connect(connect, PATIENCE, &self.inbox);
+        let id = asked.map_err(|error| refusal(error, "asking for a connection".to_owned()))?;
+        inner.role = Role::Connection(id, Some(offer));
+        Ok(())
+    }
+
+    pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let (id, _) = inner.connection()?;
+        let offer = inner.offer(parameters);
+        let accepted = inner.device()?.nic.cm().accept(id, &offer, parameters.private_data, PATIENCE);
+        accepted.map_err(|error| gone(error, "accepting a connection"))?;
+        inner.role = Role::Connection(id, Some(offer));
+        Ok(())
+    }
+
+    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
+        let inner = &mut *self.inner.lock();
+        let (local, peer) = inner.ends()?;
+        let resolve = Resolve {
+            ends: Ends { local: local.ip(), remote: peer.ip() },
+            service: service(self.purpose, peer.port()),
+            source_port: local.port(),
+            private_data,
+            deadline: Time::MAX,
+        };
+        let asked = inner.device()?.nic.cm().resolve(resolve, PATIENCE, &self.inbox);
+        let id = asked.map_err(|error| refusal(error, "asking for a datagram queue pair".to_owned()))?;
+        inner.role = Role::Asking(id);
+        Ok(())
+    }
+
+    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+        let inner = self.inner.lock();
+        let Role::Asked(id) = inner.role else { return Err(not_now()) };
+        let answered = inner.device()?.nic.cm().answer(id, qpn, UDP_QKEY, private_data);
+        answered.map_err(|error| gone(error, "telling a datagram queue pair"))
+    }
+
+    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let inner = self.inner.lock();
+        let manager = inner.device()?.nic.cm();
+        let rejected = match inner.role {
+            Role::Asked(id) => manager.refuse(id, private_data),
+            _ => manager.reject(inner.connection()?.0, private_data),
+        };
+        rejected.map_err(|error| gone(error, "rejecting a connection"))
+    }
+
+    pub(crate) fn establish(&self) -> Result<()> {
+        let inner = self.inner.lock();
+        let established = inner.device()?.nic.cm().establish(inner.connection()?.0);
+        established.map_err(|error| gone(error, "completing a connection"))
+    }
+
+    pub(crate) fn disconnect(&self) -> Result<()> {
+        let inner = self.inner.lock();
+        match inner.device()?.nic.cm().disconnect(inner.connection()?.0, FAREWELL) {
+            // The peer was first, and heard yes.
+            Err(adverb_soft::Error::Cm(CallError::WrongState(State::TimeWait) | CallError::Unknown)) => {
+                Ok(())
+            }
+            ended => ended.map_err(|error| refusal(error, "ending a connection".to_owned())),
+        }
+    }
+}
+
+impl Inner {
+    /// The NIC that it is on.
+    fn device(&self) -> Result<&Arc<Device>> {
+        self.devices.first().ok_or_else(not_now)
+    }
+
+    fn ends(&self) -> Result<(SocketAddr, SocketAddr)> {
+        self.local.zip(self.peer).ok_or_else(not_now)
+    }
+
+    fn connection(&self) -> Result<(ConnectionId, Option<Offer>)> {
+        match self.role {
+            Role::Connection(id, offer) => Ok((id, offer)),
+            _ => Err(not_now()),
+        }
+    }
+
+    fn offer(&self, parameters: &Parameters<'_>) -> Offer {
+        let mut offer = Offer::new(parameters.qpn);
+        offer.depths = cm::Depths {
+            max_dest_rd_atomic: parameters.depths.max_dest_rd_atomic,
+            max_rd_atomic: parameters.depths.max_rd_atomic,
+        };
+        offer.retry_count = parameters.retry_count;
+        offer.rnr_retry = parameters.rnr_retry;
+        offer.ack_timeout = self.ack_timeout;
+        offer.shared_receives = parameters.shared_receives;
+        offer
+    }
+
+    /// A peer's address, as queue pairs are told it.
+    fn address(&self, device: &Device, remote: IpAddr) -> Result<Address> {
+        let (local, _) = self.ends()?;
+        let index = device.nic.addresses().iter().position(|address| *address == local.ip());
+        Ok(Address {
+            gid: Gid::from(remote),
+            lid: 0,
+            port: 1,
+            gid_index: index.and_then(|index| u8::try_from(index).ok()).ok_or_else(not_now)?,
+            uses_grh: true,
+            traffic_class: self.traffic_class,
+            flow_label: 0,
+            hop_limit: HOP_LIMIT,
+            service_level: 0,
+        })
+    }
+}
+
+impl Drop for Identifier {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        // A forked child leaves its parent's connections alone.
+        let Some(device) = inner.devices.first().filter(|device| device.is_ours()) else { return };
+        let manager = device.nic.cm();
+        match &inner.role {
+            Role::New => {}
+            Role::Listening(listeners) => {
+                for (device, listener) in inner.devices.iter().zip(listeners) {
+                    _ = device.nic.cm().close(*listener);
+                }
+            }
+            Role::Connection(id, _) => manager.forget(*id, FAREWELL),
+            Role::Asking(id) | Role::Asked(id) => manager.forget_query(*id),
+        }
+    }
+}
+
+fn service(purpose: Use, port: u16) -> ServiceId {
+    match purpose {
+        Use::Connections => ServiceId::tcp_port(port),
+        Use::Datagrams => ServiceId::udp_port(port),
+    }
+}
+
+/// What is said of a port that can't be had.
+fn taken(error: io::Error, action: String) -> Error {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => "somebody uses that port already: port 0 takes a free one",
+        _ => "every port is taken: close some connections",
+    };
+    let error = match error.kind() {
+        io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::EADDRINUSE),
+        _ => error,
+    };
+    Error::Verb { action, error, hint: hint.into() }
+}
+
+/// What is said of a connection whose peer may have gone.
+fn gone(error: adverb_soft::Error, action: &str) -> Error {
+    match refusal(error, action.to_owned()) {
+        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
+            Error::Verb { action, error: why, hint: "the peer may have given up meanwhile".into() }
+        }
+        other => other,
+    }
+}
+
+fn not_now() -> Error {
+    Error::InvalidRequest { reason: "the connection isn't so far, or it is over".into() }
+}
+
+/// How long the manager waits for a peer. Those who wait for the manager have deadlines of their own, which are shorter.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How long a peer may take to agree to an end.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+const HOP_LIMIT: u8 = 64;

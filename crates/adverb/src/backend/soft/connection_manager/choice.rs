@@ -1,0 +1,123 @@
+//! Which software NICs lead to an address.
+//!
+//! Those that are open in this process, whoever opened them; others are opened only at loopback addresses, where nobody is
+//! surprised to find them.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use super::super::Device;
+use crate::error::{Error, Result};
+
+/// Those that are open and have an address to listen at.
+pub(in crate::backend) fn listening(address: IpAddr) -> Vec<Arc<Device>> {
+    if !address.is_unspecified() {
+        return Device::at(address).into_iter().collect();
+    }
+    let fits = |device: &Arc<Device>| address.is_ipv6() || device.nic.addresses().iter().any(IpAddr::is_ipv4);
+    Device::all().into_iter().filter(fits).collect()
+}
+
+/// Opens one to listen at a loopback address, or at every address.
+///
+/// # Errors
+///
+/// If another process has the address, or it can't be opened.
+pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>> {
+    let is_usual =
+        address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
+    if !is_usual {
+        return Device::open(&format!("soft:{address}"));
+    }
+    let device = Device::open("soft")?;
+    if address.is_unspecified() || device.nic.addresses().contains(&address) {
+        return Ok(device);
+    }
+    Err(Error::Verb {
+        action: format!("listening at {address}"),
+        error: io::Error::from_raw_os_error(libc::EADDRINUSE),
+        hint: "another process has a software device there: give each program that listens an address of its own, \
+               127.0.0.2, say"
+            .into(),
+    })
+}
+
+/// One that is open and leads from `local`, if that is said, to a peer.
+pub(in crate::backend) fn toward(local: Option<IpAddr>, peer: IpAddr) -> Option<Arc<Device>> {
+    if let Some(local) = local.filter(|local| !local.is_unspecified()) {
+        return Device::at(local);
+    }
+    let at_loopback = || {
+        let has = |device: &Arc<Device>| loopback(device, peer).is_some();
+        if peer.is_loopback() { Device::all().into_iter().find(has) } else { None }
+    };
+    Device::at(peer).or_else(at_loopback).or_else(|| Device::at(route(peer)?))
+}
+
+/// Opens one that leads from `local`, if that is said, to a peer at a loopback address.
+///
+/// # Errors
+///
+/// If it can't be opened.
+pub(in crate::backend) fn open_toward(local: Option<IpAddr>, peer: IpAddr) -> Result<Arc<Device>> {
+    match local.filter(|local| !local.is_unspecified()) {
+        Some(local) => open_listening(local),
+        None if peer.is_ipv6() => open_listening(peer),
+        // The usual address is left to those who listen.
+        None => open_anywhere(),
+    }
+}
+
+/// Opens one at a loopback address that nobody has.
+fn open_anywhere() -> Result<Arc<Device>> {
+    let mut tried = 0;
+    loop {
+        let address = super::super::open::any_loopback().map_err(|error| Error::Verb {
+            action: "choosing a loopback address".to_owned(),
+            error,
+            hint: "".into(),
+        })?;
+        match Device::open(&format!("soft:{address}")) {
+            Err(Error::Verb { error, .. })
+                if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS =>
+            {
+                tried += 1;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// How many addresses are tried that others may have.
+const ATTEMPTS: usize = 16;
+
+/// The address of a NIC from which to connect to a peer.
+pub(super) fn source(device: &Device, wanted: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
+    let addresses = device.nic.addresses();
+    let has = |address: &IpAddr| addresses.contains(address);
+    let fits = |address: &&IpAddr| address.is_ipv4() == peer.is_ipv4();
+    match wanted {
+        Some(wanted) => Some(wanted).filter(has).filter(|wanted| fits(&wanted)),
+        None => Some(peer)
+            .filter(has)
+            .or_else(|| route(peer).filter(has))
+            .or_else(|| loopback(device, peer))
+            .or_else(|| addresses.iter().find(fits).copied()),
+    }
+}
+
+/// The NIC's address of this machine's own, of a peer's family.
+fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
+    let fits = |address: &&IpAddr| address.is_loopback() && address.is_ipv4() == peer.is_ipv4();
+    device.nic.addresses().iter().find(fits).copied()
+}
+
+/// The address of this machine from which packets to a peer go, as the system would have it. Nothing is sent.
+fn route(peer: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((peer, adverb_wire::ROCE_PORT)).ok()?;
+    socket.local_addr().ok().map(|address: SocketAddr| address.ip())
+}

@@ -1,0 +1,128 @@
+//! Events of connections on software NICs.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use adverb_proto::cm::{self, ListenerId};
+use adverb_soft::CmEvent;
+
+use super::{Identifier, Role};
+use crate::backend::connection_manager::{self as plain, Depths, Event, Request, reason_of_datagrams};
+use crate::error::Result;
+
+impl Identifier {
+    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
+        if let Some(early) = self.inner.lock().early.pop_front() {
+            self.inbox.calm();
+            return Ok(Some(early));
+        }
+        loop {
+            match self.inbox.take() {
+                None => return Ok(None),
+                Some(CmEvent::Event(event)) => {
+                    if let Some(event) = self.raise(event)? {
+                        return Ok(Some(event));
+                    }
+                }
+                Some(_) => return Ok(Some(Event::DeviceRemoved)),
+            }
+        }
+    }
+
+    /// An event in the words of all engines; `None` if nothing is left of it.
+    fn raise(&self, event: cm::Event) -> Result<Option<Event>> {
+        Ok(Some(match event {
+            cm::Event::Request(request) => return self.request(*request),
+            cm::Event::Query(query) => return self.query(*query),
+            cm::Event::Accepted(acceptance) => Event::Response { private_data: acceptance.private_data },
+            cm::Event::Rejected(rejection) => {
+                Event::Rejected { reason: rejection.reason, private_data: rejection.private_data }
+            }
+            cm::Event::Refused { status, private_data, .. } => {
+                Event::Rejected { reason: reason_of_datagrams(status.code()), private_data }
+            }
+            cm::Event::Resolved(found) => {
+                let inner = self.inner.lock();
+                Event::Found {
+                    qpn: found.qpn,
+                    qkey: found.qkey,
+                    address: inner.address(inner.device()?, found.ends.remote)?,
+                    private_data: found.private_data,
+                }
+            }
+            cm::Event::Unreachable(_) | cm::Event::NoAnswer(_) => {
+                Event::Failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+            }
+            cm::Event::Established(_) => Event::Established,
+            cm::Event::Disconnected(_) => Event::Disconnected,
+            cm::Event::TimewaitOver { .. } => Event::TimewaitOver,
+            _ => Event::Other,
+        }))
+    }
+
+    /// A peer's wish for a connection, with an identifier of its own; `None` if it has given up.
+    fn request(&self, request: cm::Request) -> Result<Option<Event>> {
+        let peer = request.source.unwrap_or_else(|| SocketAddr::new(request.ends.remote, 0));
+        let role = Role::Connection(request.id, None);
+        let mut identifier = self.adopt(request.ends, request.listener, peer, role)?;
+        identifier.inner.get_mut().traffic_class = request.path.traffic_class;
+        let claimed = {
+            let inner = identifier.inner.lock();
+            inner.device()?.nic.cm().claim(request.id, &identifier.inbox)
+        };
+        if claimed.is_err() {
+            return Ok(None);
+        }
+        let depths = Depths {
+            max_dest_rd_atomic: request.depths.max_dest_rd_atomic,
+            max_rd_atomic: request.depths.max_rd_atomic,
+        };
+        let identifier = plain::Identifier::Soft(Box::new(identifier));
+        Ok(Some(Event::Request(Request { identifier, depths, private_data: request.private_data })))
+    }
+
+    /// A peer's question for a datagram queue pair.
+    fn query(&self, query: cm::Query) -> Result<Option<Event>> {
+        let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.ends.remote, 0));
+        let identifier = self.adopt(query.ends, query.listener, peer, Role::Asked(query.id))?;
+        let depths = Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 };
+        let identifier = plain::Identifier::Soft(Box::new(identifier));
+        Ok(Some(Event::Request(Request { identifier, depths, private_data: query.private_data })))
+    }
+
+    /// An identifier for what came to this listener. If there can be none, the peer is told.
+    fn adopt(
+        &self,
+        ends: cm::Ends,
+        listener: ListenerId,
+        peer: SocketAddr,
+        role: Role,
+    ) -> Result<Identifier> {
+        let inner = self.inner.lock();
+        let Role::Listening(listeners) = &inner.role else { return Err(super::not_now()) };
+        // A listener at every address has one inbox for all its NICs.
+        let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, ends);
+        let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_now)?;
+        let local = inner.local.map(|local| SocketAddr::new(ends.local, local.port()));
+        match Identifier::new(self.purpose, vec![Arc::clone(device)]) {
+            Ok(mut identifier) => {
+                let adopted = identifier.inner.get_mut();
+                (adopted.role, adopted.local, adopted.peer) = (role, local, Some(peer));
+                Ok(identifier)
+            }
+            Err(error) => {
+                match role {
+                    Role::Connection(id, _) => device.nic.cm().forget(id, super::FAREWELL),
+                    Role::Asked(id) => device.nic.cm().forget_query(id),
+                    _ => {}
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+fn is_at(device: &super::Device, ends: cm::Ends) -> bool {
+    device.nic.addresses().contains(&ends.local)
+}

@@ -1,0 +1,127 @@
+//! Which ports of a NIC are taken.
+//!
+//! They have nothing to do with those of TCP and UDP but that they look the same.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use adverb_proto::cm::Bind;
+
+use super::super::Device;
+use crate::backend::connection_manager::Use;
+
+/// The ports of a NIC that somebody listens at or connects from.
+#[derive(Default)]
+pub(in crate::backend::soft) struct Ports(HashMap<(Use, u16), Vec<Holder>>);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Holder {
+    bind: Bind,
+    /// Whether it lets others have it who do so too.
+    shares: bool,
+}
+
+impl Holder {
+    fn is_in_the_way_of(&self, other: &Holder) -> bool {
+        let overlaps = match (self.bind, other.bind) {
+            (Bind::Address(one), Bind::Address(other)) => one == other,
+            (Bind::AnyV4, Bind::Address(address)) | (Bind::Address(address), Bind::AnyV4) => {
+                address.is_ipv4()
+            }
+            _ => true,
+        };
+        overlaps && !(self.shares && other.shares)
+    }
+}
+
+impl Ports {
+    fn take(&mut self, purpose: Use, port: u16, holder: Holder) -> bool {
+        let holders = self.0.entry((purpose, port)).or_default();
+        let is_free = !holders.iter().any(|other| other.is_in_the_way_of(&holder));
+        if is_free {
+            holders.push(holder);
+        }
+        is_free
+    }
+
+    fn give_back(&mut self, purpose: Use, port: u16, holder: Holder) {
+        let Some(holders) = self.0.get_mut(&(purpose, port)) else { return };
+        if let Some(index) = holders.iter().position(|other| *other == holder) {
+            holders.swap_remove(index);
+        }
+        if holders.is_empty() {
+            self.0.remove(&(purpose, port));
+        }
+    }
+}
+
+/// A port that is taken, on each of some NICs, until this is dropped.
+pub(super) struct Lease {
+    pub(super) port: u16,
+    purpose: Use,
+    holder: Holder,
+    devices: Vec<Arc<Device>>,
+}
+
+impl Lease {
+    pub(super) fn bind(&self) -> Bind {
+        self.holder.bind
+    }
+
+    /// Takes a port on all of the NICs; any that is free on all of them if it is 0.
+    ///
+    /// # Errors
+    ///
+    /// If somebody has it who doesn't share it.
+    pub(super) fn new(
+        devices: &[Arc<Device>],
+        purpose: Use,
+        bind: Bind,
+        port: u16,
+        shares: bool,
+    ) -> io::Result<Lease> {
+        let holder = Holder { bind, shares };
+        if port != 0 {
+            return Lease::exactly(devices, purpose, holder, port).ok_or(io::ErrorKind::AddrInUse.into());
+        }
+        // One that was somebody's a moment ago may be looked for by that one's peers: begin anywhere.
+        let start = getrandom::u32().map_err(io::Error::other)? as u16;
+        let ports = (0..EPHEMERAL).map(|step| u16::MAX - (start.wrapping_add(step) % EPHEMERAL));
+        // Nobody else has an ephemeral port, or it isn't one.
+        let alone = Holder { bind: Bind::Any, shares: false };
+        let is_unused = |port: &u16| {
+            devices.iter().all(|device| {
+                let ports = device.ports.lock();
+                let holders = ports.0.get(&(purpose, *port));
+                holders.is_none_or(|holders| !holders.iter().any(|other| other.is_in_the_way_of(&alone)))
+            })
+        };
+        let mut unused = ports.filter(is_unused);
+        unused
+            .find_map(|port| Lease::exactly(devices, purpose, holder, port))
+            .ok_or(io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    fn exactly(devices: &[Arc<Device>], purpose: Use, holder: Holder, port: u16) -> Option<Lease> {
+        let mut lease = Lease { port, purpose, holder, devices: Vec::new() };
+        for device in devices {
+            if !device.ports.lock().take(purpose, port, holder) {
+                return None;
+            }
+            lease.devices.push(Arc::clone(device));
+        }
+        Some(lease)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        for device in self.devices.iter().filter(|device| device.is_ours()) {
+            device.ports.lock().give_back(self.purpose, self.port, self.holder);
+        }
+    }
+}
+
+/// How many ports, up to the last, are given to who doesn't care.
+const EPHEMERAL: u16 = 1 << 15;
