@@ -32,6 +32,7 @@ const STEPS: &[&str] = &[
     "vm smoke",
     "device-tests",
     "conformance --backend soft",
+    "tsan",
     "conformance --backend ibv",
     "asan",
 ];

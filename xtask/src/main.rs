@@ -22,10 +22,12 @@ mod package;
 mod packages;
 mod paths;
 mod process;
+mod sanitizer;
 mod setup;
 mod sim;
 mod test;
 mod tools;
+mod tsan;
 mod unsafe_inventory;
 mod vm;
 mod wasm;
@@ -93,6 +95,8 @@ enum Command {
     UnsafeInventory(unsafe_inventory::Args),
     /// Run what works on memory in flight under AddressSanitizer, here and on soft-RoCE.
     Asan,
+    /// Run what threads share, of the software NIC and above it, under ThreadSanitizer.
+    Tsan,
     /// Compare the speed and the system calls of adverb with perftest's, on soft-RoCE.
     Perf(vm::perf::Args),
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
@@ -108,6 +112,7 @@ impl Command {
             Self::Vm(args) => return vm::run(args),
             Self::Perf(args) => return vm::perf::run(&args),
             Self::Asan => return asan::run(),
+            Self::Tsan => tsan::run()?,
             Self::Setup => setup::run()?,
             Self::Fmt(args) => fmt::run(&args)?,
             Self::Clippy => clippy::run()?,

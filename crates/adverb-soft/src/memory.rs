@@ -346,10 +346,13 @@ mod tests {
         let (mut memory, backing) = area(&place);
         let word = Span { backing, offset: 0, length: 8 };
         std::thread::scope(|scope| {
-            scope.spawn(|| (0..TIMES).for_each(|_| _ = place[0].fetch_add(1, Ordering::Relaxed)));
+            let thread =
+                scope.spawn(|| (0..TIMES).for_each(|_| _ = place[0].fetch_add(1, Ordering::Relaxed)));
             for _ in 0..TIMES {
                 memory.fetch_add(word, 1).unwrap();
             }
+            // ThreadSanitizer sees this, and not that a scope ends.
+            thread.join().unwrap();
         });
         assert_eq!(memory.compare_swap(word, 2 * TIMES, 5), Ok(2 * TIMES));
         assert_eq!(memory.compare_swap(word, 2 * TIMES, 6), Ok(5));
