@@ -144,6 +144,24 @@ pub enum Error {
         /// What to try.
         hint: Cow<'static, str>,
     },
+    /// A connection has ended, and not because both sides wanted it to.
+    #[error("the connection to {peer} has ended: {reason}{}", hint_line(.hint))]
+    Disconnected {
+        /// The peer.
+        peer: SocketAddr,
+        /// Why.
+        reason: String,
+        /// What to try.
+        hint: Cow<'static, str>,
+    },
+    /// A peer refused to be connected, or isn't a program that can be.
+    #[error("{peer} refused the connection: {reason}")]
+    Refused {
+        /// The peer.
+        peer: SocketAddr,
+        /// Why, as the peer says.
+        reason: String,
+    },
     /// Memory couldn't be had.
     #[error("allocating {len} bytes failed: {error}")]
     Allocation {
@@ -160,7 +178,9 @@ impl Error {
         let hint: &str = match self {
             Error::NoDevice { hint, .. } => hint,
             Error::Unsupported { hint, .. } | Error::Verb { hint, .. } | Error::Limit { hint, .. } => hint,
-            Error::Unreachable { hint, .. } | Error::Rejected { hint, .. } => hint,
+            Error::Unreachable { hint, .. }
+            | Error::Rejected { hint, .. }
+            | Error::Disconnected { hint, .. } => hint,
             Error::WrongState { hint, .. } => hint,
             Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
             _ => "",

@@ -1,5 +1,6 @@
 //! RDMA for Rust: safe, easy, and working everywhere.
 //!
+//! - [`net`] has connections: listeners, connectors and messages, and nothing to know of RDMA.
 //! - [`verbs`] has devices, queue pairs and completion queues: every knob, and memory that can't be misused.
 //! - [`memory`] has the memory that they work on.
 //!
@@ -13,6 +14,7 @@ compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere
 mod backend;
 mod error;
 pub mod memory;
+pub mod net;
 mod ring;
 pub mod verbs;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use adverb::{memory, verbs, verbs::cm};
+use adverb::{memory, net, net::blocking, verbs, verbs::cm};
 
 /// Asserts it of the types named, while compiling, and lists their names.
 macro_rules! shared_between_threads {
@@ -16,6 +16,9 @@ macro_rules! shared_between_threads {
 }
 
 shared_between_threads!(TYPES:
+    blocking::Connection,
+    blocking::Connector,
+    blocking::Listener,
     cm::Connecting,
     cm::Connection,
     cm::ConnectionEvent,
@@ -42,6 +45,9 @@ shared_between_threads!(TYPES:
     memory::RegionSlice,
     memory::RegisteredBuf,
     memory::RemoteMemory,
+    net::Message,
+    net::Options,
+    net::Outgoing['static],
     verbs::Access,
     verbs::AddressHandle,
     verbs::CompletedOperation,
@@ -110,8 +116,10 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
     let asserted: BTreeSet<_> = TYPES.iter().chain(TRAITS).copied().collect();
     let mut public = BTreeSet::new();
     for (module, source) in [
+        ("blocking", include_str!("../src/net/blocking.rs")),
         ("cm", include_str!("../src/verbs/cm/mod.rs")),
         ("memory", include_str!("../src/memory/mod.rs")),
+        ("net", include_str!("../src/net/mod.rs")),
         ("verbs", include_str!("../src/verbs/mod.rs")),
     ] {
         public.extend(public_names(source).into_iter().map(|name| (module, name)));

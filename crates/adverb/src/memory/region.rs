@@ -131,9 +131,14 @@ impl MemoryRegion {
     ///
     /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let from = self.atomics(offset, bytes.len())?;
-        for (byte, from) in bytes.iter_mut().zip(from) {
-            *byte = from.load(Ordering::Relaxed);
+        let (first, words, last) = as_words(self.atomics(offset, bytes.len())?);
+        let (to_first, rest) = bytes.split_at_mut(first.len());
+        let (to_words, to_last) = rest.split_at_mut(8 * words.len());
+        for (to, word) in to_words.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        for (to, byte) in to_first.iter_mut().zip(first).chain(to_last.iter_mut().zip(last)) {
+            *to = byte.load(Ordering::Relaxed);
         }
         Ok(())
     }
@@ -237,6 +242,12 @@ impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryRegion").field("len", &self.len()).field("access", &self.access()).finish()
     }
+}
+
+/// The same bytes, as many as can be by the word: they are copied eight times as fast.
+fn as_words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
+    // SAFETY: any eight bytes are a word, and both are only ever reached through atomics.
+    unsafe { bytes.align_to() }
 }
 
 /// A piece of a [`MemoryRegion`]: see [`MemoryRegion::slice`].

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::Segment;
+use adverb_proto::vocabulary::{Access, Segment};
 use bytes::Bytes;
 
 use super::pool::{Chunk, Slot};
+use super::{Memory, MemoryRegion};
 use crate::error::{Error, Result};
 
 /// A piece of a [pool](super::Pool)'s memory with one owner, which no peer can touch: a `[u8]` while you have it.
@@ -113,6 +115,17 @@ impl RegisteredBuf {
         Bytes::from_owner(self)
     }
 
+    /// The same memory as a region of its own, with rights of its own: so a peer can be given just this buffer, for a while.
+    /// When the region is gone, and the rights with it, the buffer goes home.
+    ///
+    /// # Errors
+    ///
+    /// If it can't be registered, or has no bytes.
+    pub fn register(self, access: Access) -> Result<MemoryRegion> {
+        let domain = self.chunk.domain().clone();
+        domain.register(Lent(self), access)
+    }
+
     #[inline]
     pub(super) fn segment(&self) -> Segment {
         self.chunk.region.segment(self.start as usize, self.len)
@@ -143,6 +156,22 @@ impl RegisteredBuf {
     fn address(&self) -> *mut u8 {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
         unsafe { self.chunk.region.address.add(self.start as usize).as_ptr() }
+    }
+}
+
+/// A buffer that is registered again.
+struct Lent(RegisteredBuf);
+
+// SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are initialised; the
+// buffer is the only owner, and has no methods here. No other process can reach them.
+unsafe impl Memory for Lent {
+    fn as_ptr(&self) -> NonNull<u8> {
+        // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
+        unsafe { self.0.chunk.region.address.add(self.0.start as usize) }
+    }
+
+    fn len(&self) -> usize {
+        self.0.len as usize
     }
 }
 

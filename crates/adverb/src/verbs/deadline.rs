@@ -4,27 +4,27 @@ use std::time::{Duration, Instant};
 
 /// Until when something has to be done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline {
+pub(crate) struct Deadline {
     /// How long it may take, altogether.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// `None` is never: a time that the clock can't tell doesn't come.
     at: Option<Instant>,
 }
 
 impl Deadline {
-    pub(super) fn new(timeout: Duration) -> Deadline {
+    pub(crate) fn new(timeout: Duration) -> Deadline {
         // Who waits for ever needs no clock.
         let at = if timeout == Duration::MAX { None } else { Instant::now().checked_add(timeout) };
         Deadline { timeout, at }
     }
 
     /// When it is, for event loops: one that never comes is far away.
-    pub(super) fn at(&self) -> Instant {
+    pub(crate) fn at(&self) -> Instant {
         self.at.unwrap_or_else(|| Instant::now() + Duration::from_secs(u32::MAX.into()))
     }
 
     /// How much time there is: zero if none, `Duration::MAX` if it never comes.
-    pub(super) fn left(&self) -> Duration {
+    pub(crate) fn left(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }
 }

@@ -70,6 +70,7 @@ pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use counters::{Counters, CountersDifference};
 pub use datagram::Datagram;
+pub(crate) use deadline::Deadline;
 pub use device::{
     Device, DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps,
 };

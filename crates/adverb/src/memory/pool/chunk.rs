@@ -50,6 +50,11 @@ impl Chunk {
         }))
     }
 
+    /// Where its memory is registered.
+    pub(in crate::memory) fn domain(&self) -> &ProtectionDomain {
+        &self.pool.domain
+    }
+
     pub(super) fn len(&self) -> usize {
         self.region.len
     }

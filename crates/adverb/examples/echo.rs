@@ -1,0 +1,62 @@
+//! A server that sends every message back, and a client that tells how long that takes.
+//!
+//! ```text
+//! $ cargo run --release --example echo -- serve 127.0.0.1:7471
+//! $ cargo run --release --example echo -- 127.0.0.1:7471
+//! ```
+
+use std::time::Instant;
+
+use adverb::net::blocking::{Connection, Listener, connect};
+
+const ROUNDS: u32 = 1000;
+
+fn main() -> adverb::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", address] => serve(address),
+        [address] => ask(address),
+        _ => {
+            println!("usage: echo [serve] ADDRESS:PORT");
+            Ok(())
+        }
+    }
+}
+
+fn serve(address: &str) -> adverb::Result<()> {
+    let listener = Listener::bind(address)?;
+    println!("listening at {}", listener.local_address());
+    loop {
+        let connection = listener.accept()?;
+        std::thread::spawn(move || {
+            let peer = connection.peer_address();
+            match echo(connection) {
+                Ok(()) => println!("{peer} is done"),
+                Err(error) => println!("{error}"),
+            }
+        });
+    }
+}
+
+fn echo(connection: Connection) -> adverb::Result<()> {
+    // The buffer goes back as it came.
+    while let Some(message) = connection.recv()? {
+        connection.send(message)?;
+    }
+    connection.close()
+}
+
+fn ask(address: &str) -> adverb::Result<()> {
+    let connection = connect(address)?;
+    for len in [0, 64, 4096, 1 << 20] {
+        let message = vec![7; len];
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            connection.send(&message)?;
+            let answer = connection.recv()?.expect("an answer");
+            assert_eq!(answer.len(), len);
+        }
+        println!("{len} bytes there and back: {:?}", start.elapsed() / ROUNDS);
+    }
+    connection.close()
+}

@@ -1,0 +1,481 @@
+//! The connection itself: the protocol on a queue pair.
+//!
+//! Nobody works in the background: who calls does what there is to do. [`Link::drive`] takes completions in and posts what
+//! has become possible; who has to wait drives whenever there is an event. The peer's device needs nobody here, so that a
+//! program that does something else doesn't hold up a peer that reads what it was offered.
+
+mod progress;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::message::{Message, Outgoing, Source};
+use super::options::Options;
+use super::protocol::handshake::HELLO_LEN;
+use super::protocol::{
+    Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS, Outbound, REPORTS, frame_len,
+};
+use crate::error::{Error, Result};
+use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
+use crate::verbs::{
+    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Gid, ProtectionDomain, QueuePair,
+    RecvRequest, RemoteAddress, SendRequest, Transport,
+};
+
+/// A connection, or what is to become one.
+pub(super) struct Link {
+    /// Dropped first: then nobody reads what was offered, or writes to the ring.
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
+    pool: Pool,
+    ring: MemoryRegion,
+    peer: SocketAddr,
+    pub(super) options: Options,
+    state: Mutex<State>,
+    /// Told when something has changed, or nobody waits for events any more.
+    pub(super) news: Condvar,
+}
+
+pub(super) struct State {
+    /// The peer's ring, once it has said where.
+    outbound: Option<PeerRing>,
+    inbound: Inbound,
+    /// Whether to say hello when the peer has.
+    owes_hello: bool,
+    /// Frames that wait for room in the peer's ring, all in one write.
+    batch: Option<Batch>,
+    /// How many writes were begun, that in `batch` being the last.
+    batches: u64,
+    /// What has come and wasn't asked for, oldest first.
+    inbox: VecDeque<Entry>,
+    /// How many bytes that is.
+    buffered: usize,
+    /// Our messages that the peer is to read, oldest first: each a right to one buffer.
+    offers: VecDeque<MemoryRegion>,
+    /// How many of the peer's messages were read without the peer knowing.
+    reads_to_tell: u32,
+    /// How many receives are to be posted.
+    recvs_to_post: u32,
+    /// How many requests the send queue has, and how many fit.
+    in_flight: u32,
+    send_depth: u32,
+    /// Whether the last of them asks for no completion, so that nobody hears of it until another does.
+    is_unheard: bool,
+    /// Whether nothing more is sent.
+    is_shut: bool,
+    /// Whether nothing more comes.
+    peer_is_shut: bool,
+    /// Why there is no connection any more.
+    end: Option<End>,
+    /// Whether anything has changed for those who wait.
+    has_news: bool,
+    /// Room for completions.
+    done: Vec<Completion>,
+    pub(super) waiting: super::wait::Waiting,
+}
+
+struct PeerRing {
+    outbound: Outbound,
+    memory: RemoteMemory,
+    eager: usize,
+    longest_write: usize,
+}
+
+struct Batch {
+    buffer: RegisteredBuf,
+    len: usize,
+    is_signaled: bool,
+}
+
+enum Entry {
+    Message(Message),
+    /// A message that is to be read.
+    Offer {
+        len: u32,
+        remote: RemoteAddress,
+        immediate: Option<u32>,
+    },
+    /// A message that is being read.
+    Reading {
+        immediate: Option<u32>,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct End {
+    reason: String,
+    hint: &'static str,
+}
+
+/// A message that is ready to be sent.
+pub(super) struct Ready<'a> {
+    body: Body<'a>,
+    immediate: Option<u32>,
+}
+
+enum Body<'a> {
+    Bytes(Outgoing<'a>),
+    Offer { len: u32, region: MemoryRegion },
+    Close,
+}
+
+/// What requests are of, as their completions repeat it.
+const RECEIVE: u64 = 1;
+const READ: u64 = 2;
+
+impl State {
+    /// Whether this side has said that it sends no more.
+    pub(super) fn is_shut(&self) -> bool {
+        self.is_shut
+    }
+}
+
+impl Link {
+    /// A queue pair and all that it needs, not connected yet.
+    pub(super) fn new(
+        device: &Device,
+        local: Option<IpAddr>,
+        peer: SocketAddr,
+        options: &Options,
+    ) -> Result<Link> {
+        let domain = match &options.pool {
+            Some(pool) => pool.protection_domain().clone(),
+            None => device.protection_domain()?,
+        };
+        let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
+        let ring_access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let ring = domain.region(options.ring as usize, ring_access)?;
+        let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
+        let completions = device.completion_queue(sends + recvs).events().create()?;
+        let mut queue_pair = domain
+            .queue_pair(Transport::Rc)
+            .completion_queue(&completions)
+            .depth(sends, recvs)
+            .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ);
+        // The address by which the peer knows this side, if the device has it.
+        if let Some(address) = local.filter(|local| has_address(&domain, *local)) {
+            queue_pair = queue_pair.address(address);
+        }
+        let queue_pair = queue_pair.create()?;
+        // All that the peer may send has a receive from the beginning, so that it is never told to wait.
+        queue_pair.post_recv(RecvRequest::new(pool.alloc(HELLO_LEN)?).tag(RECEIVE))?;
+        let state = State {
+            outbound: None,
+            inbound: Inbound::new(options.ring, options.writes),
+            owes_hello: true,
+            batch: None,
+            batches: 0,
+            inbox: VecDeque::new(),
+            buffered: 0,
+            offers: VecDeque::new(),
+            reads_to_tell: 0,
+            recvs_to_post: recvs - 1,
+            in_flight: 0,
+            send_depth: sends,
+            is_unheard: false,
+            is_shut: false,
+            peer_is_shut: false,
+            end: None,
+            has_news: false,
+            done: Vec::with_capacity(64),
+            waiting: super::wait::Waiting::default(),
+        };
+        let (options, state) = (options.clone(), Mutex::new(state));
+        let link = Link { queue_pair, completions, pool, ring, peer, options, state, news: Condvar::new() };
+        link.post_recvs(&mut link.lock());
+        Ok(link)
+    }
+
+    /// What the peer must know to connect to it.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.queue_pair.endpoint()
+    }
+
+    /// Connects it to the peer's queue pair. Who asked for the connection says hello first.
+    pub(super) fn connect(&self, peer: &Endpoint, says_hello: bool) -> Result<()> {
+        // Credits see to it that the peer always has a receive: if it hadn't, that would be a fault, and not to be waited for.
+        // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds.
+        let options = ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(7);
+        self.queue_pair.connect_with(peer, &options)?;
+        if says_hello {
+            self.say_hello(&mut self.lock());
+        }
+        Ok(())
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(super) fn completions(&self) -> &CompletionQueue {
+        &self.completions
+    }
+
+    /// Whether the peer has said hello.
+    pub(super) fn is_established(&self, state: &State) -> Result<Option<()>> {
+        match (&state.outbound, &state.end) {
+            (Some(_), _) => Ok(Some(())),
+            (None, Some(end)) => Err(self.ended(end)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Makes a message ready to be sent: what can be done without the connection.
+    pub(super) fn ready<'a>(&self, message: Outgoing<'a>, immediate: Option<u32>) -> Result<Ready<'a>> {
+        let len = message.bytes().len();
+        let eager = self.lock().outbound.as_ref().map_or(0, |ring| ring.eager);
+        if len <= eager {
+            return Ok(Ready { body: Body::Bytes(message), immediate });
+        }
+        let len = u32::try_from(len).ok().filter(|len| *len <= LONGEST_MESSAGE);
+        let too_long = || Error::TooLong { len: message.bytes().len() as u64, most: LONGEST_MESSAGE.into() };
+        let len = len.ok_or_else(too_long)?;
+        let buffer = match message.0 {
+            Source::Bytes(bytes) => self.pool.copy_from(bytes)?,
+            Source::Buffer(buffer) => buffer,
+        };
+        Ok(Ready { body: Body::Offer { len, region: buffer.register(Access::REMOTE_READ)? }, immediate })
+    }
+
+    /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
+    pub(super) fn try_send(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
+        if state.is_shut {
+            return Err(self.disconnected("this side has ended it", ""));
+        }
+        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
+        let (kind, bytes): (FrameKind, &[u8]) = match body {
+            Body::Bytes(message) => {
+                let bytes = message.bytes();
+                (FrameKind::Message { len: bytes.len() as u32 }, bytes)
+            }
+            Body::Offer { .. } if state.offers.len() == OFFERS as usize => return Ok(None),
+            Body::Offer { len, region } => {
+                let RemoteMemory { addr, rkey, .. } = region.remote();
+                (FrameKind::Offer { len: *len, addr, rkey }, &[])
+            }
+            Body::Close => (FrameKind::Close, &[]),
+        };
+        let frame = Frame { kind, immediate: *immediate };
+        let is_close = kind == FrameKind::Close;
+        let Some(number) = self.add_frame(state, &frame, bytes, is_close)? else { return Ok(None) };
+        state.is_shut |= is_close;
+        if let Some(Ready { body: Body::Offer { region, .. }, .. }) = ready.take() {
+            state.offers.push_back(region);
+        }
+        Ok(Some(number))
+    }
+
+    /// Adds a frame to those that wait, or writes it at once if none does. Returns the number of the write, or nothing if
+    /// there is no room.
+    fn add_frame(
+        &self,
+        state: &mut State,
+        frame: &Frame,
+        body: &[u8],
+        is_signaled: bool,
+    ) -> Result<Option<u64>> {
+        if let Some(end) = &state.end {
+            return Err(self.ended(end));
+        }
+        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+        let len = frame.len();
+        if let Some(batch) = &mut state.batch {
+            if len > longest_write - batch.len {
+                return Ok(None);
+            }
+            put(frame, body, &mut batch.buffer[batch.len..batch.len + len]);
+            batch.len += len;
+            batch.is_signaled |= is_signaled;
+            return Ok(Some(state.batches));
+        }
+        let mut buffer = self.pool.alloc(len)?;
+        put(frame, body, &mut buffer);
+        if let Err(first) = self.write(state, buffer, len, is_signaled) {
+            // Others may join it.
+            let mut buffer = self.pool.alloc(longest_write)?;
+            buffer[..len].copy_from_slice(&first);
+            state.batch = Some(Batch { buffer, len, is_signaled });
+        }
+        state.batches += 1;
+        match &state.end {
+            Some(end) => Err(self.ended(end)),
+            None => Ok(Some(state.batches)),
+        }
+    }
+
+    /// Takes a message, and then waits until it is posted: `number` is that of its write, once it has one.
+    pub(super) fn send(
+        &self,
+        state: &mut State,
+        ready: &mut Option<Ready<'_>>,
+        number: &mut Option<u64>,
+    ) -> Result<Option<()>> {
+        if number.is_none() {
+            *number = self.try_send(state, ready)?;
+        }
+        number.map_or(Ok(None), |number| self.is_posted(state, number))
+    }
+
+    /// Takes a message and posts it, if both can be done now.
+    pub(super) fn try_send_now(&self, state: &mut State, ready: Ready<'_>) -> Result<bool> {
+        let len = frame_len(match &ready.body {
+            Body::Bytes(message) => message.bytes().len(),
+            Body::Offer { .. } => OFFER_LEN,
+            Body::Close => 0,
+        });
+        let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
+        // Otherwise it would be taken, and wait.
+        let is_free = state.batch.is_none() && fits && progress::has_room(state);
+        if !is_free && state.end.is_none() {
+            return Ok(false);
+        }
+        Ok(self.try_send(state, &mut Some(ready))?.is_some())
+    }
+
+    /// The end of what this side sends.
+    pub(super) fn close_frame() -> Ready<'static> {
+        Ready { body: Body::Close, immediate: None }
+    }
+
+    /// Whether the write of this number was posted.
+    pub(super) fn is_posted(&self, state: &State, number: u64) -> Result<Option<()>> {
+        if state.batches - u64::from(state.batch.is_some()) >= number {
+            return Ok(Some(()));
+        }
+        match &state.end {
+            Some(end) => Err(self.ended(end)),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether the peer has all that was sent.
+    pub(super) fn is_delivered(&self, state: &mut State) -> Result<Option<()>> {
+        if state.is_unheard {
+            self.ask(state);
+        }
+        if state.batch.is_none()
+            && state.in_flight == 0
+            && state.offers.is_empty()
+            && state.reads_to_tell == 0
+        {
+            return Ok(Some(()));
+        }
+        match &state.end {
+            Some(end) => Err(self.ended(end)),
+            None => Ok(None),
+        }
+    }
+
+    /// The next message, or `None` when there are no more, if that is known.
+    pub(super) fn try_recv(&self, state: &mut State) -> Result<Option<Option<Message>>> {
+        if let Some(Entry::Message(_)) = state.inbox.front() {
+            let Some(Entry::Message(message)) = state.inbox.pop_front() else { unreachable!("it is there") };
+            state.buffered -= message.len();
+            // There may be room for what comes after it.
+            self.advance(state);
+            return Ok(Some(Some(message)));
+        }
+        match &state.end {
+            _ if state.peer_is_shut && state.inbox.is_empty() => Ok(Some(None)),
+            Some(end) => Err(self.ended(end)),
+            None => Ok(None),
+        }
+    }
+
+    /// Asks the peer's device whether it is there, and so whether it has all that was written, unless that is asked already.
+    pub(super) fn ask(&self, state: &mut State) {
+        let is_asked = state.in_flight > 0 && !state.is_unheard;
+        if let (Some(ring), None, false) = (&state.outbound, &state.end, is_asked) {
+            let request = SendRequest::write((), ring.memory.at(0));
+            if progress::has_room(state) {
+                self.post(state, request, true);
+            }
+        }
+    }
+
+    /// Takes in what has happened, and does what can be done. Says whether anything is new for those who wait.
+    pub(super) fn drive(&self, state: &mut State) -> bool {
+        let mut done = std::mem::take(&mut state.done);
+        let polled = self.completions.poll(&mut done);
+        self.polled(state, polled, &mut done);
+        state.done = done;
+        std::mem::take(&mut state.has_news)
+    }
+
+    /// Takes in what polling gave; says whether there was anything.
+    pub(super) fn polled(
+        &self,
+        state: &mut State,
+        polled: Result<usize>,
+        done: &mut Vec<Completion>,
+    ) -> bool {
+        if let Err(error) = &polled {
+            end(state, error.to_string(), "");
+        }
+        self.take_in(state, done);
+        !matches!(polled, Ok(0))
+    }
+
+    /// Takes in completions.
+    fn take_in(&self, state: &mut State, done: &mut Vec<Completion>) {
+        if done.is_empty() {
+            return;
+        }
+        state.has_news = true;
+        for completion in done.drain(..) {
+            if let Err(violation) = self.complete(state, completion) {
+                end(state, violation.to_string(), "is the peer of the same version?");
+            }
+        }
+        self.advance(state);
+    }
+
+    /// An error that says that the connection has ended.
+    pub(super) fn disconnected(&self, reason: impl Into<String>, hint: &'static str) -> Error {
+        Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
+    }
+
+    fn ended(&self, end: &End) -> Error {
+        self.disconnected(&*end.reason, end.hint)
+    }
+}
+
+/// Puts a frame where it just fits. Nothing of what was there before is left.
+fn put(frame: &Frame, body: &[u8], out: &mut [u8]) {
+    frame.emit(out);
+    if let FrameKind::Message { .. } = frame.kind {
+        let (to_body, padding) = out[HEADER_LEN..].split_at_mut(body.len());
+        to_body.copy_from_slice(body);
+        padding.fill(0);
+    }
+}
+
+/// Notes why the connection has ended, if nothing else was the reason before.
+fn end(state: &mut State, reason: String, hint: &'static str) {
+    state.has_news = true;
+    state.end.get_or_insert(End { reason, hint });
+}
+
+/// How many receives there are: one for all that the peer may send before it hears from this side.
+fn recv_depth(writes: u32) -> u32 {
+    1 + writes + REPORTS + OFFERS
+}
+
+/// How many requests the send queue has: half of them may wait for others to be asked after.
+fn send_depth(writes: u32) -> u32 {
+    2 * (writes + REPORTS + 2 * OFFERS)
+}
+
+fn has_address(domain: &ProtectionDomain, address: IpAddr) -> bool {
+    domain.device().gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
+}

@@ -1,0 +1,271 @@
+//! What is done with completions, and when.
+
+use super::{Batch, Entry, Link, PeerRing, READ, RECEIVE, State, end};
+use crate::error::Result;
+use crate::memory::{RegisteredBuf, RemoteMemory};
+use crate::net::Message;
+use crate::net::protocol::handshake::Hello;
+use crate::net::protocol::{
+    Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
+};
+use crate::verbs::{CompletedOperation, Completion, RecvRequest, RemoteAddress, SendRequest};
+
+impl Link {
+    /// Takes in a completion.
+    pub(super) fn complete(&self, state: &mut State, completion: Completion) -> Result<(), Violation> {
+        let is_receive = completion.tag() == RECEIVE;
+        if !is_receive {
+            state.in_flight -= 1;
+        }
+        let success = match completion.outcome() {
+            Ok(success) => success,
+            Err(failure) => {
+                end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
+                return Ok(());
+            }
+        };
+        match success.operation {
+            CompletedOperation::RecvWrite { immediate } => {
+                state.recvs_to_post += 1;
+                self.written(state, Immediate::parse(immediate)?, success.length)
+            }
+            CompletedOperation::Read => {
+                if let Some(buffer) = completion.into_registered() {
+                    has_read(state, buffer);
+                }
+                Ok(())
+            }
+            _ if is_receive => {
+                let message = completion.into_registered_message();
+                let message = message.map_err(|_| Violation("a message where a write was expected"))?;
+                self.greeted(state, Hello::parse(&message)?)
+            }
+            // The buffer of a write goes home.
+            _ => Ok(()),
+        }
+    }
+
+    /// The peer said hello.
+    fn greeted(&self, state: &mut State, Hello { ring: memory, writes }: Hello) -> Result<(), Violation> {
+        if state.outbound.is_some() {
+            return Err(Violation("it says hello twice"));
+        }
+        let len = memory.len as u32;
+        state.outbound = Some(PeerRing {
+            outbound: Outbound::new(len, writes),
+            memory,
+            eager: self.options.eager_for(len),
+            longest_write: longest_write(len) as usize,
+        });
+        if state.owes_hello {
+            self.say_hello(state);
+        }
+        Ok(())
+    }
+
+    /// Tells the peer where this side's ring is.
+    pub(super) fn say_hello(&self, state: &mut State) {
+        state.owes_hello = false;
+        let hello = Hello { ring: self.ring.remote(), writes: self.options.writes };
+        match self.pool.copy_from(&hello.emit()) {
+            Ok(buffer) => self.post(state, SendRequest::send(buffer), true),
+            Err(error) => end(state, error.to_string(), ""),
+        }
+    }
+
+    /// The peer wrote something, or nothing.
+    fn written(&self, state: &mut State, immediate: Immediate, len: u32) -> Result<(), Violation> {
+        if len > 0 && !matches!(immediate, Immediate::Frames(_)) {
+            return Err(Violation("it writes what it doesn't announce"));
+        }
+        let credits = match immediate {
+            Immediate::Read => {
+                // The right to the buffer ends before the buffer goes home.
+                return state.offers.pop_front().map(drop).ok_or(Violation("it read what it wasn't offered"));
+            }
+            Immediate::Frames(credits) => {
+                state.inbound.written(len)?;
+                credits
+            }
+            Immediate::Credits(credits) => credits,
+        };
+        match &mut state.outbound {
+            Some(ring) => ring.outbound.credit(credits),
+            None => Err(Violation("it writes before it says hello")),
+        }
+    }
+
+    /// Does what has become possible.
+    pub(super) fn advance(&self, state: &mut State) {
+        if state.end.is_none() {
+            self.post_recvs(state);
+        }
+        // What has come is taken in though the connection may have ended.
+        self.read_ring(state);
+        if state.end.is_none() {
+            self.read_offers(state);
+            self.flush(state);
+            self.tell(state);
+        }
+    }
+
+    pub(super) fn post_recvs(&self, state: &mut State) {
+        let count = std::mem::take(&mut state.recvs_to_post);
+        if count == 0 {
+            return;
+        }
+        let requests = (0..count).map(|_| RecvRequest::new(()).tag(RECEIVE));
+        if let Err(error) = self.queue_pair.post_recvs(requests) {
+            end(state, error.to_string(), "");
+        }
+    }
+
+    /// Takes frames out of the ring while there is room for their messages.
+    fn read_ring(&self, state: &mut State) {
+        while let Some((offset, len)) = state.inbound.unread() {
+            let (len, is_full) = (len as usize, state.buffered >= self.options.read_ahead);
+            if is_full && !state.inbox.is_empty() {
+                return;
+            }
+            // A copy, all at once: what is looked at doesn't change while it is looked at.
+            let copy = self.pool.alloc(len).and_then(|mut copy| {
+                self.ring.read(offset as usize, &mut copy)?;
+                Ok(copy)
+            });
+            let frames = match copy {
+                Ok(copy) => copy,
+                Err(error) => return end(state, error.to_string(), ""),
+            };
+            state.inbound.read();
+            state.has_news = true;
+            if let Err(violation) = take_frames(state, frames) {
+                return end(state, violation.to_string(), "is the peer of the same version?");
+            }
+        }
+    }
+
+    /// Begins to read messages from where they are, while there is room for them.
+    fn read_offers(&self, state: &mut State) {
+        let mut index = 0;
+        while let Some(entry) = state.inbox.get(index) {
+            if let Entry::Offer { len, remote, immediate } = *entry {
+                let is_next = index == 0;
+                if !has_room(state) || !is_next && state.buffered + len as usize > self.options.read_ahead {
+                    return;
+                }
+                let buffer = match self.pool.alloc(len as usize) {
+                    Ok(buffer) => buffer,
+                    Err(error) => return end(state, error.to_string(), ""),
+                };
+                state.inbox[index] = Entry::Reading { immediate };
+                state.buffered += len as usize;
+                self.post(state, SendRequest::read(buffer, remote).tag(READ), true);
+            }
+            index += 1;
+        }
+    }
+
+    /// Writes the frames that wait, if there is room for them.
+    pub(super) fn flush(&self, state: &mut State) {
+        let Some(Batch { buffer, len, is_signaled }) = state.batch.take() else { return };
+        if let Err(buffer) = self.write(state, buffer, len, is_signaled) {
+            state.batch = Some(Batch { buffer, len, is_signaled });
+        }
+    }
+
+    /// Writes the first `len` bytes into the peer's ring, or gives the buffer back if there is no room.
+    pub(super) fn write(
+        &self,
+        state: &mut State,
+        mut buffer: RegisteredBuf,
+        len: usize,
+        is_signaled: bool,
+    ) -> Result<(), RegisteredBuf> {
+        if !has_room(state) || state.end.is_some() {
+            return Err(buffer);
+        }
+        let Some(PeerRing { outbound, memory, .. }) = &mut state.outbound else { return Err(buffer) };
+        let Some(offset) = outbound.place(len as u32) else { return Err(buffer) };
+        let place = memory.at(offset.into());
+        if buffer.resize(len).is_err() {
+            return Err(buffer);
+        }
+        let immediate = Immediate::Frames(state.inbound.tell());
+        let request = SendRequest::write_immediate(buffer, place, immediate.emit());
+        self.post(state, request, is_signaled);
+        Ok(())
+    }
+
+    /// Tells the peer what was read, where it might wait for that.
+    fn tell(&self, state: &mut State) {
+        let Some(PeerRing { memory, .. }) = state.outbound else { return };
+        while state.reads_to_tell > 0 && has_room(state) {
+            state.reads_to_tell -= 1;
+            self.post(state, without_bytes(&memory, Immediate::Read), false);
+        }
+        if state.inbound.must_tell() && has_room(state) {
+            let immediate = Immediate::Credits(state.inbound.tell());
+            self.post(state, without_bytes(&memory, immediate), false);
+        }
+    }
+
+    /// Posts a request, and asks for its completion or not.
+    pub(super) fn post(&self, state: &mut State, request: SendRequest, is_signaled: bool) {
+        match self.queue_pair.post_send(if is_signaled { request } else { request.unsignaled() }) {
+            Ok(_) => (state.in_flight, state.is_unheard) = (state.in_flight + 1, !is_signaled),
+            Err(error) => end(state, error.to_string(), ""),
+        }
+    }
+}
+
+/// A write of nothing but the immediate.
+fn without_bytes(ring: &RemoteMemory, immediate: Immediate) -> SendRequest {
+    SendRequest::write_immediate((), ring.at(0), immediate.emit())
+}
+
+/// Whether the send queue has room.
+pub(super) fn has_room(state: &State) -> bool {
+    state.in_flight < state.send_depth
+}
+
+/// The oldest message that is being read has come. (Reads complete in order.)
+fn has_read(state: &mut State, buffer: RegisteredBuf) {
+    let reading = state.inbox.iter_mut().find_map(|entry| match *entry {
+        Entry::Reading { immediate } => Some((entry, immediate)),
+        _ => None,
+    });
+    if let Some((entry, immediate)) = reading {
+        *entry = Entry::Message(Message { buffer, immediate });
+        state.reads_to_tell += 1;
+    }
+}
+
+/// Puts what a write brought into the inbox. The messages share the buffer that they came in.
+fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Violation> {
+    let cut = |_| Violation("a frame that is cut short");
+    while !frames.is_empty() {
+        if state.peer_is_shut {
+            return Err(Violation("it goes on after it has ended"));
+        }
+        let frame = Frame::parse(&frames)?;
+        let mut this = frames.split_to(frame.len().min(frames.len())).map_err(cut)?;
+        match frame.kind {
+            FrameKind::Message { len } => {
+                this.advance(HEADER_LEN).map_err(cut)?;
+                this.resize(len as usize).map_err(cut)?;
+                state.buffered += this.len();
+                state.inbox.push_back(Entry::Message(Message { buffer: this, immediate: frame.immediate }));
+            }
+            FrameKind::Offer { len, addr, rkey } => {
+                let waiting = state.inbox.iter().filter(|entry| !matches!(entry, Entry::Message(_))).count();
+                if waiting + state.reads_to_tell as usize >= OFFERS as usize {
+                    return Err(Violation("it offers more than it may"));
+                }
+                let remote = RemoteAddress { addr, rkey };
+                state.inbox.push_back(Entry::Offer { len, remote, immediate: frame.immediate });
+            }
+            FrameKind::Close => state.peer_is_shut = true,
+        }
+    }
+    Ok(())
+}

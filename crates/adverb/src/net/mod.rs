@@ -1,0 +1,21 @@
+//! Connections: RDMA without the expertise.
+//!
+//! A listener and a connector, messages of any length from 0 to 1 GiB, and no queue pair in sight. [`blocking`] has them for
+//! threads.
+//!
+//! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from
+//! where they are. Senders have credits, so that a receiver is never overrun: who doesn't receive isn't sent to. What the two
+//! ends say to each other is written down in `docs/protocol.md`.
+//!
+//! Nothing runs in the background: a connection is driven by the calls that use it.
+
+pub mod blocking;
+mod bootstrap;
+mod link;
+mod message;
+mod options;
+mod protocol;
+mod wait;
+
+pub use message::{Message, Outgoing};
+pub use options::Options;

@@ -1,0 +1,118 @@
+//! How connections are to be.
+
+use std::time::Duration;
+
+use super::protocol::{
+    FEWEST_WRITES, HEADER_LEN, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
+};
+use crate::memory::Pool;
+use crate::verbs::Device;
+
+/// How connections are to be: each side chooses for itself, and they needn't agree.
+///
+/// ```
+/// use std::time::Duration;
+/// use adverb::net::Options;
+///
+/// let options = Options::new().ring(1 << 20).connect_timeout(Duration::from_secs(1));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Options {
+    pub(super) device: Option<Device>,
+    pub(super) pool: Option<Pool>,
+    pub(super) ring: u32,
+    pub(super) writes: u32,
+    pub(super) eager: u32,
+    pub(super) read_ahead: usize,
+    pub(super) connect_timeout: Duration,
+    pub(super) timeout: Duration,
+    pub(super) keepalive: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            device: None,
+            pool: None,
+            ring: 256 << 10,
+            writes: 64,
+            eager: 16 << 10,
+            read_ahead: 4 << 20,
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::MAX,
+            keepalive: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Options {
+    /// The defaults.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// The device to use. Unless set, it is the one that has the address over which the peer is reached.
+    pub fn device(mut self, device: &Device) -> Options {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// Where the memory of messages comes from; it must be of the [device](Options::device) that is used, which is taken
+    /// from it unless set. Unless set, each connection has a pool of its own.
+    pub fn pool(mut self, pool: &Pool) -> Options {
+        self.device.get_or_insert_with(|| pool.protection_domain().device().clone());
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// How many bytes of short messages the peer may send ahead: 256 KiB, unless set; from 512 bytes to 16 MiB.
+    pub fn ring(mut self, bytes: u32) -> Options {
+        self.ring = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
+        self
+    }
+
+    /// How many writes the peer may have on their way or unread, each of one message or several: 64, unless set; from 4 to
+    /// 256.
+    pub fn writes(mut self, count: u32) -> Options {
+        self.writes = count.clamp(FEWEST_WRITES, MOST_WRITES);
+        self
+    }
+
+    /// Up to which length messages are copied into the peer's ring: 16 KiB, unless set, and at most a quarter of the ring.
+    /// The peer reads longer ones from where they are.
+    pub fn eager(mut self, bytes: u32) -> Options {
+        self.eager = bytes;
+        self
+    }
+
+    /// How many bytes of messages that nobody has asked for yet are taken in: 4 MiB, unless set. (One message always is.)
+    pub fn read_ahead(mut self, bytes: usize) -> Options {
+        self.read_ahead = bytes;
+        self
+    }
+
+    /// How long connecting may take, and closing: 5 s, unless set.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Options {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long to wait for a message, and for room to send one: as long as it takes, unless set.
+    pub fn timeout(mut self, timeout: Duration) -> Options {
+        self.timeout = timeout;
+        self
+    }
+
+    /// After which silence who waits asks whether the peer is there: 5 s, unless set. The peer's device answers, whatever
+    /// its program does; if it doesn't, the connection ends, within another second or so. `Duration::MAX` is never.
+    pub fn keepalive(mut self, silence: Duration) -> Options {
+        self.keepalive = silence;
+        self
+    }
+
+    /// The longest message that fits a write into a ring of the peer's.
+    pub(super) fn eager_for(&self, ring: u32) -> usize {
+        self.eager.min(longest_write(ring) - HEADER_LEN as u32) as usize
+    }
+}

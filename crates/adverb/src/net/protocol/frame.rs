@@ -1,0 +1,97 @@
+//! What is written into rings: frames, one after the other.
+
+use super::{LONGEST_MESSAGE, UNIT, Violation};
+
+/// The length of a frame's header.
+pub(in crate::net) const HEADER_LEN: usize = 16;
+/// How many bytes of an offer follow the header.
+pub(in crate::net) const OFFER_LEN: usize = 16;
+
+/// A frame's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) struct Frame {
+    pub(in crate::net) kind: FrameKind,
+    /// The 32 bits beside a message.
+    pub(in crate::net) immediate: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) enum FrameKind {
+    /// A message of this length, which follows.
+    Message { len: u32 },
+    /// A message of this length, which the peer is to read from where it is.
+    Offer { len: u32, addr: u64, rkey: u32 },
+    /// Nothing comes after this.
+    Close,
+}
+
+const MESSAGE: u8 = 1;
+const OFFER: u8 = 2;
+const CLOSE: u8 = 3;
+const HAS_IMMEDIATE: u8 = 1;
+
+/// How many bytes a frame takes with `body` bytes behind its header.
+pub(in crate::net) fn frame_len(body: usize) -> usize {
+    (HEADER_LEN + body).next_multiple_of(UNIT as usize)
+}
+
+impl Frame {
+    /// Appends the header, and what of the body belongs to the protocol, to `out`.
+    pub(in crate::net) fn emit(&self, out: &mut [u8]) {
+        let (kind, len) = match self.kind {
+            FrameKind::Message { len } => (MESSAGE, len),
+            FrameKind::Offer { len, addr, rkey } => {
+                let body = &mut out[HEADER_LEN..HEADER_LEN + OFFER_LEN];
+                body[..8].copy_from_slice(&addr.to_le_bytes());
+                body[8..12].copy_from_slice(&rkey.to_le_bytes());
+                body[12..].fill(0);
+                (OFFER, len)
+            }
+            FrameKind::Close => (CLOSE, 0),
+        };
+        let flags = if self.immediate.is_some() { HAS_IMMEDIATE } else { 0 };
+        out[..4].copy_from_slice(&[kind, flags, 0, 0]);
+        out[4..8].copy_from_slice(&len.to_le_bytes());
+        out[8..12].copy_from_slice(&self.immediate.unwrap_or(0).to_le_bytes());
+        out[12..16].fill(0);
+    }
+
+    /// The frame that `bytes` begin with.
+    pub(in crate::net) fn parse(bytes: &[u8]) -> Result<Frame, Violation> {
+        let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Violation("a frame that is cut short"))?;
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let (len, immediate) = (word(4), word(8));
+        if header[2] != 0 || header[3] != 0 || word(12) != 0 || header[1] & !HAS_IMMEDIATE != 0 {
+            return Err(Violation("a frame with bits that mean nothing"));
+        }
+        if len > LONGEST_MESSAGE {
+            return Err(Violation("a message that is too long"));
+        }
+        let body = &bytes[HEADER_LEN..];
+        let kind = match header[0] {
+            MESSAGE if body.len() < len as usize => return Err(Violation("a message that is cut short")),
+            MESSAGE => FrameKind::Message { len },
+            OFFER => {
+                let body: &[u8; OFFER_LEN] =
+                    body.first_chunk().ok_or(Violation("an offer that is cut short"))?;
+                let (addr, rest) = body.split_at(8);
+                let addr =
+                    u64::from_le_bytes(addr.try_into().map_err(|_| Violation("an offer that is cut short"))?);
+                FrameKind::Offer { len, addr, rkey: u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) }
+            }
+            CLOSE if len == 0 => FrameKind::Close,
+            _ => return Err(Violation("a frame of an unknown kind")),
+        };
+        Ok(Frame { kind, immediate: (header[1] & HAS_IMMEDIATE != 0).then_some(immediate) })
+    }
+
+    /// How many bytes the frame takes, with all that follows its header.
+    pub(in crate::net) fn len(&self) -> usize {
+        frame_len(match self.kind {
+            FrameKind::Message { len } => len as usize,
+            FrameKind::Offer { .. } => OFFER_LEN,
+            FrameKind::Close => 0,
+        })
+    }
+}

@@ -1,0 +1,322 @@
+//! Connections: what is sent arrives, once, whole and in order, whatever the lengths of messages and rings.
+
+#![cfg(feature = "soft")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::Options;
+use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::verbs::Device;
+
+fn options() -> Options {
+    Options::new().device(&Device::open("soft").unwrap()).timeout(Duration::from_secs(60))
+}
+
+/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+fn tiny(options: Options) -> Options {
+    options.ring(512).writes(4)
+}
+
+fn pair(options: &Options) -> (Connection, Connection) {
+    unequal_pair(options, options)
+}
+
+fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
+    let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
+    let address = listener.local_address();
+    scope(|scope| {
+        let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
+        let server = listener.accept().unwrap();
+        (client.join().unwrap(), server)
+    })
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+
+    /// Short lengths as often as long ones, up to `most`.
+    fn len(&mut self, most: usize) -> usize {
+        let bits = self.below(most.ilog2() as usize + 1) + 1;
+        self.below(1 << bits).min(most)
+    }
+}
+
+/// A message that tells its number, its length and where each of its bytes belongs.
+fn fill(number: usize, bytes: &mut [u8]) {
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = (number ^ at ^ at >> 8) as u8;
+    }
+}
+
+fn check(number: usize, len: usize, bytes: &[u8]) {
+    assert_eq!(bytes.len(), len, "message {number}");
+    let wrong = bytes.iter().enumerate().position(|(at, byte)| *byte != (number ^ at ^ at >> 8) as u8);
+    assert_eq!(wrong, None, "message {number} of {len} bytes");
+}
+
+/// Both sides send and receive so many messages at once, of lengths up to `most`.
+fn exchange((left, right): (Connection, Connection), count: usize, most: usize) {
+    scope(|scope| {
+        for (connection, seed) in [(&left, 1), (&right, 2)] {
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                let mut bytes = vec![0; most];
+                for number in 0..count {
+                    let len = random.len(most);
+                    fill(number, &mut bytes[..len]);
+                    if number % 3 == 0 {
+                        connection.send_with_imm(&bytes[..len], number as u32).unwrap();
+                    } else {
+                        connection.send(&bytes[..len]).unwrap();
+                    }
+                }
+                connection.shutdown().unwrap();
+            });
+        }
+        for (connection, seed) in [(&left, 2), (&right, 1)] {
+            scope.spawn(move || {
+                let mut random = Random(seed);
+                for number in 0..count {
+                    let message = connection.recv().unwrap().expect("there are more");
+                    check(number, random.len(most), &message);
+                    assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+                }
+                assert!(connection.recv().unwrap().is_none());
+                assert!(connection.recv().unwrap().is_none());
+            });
+        }
+    });
+    scope(|scope| {
+        scope.spawn(|| left.close().unwrap());
+        scope.spawn(|| right.close().unwrap());
+    });
+}
+
+#[test]
+fn a_message_comes_back() {
+    let (left, right) = pair(&options());
+    left.send(b"hello").unwrap();
+    let message = right.recv().unwrap().unwrap();
+    assert_eq!(&message[..], b"hello");
+    right.send(message).unwrap();
+    assert_eq!(&left.recv().unwrap().unwrap()[..], b"hello");
+    left.send(b"").unwrap();
+    assert_eq!(right.recv().unwrap().unwrap().len(), 0);
+    left.close().unwrap();
+    assert!(right.recv().unwrap().is_none());
+}
+
+#[test]
+fn messages_of_all_lengths_go_both_ways_at_once() {
+    exchange(pair(&options()), 2_000, 64 << 10);
+}
+
+#[test]
+fn everything_wraps_in_the_smallest_rings() {
+    exchange(pair(&tiny(options())), 20_000, 300);
+}
+
+#[test]
+fn rings_of_odd_lengths_wrap() {
+    for ring in [528, 1_008, 4_112] {
+        exchange(pair(&options().ring(ring).writes(7)), 3_000, 2_000);
+    }
+}
+
+#[test]
+fn the_sides_need_not_agree() {
+    let (small, large) = (tiny(options()), options().ring(1 << 20).writes(256).eager(1 << 20));
+    exchange(unequal_pair(&small, &large), 1_000, 5_000);
+    exchange(unequal_pair(&large, &small), 1_000, 5_000);
+}
+
+#[test]
+fn long_messages_are_read_from_where_they_are() {
+    let (left, right) = pair(&options());
+    let most = 9 << 20;
+    scope(|scope| {
+        scope.spawn(|| {
+            for (number, len) in [most, 100_000, 5, most, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
+                let mut buffer = left.pool().alloc(len).unwrap();
+                fill(number, &mut buffer);
+                left.send(buffer).unwrap();
+            }
+        });
+        for (number, len) in [most, 100_000, 5, most, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
+            check(number, len, &right.recv().unwrap().unwrap());
+        }
+    });
+    // All that was offered is taken back and home again. (What was written is when something else is heard of.)
+    assert!(matches!(left.recv_timeout(Duration::from_millis(100)), Err(Error::Timeout { .. })));
+    assert!(left.pool().stats().used < 64 << 10, "{:?}", left.pool());
+}
+
+#[test]
+fn a_message_that_is_too_long_is_refused() {
+    let (left, _right) = pair(&options());
+    let bytes = vec![0; (1 << 30) + 1];
+    assert!(matches!(left.send(&bytes[..]), Err(Error::TooLong { .. })));
+}
+
+#[test]
+fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
+    let options = tiny(options()).read_ahead(1000);
+    let (left, right) = pair(&options);
+    let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = [0; 100];
+            while !stop.load(Ordering::Relaxed) {
+                let number = sent.load(Ordering::Relaxed);
+                fill(number, &mut bytes);
+                left.send(&bytes).unwrap();
+                sent.store(number + 1, Ordering::Relaxed);
+            }
+            left.shutdown().unwrap();
+        });
+        sleep(Duration::from_millis(300));
+        let before = sent.load(Ordering::Relaxed);
+        assert!(before < 100, "{before} messages were sent to who doesn't receive");
+        sleep(Duration::from_millis(300));
+        assert_eq!(sent.load(Ordering::Relaxed), before);
+        assert!(left.pool().stats().used <= 1 << 20 && right.pool().stats().used <= 1 << 20);
+        stop.store(true, Ordering::Relaxed);
+        let mut received = 0;
+        while let Some(message) = right.recv().unwrap() {
+            check(received, 100, &message);
+            received += 1;
+        }
+        assert_eq!(received, sent.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn trying_to_send_says_when_there_is_no_room() {
+    let (left, right) = pair(&tiny(options()).read_ahead(0));
+    let mut sent = 0;
+    while left.try_send(&[7; 100]).unwrap() {
+        sent += 1;
+        assert!(sent < 100);
+    }
+    assert!(sent >= 2, "{sent}");
+    for _ in 0..sent {
+        assert_eq!(right.recv().unwrap().unwrap().len(), 100);
+    }
+    // The credits come when there is something to tell of.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !left.try_send(b"again").unwrap() {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn waiting_for_a_message_ends_in_time() {
+    let (left, _right) = pair(&options());
+    let start = Instant::now();
+    let error = left.recv_timeout(Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn closing_delivers_what_was_sent() {
+    for long in [10, 100_000] {
+        let (left, right) = pair(&options());
+        scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..20 {
+                    let mut bytes = vec![0; long];
+                    fill(number, &mut bytes);
+                    left.send(&bytes).unwrap();
+                }
+                left.close().unwrap();
+            });
+            // Short ones lie in memory: nobody needs to be there for them any more.
+            sleep(Duration::from_millis(if long == 10 { 200 } else { 0 }));
+            for number in 0..20 {
+                check(number, long, &right.recv().unwrap().unwrap());
+            }
+            assert!(right.recv().unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_noticed_by_who_waits() {
+    let (left, right) = pair(&options().keepalive(Duration::from_millis(100)));
+    drop(right);
+    let start = Instant::now();
+    let error = left.recv().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(matches!(left.send(b"?"), Err(Error::Disconnected { .. })));
+}
+
+#[test]
+fn many_threads_share_a_connection() {
+    let (left, right) = pair(&tiny(options()));
+    const EACH: usize = 1_000;
+    let sum = AtomicUsize::new(0);
+    scope(|scope| {
+        for sender in 0..4 {
+            let left = &left;
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    left.send(&(sender * EACH + number).to_le_bytes()).unwrap();
+                }
+            });
+        }
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..EACH {
+                    let message = right.recv().unwrap().unwrap();
+                    let number = usize::from_le_bytes((&message[..]).try_into().unwrap());
+                    sum.fetch_add(number, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(sum.into_inner(), (0..4 * EACH).sum::<usize>());
+}
+
+#[test]
+fn who_speaks_another_version_or_nothing_is_told_so() {
+    let options = options().connect_timeout(Duration::from_millis(500));
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let address = listener.local_address();
+    let ask = |request: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap_or_default();
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap());
+        let answer = ask(b"adverb\r\n\x07\x00\x01\x00\x1c\x00\x00\x00");
+        assert!(answer.contains("speaks version 7 of the protocol, and this side 1"), "{answer:?}");
+        let answer = ask(b"GET / HTTP/1.1\r\n\r\n");
+        assert!(answer.contains("doesn't speak"), "{answer:?}");
+        // Neither who says nothing nor who goes away stops the listener.
+        let _silent = TcpStream::connect(address).unwrap();
+        drop(TcpStream::connect(address).unwrap());
+        let client = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(5)));
+        let client = client.connect(address).unwrap();
+        let server = accepting.join().unwrap();
+        server.send(b"hello").unwrap();
+        assert_eq!(&client.recv().unwrap().unwrap()[..], b"hello");
+    });
+    let nobody = Connector::new().options(&options).connect("127.0.0.1:1").unwrap_err();
+    assert!(matches!(nobody, Error::Unreachable { .. }), "{nobody}");
+}
