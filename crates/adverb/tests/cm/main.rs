@@ -1,6 +1,7 @@
 //! The connection manager at work, on the first device that has addresses; skipped, with the reason printed, where there
 //! is none.
 
+mod cmatose;
 mod datagrams;
 mod drop_order;
 mod rping;
@@ -110,12 +111,18 @@ impl Programs {
         Programs { addresses, wrapper, _open: open }
     }
 
+    /// Starts one.
     fn start(&self, program: &str, arguments: &[&str]) -> Option<Child> {
         let words: Vec<&str> = self.wrapper.iter().map(String::as_str).chain([program]).collect();
         let spawned =
             Command::new(words[0]).args(&words[1..]).args(arguments).stdout(Stdio::inherit()).spawn();
         spawned.inspect_err(|error| println!("skipped: {program} can't be started: {error}")).ok()
     }
+}
+
+/// A port that nobody listens on now, here or, most likely, where the programs are.
+fn free_port(address: IpAddr) -> u16 {
+    Listener::bind(SocketAddr::new(address, 0)).unwrap().local_address().port()
 }
 
 /// What goes with a queue pair: where its requests complete, and the receive that it has.

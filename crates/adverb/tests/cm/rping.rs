@@ -9,11 +9,6 @@ use super::*;
 
 const LEN: usize = 64;
 
-/// A port that nobody listens on now, here or, most likely, where the program is.
-fn free_port(address: IpAddr) -> u16 {
-    Listener::bind(SocketAddr::new(address, 0)).unwrap().local_address().port()
-}
-
 fn info(remote: RemoteAddress) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&remote.addr.to_be_bytes());

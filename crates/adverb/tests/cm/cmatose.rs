@@ -1,0 +1,108 @@
+//! The other side is rdma-core's `ucmatose`, a C program on librdmacm.
+//!
+//! Its server sends messages on each of several connections, gets as many back, and ends them; its client gets messages,
+//! sends as many back, and waits for the end.
+
+use super::*;
+
+const CONNECTIONS: usize = 4;
+const MESSAGES: usize = 5;
+const LEN: usize = 3000;
+
+/// A connection to be, with all its receives.
+struct Line {
+    domain: ProtectionDomain,
+    completions: CompletionQueue,
+    receiving: Vec<RequestId>,
+}
+
+impl Line {
+    fn new(path: &Path) -> adverb::Result<(QueuePair, Line)> {
+        let device = path.device()?;
+        let domain = device.protection_domain()?;
+        let completions = device.completion_queue(64).events().create()?;
+        let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(16, 16).create()?;
+        let post = |_| Ok(queue_pair.post_recv(domain.buffer(LEN)?)?);
+        let receiving = (0..MESSAGES).map(post).collect::<adverb::Result<_>>()?;
+        Ok((queue_pair, Line { domain, completions, receiving }))
+    }
+
+    fn send_all(&self, connection: &Connection) {
+        let post = |_| {
+            let buffer = self.domain.buffer(LEN).unwrap();
+            connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap()
+        };
+        let sending: Vec<RequestId> = (0..MESSAGES).map(post).collect();
+        for id in sending {
+            self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+        }
+    }
+
+    fn receive_all(&self) {
+        for id in &self.receiving {
+            let message = self.completions.wait(*id, PATIENCE).unwrap().into_message().unwrap();
+            assert_eq!(message.len(), LEN);
+        }
+    }
+}
+
+fn arguments<'a>(role: &'a str, ip: &'a str, port: &'a str) -> [&'a str; 10] {
+    [role, ip, "-p", port, "-c", "4", "-C", "5", "-S", "3000"]
+}
+
+#[test]
+fn several_connections_go_to_a_server_written_in_c() {
+    let programs = Programs::find();
+    for (theirs, ours) in &programs.addresses {
+        let port = free_port(*ours);
+        let (ip, text) = (theirs.to_string(), port.to_string());
+        let Some(mut server) = programs.start("ucmatose", &arguments("-b", &ip, &text)) else { return };
+        let peer = SocketAddr::new(*theirs, port);
+        let deadline = Instant::now() + PATIENCE;
+        let mut lines = Vec::new();
+        while lines.len() < CONNECTIONS {
+            let mut line = None;
+            let connected = Connector::new().timeout(PATIENCE).connect(peer, |path| {
+                let (queue_pair, made) = Line::new(path)?;
+                line = Some(made);
+                Ok(queue_pair)
+            });
+            match connected {
+                Ok(connection) => lines.push((connection, line.unwrap())),
+                // It isn't up yet.
+                Err(Error::Rejected { .. }) if lines.is_empty() && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(100));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        lines.iter().for_each(|(_, line)| line.receive_all());
+        lines.iter().for_each(|(connection, line)| line.send_all(connection));
+        for (connection, _) in &lines {
+            assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+        }
+        assert!(server.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn several_connections_come_from_a_client_written_in_c() {
+    let programs = Programs::find();
+    for (_, ours) in &programs.addresses {
+        let listener = Listener::bind(SocketAddr::new(*ours, 0)).unwrap();
+        let (ip, text) = (ours.to_string(), listener.local_address().port().to_string());
+        let Some(mut client) = programs.start("ucmatose", &arguments("-s", &ip, &text)) else { return };
+        let accept = |_| {
+            let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+            let (queue_pair, line) = Line::new(request.path()).unwrap();
+            (request.accept(queue_pair, b"").unwrap(), line)
+        };
+        let lines: Vec<(Connection, Line)> = (0..CONNECTIONS).map(accept).collect();
+        lines.iter().for_each(|(connection, line)| line.send_all(connection));
+        lines.iter().for_each(|(_, line)| line.receive_all());
+        for (connection, _) in lines {
+            connection.close(PATIENCE).unwrap();
+        }
+        assert!(client.wait().unwrap().success());
+    }
+}
