@@ -602,6 +602,18 @@ impl<S: Sink> Device<S> {
         Some(Transmit { header, path, payload, ecn_capable })
     }
 
+    /// Whether all that is to be sent is a few acknowledgements: who is about to post something may send them together.
+    pub fn is_only_acknowledging(&self) -> bool {
+        let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
+        self.ready.len() <= FEW && self.ready.iter().all(only)
+    }
+
+    /// Whether a queue has completions.
+    #[inline]
+    pub fn has_completions(&self, cq: Cq) -> bool {
+        matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.len() > 0)
+    }
+
     /// The oldest completion of a queue.
     #[inline]
     pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
@@ -680,6 +692,9 @@ impl<S: Sink> Device<S> {
         tell(&mut self.sink, now, || Event::Dropped { qpn, psn, reason });
     }
 }
+
+/// How many queue pairs are looked at when it is said whether they only acknowledge.
+const FEW: usize = 4;
 
 /// How many packets in a row one queue pair sends while others wait.
 const BURST: u32 = 16;

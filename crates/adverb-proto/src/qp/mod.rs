@@ -256,6 +256,13 @@ impl QueuePair {
         self.notification_due || self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
     }
 
+    /// Whether it would send an acknowledgement, and nothing else.
+    pub(crate) fn is_only_acknowledging(&self) -> bool {
+        !self.notification_due
+            && self.responder.responses.is_only_acknowledging()
+            && !self.requester.has_requests(&self.send_queue)
+    }
+
     /// Takes a send request in.
     pub(crate) fn post_send<S: Sink, Handle: AddressVector>(
         &mut self,
@@ -409,9 +416,11 @@ impl QueuePair {
         if self.config.transport != Transport::Rc {
             return self.next_unreliable(cx);
         }
-        // In turn, if there are both.
-        let requests = self.requests_first || !self.responder.has_answers();
-        self.requests_first = !self.requests_first;
+        // In turn, if there are both, and a request first: somebody may wait for it, and an acknowledgement, being
+        // shorter, can travel with it only if it comes last.
+        let has_answers = self.responder.has_answers();
+        let requests = self.requests_first || !has_answers;
+        self.requests_first = !(requests && has_answers);
         if requests && let Some(outgoing) = self.next_request(cx) {
             return Some(outgoing);
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
 use adverb_wire::cm::PathMtu;
@@ -44,6 +44,12 @@ pub(super) struct Engine {
     pub(super) asleep_until: Time,
     /// When an application last polled.
     pub(super) polled: Option<Time>,
+    /// How often it did so since the link was looked at.
+    unserved: u32,
+    /// How often it did so altogether.
+    glances: u32,
+    /// Since when acknowledgements wait for who polls.
+    pub(super) deferred: Option<Time>,
     pub(super) failed: bool,
     pub(super) closing: bool,
 }
@@ -83,6 +89,9 @@ impl Engine {
             start: Instant::now(),
             asleep_until: Time::ZERO,
             polled: None,
+            unserved: 0,
+            glances: 0,
+            deferred: None,
             failed: false,
             closing: false,
         })
@@ -101,7 +110,9 @@ impl Engine {
         let held = held.map_or(Time::MAX, |held| Time::ZERO + held.saturating_duration_since(self.start));
         // What the link didn't take is tried again soon.
         let unsent = if self.unsent.is_empty() { Time::MAX } else { self.now() + UNSENT_DELAY };
-        self.device.poll_timeout().unwrap_or(Time::MAX).min(held).min(unsent).min(self.gsi.due())
+        let deferred = self.deferred.map_or(Time::MAX, |since| since + ATTENDED);
+        let timers = self.device.poll_timeout().unwrap_or(Time::MAX);
+        timers.min(held).min(unsent).min(deferred).min(self.gsi.due())
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
@@ -116,32 +127,78 @@ impl Engine {
     ///
     /// If the link no longer works.
     pub(super) fn drive(&mut self) -> io::Result<Work> {
+        self.serve(None)
+    }
+
+    /// Does as [`drive`](Engine::drive), for who polls `cq`: until there are completions.
+    ///
+    /// Acknowledgements of what has completed may then wait for a moment. Who polls is about to answer, or to poll again,
+    /// and they go with that: a system call less before the application has what it waits for.
+    pub(super) fn drive_for(&mut self, cq: Cq) -> io::Result<Work> {
+        // Those that are there are taken first, though not for ever.
+        self.unserved += 1;
+        if self.unserved < MOST_UNSERVED && self.device.has_completions(cq) {
+            return Ok(Work::Done);
+        }
+        self.serve(Some(cq))
+    }
+
+    /// Sends what was posted. Acknowledgements that wait for who polls go on waiting: somebody waits for what is posted.
+    pub(super) fn push(&mut self, now: Time) -> io::Result<Work> {
         if self.failed {
             return Ok(Work::Done);
         }
+        let sent = self.transmit(now, BUDGET)?;
+        self.tell();
+        Ok(if sent < BUDGET { Work::Done } else { Work::More })
+    }
+
+    fn serve(&mut self, poller: Option<Cq>) -> io::Result<Work> {
+        if self.failed {
+            return Ok(Work::Done);
+        }
+        let mut now = if poller.is_some() { self.poller_time() } else { self.now() };
+        let was_deferred = self.deferred.is_some();
         let mut budget = BUDGET;
-        let work = loop {
-            let now = self.now();
+        loop {
             let received = self.receive(now)?;
             if self.device.poll_timeout().is_some_and(|due| due <= now) {
                 self.device.handle_timeout(now);
             }
+            let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
+            // Once: who always finds something would never acknowledge it.
+            self.deferred =
+                (is_served && !was_deferred && self.device.is_only_acknowledging()).then_some(now);
             let sent = self.transmit(now, budget)?;
             budget = budget.saturating_sub(received + sent);
-            if budget == 0 {
+            if budget == 0 || is_served {
                 self.tell();
-                break Work::More;
+                return Ok(if budget == 0 { Work::More } else { Work::Done });
             }
             // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
             // it brings nothing more.
             if received == 0 {
                 self.tell();
                 if !self.gsi.wants(now) || !self.serve_gsi(now) {
-                    break Work::Done;
+                    return Ok(Work::Done);
                 }
             }
-        };
-        Ok(work)
+            now = self.now();
+        }
+    }
+
+    /// About what time it is, for somebody who polls again and again: looking at the clock takes a tenth of a poll.
+    fn poller_time(&mut self) -> Time {
+        self.unserved = 0;
+        self.glances += 1;
+        match self.polled {
+            Some(polled) if !self.glances.is_multiple_of(GLANCES) => polled,
+            _ => {
+                let now = self.now();
+                self.polled = Some(now);
+                now
+            }
+        }
     }
 
     /// Looks after the connection manager, and says whether it has something to be sent.
@@ -181,6 +238,9 @@ impl Engine {
         let mut count = 0;
         self.send_unsent()?;
         while count < most && self.unsent.len() < BATCH {
+            if self.deferred.is_some() && self.device.is_only_acknowledging() {
+                break;
+            }
             let Some(transmit) = self.device.poll_transmit(now) else { break };
             count += 1;
             let (local, remote) = (transmit.path.local(), transmit.path.remote());
@@ -233,8 +293,12 @@ impl Engine {
         while !self.unsent.is_empty() {
             let count = self.unsent.len().min(BATCH);
             let packet = |index: usize| self.unsent.packet(index.min(count - 1));
-            let packets: [Outgoing<'_>; BATCH] = std::array::from_fn(packet);
-            let sent = link.send(&packets[..count])?;
+            // Writing down a whole batch for the one packet of a small message would cost more than that.
+            let sent = if count <= FEW {
+                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
+            } else {
+                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
+            };
             self.unsent.remove(sent);
             if sent < count {
                 break;
@@ -350,14 +414,26 @@ impl Unsent {
 /// How many packets the link gets at once.
 const BATCH: usize = 32;
 
+/// How many packets are few.
+const FEW: usize = 2;
+
 /// How many packets are handled before others may have the lock.
 const BUDGET: usize = 256;
+
+/// How often completions are taken before the link is looked at again.
+const MOST_UNSERVED: u32 = 256;
+
+/// How often somebody polls before the clock is looked at again.
+const GLANCES: u32 = 8;
+
+/// For how long after a poll the application is taken to go on polling.
+pub(super) const ATTENDED: Duration = Duration::from_millis(1);
 
 /// How many bytes that were sent are kept before those that weren't.
 const MOST_SENT: usize = 1 << 20;
 
 /// How soon a link that is full is tried again.
-const UNSENT_DELAY: std::time::Duration = std::time::Duration::from_micros(50);
+const UNSENT_DELAY: Duration = Duration::from_micros(50);
 
 /// The ECN bits of a sender that heeds congestion (RFC 3168: ECT(0)).
 const ECN_CAPABLE: u8 = 0b10;

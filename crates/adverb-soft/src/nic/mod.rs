@@ -304,8 +304,7 @@ impl Nic {
     /// Takes completions, but no more than `most`, and says how many there were. Before that, the adapter's work is done.
     pub fn poll(&self, cq: Cq, most: usize, mut each: impl FnMut(Completion)) -> usize {
         let mut engine = self.shared.engine.lock();
-        let work = self.drive(&mut engine);
-        engine.polled = Some(engine.now());
+        let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
         let mut count = 0;
         while count < most
             && let Some(completion) = engine.device.poll_completion(cq)
@@ -401,7 +400,7 @@ impl Nic {
         qpn: Qpn,
         requests: impl IntoIterator<Item = (SendRequest<'a, Handle>, Option<&'a [u8]>)>,
     ) -> Result<(), PostStopped> {
-        self.post(requests, |engine, now, (request, inline)| {
+        self.post(true, requests, |engine, now, (request, inline)| {
             match inline {
                 None => engine.device.post_send(now, qpn, &request)?,
                 Some(bytes) => engine.device.post_send_inline(now, qpn, &request, bytes)?,
@@ -421,7 +420,7 @@ impl Nic {
         qpn: Qpn,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
     ) -> Result<(), PostStopped> {
-        self.post(requests, |engine, now, request| Ok(engine.device.post_recv(now, qpn, &request)?))
+        self.post(false, requests, |engine, now, request| Ok(engine.device.post_recv(now, qpn, &request)?))
     }
 
     /// Makes a shared receive queue.
@@ -456,7 +455,9 @@ impl Nic {
         srq: Srq,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
     ) -> Result<(), PostStopped> {
-        self.post(requests, |engine, now, request| Ok(engine.device.post_srq_recv(now, srq, &request)?))
+        self.post(false, requests, |engine, now, request| {
+            Ok(engine.device.post_srq_recv(now, srq, &request)?)
+        })
     }
 
     /// Asks for one event when fewer than `limit` requests are left in a shared receive queue; 0 takes that back.
@@ -532,7 +533,7 @@ impl Nic {
             return Err(Error::Failed);
         }
         let answer = guard(&mut engine, ask);
-        let work = self.drive(&mut engine);
+        let work = self.drive(&mut engine, Engine::drive);
         progress::wake(&self.shared, &mut engine, work);
         answer
     }
@@ -540,24 +541,34 @@ impl Nic {
     #[inline]
     fn post<T>(
         &self,
+        sends: bool,
         requests: impl IntoIterator<Item = T>,
         mut post: impl FnMut(&mut Engine, adverb_proto::Time, T) -> Result<(), Error>,
     ) -> Result<(), PostStopped> {
         let mut posted = 0;
-        let stopped = self.work(|engine| {
-            let now = engine.now();
+        let mut engine = self.shared.engine.lock();
+        if engine.failed {
+            return Err(PostStopped { posted, error: Error::Failed });
+        }
+        let now = engine.now();
+        let stopped = guard(&mut engine, |engine| {
             for request in requests {
                 post(engine, now, request)?;
                 posted += 1;
             }
             Ok(())
         });
+        // What acknowledgements wait for isn't that there is room for more.
+        if sends || engine.deferred.is_none() {
+            let work = self.drive(&mut engine, |engine| engine.push(now));
+            progress::wake(&self.shared, &mut engine, work);
+        }
         stopped.map_err(|error| PostStopped { posted, error })
     }
 
     /// Does the adapter's work; whatever goes wrong makes the adapter fail.
-    fn drive(&self, engine: &mut Engine) -> Work {
-        let driven = catch_unwind(AssertUnwindSafe(|| engine.drive()));
+    fn drive(&self, engine: &mut Engine, drive: impl FnOnce(&mut Engine) -> io::Result<Work>) -> Work {
+        let driven = catch_unwind(AssertUnwindSafe(|| drive(engine)));
         if let Ok(Ok(work)) = driven {
             return work;
         }

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::Shared;
-use super::engine::{Engine, Work};
+use super::engine::{ATTENDED, Engine, Work};
 
 /// Serves until the adapter is closed or fails. `readiness` says when the link has something.
 pub(super) fn run(shared: &Shared, readiness: Option<&OwnedFd>) {
@@ -57,6 +57,8 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
 /// Wakes the thread, if it would sleep too long.
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
+    // Who polls looks at the clock by itself; the thread looks whether it still does.
+    let deadline = engine.polled.map_or(deadline, |polled| deadline.max(polled + ATTENDED));
     if deadline < engine.asleep_until {
         engine.asleep_until = deadline;
         shared.kick.announce();
@@ -79,6 +81,3 @@ fn sleep(shared: &Shared, readiness: Option<&OwnedFd>, timeout: Option<Duration>
         Err(error) => Err(error.into()),
     }
 }
-
-/// For how long after a poll the application is taken to go on polling.
-const ATTENDED: Duration = Duration::from_millis(1);

@@ -419,6 +419,39 @@ fn peers_are_served_while_the_application_does_nothing() {
     assert!(there.values() == here.values());
 }
 
+#[test]
+fn what_was_polled_is_acknowledged_by_an_application_that_never_polls_again() {
+    let (first, second, _) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let here = Area::new(&first, one.pd, 64);
+    let there = Area::new(&second, other.pd, 64);
+    for round in 0..20 {
+        here.fill(round);
+        other.receive(round, &[there.segment(0, 64)]).unwrap();
+        one.send(round, SendOperation::Send, &[here.segment(0, 64)]).unwrap();
+        assert!(other.completion().outcome.is_ok());
+        assert!(there.values() == here.values());
+        assert!(one.completion().outcome.is_ok());
+    }
+}
+
+#[test]
+fn who_polls_gets_what_there_is_before_more_is_taken_in() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    let here = Area::new(&nic, one.pd, 8);
+    let there = Area::new(&nic, other.pd, 8);
+    for round in 0..40 {
+        one.send(round, SendOperation::Write(there.remote(0)), &[here.segment(0, 8)]).unwrap();
+    }
+    for round in 0..40 {
+        assert_eq!(one.poll().unwrap().wr_id, round);
+    }
+    assert!(one.poll().is_none());
+}
+
 /// Whatever ends the adapter, every request comes back, and nothing can be posted any more.
 fn everything_comes_back(fault: WireFault) {
     let (first, second, planted) = two();

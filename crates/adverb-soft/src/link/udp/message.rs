@@ -82,15 +82,16 @@ pub(super) fn send(
     // SAFETY: as many messages are initialised as are said. Each points to an address, pieces and control messages that
     // are initialised and live until the call returns, with their lengths; the pieces' bytes are only read.
     let sent = unsafe {
-        libc::sendmmsg(
-            socket.as_raw_fd(),
-            messages.as_mut_ptr().cast(),
-            message_count as libc::c_uint,
-            libc::MSG_DONTWAIT,
-        )
+        let (socket, messages) = (socket.as_raw_fd(), messages.as_mut_ptr());
+        match message_count {
+            // A header of many messages begins with that of one; and one is cheaper.
+            1 => libc::syscall(libc::SYS_sendmsg, socket, messages, libc::MSG_DONTWAIT),
+            _ => libc::syscall(libc::SYS_sendmmsg, socket, messages, message_count, libc::MSG_DONTWAIT),
+        }
     };
     let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
-    Ok(starts[sent].0)
+    // Of one, how many bytes were sent.
+    Ok(starts[if message_count == 1 { 1 } else { sent }].0)
 }
 
 /// How many of these packets, at least one, may go as a train: those that are like the first, and a last one that may be
@@ -129,7 +130,8 @@ pub(super) struct Datagram<'a> {
 pub(super) struct Receiver {
     /// Room for a batch of datagrams, or of trains.
     buffers: Vec<[u8; BUFFER]>,
-    /// How many datagrams to ask for: twice as many as came last, because preparing for those that don't come costs, too.
+    /// How many datagrams to ask for: twice as many as came last, because preparing for those that don't come costs, and
+    /// so does looking for them.
     ask: usize,
     /// What the kernel's counter of overflows said last.
     overflows: u32,
@@ -141,12 +143,13 @@ const BUFFER: usize = 1 << 16;
 /// How many buffers there are. Memory that is never used costs nothing.
 const BUFFERS: usize = 64;
 
-/// How many datagrams are asked for when none came last.
-const FEW: usize = 4;
+/// How many bytes are asked for at once: they are to be in the processor's cache when they are looked at, and those who
+/// sent them are to hear of it soon.
+const MOST_BYTES: usize = 256 << 10;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
-        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: FEW, overflows: 0 }
+        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0 }
     }
 
     /// Hands what has come to `each`, without waiting, and says how many datagrams that were.
@@ -174,17 +177,16 @@ impl Receiver {
         // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and room for control
         // messages that live until the call returns and that nothing else uses, with their lengths.
         let came = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                messages.as_mut_ptr().cast(),
-                self.ask as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-                ptr::null_mut(),
-            )
+            let (socket, first, no_time) = (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
+            match self.ask {
+                // A header of many messages begins with that of one; and one is cheaper.
+                1 => libc::syscall(libc::SYS_recvmsg, socket, first, libc::MSG_DONTWAIT),
+                ask => libc::syscall(libc::SYS_recvmmsg, socket, first, ask, libc::MSG_DONTWAIT, no_time),
+            }
         };
         let Ok(came) = usize::try_from(came) else {
             let error = io::Error::last_os_error();
-            self.ask = FEW;
+            self.ask = 1;
             return match error.kind() {
                 io::ErrorKind::WouldBlock => Ok(0),
                 // There may be something.
@@ -192,8 +194,20 @@ impl Receiver {
                 _ => Err(error),
             };
         };
+        let came = if self.ask > 1 {
+            came
+        } else {
+            // SAFETY: it was initialised above, and nothing refers to it.
+            unsafe { (*messages[0].as_mut_ptr()).msg_len = came as libc::c_uint };
+            1
+        };
         let mut count = came;
-        self.ask = (2 * came).clamp(FEW, BUFFERS);
+        let bytes: usize = messages[..came]
+            .iter()
+            // SAFETY: they were initialised above, since no more came than were asked for.
+            .map(|message| unsafe { message.assume_init_ref() }.msg_len as usize)
+            .sum();
+        self.ask = (2 * came).min(BUFFERS).min(MOST_BYTES * came / bytes.max(1)).max(1);
         for (index, message) in messages[..came].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
             // and flags.
