@@ -1,6 +1,7 @@
 //! Why an adapter doesn't do what it is asked for.
 
 use std::fmt;
+use std::io;
 
 use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
@@ -17,6 +18,8 @@ macro_rules! errors {
             Failed,
             /// There is no such completion queue, or it is in use, or it can't be made so small.
             CompletionQueue,
+            /// The network or the system doesn't let the link join a multicast group.
+            Join(io::ErrorKind),
             $($(#[$doc])* $variant($inner),)*
         }
 
@@ -27,6 +30,7 @@ macro_rules! errors {
                     Error::CompletionQueue => {
                         f.write_str("no such completion queue, or it is in use, or more is in it than would fit")
                     }
+                    Error::Join(kind) => write!(f, "the group can't be joined: {kind}"),
                     $(Error::$variant(error) => error.fmt(f),)*
                 }
             }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use adverb::Error;
-use adverb::verbs::{Device, PortState, RecvRequest, SendRequest, Transport};
+use adverb::verbs::{
+    Device, FaultConfig, PathMtu, PortState, RecvRequest, SendRequest, SoftDevice, Switch, Transport,
+};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -125,4 +127,120 @@ fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
 #[test]
 fn two_devices_talk_over_sockets() {
     exchange(&open(address()), &open(address()));
+}
+
+#[test]
+fn devices_at_any_address_are_devices_of_their_own() {
+    let (one, other) = (SoftDevice::new().open().unwrap(), SoftDevice::new().open().unwrap());
+    assert_ne!(one.name(), other.name());
+    exchange(&one, &other);
+}
+
+#[test]
+fn a_device_talks_to_itself_over_ipv6() {
+    let Ok(device) = SoftDevice::at("::1".parse().unwrap()).hairpin().open() else {
+        return println!("skipped: another process has ::1, or this machine has no IPv6");
+    };
+    exchange(&device, &device);
+    let sent = device.counters(1).unwrap().get("sent_pkts").unwrap();
+    assert!(sent >= 2, "{sent}");
+}
+
+#[test]
+fn devices_in_memory_talk_and_need_no_network() {
+    let switch = Switch::default();
+    let [one, other] = ["10.0.0.1", "fd00::1"].map(|family| {
+        let addresses: [IpAddr; 2] = match family {
+            "10.0.0.1" => ["10.0.0.1", "10.0.0.2"],
+            _ => ["fd00::1", "fd00::2"],
+        }
+        .map(|address| address.parse().unwrap());
+        let devices = addresses.map(|address| SoftDevice::on(&switch, address).open().unwrap());
+        exchange(&devices[0], &devices[1]);
+        devices
+    });
+    assert_eq!(one[0].name(), "soft:10.0.0.1");
+    assert_eq!(other[0].gids().unwrap()[0].netdev, None);
+    assert_eq!(other[1].port(1).unwrap().state, PortState::Active);
+    let error = SoftDevice::on(&switch, "10.0.0.1".parse().unwrap()).open().unwrap_err();
+    assert!(error.to_string().contains("already"), "{error}");
+}
+
+#[test]
+fn a_device_without_a_network_talks_to_itself() {
+    let device = SoftDevice::alone().open().unwrap();
+    exchange(&device, &device);
+}
+
+#[test]
+fn a_device_with_faults_talks_all_the_same() {
+    let faults =
+        FaultConfig { loss: 200_000, duplication: 50_000, corruption: 50_000, ..FaultConfig::new(3) };
+    let device = SoftDevice::at(address().into()).faults(faults).hairpin().open().unwrap();
+    for _ in 0..10 {
+        exchange(&device, &device);
+    }
+    let lost = device.counters(1).unwrap();
+    assert!(lost.get("local_ack_timeout_err").unwrap() > 0, "{lost:?}");
+}
+
+#[test]
+fn what_passes_is_recorded() {
+    let file = std::env::temp_dir().join(format!("adverb-capture-{}.pcapng", std::process::id()));
+    let device =
+        SoftDevice::at(address().into()).mtu(PathMtu::Mtu1024).capture(&file).hairpin().open().unwrap();
+    assert_eq!(device.port(1).unwrap().active_mtu, PathMtu::Mtu1024);
+    exchange(&device, &device);
+    drop(device);
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(bytes.windows(5).filter(|window| window == b"hello").count() >= 4, "{} bytes", bytes.len());
+}
+
+/// Sends datagrams to a group, from one device to the other, until one has come.
+fn reach_group(from: &Device, to: &Device, group: IpAddr) {
+    const QKEY: u32 = 0x77;
+    let queue_pair = |device: &Device| {
+        let cq = device.completion_queue(256).create().unwrap();
+        let domain = device.protection_domain().unwrap();
+        let qp = domain.queue_pair(Transport::Ud).qkey(QKEY).completion_queue(&cq).create().unwrap();
+        qp.activate().unwrap();
+        qp
+    };
+    let (sender, member) = (queue_pair(from), queue_pair(to));
+    member.join_multicast(group).unwrap();
+    let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
+    let everybody = sender.multicast_recipient(group, QKEY).unwrap();
+    let mut hello = sender.protection_domain().buffer(5).unwrap();
+    hello.copy_from_slice(b"hello");
+    let sending = sender.post_send(SendRequest::send(hello).to(&everybody)).unwrap();
+    sender.send_completion_queue().wait(sending, PATIENCE).unwrap().success().unwrap();
+    let came = member.recv_completion_queue().wait(receiving, PATIENCE).unwrap().into_datagram().unwrap();
+    assert_eq!(&came.message[..], b"hello");
+    let ip = came.ip.unwrap();
+    assert_eq!(ip.destination(), group);
+    assert_eq!(ip.source(), sender.endpoint().gid.ip());
+    // Once, and not again when nobody is a member any more.
+    let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
+    member.leave_multicast(group).unwrap();
+    let hello = sender.protection_domain().buffer(5).unwrap();
+    sender.post_send(SendRequest::send(hello).to(&everybody)).unwrap();
+    assert!(member.recv_completion_queue().wait(receiving, Duration::from_millis(100)).is_err());
+}
+
+#[test]
+fn a_datagram_to_a_group_reaches_members_on_other_devices() {
+    let group = IpAddr::V4(Ipv4Addr::new(239, 255, 78, std::process::id() as u8));
+    let (one, other) = (open(address()), open(address()));
+    reach_group(&one, &other, group);
+    // And once those on the same device, whether its packets take the network or not.
+    reach_group(&one, &one, group);
+    let hairpin = SoftDevice::at(address().into()).hairpin().open().unwrap();
+    reach_group(&hairpin, &hairpin, group);
+    reach_group(&hairpin, &one, group);
+    let switch = Switch::default();
+    let [one, other] = ["10.1.0.1", "10.1.0.2"]
+        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+    reach_group(&one, &other, group);
+    reach_group(&other, &other, group);
 }

@@ -1,5 +1,7 @@
 //! Every public type may be sent to another thread and shared with others: post on one, poll on another, drop on a third.
 
+#![cfg(feature = "soft")]
+
 use std::collections::BTreeSet;
 
 use adverb::{memory, net, net::blocking, verbs, verbs::cm};
@@ -65,6 +67,7 @@ shared_between_threads!(TYPES:
     verbs::DeviceInfo,
     verbs::Endpoint,
     verbs::Failure,
+    verbs::FaultConfig,
     verbs::Gid,
     verbs::GidEntry,
     verbs::GidType,
@@ -100,9 +103,12 @@ shared_between_threads!(TYPES:
     verbs::SendRequest,
     verbs::SharedReceiveQueue,
     verbs::SharedReceiveQueueBuilder,
+    verbs::SoftDevice,
     verbs::Status,
     verbs::Stopped<()>,
     verbs::Success,
+    verbs::Switch,
+    verbs::SwitchConfig,
     verbs::Timestamps,
     verbs::Traffic,
     verbs::Transport,

@@ -1,17 +1,20 @@
 //! Asks Adverb, and the kernel about what Adverb can't say.
 
+use std::net::IpAddr;
+
 use adverb::Error;
-use adverb::verbs::{self, DeviceInfo, GidEntry};
+use adverb::verbs::{self, DeviceInfo, GidEntry, SoftDevice};
 
 use super::inventory::{
-    Device, Gid, GidType, Inventory, LinkLayer, Port, PortState, Problem, ProblemKind, Unusable, VERSION,
+    Device, Gid, GidType, Inventory, LinkLayer, Port, PortState, Problem, ProblemKind, Software, Unusable,
+    VERSION,
 };
 use super::kernel::Kernel;
 
 /// All devices of this machine, each as far as it answers.
 pub(super) fn everything() -> Inventory {
     let kernel = Kernel::new();
-    let (mut devices, mut problem) = match verbs::Device::list() {
+    let (mut devices, mut problem) = match verbs::Device::list_hardware() {
         Ok(infos) => (infos.into_iter().map(device).collect(), None),
         Err(error) => (Vec::new(), Some(not_listed(&error))),
     };
@@ -19,11 +22,21 @@ pub(super) fn everything() -> Inventory {
     if devices.is_empty() && problem.is_none() {
         problem = Some(Problem {
             kind: ProblemKind::NoDevices,
-            message: "there are no RDMA devices on this machine".to_owned(),
+            message: "there are no RDMA devices on this machine but software".to_owned(),
             hints: how_to_get_a_device(),
         });
     }
-    Inventory { version: VERSION, devices, problem }
+    let all = verbs::Device::list().unwrap_or_default();
+    let software = all.into_iter().filter(|info| info.name.starts_with("soft"));
+    devices.extend(software.map(device));
+    let is_routable = |address: &IpAddr| match address {
+        _ if address.is_loopback() => false,
+        IpAddr::V4(address) => !address.is_link_local(),
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    let addresses = SoftDevice::addresses().into_iter().filter(is_routable);
+    let software = addresses.map(|address| Software { name: format!("soft:{address}"), address }).collect();
+    Inventory { version: VERSION, devices, software, problem }
 }
 
 /// Why there is no list.

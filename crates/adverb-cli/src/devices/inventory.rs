@@ -14,8 +14,26 @@ pub(super) struct Inventory {
     pub version: u32,
     /// The devices, those that can't be used among them.
     pub devices: Vec<Device>,
-    /// Why they couldn't be listed, or why there are none.
+    /// The software devices that could be opened at addresses of this machine.
+    pub software: Vec<Software>,
+    /// Why they couldn't be listed, or why there are none but software.
     pub problem: Option<Problem>,
+}
+
+/// A software device that could be opened.
+#[derive(Debug, Serialize)]
+pub(super) struct Software {
+    /// Its name.
+    pub name: String,
+    /// The address that it would have.
+    pub address: IpAddr,
+}
+
+impl Inventory {
+    /// Whether the question couldn't be answered.
+    pub(super) fn is_failure(&self) -> bool {
+        self.devices.is_empty() && self.problem.as_ref().is_some_and(Problem::is_failure)
+    }
 }
 
 /// Why devices couldn't be listed, or why there are none.
@@ -233,12 +251,13 @@ pub(super) mod samples {
         ];
         let mut port = port(LinkLayer::Ethernet, gids);
         port.choose(3);
-        Inventory { version: VERSION, devices: vec![device("mlx5_0", vec![port])], problem: None }
+        let devices = vec![device("mlx5_0", vec![port])];
+        Inventory { version: VERSION, devices, software: Vec::new(), problem: None }
     }
 
     /// Nothing.
     pub(in super::super) fn empty() -> Inventory {
-        Inventory { version: VERSION, devices: Vec::new(), problem: None }
+        Inventory { version: VERSION, devices: Vec::new(), software: Vec::new(), problem: None }
     }
 
     pub(in super::super) fn device(name: &str, ports: Vec<Port>) -> Device {
@@ -357,6 +376,7 @@ mod tests {
                         ],
                     }],
                 }],
+                "software": [],
                 "problem": null,
             })
         );
@@ -375,6 +395,7 @@ mod tests {
             json!({
                 "version": 1,
                 "devices": [],
+                "software": [],
                 "problem": {
                     "kind": "no_rdma_core",
                     "message": "rdma-core isn't installed",

@@ -13,9 +13,9 @@ use anyhow::{Context, Result};
 /// What `adverb devices` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit status is 0 if the devices could be listed, also if there are none, and
-1 if they couldn't: because rdma-core isn't installed, say, or the kernel has no
-RDMA. Why there are none goes to standard error; with --json, to `problem`.
+The exit status is 0 if there is a device, or there could be. Why there is none
+but software (rdma-core isn't installed, say, or the kernel has no RDMA) goes to
+standard error; with --json, to `problem`.
 
   adverb devices
   adverb devices --json | jq -r '.devices[].ports[].gids[] | select(.chosen).ip'")]
@@ -41,9 +41,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     if !args.json {
-        eprint!("{}", text::problem(problem));
+        eprint!("{}", text::problem(problem, inventory.is_failure()));
     }
-    Ok(if problem.is_failure() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if inventory.is_failure() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Why no device can be used.
@@ -65,8 +65,8 @@ pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
         _ if !names.is_empty() => Ok(names),
         Some(problem) => Err(Absence {
             message: problem.message.clone(),
-            text: text::problem(problem),
-            is_failure: problem.is_failure(),
+            text: text::problem(problem, inventory.is_failure()),
+            is_failure: inventory.is_failure(),
         }),
         None => {
             let message = "none of the devices can be used: `adverb devices` says why".to_owned();

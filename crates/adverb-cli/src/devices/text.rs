@@ -1,7 +1,7 @@
 //! The inventory as text for people.
 
 use super::inventory::{
-    Device, Gid, GidType, Inventory, LinkLayer, PassedOver, Port, PortState, Problem, Unusable,
+    Device, Gid, GidType, Inventory, LinkLayer, PassedOver, Port, PortState, Problem, Software, Unusable,
 };
 use crate::prose::{HINT, wrap};
 use crate::table::{Column, Table};
@@ -15,17 +15,30 @@ pub(super) fn tables(inventory: &Inventory) -> String {
         gid_table(devices).to_string(),
         legend(devices),
         remarks(devices),
+        software(&inventory.software),
     ];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     parts.join("\n")
 }
 
-/// Why there are no devices, and what to do.
-pub(super) fn problem(problem: &Problem) -> String {
-    let prefix = if problem.is_failure() { "error: " } else { "" };
+/// Why there are no devices, or none but software, and what to do.
+pub(super) fn problem(problem: &Problem, is_failure: bool) -> String {
+    let prefix = if is_failure { "error: " } else { "" };
     let mut text = wrap(&format!("{prefix}{}", problem.message));
     text.extend(problem.hints.iter().map(|hint| wrap(&format!("{HINT}{hint}"))));
     text
+}
+
+/// How to open software devices that others reach; nothing if there is nowhere.
+fn software(software: &[Software]) -> String {
+    let names: Vec<&str> = software.iter().map(|software| software.name.as_str()).collect();
+    match names.len() {
+        0 => String::new(),
+        _ => wrap(&format!(
+            "A software device that others reach can be opened as {}: whoever can send packets there can send it RDMA's.",
+            names.join(", ")
+        )),
+    }
 }
 
 fn device_table(devices: &[Device]) -> Table<6> {
@@ -327,7 +340,8 @@ siw0 can't be used: iWARP needs its connection manager
         assert_eq!(tables(&samples::empty()), "");
         let reason = |kind| {
             let hints = vec!["load a driver".to_owned(), "make one".to_owned()];
-            problem(&Problem { kind, message: "there are no RDMA devices".to_owned(), hints })
+            let problem_there_is = Problem { kind, message: "there are no RDMA devices".to_owned(), hints };
+            problem(&problem_there_is, problem_there_is.is_failure())
         };
         let text = "there are no RDMA devices\n  hint: load a driver\n  hint: make one\n";
         assert_eq!(reason(ProblemKind::NoDevices), text);

@@ -85,6 +85,11 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
+    /// Whether any queue pair is attached to a group.
+    pub fn has_members(&self, group: Gid) -> bool {
+        self.groups.members.contains_key(&group)
+    }
+
     /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2).
     pub(super) fn handle_multicast(
         &mut self,
@@ -99,7 +104,7 @@ impl<S: Sink> Device<S> {
         if !matches!(received.header.operation, Operation::Ud(_)) {
             return self.drop_packet(now, qpn, psn, DropReason::Transport);
         }
-        if !self.groups.members.contains_key(&group) {
+        if !self.has_members(group) {
             return self.drop_packet(now, qpn, psn, DropReason::NoGroup);
         }
         if let Some(packet) = packet

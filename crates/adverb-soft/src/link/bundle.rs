@@ -119,6 +119,20 @@ impl Link for Bundle {
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
     }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        for index in 0..self.links.len() {
+            if let Err(error) = self.links[index].1.join(group) {
+                self.links[..index].iter_mut().for_each(|(_, link)| link.leave(group));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.links.iter_mut().for_each(|(_, link)| link.leave(group));
+    }
 }
 
 impl std::fmt::Debug for Bundle {

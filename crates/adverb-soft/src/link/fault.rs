@@ -255,6 +255,14 @@ impl<L: Link> Link for FaultLink<L> {
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         self.inner.source_port(local, wanted)
     }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
 }
 
 /// The byte of the base transport header that the ICRC doesn't cover: congestion marks.

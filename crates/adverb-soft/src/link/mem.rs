@@ -61,7 +61,7 @@ impl Default for SwitchConfig {
 impl Switch {
     /// A switch that nothing is attached to.
     pub fn new(config: SwitchConfig) -> Switch {
-        Switch { shared: Arc::new(Shared { config, ports: RwLock::default() }) }
+        Switch { shared: Arc::new(Shared { config, ports: RwLock::default(), groups: RwLock::default() }) }
     }
 
     /// Attaches a device at this address, until the link is dropped.
@@ -80,6 +80,12 @@ impl Switch {
         ports.insert(address, Arc::clone(&port));
         let shared = Arc::clone(&self.shared);
         Ok(MemLink { address, port, shared, taken: Batch::default(), last: None, unreachable: 0 })
+    }
+}
+
+impl Default for Switch {
+    fn default() -> Switch {
+        Switch::new(SwitchConfig::default())
     }
 }
 
@@ -116,6 +122,14 @@ impl MemLink {
     /// Brings packets to the one address that they are all for.
     fn deliver(&mut self, address: IpAddr, packets: &[Outgoing<'_>]) -> io::Result<()> {
         let config = &self.shared.config;
+        if address.is_multicast() {
+            let groups = self.shared.groups.read();
+            let members = groups.get(&address).into_iter().flatten();
+            for member in members.filter(|member| !Arc::ptr_eq(member, &self.port)) {
+                member.put(packets, config)?;
+            }
+            return Ok(());
+        }
         if let Some((last, port)) = &self.last
             && *last == address
             && port.put(packets, config)?
@@ -163,11 +177,26 @@ impl Link for MemLink {
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         Some(self.port.event.as_fd())
     }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.leave(group);
+        self.shared.groups.write().entry(group).or_default().push(Arc::clone(&self.port));
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if let Some(members) = self.shared.groups.write().get_mut(&group) {
+            members.retain(|member| !Arc::ptr_eq(member, &self.port));
+        }
+    }
 }
 
 impl Drop for MemLink {
     fn drop(&mut self) {
         self.shared.ports.write().remove(&self.address);
+        for members in self.shared.groups.write().values_mut() {
+            members.retain(|member| !Arc::ptr_eq(member, &self.port));
+        }
         // Others may remember the port.
         self.port.queue.lock().closed = true;
     }
@@ -177,6 +206,8 @@ impl Drop for MemLink {
 struct Shared {
     config: SwitchConfig,
     ports: RwLock<HashMap<IpAddr, Arc<Port>>>,
+    /// The members of multicast groups.
+    groups: RwLock<HashMap<IpAddr, Vec<Arc<Port>>>>,
 }
 
 /// Where packets wait for a device.

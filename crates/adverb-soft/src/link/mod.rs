@@ -107,6 +107,22 @@ pub trait Link: Send {
         _ = local;
         wanted
     }
+
+    /// Has packets to a multicast group come, too, until it is [left](Link::leave); but not those that this link itself
+    /// sends: whoever sends knows its own members. A link that has no groups, or none of this family, does nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the network or the system refuses.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        _ = group;
+        Ok(())
+    }
+
+    /// Ends what [`join`](Link::join) began.
+    fn leave(&mut self, group: IpAddr) {
+        _ = group;
+    }
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -128,5 +144,13 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         (**self).source_port(local, wanted)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
 }

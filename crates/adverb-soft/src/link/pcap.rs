@@ -129,6 +129,14 @@ impl<L: Link> Link for PcapLink<L> {
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         self.inner.source_port(local, wanted)
     }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
 }
 
 /// The IPv4 identification that a packet had: where it isn't known, the ICRC tells.

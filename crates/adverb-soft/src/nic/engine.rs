@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adverb_proto::vocabulary::Gid;
 use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn, ROCE_PORT};
@@ -28,6 +29,8 @@ pub(super) struct Engine {
     addresses: Vec<IpAddr>,
     /// Unless this is set.
     pub(super) hairpin: bool,
+    /// The groups that the link has joined.
+    groups: Vec<Gid>,
     /// Where completion queues announce completions.
     pub(super) channels: Vec<(Cq, Arc<Channel>)>,
     /// The queue pairs that there are, for the day that all must come back.
@@ -80,6 +83,7 @@ impl Engine {
             link,
             addresses,
             hairpin: false,
+            groups: Vec::new(),
             channels: Vec::new(),
             qps: HashSet::new(),
             events: VecDeque::new(),
@@ -248,23 +252,11 @@ impl Engine {
             let source = SocketAddr::new(local, transmit.path.source_port());
             let is_short = self.link.is_none() || !self.hairpin;
             let is_ours = is_short && self.addresses.contains(&remote);
-            // Groups don't leave the adapter yet.
-            if is_ours || remote.is_multicast() {
-                self.payload.clear();
-                // Memory that can't be read is a packet that is lost.
-                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
-                    let header = transmit.header;
-                    let arrival = Arrival {
-                        source,
-                        destination: remote,
-                        icrc: IcrcCheck::Trusted,
-                        congested: false,
-                        route,
-                    };
-                    self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
-                }
-            } else if self.link.is_some() {
+            // What goes to a group may go to members here and elsewhere.
+            let is_group = remote.is_multicast();
+            if !is_ours && self.link.is_some() {
                 let start = self.unsent.bytes.len();
+                // Memory that can't be read is a packet that is lost.
                 if transmit.write_to(&self.memory, 0, &mut self.unsent.bytes).is_ok() {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
                     let traffic_class = route.traffic_class | ecn;
@@ -277,11 +269,27 @@ impl Engine {
                         start,
                     });
                 }
-                if self.unsent.len() == BATCH {
-                    self.send_unsent()?;
+            }
+            if is_ours || is_group {
+                self.payload.clear();
+                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
+                    let header = transmit.header;
+                    let arrival = Arrival {
+                        source,
+                        destination: remote,
+                        icrc: IcrcCheck::Trusted,
+                        congested: false,
+                        route,
+                    };
+                    if is_ours || self.device.has_members(remote.into()) {
+                        self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
+                    }
                 }
             }
-            // Else nobody is there: the packet is lost, as it would be in any network.
+            // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
+            if self.unsent.len() == BATCH {
+                self.send_unsent()?;
+            }
         }
         self.send_unsent()?;
         Ok(count)
@@ -305,6 +313,29 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Has the link bring what is sent to a group, if it doesn't yet.
+    pub(super) fn join(&mut self, group: Gid) -> io::Result<()> {
+        if let Some(link) = self.link.as_mut()
+            && !self.groups.contains(&group)
+        {
+            link.join(group.ip())?;
+            self.groups.push(group);
+        }
+        Ok(())
+    }
+
+    /// Has the link no longer bring what is sent to groups that nobody is a member of any more.
+    pub(super) fn leave(&mut self) {
+        let Engine { device, link: Some(link), groups, .. } = self else { return };
+        groups.retain(|group| {
+            let has_members = device.has_members(*group);
+            if !has_members {
+                link.leave(group.ip());
+            }
+            has_members
+        });
     }
 
     /// Tells those who wait.

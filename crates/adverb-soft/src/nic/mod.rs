@@ -46,9 +46,14 @@ impl NicOptions {
 
     /// An adapter with these addresses, whose packets to others go over a link.
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
+        NicOptions::boxed(addresses, Box::new(link))
+    }
+
+    /// The same, of a link whose type isn't known.
+    pub fn boxed(addresses: impl IntoIterator<Item = IpAddr>, link: Box<dyn Link>) -> NicOptions {
         NicOptions {
             addresses: addresses.into_iter().collect(),
-            link: Some(Box::new(link)),
+            link: Some(link),
             mtu: PathMtu::Mtu4096,
             hairpin: false,
         }
@@ -355,6 +360,7 @@ impl Nic {
         let ended = self.end(|engine| {
             let was_there = engine.device.destroy_qp(qpn);
             engine.qps.remove(&qpn);
+            engine.leave();
             engine.forget(|notice| match notice {
                 Notice::Established(of)
                 | Notice::LastReceiveReached(of)
@@ -478,9 +484,16 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, or it is attached already.
+    /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, it is attached already, or the
+    /// link can't join the group.
     pub fn attach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
-        self.ask(|engine| Ok(engine.device.attach_multicast(qpn, group)?))
+        self.ask(|engine| {
+            engine.device.attach_multicast(qpn, group)?;
+            engine.join(group).map_err(|error| {
+                _ = engine.device.detach_multicast(qpn, group);
+                Error::Join(error.kind())
+            })
+        })
     }
 
     /// Ends what [`attach_multicast`](Nic::attach_multicast) began.
@@ -489,7 +502,11 @@ impl Nic {
     ///
     /// If there is no such queue pair, or it isn't attached to the group.
     pub fn detach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
-        self.end(|engine| Ok(engine.device.detach_multicast(qpn, group)?))
+        self.end(|engine| {
+            engine.device.detach_multicast(qpn, group)?;
+            engine.leave();
+            Ok(())
+        })
     }
 
     /// The oldest thing that has happened, if anything has.

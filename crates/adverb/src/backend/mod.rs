@@ -19,6 +19,8 @@ pub(crate) use options::{
     Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
 pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
+#[cfg(feature = "soft")]
+pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
 pub(crate) use wait::wait_either;
 
 use std::collections::BTreeMap;
@@ -109,6 +111,12 @@ impl Device {
             error => error,
         });
         opened
+    }
+
+    /// A new software device.
+    #[cfg(feature = "soft")]
+    pub(crate) fn soft(options: &SoftOptions) -> Result<Device> {
+        Ok(Device::Soft(soft::Device::build(options)?))
     }
 
     /// The addresses that software devices have in this process, or could have.

@@ -244,6 +244,14 @@ impl Device {
         Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
     }
 
+    /// A new software device.
+    #[cfg(feature = "soft")]
+    pub(super) fn soft(options: &backend::SoftOptions) -> Result<Device> {
+        let backend = backend::Device::soft(options)?;
+        let name = backend.shared_name().unwrap_or_default().to_owned();
+        Device::known(backend, name)
+    }
+
     fn new(backend: backend::Device, name: String) -> Result<Device> {
         let attributes = backend.attributes()?;
         let windows = Windows::default();

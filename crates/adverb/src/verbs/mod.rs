@@ -56,6 +56,8 @@ pub mod raw;
 mod request;
 mod scope;
 mod shared_receive_queue;
+#[cfg(feature = "soft")]
+mod soft_device;
 mod stats;
 mod traffic;
 
@@ -86,5 +88,7 @@ pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};
 pub use scope::Scope;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
+#[cfg(feature = "soft")]
+pub use soft_device::{FaultConfig, SoftDevice, Switch, SwitchConfig};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
 pub use traffic::Traffic;

@@ -23,10 +23,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use adverb_proto::IcrcCheck;
 use adverb_wire::ROCE_PORT;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::{Incoming, Link, Outgoing, STRICT};
 pub use interface::Interface;
-use message::Receiver;
+use message::{Datagram, Receiver};
 
 /// How a [`UdpLink`] is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,9 +101,15 @@ pub struct UdpStatistics {
 pub struct UdpLink {
     local: SocketAddr,
     icrc: IcrcCheck,
+    config: UdpConfig,
+    /// The number of the interface that has the address.
+    interface: u32,
     receiving: UdpSocket,
     receiver: Receiver,
     receive_buffer: usize,
+    groups: Vec<Group>,
+    /// Readable when `receiving` is, or a group's socket.
+    readiness: Epoll,
     /// One for each source port.
     sending: Vec<(u16, UdpSocket)>,
     identification_checked: bool,
@@ -134,7 +141,10 @@ impl UdpLink {
         };
         let local = at(ROCE_PORT);
         let (receiving, receive_buffer) = socket::receiving(local, config)?;
-        let sending = socket::sending(at, config.source_ports)?;
+        let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        readiness.add(&receiving, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
+        let sending = socket::sending(at, config.source_ports, interface)?;
         let identification_checked = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
@@ -152,9 +162,13 @@ impl UdpLink {
         Ok(UdpLink {
             local,
             icrc,
+            config: *config,
+            interface,
             receiving,
             receiver,
             receive_buffer,
+            groups: Vec::new(),
+            readiness,
             sending,
             identification_checked,
             segmentation: config.segmentation,
@@ -255,27 +269,63 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
-        let (destination, icrc) = (self.local, self.icrc);
-        let statistics = &mut self.statistics;
-        self.receiver.receive(self.receiving.as_fd(), statistics, &mut |datagram| {
+        let UdpLink { local, icrc, statistics, sending, .. } = self;
+        let mut hand = |destination, datagram: &Datagram<'_>| {
             each(&Incoming {
                 source: datagram.source,
                 destination,
                 traffic_class: datagram.traffic_class,
                 hop_limit: datagram.hop_limit,
-                icrc,
+                icrc: *icrc,
                 bytes: datagram.bytes,
             });
-        })
+        };
+        let receiving = self.receiving.as_fd();
+        let mut count =
+            self.receiver.receive(receiving, statistics, &mut |datagram| hand(*local, datagram))?;
+        for Group { address, socket, receiver } in &mut self.groups {
+            let destination = SocketAddr::new(*address, ROCE_PORT);
+            count += receiver.receive(socket.as_fd(), statistics, &mut |datagram| {
+                let port = datagram.source.port();
+                let is_own =
+                    datagram.source.ip() == local.ip() && sending.iter().any(|(own, _)| *own == port);
+                if !is_own {
+                    hand(destination, datagram);
+                }
+            })?;
+        }
+        Ok(count)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.receiving.as_fd())
+        Some(self.readiness.0.as_fd())
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if group.is_ipv4() != self.local.is_ipv4() || self.groups.iter().any(|known| known.address == group) {
+            return Ok(());
+        }
+        let socket = socket::group(group, self.local.ip(), self.interface, &self.config)?;
+        self.readiness.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.groups.push(Group { address: group, socket, receiver: Receiver::new() });
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.retain(|known| known.address != group);
     }
 
     fn source_port(&self, _local: IpAddr, wanted: u16) -> u16 {
         self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
     }
+}
+
+/// A multicast group that was joined.
+#[derive(Debug)]
+struct Group {
+    address: IpAddr,
+    socket: UdpSocket,
+    receiver: Receiver,
 }
 
 /// Which of so many source ports a flow has that would have `wanted`.

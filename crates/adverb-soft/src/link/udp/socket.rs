@@ -1,11 +1,13 @@
 //! Opening sockets.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
 
+use adverb_wire::ROCE_PORT;
 use nix::libc;
-use nix::sys::socket::sockopt::{RcvBuf, RcvBufForce, SetBool, SetStruct, SndBuf};
-use nix::sys::socket::{getsockopt, setsockopt};
+use nix::sys::socket::sockopt::{RcvBuf, RcvBufForce, ReuseAddr, SetBool, SetStruct, SndBuf};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt};
 
 use super::UdpConfig;
 
@@ -18,31 +20,77 @@ const SEND_BUFFER: usize = 4 << 20;
 /// The socket that receives, and how large its buffer became.
 pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = bind(local)?;
-    let buffer = config.receive_buffer;
-    // Beyond the system's limit only with a privilege.
-    if setsockopt(&socket, RcvBufForce, &buffer).is_err() {
-        setsockopt(&socket, RcvBuf, &buffer)?;
-    }
-    if local.is_ipv4() {
-        setsockopt(&socket, ReceiveTos, &true)?;
-        setsockopt(&socket, ReceiveTtl, &true)?;
-    } else {
-        setsockopt(&socket, ReceiveTrafficClass, &true)?;
-        setsockopt(&socket, ReceiveHopLimit, &true)?;
-        // The packets of others have no UDP checksum, because the ICRC is stronger.
-        setsockopt(&socket, NoChecksum6, &true)?;
-    }
-    setsockopt(&socket, CountOverflows, &true)?;
-    if config.segmentation {
-        // Before Linux 5.0 there is no such thing; trains are then taken apart before they come.
-        let _ = setsockopt(&socket, ReceiveTrains, &true);
-    }
-    let buffer = getsockopt(&socket, RcvBuf)?;
+    let buffer = receive_on(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
 }
 
+/// A socket that receives what is sent to a group on an interface, of which there may be others.
+pub(super) fn group(
+    group: IpAddr,
+    local: IpAddr,
+    interface: u32,
+    config: &UdpConfig,
+) -> io::Result<UdpSocket> {
+    let family = if group.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = nix::sys::socket::socket(family, SockType::Datagram, flags, None)?;
+    // Any number of programs may be members.
+    setsockopt(&socket, ReuseAddr, &true)?;
+    let address = match group {
+        IpAddr::V4(group) => SocketAddr::V4(SocketAddrV4::new(group, ROCE_PORT)),
+        IpAddr::V6(group) => SocketAddr::V6(SocketAddrV6::new(group, ROCE_PORT, 0, interface)),
+    };
+    nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+    let socket = UdpSocket::from(socket);
+    match (group, local) {
+        (IpAddr::V4(group), IpAddr::V4(local)) => {
+            socket.join_multicast_v4(&group, &local)?;
+            // Not what others have joined on other interfaces.
+            setsockopt(&socket, MulticastAll, &false)?;
+        }
+        (IpAddr::V6(group), IpAddr::V6(_)) => {
+            socket.join_multicast_v6(&group, interface)?;
+            // Before Linux 4.20 there is no such thing.
+            let _ = setsockopt(&socket, MulticastAll6, &false);
+        }
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    receive_on(&socket, group.is_ipv4(), config)?;
+    Ok(socket)
+}
+
+/// Has a socket tell all that is to be known of what it receives; says how large its buffer became.
+fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
+    let buffer = config.receive_buffer;
+    // Beyond the system's limit only with a privilege.
+    if setsockopt(socket, RcvBufForce, &buffer).is_err() {
+        setsockopt(socket, RcvBuf, &buffer)?;
+    }
+    if is_ipv4 {
+        setsockopt(socket, ReceiveTos, &true)?;
+        setsockopt(socket, ReceiveTtl, &true)?;
+    } else {
+        setsockopt(socket, ReceiveTrafficClass, &true)?;
+        setsockopt(socket, ReceiveHopLimit, &true)?;
+        // The packets of others have no UDP checksum, because the ICRC is stronger.
+        setsockopt(socket, NoChecksum6, &true)?;
+    }
+    setsockopt(socket, CountOverflows, &true)?;
+    if config.segmentation {
+        // Before Linux 5.0 there is no such thing; trains are then taken apart before they come.
+        let _ = setsockopt(socket, ReceiveTrains, &true);
+    }
+    Ok(getsockopt(socket, RcvBuf)?)
+}
+
 /// The sockets that send, with their ports.
-pub(super) fn sending(at: impl Fn(u16) -> SocketAddr, count: u16) -> io::Result<Vec<(u16, UdpSocket)>> {
+///
+/// What goes to groups goes out by this interface.
+pub(super) fn sending(
+    at: impl Fn(u16) -> SocketAddr,
+    count: u16,
+    interface: u32,
+) -> io::Result<Vec<(u16, UdpSocket)>> {
     let mut sockets = Vec::with_capacity(usize::from(count));
     // The ports are also those that the system gives to whoever asks for any: others may have some of them.
     for port in FIRST_SOURCE_PORT..=u16::MAX {
@@ -51,11 +99,14 @@ pub(super) fn sending(at: impl Fn(u16) -> SocketAddr, count: u16) -> io::Result<
         }
         match bind(at(port)) {
             Ok(socket) => {
-                if at(port).is_ipv4() {
+                if let IpAddr::V4(local) = at(port).ip() {
+                    let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
+                    setsockopt(&socket, MulticastInterface, &local)?;
                     // Not what ICMP claims about the path, but what the interface can do. And see the module's
                     // documentation.
                     setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
                 } else {
+                    setsockopt(&socket, MulticastInterface6, &interface.cast_signed())?;
                     setsockopt(&socket, MtuDiscover6, &libc::IPV6_PMTUDISC_PROBE)?;
                 }
                 setsockopt(&socket, SndBuf, &SEND_BUFFER)?;
@@ -114,4 +165,8 @@ options! {
     NoChecksum6: IPPROTO_UDP UDP_NO_CHECK6_RX bool, SetBool;
     ReceiveTrains: SOL_UDP UDP_GRO bool, SetBool;
     CountOverflows: SOL_SOCKET SO_RXQ_OVFL bool, SetBool;
+    MulticastInterface: IPPROTO_IP IP_MULTICAST_IF libc::in_addr, SetStruct<'_, libc::in_addr>;
+    MulticastInterface6: IPPROTO_IPV6 IPV6_MULTICAST_IF i32, SetStruct<'_, i32>;
+    MulticastAll: IPPROTO_IP IP_MULTICAST_ALL bool, SetBool;
+    MulticastAll6: IPPROTO_IPV6 IPV6_MULTICAST_ALL bool, SetBool;
 }

@@ -20,6 +20,8 @@ use crate::verbs::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, P
 pub(crate) struct Device {
     pub(super) nic: Nic,
     pub(super) name: String,
+    /// Whether its addresses are those of network interfaces.
+    is_on_interface: bool,
     /// The numbers of shared receive queues, and the ids that events carry for them.
     pub(super) shared: Mutex<Vec<(Srq, u32)>>,
     /// Which ports of the connection manager are taken.
@@ -41,8 +43,9 @@ impl Device {
         list
     }
 
-    pub(super) fn new(nic: Nic, name: String) -> Device {
-        Device { nic, name, shared: Mutex::default(), ports: Mutex::default(), open: Arc::default() }
+    pub(super) fn new(nic: Nic, name: String, is_on_interface: bool) -> Device {
+        let (shared, ports) = (Mutex::default(), Mutex::default());
+        Device { nic, name, is_on_interface, shared, ports, open: Arc::default() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -106,16 +109,23 @@ impl Device {
             index: index as u32,
             gid: Gid::from(*address),
             gid_type: GidType::RoceV2,
-            netdev: Interface::of(*address).ok().map(|interface| interface.name),
+            netdev: self.interface(*address).map(|interface| interface.name),
         };
         Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
     }
 
     /// Whether the interface carries data.
     fn state(&self) -> PortState {
-        let mut interfaces = self.nic.addresses().iter().map(|address| Interface::of(*address));
-        let is_up = interfaces.any(|interface| interface.is_ok_and(|interface| interface.is_up));
-        if is_up { PortState::Active } else { PortState::Down }
+        let is_up = |address: &IpAddr| self.interface(*address).is_some_and(|interface| interface.is_up);
+        match !self.is_on_interface || self.nic.addresses().iter().any(is_up) {
+            true => PortState::Active,
+            false => PortState::Down,
+        }
+    }
+
+    /// The interface of an address.
+    fn interface(&self, address: IpAddr) -> Option<Interface> {
+        Interface::of(address).ok().filter(|_| self.is_on_interface)
     }
 
     /// There is one port.

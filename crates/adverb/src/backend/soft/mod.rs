@@ -24,6 +24,7 @@ pub(super) use completion_queue::CompletionQueue;
 pub(super) use device::Device;
 pub(super) use memory_window::MemoryWindow;
 pub(super) use open::is_soft;
+pub(crate) use open::{LinkKind, Options};
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;

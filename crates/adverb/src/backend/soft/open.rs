@@ -2,11 +2,14 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use adverb_proto::vocabulary::PathMtu;
-use adverb_soft::link::{Bundle, Interface, UdpConfig, UdpLink};
+use adverb_soft::link::{
+    Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink,
+};
 use adverb_soft::{Nic, NicOptions};
 
 use super::Device;
@@ -41,50 +44,55 @@ impl Place {
                     .to_owned(),
         })
     }
-
-    /// The name of the NIC here.
-    fn name(self) -> String {
-        match self {
-            Place::Anywhere => ANYWHERE.to_owned(),
-            Place::At(address) => format!("{PREFIX}{address}"),
-        }
-    }
 }
 
 impl Device {
     /// The NIC of this name: the one that is open in this process, or a new one.
     pub(crate) fn open(name: &str) -> Result<Arc<Device>> {
         let place = Place::of(name)?;
-        let is_meant = |entry: &Entry| match place {
-            Place::Anywhere => entry.name == ANYWHERE,
-            Place::At(address) => entry.addresses.contains(&address),
-        };
         let mut registry = Registry::lock();
-        while let Some(entry) = registry.find(is_meant) {
-            if let Some(device) = entry.device.upgrade() {
-                return Ok(device);
-            }
-            // Somebody is closing it just now, and its address will soon be free.
-            drop(registry);
-            std::thread::sleep(Duration::from_millis(1));
-            registry = Registry::lock();
+        if let Some(device) = registry.find(place) {
+            return Ok(device);
         }
-        let opened = match place {
-            Place::Anywhere => anywhere(),
-            Place::At(address) => at(address),
+        let mut options = Options::new(LinkKind::Sockets);
+        let name = match place {
+            Place::Anywhere => Some(ANYWHERE),
+            Place::At(address) => {
+                options.addresses.push(address);
+                None
+            }
         };
-        let nic = opened.map_err(|error| Error::Verb {
-            action: format!("opening the device {name}"),
+        Ok(registry.add(Device::make(&options, name)?))
+    }
+
+    /// A new NIC.
+    pub(crate) fn build(options: &Options) -> Result<Arc<Device>> {
+        let mut registry = Registry::lock();
+        for address in &options.addresses {
+            // If somebody is just closing one here; one that stays open has the address.
+            drop(registry.find(Place::At(*address)));
+        }
+        Ok(registry.add(Device::make(options, None)?))
+    }
+
+    /// A new NIC of this name, or of its first address's.
+    fn make(options: &Options, name: Option<&str>) -> Result<Device> {
+        let of_address = |addresses: &[IpAddr]| match addresses.first() {
+            Some(address) => format!("{PREFIX}{address}"),
+            None => ANYWHERE.to_owned(),
+        };
+        let nic = options.open().map_err(|error| Error::Verb {
+            action: format!("opening the device {}", of_address(&options.addresses)),
             hint: hint(&error).into(),
             error,
         })?;
-        Ok(registry.add(Device::new(nic, place.name())))
+        let name = name.map_or_else(|| of_address(nic.addresses()), str::to_owned);
+        Ok(Device::new(nic, name, matches!(options.link, LinkKind::Sockets)))
     }
 
     /// The NIC that is open in this process and has this address.
     pub(crate) fn at(address: IpAddr) -> Option<Arc<Device>> {
-        let mut registry = Registry::lock();
-        registry.find(|entry| entry.addresses.contains(&address))?.device.upgrade()
+        Registry::lock().find(Place::At(address))
     }
 
     /// The addresses that software NICs have in this process, or could have.
@@ -128,17 +136,34 @@ impl Registry {
     fn lock() -> Registry {
         static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
         let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
+        Registry::forget(&mut entries);
+        Registry(entries)
+    }
+
+    /// Forgets those that are closed, or no good any more.
+    fn forget(entries: &mut Vec<Entry>) {
         let process = std::process::id();
         entries.retain(|entry| {
             let has_failed = || entry.device.upgrade().is_some_and(|device| device.nic.has_failed());
             entry.owner == process && entry.open.strong_count() > 0 && !has_failed()
         });
-        Registry(entries)
     }
 
-    /// The one that was opened last of those that are meant.
-    fn find(&mut self, is_meant: impl Fn(&Entry) -> bool) -> Option<&Entry> {
-        self.0.iter().rev().find(|entry| is_meant(entry))
+    /// The one that was opened last of those that are here.
+    fn find(&mut self, place: Place) -> Option<Arc<Device>> {
+        let is_here = |entry: &&Entry| match place {
+            Place::Anywhere => entry.name == ANYWHERE,
+            Place::At(address) => entry.addresses.contains(&address),
+        };
+        while let Some(entry) = self.0.iter().rev().find(is_here) {
+            if let Some(device) = entry.device.upgrade() {
+                return Some(device);
+            }
+            // Somebody is closing it just now, and its address will soon be free.
+            std::thread::sleep(Duration::from_millis(1));
+            Registry::forget(&mut self.0);
+        }
+        None
     }
 
     fn add(&mut self, device: Device) -> Arc<Device> {
@@ -154,19 +179,85 @@ impl Registry {
     }
 }
 
-/// A NIC that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
+/// What a NIC is to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) link: LinkKind,
+    /// None are those of the loopback interface.
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) mtu: Option<PathMtu>,
+    pub(crate) faults: Option<FaultConfig>,
+    pub(crate) capture: Option<PathBuf>,
+    pub(crate) hairpin: bool,
+}
+
+/// What a NIC's packets go over.
+#[derive(Clone, Debug)]
+pub(crate) enum LinkKind {
+    Sockets,
+    Memory(Switch),
+    None,
+}
+
+impl Options {
+    pub(crate) fn new(link: LinkKind) -> Options {
+        Options { link, addresses: Vec::new(), mtu: None, faults: None, capture: None, hairpin: false }
+    }
+
+    /// Opens the NIC.
+    fn open(&self) -> io::Result<Nic> {
+        let mut options = match self.link {
+            LinkKind::None => NicOptions::loopback(),
+            LinkKind::Sockets => {
+                let links = match &self.addresses[..] {
+                    [] => anywhere()?,
+                    addresses => addresses.iter().map(|address| at(*address)).collect::<io::Result<_>>()?,
+                };
+                let mtu = links.iter().map(|(_, mtu)| *mtu).min().unwrap_or(PathMtu::Mtu4096);
+                self.over(links.into_iter().map(|(link, _)| (link.local().ip(), link)).collect())?.mtu(mtu)
+            }
+            LinkKind::Memory(ref switch) => {
+                let attach = |address: &IpAddr| Ok((*address, switch.attach(*address)?));
+                self.over(self.addresses.iter().map(attach).collect::<io::Result<_>>()?)?
+            }
+        };
+        if let Some(mtu) = self.mtu {
+            options = options.mtu(mtu);
+        }
+        Nic::open(options.hairpin(self.hairpin))
+    }
+
+    /// A NIC over links, with what is to be done to what passes.
+    fn over<L: Link + 'static>(&self, mut links: Vec<(IpAddr, L)>) -> io::Result<NicOptions> {
+        let addresses: Vec<IpAddr> = links.iter().map(|(address, _)| *address).collect();
+        let mut link: Box<dyn Link> = match links.pop() {
+            Some((_, link)) if links.is_empty() => Box::new(link),
+            last => {
+                let mut bundle = Bundle::new()?;
+                for (address, link) in links.into_iter().chain(last) {
+                    bundle.add(address, link)?;
+                }
+                Box::new(bundle)
+            }
+        };
+        if let Some(file) = &self.capture {
+            let name = addresses.first().map(IpAddr::to_string).unwrap_or_default();
+            link = Box::new(Capture::create(file)?.watch(&name, link));
+        }
+        if let Some(faults) = self.faults {
+            link = Box::new(FaultLink::new(link, faults));
+        }
+        Ok(NicOptions::boxed(addresses, link))
+    }
+}
+
+/// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
 /// at another of the addresses that every machine has for itself.
-fn anywhere() -> io::Result<Nic> {
-    let mut bundle = Bundle::new()?;
-    let mut addresses = Vec::new();
-    let mut add = |link: UdpLink| {
-        addresses.push(link.local().ip());
-        bundle.add(link.local().ip(), link)
-    };
+fn anywhere() -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
     let v4 = loop {
-        match UdpLink::open(&UdpConfig::new(address.into())) {
+        match at(address.into()) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS => {
                 tried += 1;
                 address = any_loopback()?;
@@ -174,17 +265,13 @@ fn anywhere() -> io::Result<Nic> {
             opened => break opened,
         }
     };
-    let v6 = UdpLink::open(&UdpConfig::new(Ipv6Addr::LOCALHOST.into()));
+    let v6 = at(Ipv6Addr::LOCALHOST.into());
     match (v4, v6) {
-        (Ok(v4), v6) => {
-            add(v4)?;
-            v6.map_or(Ok(()), add)?;
-        }
+        (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
-        (Err(_), Ok(v6)) => add(v6)?,
-        (Err(error), Err(_)) => return Err(error),
+        (Err(_), Ok(v6)) => Ok(vec![v6]),
+        (Err(error), Err(_)) => Err(error),
     }
-    Nic::open(NicOptions::new(addresses, bundle))
 }
 
 /// An address of the loopback interface that hardly anybody has.
@@ -194,15 +281,8 @@ pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
 }
 
-/// A NIC at an address of this machine.
-fn at(address: IpAddr) -> io::Result<Nic> {
-    let (config, mtu) = sockets_at(address)?;
-    let link = UdpLink::open(&config)?;
-    Nic::open(NicOptions::new([address], link).mtu(mtu))
-}
-
-/// How sockets at an address are to be, and the payload of the longest packet that they send.
-fn sockets_at(address: IpAddr) -> io::Result<(UdpConfig, PathMtu)> {
+/// Sockets at an address, and the payload of the longest packet that they send.
+fn at(address: IpAddr) -> io::Result<(UdpLink, PathMtu)> {
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
         let Interface { name, mtu, .. } = &interface;
@@ -213,7 +293,7 @@ fn sockets_at(address: IpAddr) -> io::Result<(UdpConfig, PathMtu)> {
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;
     }
-    Ok((config, mtu))
+    Ok((UdpLink::open(&config)?, mtu))
 }
 
 /// What to try when a NIC can't be opened.
