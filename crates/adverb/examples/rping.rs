@@ -226,6 +226,9 @@ impl Desk {
             }
             match self.completions.wait(self.receiving, Duration::from_millis(100)) {
                 Err(adverb::Error::Timeout { .. }) if Instant::now() < deadline => {}
+                Err(adverb::Error::Timeout { .. }) => {
+                    return Err(format!("the peer has said nothing for {PATIENCE:?}").into());
+                }
                 Err(error) => return Err(error.into()),
                 Ok(completion) => {
                     let message = completion.into_message()?.to_vec();

@@ -5,6 +5,8 @@ mod cmatose;
 mod datagrams;
 mod drop_order;
 mod rping;
+#[cfg(feature = "soft")]
+mod soft;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -17,7 +17,7 @@ use adverb_proto::cm::{
     Bind, CallError, Connect, ConnectionId, Ends, Listen, ListenerId, Offer, QueryId, Resolve, State,
     UDP_QKEY,
 };
-use adverb_proto::vocabulary::{Gid, Qpn, Transport};
+use adverb_proto::vocabulary::{Gid, PathMtu, Qpn, RejectReason, Transport};
 use adverb_proto::{Time, cm};
 use adverb_soft::Inbox;
 use adverb_wire::cm::{ServiceId, Timeout};
@@ -49,6 +49,8 @@ struct Inner {
     traffic_class: u8,
     shares_port: bool,
     port: Option<Lease>,
+    /// What the peer was asked with, and the payload of one packet, as long as it hasn't answered.
+    asked: Option<(Vec<u8>, PathMtu)>,
     /// What is known at once, before anything comes to the inbox.
     early: VecDeque<Event>,
 }
@@ -85,6 +87,7 @@ impl Identifier {
             traffic_class: 0,
             shares_port: false,
             port: None,
+            asked: None,
             early: VecDeque::new(),
         };
         Ok(Identifier { purpose, inbox: Arc::new(inbox), inner: Mutex::new(inner) })
@@ -249,18 +252,45 @@ impl Identifier {
 
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         let inner = &mut *self.inner.lock();
-        let (device, (local, peer)) = (inner.device()?, inner.ends()?);
         let offer = inner.offer(parameters);
+        let mtu = inner.device()?.nic.mtu();
+        inner.asked = Some((parameters.private_data.to_vec(), mtu));
+        self.ask(inner, offer)
+    }
+
+    /// Asks for a connection, or asks again.
+    fn ask(&self, inner: &mut Inner, offer: Offer) -> Result<()> {
+        let (device, (local, peer)) = (inner.device()?, inner.ends()?);
+        let (private_data, mtu) = inner.asked.as_ref().ok_or_else(not_now)?;
         let ends = Ends { local: local.ip(), remote: peer.ip() };
         let mut connect = Connect::new(ends, service(self.purpose, peer.port()), offer, Time::MAX);
         connect.source_port = local.port();
-        connect.path_mtu = device.nic.mtu();
+        connect.path_mtu = *mtu;
         connect.traffic_class = inner.traffic_class;
-        connect.private_data = parameters.private_data;
+        connect.private_data = private_data;
         let asked = device.nic.cm().connect(connect, PATIENCE, &self.inbox);
         let id = asked.map_err(|error| refusal(error, "asking for a connection".to_owned()))?;
         inner.role = Role::Connection(id, Some(offer));
         Ok(())
+    }
+
+    /// A peer whose link carries shorter packets says how long they may be: then it is asked for such.
+    fn ask_for_shorter_packets(&self, rejection: &cm::Rejection) -> Result<bool> {
+        let inner = &mut *self.inner.lock();
+        let wanted = rejection.info.as_bytes().first().and_then(|code| PathMtu::from_code(*code));
+        let (Some((_, mtu)), Some(wanted), RejectReason::InvalidPathMtu) =
+            (&mut inner.asked, wanted, rejection.reason)
+        else {
+            return Ok(false);
+        };
+        if wanted >= *mtu {
+            return Ok(false);
+        }
+        *mtu = wanted;
+        let (id, offer) = inner.connection()?;
+        inner.device()?.nic.cm().forget(id, FAREWELL);
+        self.ask(inner, offer.ok_or_else(not_now)?)?;
+        Ok(true)
     }
 
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {

@@ -73,6 +73,7 @@
 //! A software device at an address of a network must be opened first, by its name
 //! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept: nobody is to listen on a network by accident. Who
 //! connects over it need say nothing: the routing table tells which of this machine's addresses leads to the peer.
+//! A process that has the peer's device too connects that to itself, unless [`Connector::local`] says from where.
 //! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, if there
 //! are any, and else on hardware.
 //!

@@ -37,6 +37,9 @@ impl Identifier {
             cm::Event::Query(query) => return self.query(*query),
             cm::Event::Accepted(acceptance) => Event::Response { private_data: acceptance.private_data },
             cm::Event::Rejected(rejection) => {
+                if self.ask_for_shorter_packets(&rejection)? {
+                    return Ok(None);
+                }
                 Event::Rejected { reason: rejection.reason, private_data: rejection.private_data }
             }
             cm::Event::Refused { status, private_data, .. } => {

@@ -1,0 +1,106 @@
+//! What only software devices can be asked for: several of them in one process.
+
+use adverb::verbs::{FaultConfig, PathMtu, SoftDevice, Switch};
+
+use super::*;
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Connects from one device to another, each way, and sends messages.
+fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
+    let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
+    let peer = listener.local_address();
+    let connector =
+        Connector::new().timeout(PATIENCE).local(SocketAddr::new(from, 0)).private_data(b"from afar");
+    let client = thread::spawn(move || connect(&connector, peer).unwrap());
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    assert!(starts_with(request.private_data(), b"from afar"));
+    let (server, mut server_desk) = accept(request);
+    let (client, mut client_desk) = client.join().unwrap();
+    assert_eq!((client.path().local_address().ip(), client.path().peer_address().ip()), (from, to));
+    assert_eq!((server.path().local_address().ip(), server.path().peer_address().ip()), (to, from));
+    client_desk.send(&client, b"there");
+    assert_eq!(server_desk.receive(&server), b"there");
+    server_desk.send(&server, b"and back");
+    assert_eq!(client_desk.receive(&client), b"and back");
+    ((client, client_desk), (server, server_desk))
+}
+
+#[test]
+fn devices_whose_packets_differ_in_length_agree_on_the_shorter() {
+    let switch = Switch::default();
+    let (long, short) = (address("10.1.0.1"), address("10.1.0.2"));
+    let _long = SoftDevice::on(&switch, long).mtu(PathMtu::Mtu4096).open().unwrap();
+    let _short = SoftDevice::on(&switch, short).mtu(PathMtu::Mtu512).open().unwrap();
+    for (from, to) in [(long, short), (short, long)] {
+        let ((client, _), (server, _)) = exercise(from, to);
+        for connection in [&client, &server] {
+            let peer = connection.queue_pair().query().unwrap().peer.unwrap();
+            assert_eq!(peer.mtu, PathMtu::Mtu512, "{}", connection.path());
+        }
+    }
+}
+
+#[test]
+fn connections_come_about_whatever_is_lost() {
+    let switch = Switch::default();
+    let open = |last: u8| {
+        let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(last.into()) };
+        let address = IpAddr::from([10, 2, 0, last]);
+        (address, SoftDevice::on(&switch, address).faults(faults).open().unwrap())
+    };
+    let ((one, _one), (other, _other)) = (open(1), open(2));
+    for round in 0..10 {
+        let (from, to) = if round % 2 == 0 { (one, other) } else { (other, one) };
+        let ((client, _client_desk), (server, _server_desk)) = exercise(from, to);
+        client.disconnect().unwrap();
+        assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+        client.close(PATIENCE).unwrap();
+    }
+}
+
+#[test]
+fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
+    let switch = Switch::default();
+    let addresses = ["10.3.0.1", "10.3.0.2", "fd03::1"].map(address);
+    let _open = addresses.map(|address| SoftDevice::on(&switch, address).open().unwrap());
+    let v4 = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
+    let all = Listener::bind("[::]:0".parse().unwrap()).unwrap();
+    for (listener, address) in
+        [(&v4, addresses[0]), (&v4, addresses[1]), (&all, addresses[0]), (&all, addresses[2])]
+    {
+        let peer = SocketAddr::new(address, listener.local_address().port());
+        let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
+        let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+        assert_eq!(server.path().local_address(), peer);
+        let (client, client_desk) = client.join().unwrap();
+        client_desk.send(&client, b"found you");
+        assert_eq!(desk.receive(&server), b"found you");
+    }
+    // IPv6 isn't IPv4.
+    let peer = SocketAddr::new(addresses[2], v4.local_address().port());
+    let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
+    assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
+    // Somebody has the port, on one of the devices.
+    let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_address().port())).unwrap_err();
+    assert!(error.to_string().contains("somebody uses that port already"), "{error}");
+}
+
+#[test]
+fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
+    let switch = Switch::default();
+    let (one, other) = (address("10.4.0.1"), address("10.4.0.2"));
+    let devices = [one, other].map(|address| SoftDevice::on(&switch, address).open().unwrap());
+    let ((client, client_desk), (server, mut desk)) = exercise(one, other);
+    drop(devices);
+    client_desk.send(&client, b"still here");
+    assert_eq!(desk.receive(&server), b"still here");
+    drop((client, client_desk));
+    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    let error =
+        Connector::new().local(SocketAddr::new(one, 0)).resolve(SocketAddr::new(other, 1)).unwrap_err();
+    println!("{error}");
+    assert!(matches!(error, Error::Unreachable { .. }) && error.hint().is_some(), "{error}");
+}
