@@ -19,7 +19,7 @@ const PROGRAMS: &[&str] = &[
     "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows --test tiers",
     "test --package adverb --lib --no-run",
     // What needs a device but no hardware.
-    "build --package adverb --test pool",
+    "build --package adverb --features tokio --test pool --test net --test net_async",
 ];
 
 /// The tests of the conformance suite in which requests are cut off, by what their groups or names contain.
@@ -32,7 +32,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
     process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
 
-    process::run(Command::new(find("pool", true)?).arg("--quiet"))?;
+    for test in ["pool", "net", "net_async"] {
+        process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "100000"))?;
+    }
 
     let selftest = find("adverb", false)?;
     let mut words = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).to_vec();

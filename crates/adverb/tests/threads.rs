@@ -114,12 +114,16 @@ shared_between_threads!(TYPES:
     verbs::Transport,
 );
 
+#[cfg(feature = "tokio")]
+shared_between_threads!(TASKS: net::Connection, net::Connector, net::Listener);
+
 /// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`.)
 const TRAITS: &[(&str, &str)] = &[("memory", "Memory")];
 
+#[cfg(feature = "tokio")]
 #[test]
 fn every_public_type_is_asserted_to_be_send_and_sync() {
-    let asserted: BTreeSet<_> = TYPES.iter().chain(TRAITS).copied().collect();
+    let asserted: BTreeSet<_> = TYPES.iter().chain(TASKS).chain(TRAITS).copied().collect();
     let mut public = BTreeSet::new();
     for (module, source) in [
         ("blocking", include_str!("../src/net/blocking.rs")),

@@ -21,6 +21,8 @@ pub(crate) use options::{
 pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 #[cfg(feature = "soft")]
 pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
+#[cfg(feature = "tokio")]
+pub(crate) use wait::readable_by_tasks;
 pub(crate) use wait::wait_either;
 
 use std::collections::BTreeMap;

@@ -1,8 +1,13 @@
 //! Waiting for descriptors.
 
 use std::io;
+#[cfg(feature = "tokio")]
+use std::os::fd::OwnedFd;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
+
+#[cfg(feature = "tokio")]
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// Waits until one of two descriptors can be read or has ended; `false` if that doesn't happen in time, or a signal came.
 pub(crate) fn wait_either(
@@ -26,6 +31,15 @@ pub(crate) fn wait_either(
     }
     let error = io::Error::last_os_error();
     if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+}
+
+/// The descriptor, for tasks to wait until it can be read.
+#[cfg(feature = "tokio")]
+pub(crate) fn readable_by_tasks(fd: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
+    let fd = fd.try_clone_to_owned()?;
+    // SAFETY: the descriptor is owned by what is made here, and so stays open, and the same, as long as that is there.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    registered.map_err(|error| error.into_parts().1)
 }
 
 #[cfg(test)]

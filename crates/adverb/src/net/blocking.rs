@@ -290,7 +290,7 @@ impl Connection {
     ///
     /// As [`send`](Connection::send).
     pub fn shutdown(&self) -> Result<()> {
-        self.send_ready(&mut Some(Link::close_frame()), self.link.options.timeout)
+        self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout)
     }
 
     /// Ends the connection when the peer has all that was sent: in its memory, though its program needn't have looked at it;
@@ -300,12 +300,9 @@ impl Connection {
     ///
     /// If that isn't so within the options' [`connect_timeout`](Options::connect_timeout), or the connection had ended.
     pub fn close(self) -> Result<()> {
-        let deadline = Deadline::new(self.link.options.connect_timeout);
-        if !self.link.lock().is_shut() {
-            self.send_ready(&mut Some(Link::close_frame()), deadline.left())?;
-        }
-        let waiting = "waiting for the peer to have all";
-        self.link.wait(deadline.left(), waiting, |link, state| link.is_delivered(state))
+        let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
+        self.link
+            .wait(timeout, "waiting for the peer to have all", |link, state| link.close(state, &mut gone))
     }
 
     /// Where buffers for its messages come from.

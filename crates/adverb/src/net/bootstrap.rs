@@ -107,6 +107,6 @@ pub(super) fn not_accepted(error: io::Error) -> Error {
     verb("accepting a connection", error, "")
 }
 
-fn verb(action: &str, error: io::Error, hint: &'static str) -> Error {
+pub(super) fn verb(action: &str, error: io::Error, hint: &'static str) -> Error {
     Error::Verb { action: action.to_owned(), error, hint: hint.into() }
 }

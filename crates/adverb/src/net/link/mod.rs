@@ -63,10 +63,17 @@ pub(super) struct State {
     send_depth: u32,
     /// Whether the last of them asks for no completion, so that nobody hears of it until another does.
     is_unheard: bool,
-    /// Whether nothing more is sent.
+    /// How many writes were posted that the peer must have when the connection is closed, and how many it has.
+    to_deliver: u64,
+    delivered: u64,
+    /// Whether no more messages are sent, and whether that was said together with that none are taken.
     is_shut: bool,
-    /// Whether nothing more comes.
+    is_gone: bool,
+    /// Whether the peer knows the latter.
+    is_known_gone: bool,
+    /// Whether no more messages come, and whether none are taken.
     peer_is_shut: bool,
+    peer_is_gone: bool,
     /// Why there is no connection any more.
     end: Option<End>,
     /// Whether anything has changed for those who wait.
@@ -86,7 +93,7 @@ struct PeerRing {
 struct Batch {
     buffer: RegisteredBuf,
     len: usize,
-    is_signaled: bool,
+    tag: u64,
 }
 
 enum Entry {
@@ -118,19 +125,16 @@ pub(super) struct Ready<'a> {
 enum Body<'a> {
     Bytes(Outgoing<'a>),
     Offer { len: u32, region: MemoryRegion },
-    Close,
+    End,
+    Gone,
 }
 
-/// What requests are of, as their completions repeat it.
+/// What requests are of, as their completions repeat it: bits.
 const RECEIVE: u64 = 1;
-const READ: u64 = 2;
-
-impl State {
-    /// Whether this side has said that it sends no more.
-    pub(super) fn is_shut(&self) -> bool {
-        self.is_shut
-    }
-}
+/// What the peer must have when the connection is closed.
+const DELIVERED: u64 = 2;
+/// What tells the peer that this side is gone.
+const GONE: u64 = 4;
 
 impl Link {
     /// A queue pair and all that it needs, not connected yet.
@@ -175,8 +179,13 @@ impl Link {
             in_flight: 0,
             send_depth: sends,
             is_unheard: false,
+            to_deliver: 0,
+            delivered: 0,
             is_shut: false,
+            is_gone: false,
+            is_known_gone: false,
             peer_is_shut: false,
+            peer_is_gone: false,
             end: None,
             has_news: false,
             done: Vec::with_capacity(64),
@@ -249,10 +258,13 @@ impl Link {
 
     /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
     pub(super) fn try_send(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
-        if state.is_shut {
+        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
+        if state.is_gone || state.is_shut && !matches!(body, Body::Gone) {
             return Err(self.disconnected("this side has ended it", ""));
         }
-        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
+        if state.peer_is_gone {
+            return Err(self.disconnected("the peer has closed it", ""));
+        }
         let (kind, bytes): (FrameKind, &[u8]) = match body {
             Body::Bytes(message) => {
                 let bytes = message.bytes();
@@ -263,12 +275,14 @@ impl Link {
                 let RemoteMemory { addr, rkey, .. } = region.remote();
                 (FrameKind::Offer { len: *len, addr, rkey }, &[])
             }
-            Body::Close => (FrameKind::Close, &[]),
+            Body::End => (FrameKind::End, &[]),
+            Body::Gone => (FrameKind::Gone, &[]),
         };
         let frame = Frame { kind, immediate: *immediate };
-        let is_close = kind == FrameKind::Close;
-        let Some(number) = self.add_frame(state, &frame, bytes, is_close)? else { return Ok(None) };
-        state.is_shut |= is_close;
+        let tag = if kind == FrameKind::Gone { GONE } else { DELIVERED };
+        let Some(number) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
+        state.is_shut |= matches!(kind, FrameKind::End | FrameKind::Gone);
+        state.is_gone |= kind == FrameKind::Gone;
         if let Some(Ready { body: Body::Offer { region, .. }, .. }) = ready.take() {
             state.offers.push_back(region);
         }
@@ -277,13 +291,7 @@ impl Link {
 
     /// Adds a frame to those that wait, or writes it at once if none does. Returns the number of the write, or nothing if
     /// there is no room.
-    fn add_frame(
-        &self,
-        state: &mut State,
-        frame: &Frame,
-        body: &[u8],
-        is_signaled: bool,
-    ) -> Result<Option<u64>> {
+    fn add_frame(&self, state: &mut State, frame: &Frame, body: &[u8], tag: u64) -> Result<Option<u64>> {
         if let Some(end) = &state.end {
             return Err(self.ended(end));
         }
@@ -295,16 +303,16 @@ impl Link {
             }
             put(frame, body, &mut batch.buffer[batch.len..batch.len + len]);
             batch.len += len;
-            batch.is_signaled |= is_signaled;
+            batch.tag |= tag;
             return Ok(Some(state.batches));
         }
         let mut buffer = self.pool.alloc(len)?;
         put(frame, body, &mut buffer);
-        if let Err(first) = self.write(state, buffer, len, is_signaled) {
+        if let Err(first) = self.write(state, buffer, len, tag) {
             // Others may join it.
             let mut buffer = self.pool.alloc(longest_write)?;
             buffer[..len].copy_from_slice(&first);
-            state.batch = Some(Batch { buffer, len, is_signaled });
+            state.batch = Some(Batch { buffer, len, tag });
         }
         state.batches += 1;
         match &state.end {
@@ -331,7 +339,7 @@ impl Link {
         let len = frame_len(match &ready.body {
             Body::Bytes(message) => message.bytes().len(),
             Body::Offer { .. } => OFFER_LEN,
-            Body::Close => 0,
+            Body::End | Body::Gone => 0,
         });
         let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
         // Otherwise it would be taken, and wait.
@@ -343,8 +351,13 @@ impl Link {
     }
 
     /// The end of what this side sends.
-    pub(super) fn close_frame() -> Ready<'static> {
-        Ready { body: Body::Close, immediate: None }
+    pub(super) fn end_frame() -> Ready<'static> {
+        Ready { body: Body::End, immediate: None }
+    }
+
+    /// The end of the connection.
+    pub(super) fn gone_frame() -> Ready<'static> {
+        Ready { body: Body::Gone, immediate: None }
     }
 
     /// Whether the write of this number was posted.
@@ -358,22 +371,32 @@ impl Link {
         }
     }
 
+    /// Tells the peer that this side is gone, with `ready`, unless the peer is; then waits until the peer has all.
+    pub(super) fn close(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<()>> {
+        if !state.peer_is_gone && ready.is_some() && self.try_send(state, ready)?.is_none() {
+            return Ok(None);
+        }
+        self.is_delivered(state)
+    }
+
     /// Whether the peer has all that was sent.
-    pub(super) fn is_delivered(&self, state: &mut State) -> Result<Option<()>> {
+    fn is_delivered(&self, state: &mut State) -> Result<Option<()>> {
+        // What the peer has read it has, though its device's word for it may not have come.
+        let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
+        let has_all = state.batch.is_none()
+            && (state.delivered == state.to_deliver || is_read && state.peer_is_gone)
+            && state.offers.is_empty()
+            && state.reads_to_tell == 0;
+        if has_all && (state.is_known_gone || state.peer_is_gone) {
+            return Ok(Some(()));
+        }
+        if let Some(end) = &state.end {
+            return Err(self.ended(end));
+        }
         if state.is_unheard {
             self.ask(state);
         }
-        if state.batch.is_none()
-            && state.in_flight == 0
-            && state.offers.is_empty()
-            && state.reads_to_tell == 0
-        {
-            return Ok(Some(()));
-        }
-        match &state.end {
-            Some(end) => Err(self.ended(end)),
-            None => Ok(None),
-        }
+        Ok(None)
     }
 
     /// The next message, or `None` when there are no more, if that is known.

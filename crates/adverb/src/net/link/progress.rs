@@ -1,6 +1,6 @@
 //! What is done with completions, and when.
 
-use super::{Batch, Entry, Link, PeerRing, READ, RECEIVE, State, end};
+use super::{Batch, DELIVERED, Entry, GONE, Link, PeerRing, RECEIVE, State, end};
 use crate::error::Result;
 use crate::memory::{RegisteredBuf, RemoteMemory};
 use crate::net::Message;
@@ -13,7 +13,8 @@ use crate::verbs::{CompletedOperation, Completion, RecvRequest, RemoteAddress, S
 impl Link {
     /// Takes in a completion.
     pub(super) fn complete(&self, state: &mut State, completion: Completion) -> Result<(), Violation> {
-        let is_receive = completion.tag() == RECEIVE;
+        let tag = completion.tag();
+        let is_receive = tag == RECEIVE;
         if !is_receive {
             state.in_flight -= 1;
         }
@@ -24,6 +25,8 @@ impl Link {
                 return Ok(());
             }
         };
+        state.delivered += u64::from(tag & DELIVERED != 0);
+        state.is_known_gone |= tag & GONE != 0;
         match success.operation {
             CompletedOperation::RecvWrite { immediate } => {
                 state.recvs_to_post += 1;
@@ -159,7 +162,7 @@ impl Link {
                 };
                 state.inbox[index] = Entry::Reading { immediate };
                 state.buffered += len as usize;
-                self.post(state, SendRequest::read(buffer, remote).tag(READ), true);
+                self.post(state, SendRequest::read(buffer, remote), true);
             }
             index += 1;
         }
@@ -167,9 +170,9 @@ impl Link {
 
     /// Writes the frames that wait, if there is room for them.
     pub(super) fn flush(&self, state: &mut State) {
-        let Some(Batch { buffer, len, is_signaled }) = state.batch.take() else { return };
-        if let Err(buffer) = self.write(state, buffer, len, is_signaled) {
-            state.batch = Some(Batch { buffer, len, is_signaled });
+        let Some(Batch { buffer, len, tag }) = state.batch.take() else { return };
+        if let Err(buffer) = self.write(state, buffer, len, tag) {
+            state.batch = Some(Batch { buffer, len, tag });
         }
     }
 
@@ -179,7 +182,7 @@ impl Link {
         state: &mut State,
         mut buffer: RegisteredBuf,
         len: usize,
-        is_signaled: bool,
+        tag: u64,
     ) -> Result<(), RegisteredBuf> {
         if !has_room(state) || state.end.is_some() {
             return Err(buffer);
@@ -191,8 +194,9 @@ impl Link {
             return Err(buffer);
         }
         let immediate = Immediate::Frames(state.inbound.tell());
-        let request = SendRequest::write_immediate(buffer, place, immediate.emit());
-        self.post(state, request, is_signaled);
+        let request = SendRequest::write_immediate(buffer, place, immediate.emit()).tag(tag);
+        state.to_deliver += u64::from(tag & DELIVERED != 0);
+        self.post(state, request, tag & GONE != 0);
         Ok(())
     }
 
@@ -201,7 +205,8 @@ impl Link {
         let Some(PeerRing { memory, .. }) = state.outbound else { return };
         while state.reads_to_tell > 0 && has_room(state) {
             state.reads_to_tell -= 1;
-            self.post(state, without_bytes(&memory, Immediate::Read), false);
+            state.to_deliver += 1;
+            self.post(state, without_bytes(&memory, Immediate::Read).tag(DELIVERED), false);
         }
         if state.inbound.must_tell() && has_room(state) {
             let immediate = Immediate::Credits(state.inbound.tell());
@@ -244,10 +249,10 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
 fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Violation> {
     let cut = |_| Violation("a frame that is cut short");
     while !frames.is_empty() {
-        if state.peer_is_shut {
+        let frame = Frame::parse(&frames)?;
+        if state.peer_is_gone || state.peer_is_shut && frame.kind != FrameKind::Gone {
             return Err(Violation("it goes on after it has ended"));
         }
-        let frame = Frame::parse(&frames)?;
         let mut this = frames.split_to(frame.len().min(frames.len())).map_err(cut)?;
         match frame.kind {
             FrameKind::Message { len } => {
@@ -264,7 +269,8 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Viola
                 let remote = RemoteAddress { addr, rkey };
                 state.inbox.push_back(Entry::Offer { len, remote, immediate: frame.immediate });
             }
-            FrameKind::Close => state.peer_is_shut = true,
+            FrameKind::End => state.peer_is_shut = true,
+            FrameKind::Gone => (state.peer_is_shut, state.peer_is_gone) = (true, true),
         }
     }
     Ok(())

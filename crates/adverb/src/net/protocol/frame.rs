@@ -21,13 +21,16 @@ pub(in crate::net) enum FrameKind {
     Message { len: u32 },
     /// A message of this length, which the peer is to read from where it is.
     Offer { len: u32, addr: u64, rkey: u32 },
-    /// Nothing comes after this.
-    Close,
+    /// No more messages come.
+    End,
+    /// No more messages come, and none are taken: the last frame.
+    Gone,
 }
 
 const MESSAGE: u8 = 1;
 const OFFER: u8 = 2;
-const CLOSE: u8 = 3;
+const END: u8 = 3;
+const GONE: u8 = 4;
 const HAS_IMMEDIATE: u8 = 1;
 
 /// How many bytes a frame takes with `body` bytes behind its header.
@@ -47,7 +50,8 @@ impl Frame {
                 body[12..].fill(0);
                 (OFFER, len)
             }
-            FrameKind::Close => (CLOSE, 0),
+            FrameKind::End => (END, 0),
+            FrameKind::Gone => (GONE, 0),
         };
         let flags = if self.immediate.is_some() { HAS_IMMEDIATE } else { 0 };
         out[..4].copy_from_slice(&[kind, flags, 0, 0]);
@@ -80,7 +84,8 @@ impl Frame {
                     u64::from_le_bytes(addr.try_into().map_err(|_| Violation("an offer that is cut short"))?);
                 FrameKind::Offer { len, addr, rkey: u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) }
             }
-            CLOSE if len == 0 => FrameKind::Close,
+            END if len == 0 => FrameKind::End,
+            GONE if len == 0 => FrameKind::Gone,
             _ => return Err(Violation("a frame of an unknown kind")),
         };
         Ok(Frame { kind, immediate: (header[1] & HAS_IMMEDIATE != 0).then_some(immediate) })
@@ -91,7 +96,7 @@ impl Frame {
         frame_len(match self.kind {
             FrameKind::Message { len } => len as usize,
             FrameKind::Offer { .. } => OFFER_LEN,
-            FrameKind::Close => 0,
+            FrameKind::End | FrameKind::Gone => 0,
         })
     }
 }

@@ -51,6 +51,11 @@ impl Outbound {
         has_credit.then_some((offset, end))
     }
 
+    /// Whether the peer has read all that was written.
+    pub(in crate::net) fn is_read(&self) -> bool {
+        self.writes_read == self.writes
+    }
+
     /// Takes in what the peer says it has read.
     pub(in crate::net) fn credit(&mut self, credits: Credits) -> Result<(), Violation> {
         let read = self.read + credits.units_since(self.read);

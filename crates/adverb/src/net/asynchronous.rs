@@ -1,0 +1,456 @@
+//! Connections for tasks: what has to wait lets others run.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs, lookup_host};
+use tokio::sync::{Mutex, Notify};
+use tokio::task::JoinSet;
+
+use super::bootstrap;
+use super::link::{Link, Ready, State};
+use super::protocol::handshake::{Flaw, Greeting, PREFIX_LEN, Prefix};
+use super::{Message, Options, Outgoing};
+use crate::backend::readable_by_tasks;
+use crate::error::{Error, Result};
+use crate::memory::Pool;
+
+/// Connects to a [listener](Listener) with the default [options](Options).
+///
+/// # Errors
+///
+/// As [`Connector::connect`].
+///
+/// # Cancel safety
+///
+/// Dropped, it leaves nothing behind.
+pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
+    Connector::new().connect(address).await
+}
+
+/// Connects to listeners.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Connector {
+    options: Options,
+}
+
+impl Connector {
+    /// With the default options.
+    pub fn new() -> Connector {
+        Connector::default()
+    }
+
+    /// How its connections are to be.
+    pub fn options(mut self, options: &Options) -> Connector {
+        self.options = options.clone();
+        self
+    }
+
+    /// Connects to a listener. If the name has several addresses, they are tried one after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`](Error::Unreachable) if nobody answers there, [`Refused`](Error::Refused) if who does doesn't want the
+    /// connection, or isn't of the same protocol; if there is no device that reaches the peer; all within the options'
+    /// [`connect_timeout`](Options::connect_timeout).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves nothing behind.
+    pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
+        let timeout = self.options.connect_timeout;
+        within(timeout, "connecting", async {
+            let mut failure = None;
+            for peer in lookup_host(address).await.map_err(bootstrap::no_address)? {
+                match self.connect_one(peer).await {
+                    Ok(connection) => return Ok(connection),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
+        })
+        .await
+    }
+
+    async fn connect_one(&self, peer: SocketAddr) -> Result<Connection> {
+        let unreachable = |error| bootstrap::unreachable(peer, error);
+        let mut stream = TcpStream::connect(peer).await.map_err(unreachable)?;
+        let local = stream.local_addr().map_err(unreachable)?;
+        let link = bootstrap::link(local, peer, &self.options)?;
+        stream.write_all(&Greeting::Endpoint(link.endpoint()).emit()).await.map_err(unreachable)?;
+        let greeting = read_greeting(&mut stream).await.map_err(unreachable)?;
+        link.connect(&bootstrap::accepted(peer, greeting)?, true)?;
+        Connection::established(link).await
+    }
+}
+
+/// Accepts connections at an address.
+///
+/// It has a TCP port of that number, over which both sides tell each other of their queue pairs; all else is between those.
+pub struct Listener {
+    tcp: TcpListener,
+    address: SocketAddr,
+    options: Options,
+    /// Those that are becoming connections, each in its own time.
+    incoming: Mutex<JoinSet<Result<Connection, (SocketAddr, Error)>>>,
+}
+
+impl Listener {
+    /// Listens at this address, with the default options; at a free port if it is 0.
+    ///
+    /// # Errors
+    ///
+    /// If the address isn't of this machine, or no device has it, or the port is taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves nothing behind.
+    pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
+        Listener::bind_with(address, &Options::new()).await
+    }
+
+    /// Listens at this address.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Listener::bind).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves nothing behind.
+    pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
+        let tcp = TcpListener::bind(address).await.map_err(bootstrap::not_bound)?;
+        let address = tcp.local_addr().map_err(bootstrap::not_bound)?;
+        let options = bootstrap::listening(address, options)?;
+        Ok(Listener { tcp, address, options, incoming: Mutex::default() })
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a connection.
+    ///
+    /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on;
+    /// others needn't wait for it.
+    ///
+    /// # Errors
+    ///
+    /// If no more can be accepted: the system has too few descriptors, for one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it loses no connection: the next call goes on where this one was.
+    pub async fn accept(&self) -> Result<Connection> {
+        let mut incoming = self.incoming.lock().await;
+        loop {
+            tokio::select! {
+                accepted = self.tcp.accept() => {
+                    let (stream, peer) = accepted.map_err(bootstrap::not_accepted)?;
+                    let options = self.options.clone();
+                    incoming.spawn(async move {
+                        answer(stream, peer, &options).await.map_err(|error| (peer, error))
+                    });
+                }
+                Some(answered) = incoming.join_next() => match answered {
+                    Ok(Ok(connection)) => return Ok(connection),
+                    Ok(Err((peer, error))) => tracing::warn!(%peer, %error, "a peer could not be connected"),
+                    Err(error) => tracing::error!(%error, "connecting a peer failed"),
+                },
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+async fn answer(mut stream: TcpStream, peer: SocketAddr, options: &Options) -> Result<Connection> {
+    within(options.connect_timeout, "connecting a peer", async {
+        let unreachable = |error| bootstrap::unreachable(peer, error);
+        let local = stream.local_addr().map_err(unreachable)?;
+        let greeting = read_greeting(&mut stream).await.map_err(unreachable)?;
+        let answered = bootstrap::answer(local, peer, options, greeting);
+        let greeting = bootstrap::answer_greeting(&answered).emit();
+        stream.write_all(&greeting).await.map_err(unreachable)?;
+        Connection::established(answered?).await
+    })
+    .await
+}
+
+/// Reads what a peer says over TCP.
+async fn read_greeting(stream: &mut TcpStream) -> io::Result<Result<Greeting, Flaw>> {
+    let mut prefix = [0; PREFIX_LEN];
+    stream.read_exact(&mut prefix).await?;
+    let prefix = match Prefix::parse(&prefix) {
+        Ok(prefix) => prefix,
+        Err(flaw) => return Ok(Err(flaw)),
+    };
+    let mut body = vec![0; prefix.len];
+    stream.read_exact(&mut body).await?;
+    Ok(Greeting::parse(prefix, &body))
+}
+
+/// A connection to a peer: messages of any length from 0 to 1 GiB, in order, both ways. May be used by many tasks.
+///
+/// Sending waits while the peer has no room; so a receiver that is slow slows the sender, and memory stays bounded. Dropping
+/// it ends it at once; [`close`](Connection::close) first sees to it that the peer has all.
+///
+/// ```
+/// use adverb::net::{Listener, connect};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let listener = Listener::bind("127.0.0.1:0").await?;
+/// let address = listener.local_address();
+/// tokio::spawn(async move {
+///     let connection = listener.accept().await?;
+///     // The buffer goes back as it came.
+///     while let Some(message) = connection.recv().await? {
+///         connection.send(message).await?;
+///     }
+///     connection.close().await
+/// });
+/// let connection = connect(address).await?;
+/// connection.send(b"hello").await?;
+/// assert_eq!(&connection.recv().await?.expect("an answer")[..], b"hello");
+/// connection.close().await?;
+/// # Ok::<(), adverb::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Cancelling
+///
+/// A future that is dropped takes nothing with it that the device has: buffers stay until their requests are done, and the
+/// connection goes on. What else happens is said of each method.
+pub struct Connection {
+    link: Link,
+    /// Readable when the completion queue has an event.
+    events: AsyncFd<OwnedFd>,
+    /// Told when a task took something in that others may wait for.
+    news: Notify,
+}
+
+impl Connection {
+    /// Waits for the peer's hello.
+    async fn established(link: Link) -> Result<Connection> {
+        let broken = |error| {
+            bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
+        };
+        let events =
+            link.completions().event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
+        let events = readable_by_tasks(events).map_err(broken)?;
+        let connection = Connection { link, events, news: Notify::new() };
+        let hello = connection
+            .wait(Duration::MAX, "waiting for the peer's hello", |link, state| link.is_established(state));
+        hello.await?;
+        Ok(connection)
+    }
+
+    /// Sends a message. Returns when it is on its way, which doesn't mean that the peer has it.
+    ///
+    /// Bytes are copied. A [`RegisteredBuf`](crate::memory::RegisteredBuf) (from this connection's [`pool`](Connection::pool),
+    /// say, or a [`Message`] that came) isn't, if it is long: the peer reads it from where it is.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. After
+    /// a timeout the message may have been taken, and is then sent once there is room.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the message is sent or not, but never in part; one that was taken already is sent when there is room and this
+    /// connection is used again.
+    pub async fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+        let ready = self.link.ready(message.into(), None)?;
+        self.send_ready(ready, self.link.options.timeout).await
+    }
+
+    /// Sends a message with 32 bits beside it.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`send`](Connection::send).
+    pub async fn send_with_imm<'a>(&self, message: impl Into<Outgoing<'a>>, immediate: u32) -> Result<()> {
+        let ready = self.link.ready(message.into(), Some(immediate))?;
+        self.send_ready(ready, self.link.options.timeout).await
+    }
+
+    /// Sends a message, if there is room for it now; says whether there was.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended.
+    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
+        let ready = self.link.ready(message.into(), None)?;
+        let mut state = self.link.lock();
+        let has_news = self.link.drive(&mut state);
+        let sent = self.link.try_send_now(&mut state, ready);
+        drop(state);
+        if has_news {
+            self.news.notify_waiters();
+        }
+        sent
+    }
+
+    async fn send_ready(&self, ready: Ready<'_>, timeout: Duration) -> Result<()> {
+        let (mut ready, mut number) = (Some(ready), None);
+        self.wait(timeout, "waiting for room to send", |link, state| {
+            link.send(state, &mut ready, &mut number)
+        })
+        .await
+    }
+
+    /// Waits for a message; `None` when the peer has sent its last.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended otherwise, or nothing came within the options' [`timeout`](Options::timeout).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it loses no message.
+    pub async fn recv(&self) -> Result<Option<Message>> {
+        self.recv_timeout(self.link.options.timeout).await
+    }
+
+    /// Waits for a message, but not longer than this.
+    ///
+    /// # Errors
+    ///
+    /// As [`recv`](Connection::recv).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it loses no message.
+    pub async fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+        self.wait(timeout, "waiting for a message", |link, state| link.try_recv(state)).await
+    }
+
+    /// Says that nothing more is sent: the peer's [`recv`](Connection::recv) returns `None` after all that was. Messages can
+    /// still come.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it was said or not; it can be called again, and then is an error if it was.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.send_ready(Link::end_frame(), self.link.options.timeout).await
+    }
+
+    /// Ends the connection when the peer has all that was sent: in its memory, though its program needn't have looked at it;
+    /// except for long messages, which it must have asked for.
+    ///
+    /// # Errors
+    ///
+    /// If that isn't so within the options' [`connect_timeout`](Options::connect_timeout), or the connection had ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it ends the connection at once.
+    pub async fn close(self) -> Result<()> {
+        let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
+        self.wait(timeout, "waiting for the peer to have all", |link, state| link.close(state, &mut gone))
+            .await
+    }
+
+    /// Where buffers for its messages come from.
+    pub fn pool(&self) -> &Pool {
+        self.link.pool()
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.link.peer()
+    }
+
+    /// Waits until `ready` has something to return.
+    async fn wait<T>(
+        &self,
+        timeout: Duration,
+        waiting: &'static str,
+        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> Result<T> {
+        // What is there already needs no clock.
+        if let Some(value) = self.step(&mut ready)? {
+            return Ok(value);
+        }
+        within(timeout, waiting, async {
+            loop {
+                let news = self.news.notified();
+                tokio::pin!(news);
+                // What others take in from here on isn't missed.
+                news.as_mut().enable();
+                if let Some(value) = self.step(&mut ready)? {
+                    return Ok(value);
+                }
+                tokio::select! {
+                    () = news => {}
+                    event = self.events.readable() => {
+                        let broken = |error| bootstrap::verb("waiting for an event", error, "");
+                        let mut event = event.map_err(broken)?;
+                        while self.link.completions().take_event()? {}
+                        event.clear_ready();
+                    }
+                    () = tokio::time::sleep(self.link.options.keepalive) => {
+                        self.link.ask(&mut self.link.lock());
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have.
+    fn step<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
+        let mut state = self.link.lock();
+        let mut has_news = self.link.drive(&mut state);
+        let mut value = ready(&self.link, &mut state);
+        if let Ok(None) = value {
+            // What came before the arming makes no event: look again before waiting.
+            self.link.completions().arm(false)?;
+            has_news |= self.link.drive(&mut state);
+            value = ready(&self.link, &mut state);
+        }
+        drop(state);
+        if has_news {
+            self.news.notify_waiters();
+        }
+        value
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}
+
+/// What the work gives, or an error if it takes longer than it may.
+async fn within<T>(
+    timeout: Duration,
+    waiting: &'static str,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    if timeout == Duration::MAX {
+        return work.await;
+    }
+    tokio::time::timeout(timeout, work).await.unwrap_or(Err(Error::Timeout { timeout, waiting }))
+}

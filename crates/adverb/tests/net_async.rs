@@ -1,0 +1,217 @@
+//! Connections for tasks: as those for threads, and futures may be dropped at any point.
+
+#![cfg(all(feature = "soft", feature = "tokio"))]
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::{Connection, Connector, Listener, Options};
+use adverb::verbs::Device;
+use tokio::net::TcpStream;
+
+fn options() -> Options {
+    Options::new().device(&Device::open("soft").unwrap()).timeout(Duration::from_secs(60))
+}
+
+/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+fn tiny(options: Options) -> Options {
+    options.ring(512).writes(4)
+}
+
+async fn pair(options: &Options) -> (Connection, Connection) {
+    let listener = Listener::bind_with("127.0.0.1:0", options).await.unwrap();
+    let connector = Connector::new().options(options);
+    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    (client.unwrap(), server.unwrap())
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+}
+
+async fn send_all(connection: &Connection, count: usize, most: usize) {
+    let mut random = Random(1);
+    for number in 0..count {
+        let bytes = vec![number as u8; random.below(most)];
+        connection.send_with_imm(&bytes, number as u32).await.unwrap();
+    }
+    connection.shutdown().await.unwrap();
+}
+
+async fn recv_all(connection: &Connection, count: usize, most: usize) {
+    let mut random = Random(1);
+    for number in 0..count {
+        let message = connection.recv().await.unwrap().expect("there are more");
+        assert_eq!((message.immediate(), message.len()), (Some(number as u32), random.below(most)));
+        assert!(message.iter().all(|byte| *byte == number as u8));
+    }
+    assert!(connection.recv().await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn messages_of_all_lengths_go_both_ways_at_once() {
+    for (options, count, most) in [(options(), 1_000, 40_000), (tiny(options()), 5_000, 300)] {
+        let (left, right) = pair(&options).await;
+        tokio::join!(
+            send_all(&left, count, most),
+            send_all(&right, count, most),
+            recv_all(&left, count, most),
+            recv_all(&right, count, most),
+        );
+        let (left, right) = tokio::join!(left.close(), right.close());
+        left.unwrap();
+        right.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_on_several_threads_share_a_connection() {
+    const EACH: usize = 500;
+    let (left, right) = pair(&tiny(options())).await;
+    let (left, right) = (std::sync::Arc::new(left), std::sync::Arc::new(right));
+    let mut tasks = tokio::task::JoinSet::new();
+    for sender in 0..4 {
+        let left = left.clone();
+        tasks.spawn(async move {
+            for number in 0..EACH {
+                left.send(&(sender * EACH + number).to_le_bytes()).await.unwrap();
+            }
+            0
+        });
+        let right = right.clone();
+        tasks.spawn(async move {
+            let mut sum = 0;
+            for _ in 0..EACH {
+                let message = right.recv().await.unwrap().unwrap();
+                sum += usize::from_le_bytes((&message[..]).try_into().unwrap());
+            }
+            sum
+        });
+    }
+    assert_eq!(tasks.join_all().await.into_iter().sum::<usize>(), (0..4 * EACH).sum());
+}
+
+#[tokio::test]
+async fn futures_that_are_dropped_at_any_point_do_no_harm() {
+    let rounds = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(3_000);
+    let (left, right) = pair(&tiny(options()).eager(100)).await;
+    let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
+    // A receive that is dropped loses nothing; what is sent and dropped comes whole or not at all.
+    let mut expect = |message: &[u8]| {
+        let number = u32::from_le_bytes(message[..4].try_into().unwrap());
+        assert!(number >= next && number < 1 << 30, "{number} after {next}");
+        assert!(message[4..].iter().all(|byte| *byte == number as u8));
+        next = number + 1;
+    };
+    for number in 0..rounds {
+        let mut bytes = vec![number as u8; 4 + random.below(300)];
+        bytes[..4].copy_from_slice(&(number as u32).to_le_bytes());
+        match random.below(8) {
+            0 => {
+                // Until it is taken there must be somebody to make room.
+                let mut send = pin!(left.send(&bytes));
+                while poll_once(&mut send).await.is_none() {
+                    if let Ok(Some(message)) = right.recv_timeout(Duration::from_millis(5)).await {
+                        expect(&message);
+                    }
+                }
+                sent += 1;
+            }
+            1..5 => dropped += usize::from(poll_once(&mut pin!(left.send(&bytes))).await.is_none()),
+            _ => {
+                let received = poll_once(&mut pin!(right.recv())).await;
+                match received {
+                    Some(message) => expect(&message.unwrap().expect("the connection goes on")),
+                    None => dropped += 1,
+                }
+            }
+        }
+    }
+    assert!(dropped > rounds / 20 && sent > rounds / 20, "{dropped} dropped, {sent} sent");
+    // The connection is as good as new.
+    let end = async {
+        left.send(&[0xff; 8]).await.unwrap();
+        left.close().await.unwrap();
+    };
+    let rest = async {
+        let mut last = None;
+        while let Some(message) = right.recv().await.unwrap() {
+            last = Some(message);
+        }
+        assert_eq!(&last.unwrap()[..], &[0xff; 8]);
+    };
+    tokio::join!(end, rest);
+}
+
+/// Polls it once, as whoever drops it afterwards may.
+async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::Output> {
+    tokio::task::yield_now().await;
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
+async fn waiting_ends_in_time_and_a_peer_that_is_gone_is_noticed() {
+    let (left, right) = pair(&options().keepalive(Duration::from_millis(100))).await;
+    let error = left.recv_timeout(Duration::from_millis(50)).await.unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    drop(right);
+    let start = Instant::now();
+    let error = left.recv().await.unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dropped() {
+    let options = options();
+    let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
+    let _silent = TcpStream::connect(listener.local_address()).await.unwrap();
+    let connector = Connector::new().options(&options);
+    let connecting = connector.connect(listener.local_address());
+    let accepting = async {
+        loop {
+            // Dropped again and again, it goes on where it was.
+            if let Ok(accepted) = tokio::time::timeout(Duration::from_millis(1), listener.accept()).await {
+                return accepted;
+            }
+        }
+    };
+    let start = Instant::now();
+    let (client, server) = tokio::join!(connecting, accepting);
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    client.unwrap().send(b"hello").await.unwrap();
+    assert_eq!(&server.unwrap().recv().await.unwrap().unwrap()[..], b"hello");
+}
+
+#[tokio::test]
+async fn tasks_and_threads_speak_the_same() {
+    let options = options();
+    let listener = adverb::net::blocking::Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let address = listener.local_address();
+    let thread = std::thread::spawn(move || {
+        let connection = listener.accept()?;
+        while let Some(message) = connection.recv()? {
+            connection.send(message)?;
+        }
+        connection.close()
+    });
+    let connection = Connector::new().options(&options).connect(address).await.unwrap();
+    for len in [0, 5, 100_000] {
+        connection.send(&vec![7; len]).await.unwrap();
+        assert_eq!(connection.recv().await.unwrap().unwrap().len(), len);
+    }
+    connection.close().await.unwrap();
+    thread.join().unwrap().unwrap();
+}
