@@ -15,6 +15,7 @@ mod doc;
 mod fmt;
 mod fuzz;
 mod hack;
+mod interop;
 mod metadata;
 mod miri;
 mod overhead;
@@ -73,6 +74,8 @@ enum Command {
     DeviceTests,
     /// Run the conformance suite on a device.
     Conformance(conformance::Args),
+    /// Have the software NIC and soft-RoCE, or C programs on it, do everything with each other.
+    Interop(interop::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
     Sim(sim::Args),
     /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
@@ -124,6 +127,7 @@ impl Command {
             Self::Fuzz(args) => fuzz::run(&args)?,
             Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),
+            Self::Interop(args) => return interop::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
             Self::Coverage(args) => coverage::run(&args)?,

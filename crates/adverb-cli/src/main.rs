@@ -1,6 +1,7 @@
 //! What people type: `adverb …`.
 
 mod devices;
+mod peertest;
 mod prose;
 mod report;
 mod selftest;
@@ -27,6 +28,8 @@ enum Command {
     Devices(devices::Args),
     /// Check whether a device does what an RDMA device must do, and write a report of it.
     Selftest(selftest::Args),
+    /// Check, with another machine, whether two devices understand each other.
+    Peertest(peertest::Args),
     /// Show what devices do, and how much of it goes wrong: rates of their counters.
     Stat(stat::Args),
 }
@@ -36,6 +39,7 @@ impl Command {
         match self {
             Self::Devices(args) => devices::run(&args),
             Self::Selftest(args) => selftest::run(&args),
+            Self::Peertest(args) => peertest::run(&args),
             Self::Stat(args) => stat::run(&args),
         }
     }

@@ -22,6 +22,7 @@
 mod deviations;
 mod fixture;
 mod machine;
+pub mod peer;
 mod registry;
 mod report;
 mod runner;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What went wrong in the guest's kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Ord, PartialOrd)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// It warned (`WARN_ON`) and went on.
     Warning,
     /// It died in the middle of something (`BUG`, a bad pointer); whatever ran there is gone.

@@ -32,13 +32,13 @@ pub(super) struct Config {
 
 /// One of a command's two outputs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Out,
     Err,
 }
 
 /// Somebody who wants to know what goes on in the guest, as it does.
-pub(super) trait Observer {
+pub(crate) trait Observer {
     /// A command starts.
     fn started(&mut self, index: usize);
     /// The command that started last printed something.
@@ -48,21 +48,21 @@ pub(super) trait Observer {
 }
 
 /// What became of a run.
-pub(super) struct Report {
-    pub(super) ending: Ending,
+pub(crate) struct Report {
+    pub(crate) ending: Ending,
     /// The statuses of those commands that came to an end.
-    pub(super) statuses: Vec<u8>,
+    pub(crate) statuses: Vec<u8>,
     /// The worst that happened in the kernel while they ran.
-    pub(super) trouble: Option<Trouble>,
+    pub(crate) trouble: Option<Trouble>,
     /// How long it took until the first command could start, if it came to that.
-    pub(super) boot: Option<Duration>,
+    pub(crate) boot: Option<Duration>,
     /// What the kernel printed.
     pub(super) console: String,
 }
 
 /// Why a run ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Ending {
+pub(crate) enum Ending {
     /// All commands ran, or all up to the one that failed.
     Completed,
     /// The time was over.
@@ -72,7 +72,7 @@ pub(super) enum Ending {
 }
 
 /// A guest that is ready to be switched on.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     config: Config,
     share: Share,
 }
@@ -90,12 +90,12 @@ impl Guest {
     }
 
     /// Makes it run the next command after one that failed, too.
-    pub(super) fn keep_going(&mut self) {
+    pub(crate) fn keep_going(&mut self) {
         self.config.keep_going = true;
     }
 
     /// Boots, runs the commands (lines for a shell) in order up to the first that fails, and switches off.
-    pub(super) fn run(&mut self, commands: &[String], observer: &mut dyn Observer) -> Result<Report> {
+    pub(crate) fn run(&mut self, commands: &[String], observer: &mut dyn Observer) -> Result<Report> {
         let settings = Settings {
             mtu: self.config.mtu,
             cwd: &env::current_dir().context("where are we? The current directory is gone")?,

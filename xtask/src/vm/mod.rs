@@ -13,7 +13,7 @@
 
 mod console;
 mod cpio;
-mod guest;
+pub(crate) mod guest;
 mod initramfs;
 mod kernel;
 pub(crate) mod perf;
@@ -65,27 +65,27 @@ enum Known {
 
 /// What the guest is like.
 #[derive(Debug, clap::Args)]
-struct Options {
+pub(crate) struct Options {
     /// How long it may take, booting included.
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 180)]
-    timeout: u64,
+    pub(crate) timeout: u64,
     /// The MTU of the cable between v0 and v1.
     #[arg(long, global = true, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u32).range(1280..=65535))]
-    mtu: u32,
+    pub(crate) mtu: u32,
     /// How many CPUs the guest has.
     #[arg(long, global = true, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u8).range(1..=64))]
-    cpus: u8,
+    pub(crate) cpus: u8,
     /// One CPU in virtual time, which goes by the instructions it executes: timings repeat.
     #[arg(long, global = true, conflicts_with = "cpus")]
-    icount: bool,
+    pub(crate) icount: bool,
     /// A directory that the guest can write to, as /run/out.
     #[arg(long, global = true, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
     /// Say how long booting took, and show what the guest's kernel printed.
     #[arg(long, short, global = true)]
-    verbose: bool,
+    pub(crate) verbose: bool,
 }
 
 /// The status of a run that took too long, as coreutils' timeout has it.
@@ -119,7 +119,7 @@ fn run_lines(options: &Options, lines: &[String]) -> Result<ExitCode> {
 }
 
 /// Gets together what booting takes.
-fn prepare(options: &Options) -> Result<Guest> {
+pub(crate) fn prepare(options: &Options) -> Result<Guest> {
     packages::ensure(packages::VM)?;
     if let Some(out) = &options.out {
         fs::create_dir_all(out).with_context(|| format!("could not create {}", out.display()))?;
@@ -137,7 +137,7 @@ fn prepare(options: &Options) -> Result<Guest> {
 
 /// Says what there is to say about a run beyond its output, which is nothing if it went well; gives the status
 /// that stands for its ending.
-fn explain(report: &Report, options: &Options) -> u8 {
+pub(crate) fn explain(report: &Report, options: &Options) -> u8 {
     if options.verbose
         && let Some(boot) = report.boot
     {

@@ -19,6 +19,7 @@ use crate::registry::tests;
 tests! { "shared receive queues";
     [Need::SharedReceives] a_message_takes_a_shared_receive,
     [Need::SharedReceives] many_queue_pairs_share_receives,
+    [Need::SharedReceives] a_shared_receive_says_to_whom_its_message_came,
     [Need::SharedReceives] shared_receives_go_out_in_order,
     [Need::SharedReceives] a_write_with_immediate_data_takes_a_shared_receive,
     [Need::SharedReceives] a_message_waits_for_a_shared_receive,
@@ -117,6 +118,23 @@ fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
     seen.sort_unstable();
     seen.dedup();
     ensure!(seen.len() == 64, "{} of 64 messages came", seen.len());
+    Ok(())
+}
+
+fn a_shared_receive_says_to_whom_its_message_came(fixture: &Fixture) -> Result<()> {
+    let (shared, sides) = several(fixture, 16, 4)?;
+    (0..4).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    for (seed, side) in (0..).zip(&sides) {
+        send(&side.sender, 64, seed)?;
+    }
+    for completion in take(&sides[0].receiver.cq, 4)? {
+        let qpn = completion.qpn();
+        let message = completion.into_message()?;
+        let find = |seed: &u64| pattern(64, *seed) == message[..];
+        let seed = (0..4).find(find).context("a message came that nobody sent")?;
+        let receiver = sides[seed as usize].receiver.qp.qpn();
+        ensure!(qpn == Some(receiver), "it came to {receiver}, and the completion says {qpn:?}");
+    }
     Ok(())
 }
 

@@ -140,6 +140,11 @@ impl RawOutcome {
         self.flags |= flag::TIMESTAMP;
     }
 
+    /// The queue pair, if it is told.
+    pub(crate) fn qpn(&self) -> Option<Qpn> {
+        (self.flags & flag::TIMESTAMP == 0 && self.qpn != 0).then(|| Qpn::truncate(self.qpn))
+    }
+
     /// The device's time, if it was told.
     pub(crate) fn timestamp(mut self) -> Option<u64> {
         let (high, low) = (self.qpn, *self.spare());

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{Failure, Success};
+use adverb_proto::vocabulary::{Failure, Qpn, Success};
 
 use super::in_flight::Posting;
 use crate::backend::RawOutcome;
@@ -81,6 +81,13 @@ impl Completion {
     /// How it ended. A failure has neither operation nor length: devices leave them undefined.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
+    }
+
+    /// The queue pair that the request was executed by: for a receive of a
+    /// [shared queue](super::SharedReceiveQueue), the one that its message came to. Completions that the device wasn't
+    /// asked for, and those with a [timestamp](Completion::timestamp), don't say.
+    pub fn qpn(&self) -> Option<Qpn> {
+        self.outcome.qpn()
     }
 
     /// When it was completed, in ticks of the device's [clock](super::DeviceAttributes::timestamps). Only completions of a

@@ -25,6 +25,20 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// What a peer says that doesn't speak of more: of its MTU, which is taken to be what ours is, and of the local
+    /// identifier of its port, which only InfiniBand has.
+    ///
+    /// ```
+    /// use adverb::verbs::{Endpoint, Gid, Psn, Qpn};
+    ///
+    /// let address: std::net::IpAddr = "192.0.2.7".parse()?;
+    /// let peer = Endpoint::new(Gid::from(address), Qpn::truncate(0x11), Psn::wrapping(0x1234));
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn new(gid: Gid, qpn: Qpn, psn: Psn) -> Endpoint {
+        Endpoint { gid, lid: 0, qpn, psn, mtu: PathMtu::Mtu4096.bytes() }
+    }
+
     /// The MTU to use between this endpoint and a port with `mtu`.
     pub(super) fn common_mtu(&self, mtu: PathMtu) -> PathMtu {
         PathMtu::at_most(usize::from(self.mtu)).map_or(PathMtu::Mtu256, |theirs| theirs.min(mtu))

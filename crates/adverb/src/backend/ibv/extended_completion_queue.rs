@@ -30,7 +30,10 @@ impl Extended {
         attr.cqe = depth;
         attr.channel = channel;
         attr.comp_vector = vector;
-        attr.wc_flags = sys::IBV_WC_EX_WITH_BYTE_LEN | sys::IBV_WC_EX_WITH_IMM | sys::IBV_WC_EX_WITH_SRC_QP;
+        attr.wc_flags = sys::IBV_WC_EX_WITH_BYTE_LEN
+            | sys::IBV_WC_EX_WITH_IMM
+            | sys::IBV_WC_EX_WITH_QP_NUM
+            | sys::IBV_WC_EX_WITH_SRC_QP;
         if has_timestamps {
             attr.wc_flags |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
         }
@@ -105,6 +108,7 @@ impl Extended {
             let (wr_id, status) = ((*queue).wr_id, (*queue).status);
             let mut outcome = RawOutcome::implied(0);
             outcome.status = status;
+            outcome.qpn = sys::ibv_wc_read_qp_num(queue);
             if status == sys::IBV_WC_SUCCESS {
                 outcome.opcode = sys::ibv_wc_read_opcode(queue);
                 outcome.length = sys::ibv_wc_read_byte_len(queue);

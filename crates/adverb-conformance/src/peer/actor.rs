@@ -1,0 +1,367 @@
+//! One of the two ends: does with its device what it is asked to.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use adverb::verbs::{
+    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, MemoryWindow, PathMtu,
+    QueuePair, Recipient, RecvRequest, SendRequest, Status, Transport as QpTransport,
+};
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Port;
+use super::message::{
+    Action, Answer, Atomics, Batch, Command, Connect, Expected, Hear, Heard, Kind, Look, Opened, Perform,
+    Transport,
+};
+use super::store::Store;
+use crate::fixture::{PATIENCE, QKEY, check, expect, fill, status};
+
+/// How many requests a queue holds.
+const DEPTH: u32 = 64;
+
+/// How long it must have been quiet until nothing more will come: longer than a network holds packets.
+const QUIET: Duration = Duration::from_millis(150);
+
+/// One of the two ends.
+pub(super) struct Actor {
+    port: Port,
+    stage: Option<Stage>,
+    /// While no stage has it.
+    store: Option<Store>,
+}
+
+impl Actor {
+    pub(super) fn new(port: Port) -> Actor {
+        Actor { port, stage: None, store: None }
+    }
+
+    /// Does something, and says what came of it.
+    pub(super) fn obey(&mut self, command: Command) -> Answer {
+        self.try_to(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
+    }
+
+    fn try_to(&mut self, command: Command) -> Result<Answer> {
+        if let Command::Open(transport) = command {
+            self.close();
+            let store = self.store.take().map_or_else(|| Store::new(&self.port), Ok)?;
+            let stage = self.stage.insert(Stage::new(&self.port, store, transport)?);
+            return Ok(Answer::Opened(stage.describe(&self.port)));
+        }
+        if let Command::Close = command {
+            self.close();
+            return Ok(Answer::Done);
+        }
+        self.stage.as_mut().context("nothing is open")?.obey(command)
+    }
+
+    /// Ends a case. The memory stays for the next.
+    fn close(&mut self) {
+        if let Some(Stage { store, .. }) = self.stage.take() {
+            self.store = Some(store);
+        }
+    }
+}
+
+/// A queue pair and what belongs to it: what one case needs.
+struct Stage {
+    transport: Transport,
+    // A window goes before the queue pair that it is bound to.
+    window: Option<MemoryWindow>,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    store: Store,
+    /// Completions of receives that came while those of sends were waited for, and the other way round.
+    early: Vec<Completion>,
+}
+
+/// What marks a completion as a receive's; those of sends have their places in a batch.
+const RECV: u64 = 1 << 63;
+
+impl Stage {
+    fn new(port: &Port, store: Store, transport: Transport) -> Result<Stage> {
+        let cq = port.device.completion_queue(2 * DEPTH).events().create()?;
+        let transport_of_qp = match transport {
+            Transport::Rc => QpTransport::Rc,
+            Transport::Uc => QpTransport::Uc,
+            Transport::Ud => QpTransport::Ud,
+        };
+        let builder = store.domain.queue_pair(transport_of_qp).completion_queue(&cq).depth(DEPTH, DEPTH);
+        let builder = match port.address {
+            Some(address) => builder.address(address),
+            None => builder,
+        };
+        let qp = builder.qkey(QKEY).create()?;
+        Ok(Stage { transport, window: None, qp, cq, store, early: Vec::new() })
+    }
+
+    fn describe(&self, port: &Port) -> Opened {
+        let attributes = port.device.attributes();
+        Opened {
+            endpoint: self.qp.endpoint(),
+            memory: self.store.memory.remote(),
+            mtu: self.qp.endpoint().mtu,
+            max_rd_atomic: attributes.max_rd_atomic.min(attributes.max_dest_rd_atomic),
+            atomics: attributes.atomics,
+            memory_windows: attributes.memory_windows,
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Answer> {
+        match command {
+            Command::Connect(connect) => self.connect(&connect)?,
+            Command::Offer { count, room } => self.offer(count, room)?,
+            Command::Hear(hear) => return self.hear(&hear).map(Answer::Heard),
+            Command::Clear(batch) => self.store.clear(&batch)?,
+            Command::Fill(batch) => {
+                self.store.clear(&batch)?;
+                self.store.write(&batch)?;
+            }
+            Command::Look(look) => return self.look(&look).map(Answer::Heard),
+            Command::Perform(perform) => self.perform(&perform)?,
+            Command::Atomics(atomics) => return self.atomics(&atomics).map(Answer::Word),
+            Command::Exchange(word) => {
+                return Ok(Answer::Word(self.store.memory.word(0)?.swap(word, Ordering::SeqCst)));
+            }
+            Command::Bind => return self.bind(),
+            Command::Hello(_) | Command::Open(_) | Command::Close | Command::Bye => bail!("not here"),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn connect(&mut self, connect: &Connect) -> Result<()> {
+        if self.transport == Transport::Ud {
+            return Ok(self.qp.activate()?);
+        }
+        let mtu = PathMtu::at_most(connect.mtu.into()).context("there is no such MTU")?;
+        let options = ConnectOptions::new().mtu(mtu).max_rd_atomic(connect.max_rd_atomic).retry_count(7);
+        Ok(self.qp.connect_with(&connect.peer, &options)?)
+    }
+
+    fn offer(&mut self, count: u32, room: u32) -> Result<()> {
+        for _ in self.qp.recvs_outstanding()..count.min(DEPTH) {
+            let receive = RecvRequest::new(self.store.take(room as usize)?).tag(RECV);
+            self.qp.post_recv(receive).map_err(adverb::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// The next completion of a receive, or of a send; `None` if none comes in time.
+    fn next(&mut self, is_recv: bool, deadline: Instant) -> Result<Option<Completion>> {
+        loop {
+            let wanted = |completion: &Completion| (completion.tag() & RECV != 0) == is_recv;
+            if let Some(place) = self.early.iter().position(wanted) {
+                return Ok(Some(self.early.remove(place)));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.cq.poll_timeout(&mut self.early, left)? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn hear(&mut self, hear: &Hear) -> Result<Heard> {
+        let Hear { batch, kind, lossy, invalidated } = *hear;
+        let is_told = |index: &u32| kind == Kind::Message || batch.immediate_of(*index).is_some();
+        let mut missing: Vec<u32> = (0..batch.count).filter(is_told).collect();
+        let expected = missing.len();
+        let mut heard = Heard::default();
+        while !missing.is_empty() {
+            let patience = if lossy { QUIET } else { PATIENCE };
+            let Some(completion) = self.next(true, Instant::now() + patience)? else { break };
+            let came = self.receive(completion)?;
+            ensure!(
+                came.invalidated == invalidated,
+                "{:x?} was invalidated, not {invalidated:x?}",
+                came.invalidated
+            );
+            // In order, where nothing is lost and nothing overtakes.
+            let candidates = if self.transport == Transport::Rc { &missing[..1] } else { &missing[..] };
+            let place = candidates.iter().position(|index| came.matches(&batch, *index, kind).is_ok());
+            let Some(place) = place else {
+                came.matches(&batch, candidates[0], kind)?;
+                bail!("a message of {} bytes came that isn't one of those sent", came.bytes.len());
+            };
+            heard.indices.push(missing.remove(place));
+        }
+        let came = heard.indices.len();
+        ensure!(lossy || missing.is_empty(), "{came} of {expected} messages of {} bytes came", batch.len);
+        if invalidated.is_some() {
+            let window = self.window.as_ref().context("there is no window")?;
+            ensure!(!window.is_bound(), "the window is bound all the same");
+        }
+        Ok(heard)
+    }
+
+    fn look(&mut self, look: &Look) -> Result<Heard> {
+        let Look { batch, lossy, mtu, whole } = look;
+        let deadline = Instant::now() + if *lossy { QUIET } else { PATIENCE };
+        let unreliable = self.transport == Transport::Uc;
+        loop {
+            let may_lack = |index| unreliable && !whole.contains(&index);
+            let indices = self.store.find(batch, (*mtu).into(), may_lack)?;
+            let complete = indices.len() == batch.count as usize;
+            if complete || Instant::now() >= deadline {
+                let count = indices.len();
+                ensure!(complete || *lossy, "{count} of {} writes are whole", batch.count);
+                return Ok(Heard { indices });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn perform(&mut self, perform: &Perform) -> Result<()> {
+        let Perform { action, batch, memory, recipient, expected } = perform;
+        ensure!(batch.count <= DEPTH, "so many requests don't fit the queue");
+        let recipient = recipient.as_ref().map(|peer| self.qp.recipient(peer, QKEY)).transpose()?;
+        for index in 0..batch.count {
+            let mut bytes = self.store.take(batch.len as usize)?;
+            // What is read has to be unlike what was there.
+            fill(&mut bytes, if *action == Action::Read { !batch.seed } else { batch.seed_of(index) });
+            let place = memory.at(batch.offset_of(index) as u64);
+            let request = match (action, batch.immediate_of(index)) {
+                (Action::Send, None) => SendRequest::send(bytes),
+                (Action::Send, Some(immediate)) => SendRequest::send_immediate(bytes, immediate),
+                (Action::SendInvalidate(key), _) => SendRequest::send_invalidate(bytes, *key),
+                (Action::Write, None) => SendRequest::write(bytes, place),
+                (Action::Write, Some(immediate)) => SendRequest::write_immediate(bytes, place, immediate),
+                (Action::Read, _) => SendRequest::read(bytes, place),
+            };
+            self.post(request.tag(index.into()), recipient.as_ref())?;
+        }
+        for index in 0..batch.count {
+            let completion = self.sent(index)?;
+            match (expected, status(&completion)) {
+                (Expected::Success, _) => {}
+                (Expected::RefusalOrSilence, Status::RetryExceeded) => continue,
+                _ => {
+                    expect("what the peer must refuse", &completion, Status::RemoteAccess)?;
+                    continue;
+                }
+            }
+            completion.success().with_context(|| format!("request {index} of {} bytes", batch.len))?;
+            let bytes = completion.into_buffer().context("the completion has no buffer")?;
+            if *action == Action::Read {
+                check(&bytes, batch.seed_of(index)).with_context(|| format!("read {index}"))?;
+            }
+            self.store.keep(Some(bytes));
+        }
+        Ok(())
+    }
+
+    /// Operations on one word, each of which depends on the one before it; some that must not change it.
+    fn atomics(&mut self, atomics: &Atomics) -> Result<u64> {
+        let Atomics { swap, count, mut word, memory } = *atomics;
+        ensure!(count <= DEPTH, "so many requests don't fit the queue");
+        let mut before = Vec::new();
+        for index in 0..count {
+            before.push(word);
+            let original = self.store.take(8)?;
+            let operand = (u64::from(index) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let request = if !swap {
+                word = word.wrapping_add(operand);
+                SendRequest::fetch_add(original, memory.at(0), operand)
+            } else if index % 4 == 3 {
+                SendRequest::compare_swap(original, memory.at(0), !word, operand)
+            } else {
+                let compare = std::mem::replace(&mut word, operand);
+                SendRequest::compare_swap(original, memory.at(0), compare, operand)
+            };
+            self.post(request.tag(index.into()), None)?;
+        }
+        for (index, before) in (0..count).zip(before) {
+            let completion = self.sent(index)?;
+            completion.success().with_context(|| format!("atomic {index}"))?;
+            let bytes = completion.into_buffer().context("the completion has no buffer")?;
+            let original = u64::from_ne_bytes(bytes[..].try_into()?);
+            ensure!(original == before, "atomic {index} gave {original:#x}, and the word was {before:#x}");
+            self.store.keep(Some(bytes));
+        }
+        Ok(word)
+    }
+
+    fn bind(&mut self) -> Result<Answer> {
+        let window = match self.window.take() {
+            Some(window) => window,
+            None => self.store.domain.memory_window()?,
+        };
+        let slice = self.store.memory.slice(0..self.store.memory.len())?;
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+        self.post(SendRequest::bind(window, slice, access), None)?;
+        let completion = self.sent(0)?;
+        completion.success().context("binding a window")?;
+        let window = completion.into_window().context("the completion has no window")?;
+        let remote = window.remote().context("the window isn't bound")?;
+        self.window = Some(window);
+        Ok(Answer::Window(remote))
+    }
+
+    fn post(&self, request: SendRequest, recipient: Option<&Recipient>) -> Result<()> {
+        let request = match recipient {
+            Some(recipient) => request.to(recipient),
+            None => request,
+        };
+        self.qp.post_send(request).map_err(adverb::Error::from)?;
+        Ok(())
+    }
+
+    /// The completion of the next send, which is that one.
+    fn sent(&mut self, index: u32) -> Result<Completion> {
+        let completion = self.next(false, Instant::now() + PATIENCE)?;
+        let completion =
+            completion.with_context(|| format!("request {index} didn't complete in {PATIENCE:?}"))?;
+        ensure!(
+            completion.tag() == u64::from(index),
+            "request {} completed before {index}",
+            completion.tag()
+        );
+        Ok(completion)
+    }
+
+    /// What a receive got.
+    fn receive(&mut self, completion: Completion) -> Result<Came> {
+        let operation = completion.success().context("a receive")?.operation;
+        if let CompletedOperation::RecvWrite { immediate } = operation {
+            self.store.keep(completion.into_buffer());
+            return Ok(Came {
+                bytes: vec![],
+                immediate: Some(immediate),
+                invalidated: None,
+                kind: Kind::Write,
+            });
+        }
+        let CompletedOperation::Recv { immediate, invalidated, .. } = operation else {
+            bail!("it is no receive: {completion}")
+        };
+        let message = match self.transport {
+            Transport::Ud => completion.into_datagram()?.message,
+            _ => completion.into_message()?,
+        };
+        let bytes = message.to_vec();
+        self.store.keep(Some(message));
+        Ok(Came { bytes, immediate, invalidated, kind: Kind::Message })
+    }
+}
+
+/// What came into a receive.
+struct Came {
+    bytes: Vec<u8>,
+    immediate: Option<u32>,
+    invalidated: Option<u32>,
+    kind: Kind,
+}
+
+impl Came {
+    /// Whether it is this message of a batch.
+    fn matches(&self, batch: &Batch, index: u32, kind: Kind) -> Result<()> {
+        let immediate = batch.immediate_of(index);
+        ensure!(self.kind == kind, "a receive is of a {:?}, not of a {kind:?}", self.kind);
+        ensure!(self.immediate == immediate, "immediate data is {:x?}, not {immediate:x?}", self.immediate);
+        if kind == Kind::Message {
+            let (came, sent) = (self.bytes.len(), batch.len as usize);
+            ensure!(came == sent, "{came} bytes came, not {sent}");
+            check(&self.bytes, batch.seed_of(index)).with_context(|| format!("message {index}"))?;
+        }
+        Ok(())
+    }
+}

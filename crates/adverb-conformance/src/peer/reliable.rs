@@ -1,0 +1,153 @@
+//! What is tried over reliable connections: everything arrives, in order, just once, whatever the network does.
+
+use anyhow::{Result, ensure};
+
+use super::Settings;
+use super::message::{
+    Action, Atomics, Batch, Command, Expected, Hear, Immediate, Kind, Look, Perform, Transport,
+};
+use super::script::{Script, Stage};
+
+/// So many packets make a long message: more than devices have under way at once.
+const MANY: u32 = 150;
+
+/// How many atomics are done.
+const ATOMICS: u32 = 48;
+
+/// How often everything is done: where packets are lost, often enough that some are.
+fn rounds(settings: Settings) -> usize {
+    if settings.lossy { 3 } else { 1 }
+}
+
+impl Stage {
+    /// How many messages of which length: at each length something changes. So many are posted at once.
+    fn plan(&self, settings: Settings) -> Vec<(u32, u32)> {
+        let mtu = self.mtu();
+        [(8, 0), (8, 1), (8, mtu), (8, mtu + 1), (2, MANY * mtu + 3)].repeat(rounds(settings))
+    }
+
+    fn perform(&self, action: Action, batch: Batch) -> Command {
+        Command::Perform(Perform {
+            action,
+            batch,
+            memory: self.to.memory,
+            recipient: None,
+            expected: Expected::Success,
+        })
+    }
+}
+
+impl Script<'_> {
+    pub(super) fn rc_send(&mut self, immediate: Immediate) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        for (count, len) in stage.plan(self.settings) {
+            let batch = self.batch(count, len, immediate);
+            self.prepare(Command::Offer { count, room: len })?;
+            self.act(stage.perform(Action::Send, batch))?;
+            self.hear_all(batch, Kind::Message, None)?;
+        }
+        Ok(())
+    }
+
+    /// Each message takes a right back that was good until then.
+    pub(super) fn rc_send_invalidate(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        stage.need("memory windows", |opened| opened.memory_windows)?;
+        let mut window = stage.to.memory;
+        for (_, len) in stage.plan(self.settings) {
+            window = self.window()?;
+            let through = self.batch(1, stage.mtu() + 1, Immediate::None);
+            self.prepare(Command::Clear(through))?;
+            let mut write = Perform {
+                action: Action::Write,
+                batch: through,
+                memory: window,
+                recipient: None,
+                expected: Expected::Success,
+            };
+            self.act(Command::Perform(write.clone()))?;
+            self.look_all(through, stage.mtu.bytes())?;
+            let batch = self.batch(1, len, Immediate::None);
+            self.prepare(Command::Offer { count: 1, room: len })?;
+            (write.action, write.batch) = (Action::SendInvalidate(window.rkey), batch);
+            self.act(Command::Perform(write))?;
+            self.hear_all(batch, Kind::Message, Some(window.rkey))?;
+        }
+        // Last, because it ends the connection.
+        let batch = self.batch(1, 64, Immediate::None);
+        let expected = if self.settings.lossy { Expected::RefusalOrSilence } else { Expected::Refusal };
+        let perform = Perform { action: Action::Write, batch, memory: window, recipient: None, expected };
+        self.act(Command::Perform(perform))
+    }
+
+    pub(super) fn rc_write(&mut self, immediate: Immediate) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        for (count, len) in stage.plan(self.settings) {
+            let batch = self.batch(count, len, immediate);
+            self.prepare(Command::Clear(batch))?;
+            if immediate == Immediate::All {
+                self.prepare(Command::Offer { count, room: 1 })?;
+            }
+            self.act(stage.perform(Action::Write, batch))?;
+            if immediate == Immediate::All {
+                let hear = Hear { batch, kind: Kind::Write, lossy: false, invalidated: None };
+                self.heard(Command::Hear(hear))?;
+            }
+            self.look_all(batch, stage.mtu.bytes())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn rc_read(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        for (count, len) in stage.plan(self.settings) {
+            let batch = self.batch(count, len, Immediate::None);
+            self.prepare(Command::Fill(batch))?;
+            self.act(stage.perform(Action::Read, batch))?;
+            self.count(batch, count as usize);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rc_atomics(&mut self, swap: bool) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        stage.need("atomic operations", |opened| opened.atomics)?;
+        for _ in 0..rounds(self.settings) {
+            self.some_atomics(&stage, swap)?;
+        }
+        Ok(())
+    }
+
+    fn some_atomics(&mut self, stage: &Stage, swap: bool) -> Result<()> {
+        let batch = self.batch(ATOMICS, 8, Immediate::None);
+        let word = batch.seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        self.prepare(Command::Clear(batch))?;
+        self.word(word)?;
+        let atomics = Atomics { swap, count: ATOMICS, word, memory: stage.to.memory };
+        let expected = self.act_word(Command::Atomics(atomics))?;
+        let found = self.word(0)?;
+        ensure!(found == expected, "the word is {found:#x} in the end, not {expected:#x}");
+        // Nothing beside the word changed.
+        let nothing = Batch { count: 0, ..batch };
+        self.heard(Command::Look(Look {
+            batch: nothing,
+            lossy: false,
+            mtu: stage.mtu.bytes(),
+            whole: vec![],
+        }))?;
+        self.count(batch, ATOMICS as usize);
+        Ok(())
+    }
+
+    fn hear_all(&mut self, batch: Batch, kind: Kind, invalidated: Option<u32>) -> Result<()> {
+        let heard = self.heard(Command::Hear(Hear { batch, kind, lossy: false, invalidated }))?;
+        self.count(batch, heard.indices.len());
+        Ok(())
+    }
+
+    fn look_all(&mut self, batch: Batch, mtu: u16) -> Result<()> {
+        let heard = self.heard(Command::Look(Look { batch, lossy: false, mtu, whole: vec![] }))?;
+        self.count(batch, heard.indices.len());
+        Ok(())
+    }
+}

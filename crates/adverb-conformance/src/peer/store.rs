@@ -1,0 +1,95 @@
+//! The memory of one end, which outlasts cases: registering it takes a while.
+
+use adverb::memory::{Buffer, MemoryRegion};
+use adverb::verbs::{Access, ProtectionDomain};
+use anyhow::{Context, Result, ensure};
+
+use super::Port;
+use super::message::Batch;
+use crate::fixture::{ALL, READ_WRITE, pattern, read, same};
+
+/// How much memory the peer may use.
+const MEMORY: usize = 2 << 20;
+
+/// So much behind what is used is looked at, too.
+const MARGIN: usize = 4096;
+
+/// Memory for the peer, and buffers for requests.
+pub(super) struct Store {
+    pub(super) domain: ProtectionDomain,
+    pub(super) memory: MemoryRegion,
+    /// Where bytes may be that aren't 0.
+    used: usize,
+    buffers: Vec<Buffer>,
+}
+
+impl Store {
+    pub(super) fn new(port: &Port) -> Result<Store> {
+        let attributes = port.device.attributes();
+        let access = if attributes.atomics { ALL } else { READ_WRITE };
+        let access = if attributes.memory_windows { access | Access::WINDOW_BIND } else { access };
+        let domain = port.device.protection_domain()?;
+        let memory = domain.region(MEMORY, access)?;
+        Ok(Store { domain, memory, used: 0, buffers: Vec::new() })
+    }
+
+    /// A buffer of just so many bytes, whatever they are.
+    pub(super) fn take(&mut self, len: usize) -> Result<Buffer> {
+        let fits = |buffer: &Buffer| buffer.capacity() >= len;
+        let mut buffer = match self.buffers.iter().position(fits) {
+            Some(place) => self.buffers.swap_remove(place),
+            None => self.domain.buffer(len.next_power_of_two().max(MARGIN))?,
+        };
+        buffer.narrow(0..len)?;
+        Ok(buffer)
+    }
+
+    /// Keeps a buffer for another time.
+    pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
+        self.buffers.extend(buffer);
+    }
+
+    /// Has zeros in memory where a batch has its slots, and a little farther.
+    pub(super) fn clear(&mut self, batch: &Batch) -> Result<()> {
+        ensure!(batch.span() <= self.memory.len(), "so many bytes don't fit the memory");
+        self.memory.write(0, &vec![0; self.used])?;
+        self.used = (batch.span() + MARGIN).min(self.memory.len());
+        Ok(())
+    }
+
+    /// Writes the messages of a batch, each into its slot.
+    pub(super) fn write(&mut self, batch: &Batch) -> Result<()> {
+        for index in 0..batch.count {
+            self.memory.write(batch.offset_of(index), &pattern(batch.len as usize, batch.seed_of(index)))?;
+        }
+        Ok(())
+    }
+
+    /// Which messages of a batch lie whole in memory. Of those that `may_lack` packets, nothing but whole packets may lie
+    /// there, of `mtu` bytes; beside all of them nothing at all.
+    pub(super) fn find(&self, batch: &Batch, mtu: usize, may_lack: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
+        let seen = read(&self.memory, 0, self.used)?;
+        let mut expected = vec![0; seen.len()];
+        let mut whole = Vec::new();
+        for index in 0..batch.count {
+            let at = batch.offset_of(index);
+            let message = pattern(batch.len as usize, batch.seed_of(index));
+            let slot = seen.get(at..at + message.len()).context("the batch has no such slot")?;
+            if slot == message {
+                whole.push(index);
+                expected[at..at + message.len()].copy_from_slice(&message);
+            } else if may_lack(index) {
+                for (place, packet) in message.chunks(mtu).enumerate() {
+                    let at = at + place * mtu;
+                    if seen[at..at + packet.len()] == *packet {
+                        expected[at..at + packet.len()].copy_from_slice(packet);
+                    }
+                }
+            } else {
+                same(slot, &message).with_context(|| format!("message {index} in memory"))?;
+            }
+        }
+        same(&seen, &expected).context("memory as a whole")?;
+        Ok(whole)
+    }
+}

@@ -1,0 +1,97 @@
+//! What is tried without reliability: a message arrives whole or not at all.
+
+use anyhow::{Result, ensure};
+
+use super::message::{
+    Action, Batch, Command, Expected, Hear, Heard, Immediate, Kind, Look, Perform, Transport,
+};
+use super::script::{Counts, Script, Stage};
+
+/// So many packets make a long message.
+const MANY: u32 = 6;
+
+/// How many packets are sent before the other end is asked what arrived: nothing but its memory holds them back.
+const BURST: u32 = 12;
+
+/// What a datagram has before it in the receive.
+const ROUTE_HEADER: u32 = 40;
+
+impl Stage {
+    /// How many messages of which length.
+    fn bursts(&self) -> Vec<(u32, u32)> {
+        let mtu = self.mtu();
+        let long = MANY * mtu - 1;
+        vec![
+            (BURST, 0),
+            (BURST, 1),
+            (BURST, mtu),
+            (BURST / 2, mtu + 1),
+            (2, long),
+            (2, long),
+            (2, long),
+            (2, long),
+        ]
+    }
+}
+
+impl Script<'_> {
+    pub(super) fn uc_send(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Uc)?;
+        for (count, len) in stage.bursts() {
+            self.prepare(Command::Offer { count: BURST, room: MANY * stage.mtu() })?;
+            let batch = self.batch(count, len, Immediate::EveryOther);
+            self.perform(&stage, Action::Send, batch)?;
+            let heard = self.hear_some(batch, Kind::Message)?;
+            self.count(batch, heard.indices.len());
+        }
+        self.enough_arrived()
+    }
+
+    pub(super) fn uc_write(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Uc)?;
+        for (count, len) in stage.bursts() {
+            let batch = self.batch(count, len, Immediate::EveryOther);
+            self.prepare(Command::Clear(batch))?;
+            self.prepare(Command::Offer { count: BURST, room: 1 })?;
+            self.perform(&stage, Action::Write, batch)?;
+            // Those that are told of must be whole.
+            let Heard { indices: whole } = self.hear_some(batch, Kind::Write)?;
+            let (lossy, mtu) = (self.settings.lossy, stage.mtu.bytes());
+            let heard = self.heard(Command::Look(Look { batch, lossy, mtu, whole }))?;
+            self.count(batch, heard.indices.len());
+        }
+        self.enough_arrived()
+    }
+
+    pub(super) fn datagrams(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Ud)?;
+        let mtu = stage.mtu();
+        let room = ROUTE_HEADER + u32::from(stage.to.mtu);
+        for len in [0, 1, mtu - 1, mtu, mtu] {
+            self.prepare(Command::Offer { count: BURST, room })?;
+            let batch = self.batch(BURST, len, Immediate::EveryOther);
+            self.perform(&stage, Action::Send, batch)?;
+            let heard = self.hear_some(batch, Kind::Message)?;
+            self.count(batch, heard.indices.len());
+        }
+        self.enough_arrived()
+    }
+
+    fn perform(&mut self, stage: &Stage, action: Action, batch: Batch) -> Result<()> {
+        let recipient = (stage.transport == Transport::Ud).then_some(stage.to.endpoint);
+        let memory = stage.to.memory;
+        self.act(Command::Perform(Perform { action, batch, memory, recipient, expected: Expected::Success }))
+    }
+
+    fn hear_some(&mut self, batch: Batch, kind: Kind) -> Result<Heard> {
+        let lossy = self.settings.lossy;
+        self.heard(Command::Hear(Hear { batch, kind, lossy, invalidated: None }))
+    }
+
+    /// However much is lost, it isn't half of it: then it wouldn't be the network.
+    fn enough_arrived(&self) -> Result<()> {
+        let Counts { sent, arrived, .. } = self.counts;
+        ensure!(2 * arrived > sent, "of {sent} messages only {arrived} arrived");
+        Ok(())
+    }
+}

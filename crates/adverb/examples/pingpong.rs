@@ -1,0 +1,286 @@
+//! Plays ping-pong with the example programs of rdma-core: `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`,
+//! `ibv_srq_pingpong`.
+//!
+//! ```text
+//! $ ibv_rc_pingpong -d mlx5_0 -g 3                                      # on 192.0.2.7
+//! $ cargo run --example pingpong -- rc -d soft:192.0.2.8 192.0.2.7      # on 192.0.2.8
+//! ```
+//!
+//! Without a server's name it is the server. Those programs tell each other over TCP where their queue pairs are, send
+//! what they received last, and so bring back what this one sent: it compares every byte.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use adverb::memory::Buffer;
+use adverb::verbs::{
+    Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Gid, PathMtu, ProtectionDomain, Psn, Qpn,
+    QueuePair, Recipient, RecvRequest, SendRequest, SharedReceiveQueue, Transport,
+};
+
+const USAGE: &str =
+    "say rc, uc, ud or srq, and [-d DEVICE] [-a ADDRESS] [-p PORT] [-m MTU] [-n ROUNDS] [-s BYTES] [SERVER]";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The queue key that those programs use.
+const QKEY: u32 = 0x1111_1111;
+
+/// What is before a datagram in its receive.
+const ROUTE_HEADER: usize = 40;
+
+/// How many receives wait.
+const RECEIVES: u32 = 64;
+
+/// How many queue pairs `ibv_srq_pingpong` has, and for how many it exchanges addresses.
+const SHARING: usize = 16;
+const SHARING_TABLE: usize = 256;
+
+/// What tells receives from sends, whose tags are the queue pairs' places.
+const RECEIVE: u64 = u64::MAX;
+
+/// What is in the memory of those programs at first.
+const THEIRS: [u8; 2] = [0, 0x7b];
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    let options = Options::from_args()?;
+    let device = match &options.device {
+        Some(name) => Device::open(name)?,
+        None => Device::first()?,
+    };
+    let mut player = Player::new(&device, &options)?;
+    player.meet()?;
+    let start = Instant::now();
+    player.play()?;
+    let each = start.elapsed() / options.rounds;
+    println!("{} rounds of {} bytes, every byte as it must be, {each:?} each", options.rounds, options.len);
+    Ok(())
+}
+
+struct Options {
+    transport: Transport,
+    shared: bool,
+    device: Option<String>,
+    address: Option<IpAddr>,
+    server: Option<String>,
+    port: u16,
+    mtu: usize,
+    rounds: u32,
+    len: usize,
+}
+
+impl Options {
+    fn from_args() -> Outcome<Options> {
+        let mut words = std::env::args().skip(1);
+        let (transport, shared, len) = match words.next().as_deref() {
+            Some("rc") => (Transport::Rc, false, 4096),
+            Some("uc") => (Transport::Uc, false, 4096),
+            Some("ud") => (Transport::Ud, false, 1024),
+            Some("srq") => (Transport::Rc, true, 4096),
+            _ => return Err(USAGE.into()),
+        };
+        let (device, address, server) = (None, None, None);
+        let mut options =
+            Options { transport, shared, device, address, server, port: 18515, mtu: 1024, rounds: 1000, len };
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or(USAGE);
+            match word.as_str() {
+                "-d" => options.device = Some(value()?),
+                "-a" => options.address = Some(value()?.parse()?),
+                "-p" => options.port = value()?.parse()?,
+                "-m" => options.mtu = value()?.parse()?,
+                "-n" => options.rounds = value()?.parse()?,
+                "-s" => options.len = value()?.parse()?,
+                _ if word.starts_with('-') => return Err(USAGE.into()),
+                _ => options.server = Some(word),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Some queue pairs, and what they play with.
+struct Player<'a> {
+    options: &'a Options,
+    completions: CompletionQueue,
+    shared: Option<SharedReceiveQueue>,
+    seats: Vec<Seat>,
+    domain: ProtectionDomain,
+}
+
+/// A queue pair, and what it waits for before it sends again.
+struct Seat {
+    queue_pair: QueuePair,
+    recipient: Option<Recipient>,
+    is_sending: bool,
+    is_receiving: bool,
+}
+
+impl<'a> Player<'a> {
+    fn new(device: &Device, options: &'a Options) -> Outcome<Player<'a>> {
+        let domain = device.protection_domain()?;
+        let count = if options.shared { SHARING } else { 1 };
+        let completions = device.completion_queue(RECEIVES + 2 * count as u32).events().create()?;
+        let shared = options.shared.then(|| domain.shared_receive_queue(RECEIVES).create()).transpose()?;
+        let mut seats = Vec::new();
+        for _ in 0..count {
+            let mut builder = domain.queue_pair(options.transport).completion_queue(&completions);
+            builder = builder.depth(2, RECEIVES).qkey(QKEY);
+            if let Some(address) = options.address {
+                builder = builder.address(address);
+            }
+            if let Some(shared) = &shared {
+                builder = builder.shared_receive_queue(shared);
+            }
+            let queue_pair = builder.create()?;
+            seats.push(Seat { queue_pair, recipient: None, is_sending: false, is_receiving: true });
+        }
+        let player = Player { options, completions, shared, seats, domain };
+        for _ in 0..RECEIVES {
+            let room = if options.transport == Transport::Ud { ROUTE_HEADER } else { 0 } + options.len;
+            player.offer(player.domain.buffer(room)?)?;
+        }
+        Ok(player)
+    }
+
+    /// Tells the peer where the queue pairs are, learns where its own are, and connects them.
+    fn meet(&mut self) -> Outcome<()> {
+        let ours: Vec<Endpoint> = self.seats.iter().map(|seat| seat.queue_pair.endpoint()).collect();
+        // `ibv_srq_pingpong` always sends a whole table, of which it fills as much as it needs.
+        let count = if self.options.shared { SHARING_TABLE } else { 1 };
+        let table = || (0..count).map(|at| ours.get(at).unwrap_or(&ours[0]));
+        if let Some(server) = &self.options.server {
+            let mut stream = TcpStream::connect((server.as_str(), self.options.port))?;
+            table().try_for_each(|endpoint| tell(&mut stream, endpoint))?;
+            let theirs = (0..count).map(|_| learn(&mut stream)).collect::<Outcome<Vec<_>>>()?;
+            self.connect(&theirs)?;
+            stream.write_all(b"done\0")?;
+            // Who has connected sends first.
+            return (0..self.seats.len()).try_for_each(|at| self.send(at));
+        }
+        let (mut stream, _) = TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.options.port))?.accept()?;
+        let theirs = (0..count).map(|_| learn(&mut stream)).collect::<Outcome<Vec<_>>>()?;
+        self.connect(&theirs)?;
+        table().try_for_each(|endpoint| tell(&mut stream, endpoint))?;
+        stream.read_exact(&mut [0; 5])?;
+        Ok(())
+    }
+
+    fn connect(&mut self, theirs: &[Endpoint]) -> Outcome<()> {
+        let mtu = PathMtu::at_most(self.options.mtu).ok_or("the least MTU is 256")?;
+        for (seat, theirs) in self.seats.iter_mut().zip(theirs) {
+            if self.options.transport == Transport::Ud {
+                seat.queue_pair.activate()?;
+                seat.recipient = Some(seat.queue_pair.recipient(theirs, QKEY)?);
+            } else {
+                // As those programs do.
+                let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
+                seat.queue_pair.connect_with(theirs, &options)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends, and sends again when something came, until there were enough rounds.
+    fn play(&mut self) -> Outcome<()> {
+        let (mut sent, mut received) = (0, 0);
+        let mut completions = Vec::new();
+        while sent < self.options.rounds || received < self.options.rounds {
+            if self.completions.poll_timeout(&mut completions, PATIENCE)? == 0 {
+                return Err(format!("nothing came, after {sent} sent and {received} received").into());
+            }
+            for completion in completions.drain(..) {
+                completion.success()?;
+                let at = if completion.tag() == RECEIVE {
+                    // At first it sends what it had.
+                    let is_echo = self.options.server.is_some() || received >= self.seats.len() as u32;
+                    received += 1;
+                    self.receive(completion, is_echo)?
+                } else {
+                    sent += 1;
+                    let at = completion.tag() as usize;
+                    self.seats[at].is_sending = false;
+                    at
+                };
+                let seat = &self.seats[at];
+                if sent < self.options.rounds && !seat.is_sending && !seat.is_receiving {
+                    self.send(at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, at: usize) -> Outcome<()> {
+        let mut message = self.domain.buffer(self.options.len)?;
+        (0..).zip(&mut message[..]).for_each(|(place, byte)| *byte = ours(place));
+        let seat = &mut self.seats[at];
+        let request = SendRequest::send(message).tag(at as u64);
+        let request = match &seat.recipient {
+            Some(recipient) => request.to(recipient),
+            None => request,
+        };
+        seat.queue_pair.post_send(request)?;
+        (seat.is_sending, seat.is_receiving) = (true, true);
+        Ok(())
+    }
+
+    /// Looks at a message, and says at which of the queue pairs it came.
+    fn receive(&mut self, completion: Completion, is_echo: bool) -> Outcome<usize> {
+        let qpn = completion.qpn().ok_or("the completion doesn't say whose it is")?;
+        let at = self.seats.iter().position(|seat| seat.queue_pair.qpn() == qpn).ok_or("it is nobody's")?;
+        let mut message = match self.options.transport {
+            Transport::Ud => completion.into_datagram()?.message,
+            _ => completion.into_message()?,
+        };
+        if message.len() != self.options.len {
+            return Err(format!("a message of {} bytes came", message.len()).into());
+        }
+        for (place, byte) in (0..).zip(&message[..]) {
+            if *byte != ours(place) && (is_echo || !THEIRS.contains(byte)) {
+                return Err(format!("byte {place} is {byte:#04x}, not {:#04x}", ours(place)).into());
+            }
+        }
+        self.seats[at].is_receiving = false;
+        message.widen();
+        self.offer(message)?;
+        Ok(at)
+    }
+
+    /// Gives the device a place for a message.
+    fn offer(&self, buffer: Buffer) -> Outcome<()> {
+        let receive = RecvRequest::new(buffer).tag(RECEIVE);
+        match &self.shared {
+            Some(shared) => shared.post_recv(receive)?,
+            None => self.seats[0].queue_pair.post_recv(receive)?,
+        };
+        Ok(())
+    }
+}
+
+/// The bytes of our messages: each place has its own.
+fn ours(place: u32) -> u8 {
+    (place % 251) as u8 ^ 0xa5
+}
+
+/// Tells where a queue pair is, as those programs do: in hexadecimal, with a zero behind it.
+fn tell(stream: &mut TcpStream, endpoint: &Endpoint) -> Outcome<()> {
+    let gid: String = endpoint.gid.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let line = format!("{:04x}:{:06x}:{:06x}:{gid}\0", endpoint.lid, endpoint.qpn.get(), endpoint.psn.get());
+    Ok(stream.write_all(line.as_bytes())?)
+}
+
+/// Learns where one is.
+fn learn(stream: &mut TcpStream) -> Outcome<Endpoint> {
+    let mut line = *b"0000:000000:000000:00000000000000000000000000000000\0";
+    stream.read_exact(&mut line)?;
+    let line = std::str::from_utf8(&line)?.trim_end_matches('\0');
+    let fields: Vec<&str> = line.split(':').collect();
+    let [_, qpn, psn, gid] = fields[..] else { return Err(format!("{line:?} is no address").into()) };
+    let gid = Ipv6Addr::from(u128::from_str_radix(gid, 16)?);
+    let (qpn, psn) = (u32::from_str_radix(qpn, 16)?, u32::from_str_radix(psn, 16)?);
+    Ok(Endpoint::new(Gid::from(IpAddr::from(gid)), Qpn::truncate(qpn), Psn::wrapping(psn)))
+}

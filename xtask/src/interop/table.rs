@@ -1,0 +1,102 @@
+//! What became of the cells, as a table.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::matrix::{Cell, Ip, Mtu, Network};
+
+type Outcomes = BTreeMap<String, Value>;
+
+/// A table for every MTU, with a line for every operation and direction.
+pub(super) fn table(cells: &[Cell], outcomes: &Outcomes) -> String {
+    let mut text = String::new();
+    for mtu in Mtu::ALL {
+        let cells: Vec<&Cell> = cells.iter().filter(|cell| cell.mtu == mtu).collect();
+        let mut cases: Vec<&str> = Vec::new();
+        for cell in &cells {
+            if !cases.contains(&&*cell.case) {
+                cases.push(&cell.case);
+            }
+        }
+        if cases.is_empty() {
+            continue;
+        }
+        text += &format!("\nMTU {:<16}", mtu.name());
+        for (ip, network) in columns() {
+            text += &format!(" {:>11}", format!("{} {}", ip.name(), network.name()));
+        }
+        text.push('\n');
+        for case in cases {
+            text += &format!("{case:<20}");
+            for (ip, network) in columns() {
+                let is_it = |cell: &&&Cell| cell.ip == ip && cell.network == network && cell.case == case;
+                let word = cells.iter().find(is_it).map_or("·".to_owned(), |cell| word(cell, outcomes));
+                text += &format!(" {word:>11}");
+            }
+            text.push('\n');
+        }
+    }
+    text + "\n"
+}
+
+fn columns() -> impl Iterator<Item = (Ip, Network)> {
+    Ip::ALL.into_iter().flat_map(|ip| Network::ALL.map(|network| (ip, network)))
+}
+
+/// What became of a cell: how many messages arrived, and of how many where it isn't all.
+fn word(cell: &Cell, outcomes: &Outcomes) -> String {
+    let Some(outcome) = outcomes.get(&cell.name()) else { return "NOT RUN".to_owned() };
+    let number = |field: &str| outcome[field].as_u64().unwrap_or(0);
+    match (outcome["outcome"].as_str(), number("arrived"), number("sent")) {
+        (Some("passed"), arrived, sent) if arrived == sent => format!("ok {sent}"),
+        (Some("passed"), arrived, sent) => format!("ok {arrived}/{sent}"),
+        (Some("skipped"), ..) => "SKIPPED".to_owned(),
+        _ => "FAILED".to_owned(),
+    }
+}
+
+/// The cells that failed, or of which nothing was heard, and why. Soft-RoCE and the software NIC have all that is asked
+/// for, so that what is skipped has failed too.
+pub(super) fn failures(cells: &[Cell], outcomes: &Outcomes) -> Vec<String> {
+    let failure = |cell: &Cell| {
+        let Some(outcome) = outcomes.get(&cell.name()) else {
+            return Some(format!("{}: it wasn't run to its end", cell.name()));
+        };
+        let passed = outcome["outcome"] == "passed";
+        (!passed).then(|| format!("{}: {}", cell.name(), outcome["reason"].as_str().unwrap_or_default()))
+    };
+    cells.iter().filter_map(failure).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_cell_has_its_place_and_what_is_missing_has_failed() {
+        let cell = |ip, network, case: &str| Cell { mtu: Mtu::Mtu256, ip, network, case: case.to_owned() };
+        let cells = [
+            cell(Ip::V4, Network::Clean, "ud:back"),
+            cell(Ip::V4, Network::Loss1, "ud:back"),
+            cell(Ip::V6, Network::Loss5, "ud:back"),
+            cell(Ip::V6, Network::Clean, "ud:back"),
+        ];
+        let outcomes = Outcomes::from([
+            (cells[0].name(), json!({"outcome": "passed", "arrived": 7, "sent": 7})),
+            (cells[1].name(), json!({"outcome": "passed", "arrived": 6, "sent": 7})),
+            (cells[2].name(), json!({"outcome": "failed", "reason": "a byte"})),
+        ]);
+        let expected = "\n\
+            MTU 256               ipv4 clean  ipv4 loss1  ipv4 loss5  ipv6 clean  ipv6 loss1  ipv6 loss5\n\
+            ud:back                     ok 7      ok 6/7           ·     NOT RUN           ·      FAILED\n\n";
+        assert_eq!(table(&cells, &outcomes), expected);
+        let failures = failures(&cells, &outcomes);
+        assert_eq!(
+            failures,
+            ["256 ipv6 loss5 ud:back: a byte", "256 ipv6 clean ud:back: it wasn't run to its end"]
+        );
+    }
+}
