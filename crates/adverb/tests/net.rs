@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::verbs::Device;
+use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
+/// On the software NIC, unless another device is named.
 fn options() -> Options {
-    Options::new().device(&Device::open("soft").unwrap()).timeout(Duration::from_secs(60))
+    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
+    Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60))
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
@@ -132,6 +134,19 @@ fn rings_of_odd_lengths_wrap() {
     for ring in [528, 1_008, 4_112] {
         exchange(pair(&options().ring(ring).writes(7)), 3_000, 2_000);
     }
+}
+
+#[test]
+fn nothing_is_lost_where_packets_are() {
+    let switch = Switch::default();
+    let device = |number| {
+        let faults = FaultConfig { loss: 20_000, ..FaultConfig::new(number) };
+        let address = format!("10.0.0.{number}").parse().unwrap();
+        SoftDevice::on(&switch, address).faults(faults).open().unwrap()
+    };
+    let sides = [device(1), device(2)].map(|device| options().device(&device).ring(4096).writes(16));
+    let [client, server] = &sides;
+    exchange(unequal_pair(client, server), 500, 50_000);
 }
 
 #[test]

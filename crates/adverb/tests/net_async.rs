@@ -12,8 +12,10 @@ use adverb::net::{Connection, Connector, Listener, Options};
 use adverb::verbs::Device;
 use tokio::net::TcpStream;
 
+/// On the software NIC, unless another device is named.
 fn options() -> Options {
-    Options::new().device(&Device::open("soft").unwrap()).timeout(Duration::from_secs(60))
+    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
+    Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60))
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.

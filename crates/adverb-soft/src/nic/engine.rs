@@ -166,22 +166,25 @@ impl Engine {
         let mut budget = BUDGET;
         loop {
             let received = self.receive(now)?;
-            if self.device.poll_timeout().is_some_and(|due| due <= now) {
-                self.device.handle_timeout(now);
-            }
             let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
             // Once: who always finds something would never acknowledge it.
             self.deferred =
                 (is_served && !was_deferred && self.device.is_only_acknowledging()).then_some(now);
             let sent = self.transmit(now, budget)?;
             budget = budget.saturating_sub(received + sent);
+            // Behind what was sent, because that may have been answered here already: with the work of a whole budget between
+            // an answer and a look at the clock, a slow machine would never find it in time.
+            let is_late = self.device.poll_timeout().is_some_and(|due| due <= now);
+            if is_late {
+                self.device.handle_timeout(now);
+            }
             if budget == 0 || is_served {
                 self.tell();
-                return Ok(if budget == 0 { Work::More } else { Work::Done });
+                return Ok(if budget == 0 || is_late { Work::More } else { Work::Done });
             }
             // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
             // it brings nothing more.
-            if received == 0 {
+            if received == 0 && !is_late {
                 self.tell();
                 if !self.gsi.wants(now) || !self.serve_gsi(now) {
                     return Ok(Work::Done);

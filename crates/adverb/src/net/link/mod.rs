@@ -56,6 +56,8 @@ pub(super) struct State {
     offers: VecDeque<MemoryRegion>,
     /// How many of the peer's messages were read without the peer knowing.
     reads_to_tell: u32,
+    /// Whether to tell the peer what was read, though it can't wait for room.
+    owes_credits: bool,
     /// How many receives are to be posted.
     recvs_to_post: u32,
     /// How many requests the send queue has, and how many fit.
@@ -175,6 +177,7 @@ impl Link {
             buffered: 0,
             offers: VecDeque::new(),
             reads_to_tell: 0,
+            owes_credits: false,
             recvs_to_post: recvs - 1,
             in_flight: 0,
             send_depth: sends,
@@ -381,14 +384,14 @@ impl Link {
 
     /// Whether the peer has all that was sent.
     fn is_delivered(&self, state: &mut State) -> Result<Option<()>> {
-        // What the peer has read it has, though its device's word for it may not have come.
-        let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
-        let has_all = state.batch.is_none()
-            && (state.delivered == state.to_deliver || is_read && state.peer_is_gone)
-            && state.offers.is_empty()
-            && state.reads_to_tell == 0;
-        if has_all && (state.is_known_gone || state.peer_is_gone) {
-            return Ok(Some(()));
+        if state.batch.is_none() && state.offers.is_empty() && state.reads_to_tell == 0 {
+            // What the peer has read it has, though its device's word for it may not have come.
+            let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
+            // Who is alone has nobody to tell that it is gone.
+            let is_over = state.is_known_gone || state.peer_is_gone || state.end.is_some();
+            if is_read || state.delivered == state.to_deliver && is_over {
+                return Ok(Some(()));
+            }
         }
         if let Some(end) = &state.end {
             return Err(self.ended(end));

@@ -208,7 +208,8 @@ impl Link {
             state.to_deliver += 1;
             self.post(state, without_bytes(&memory, Immediate::Read).tag(DELIVERED), false);
         }
-        if state.inbound.must_tell() && has_room(state) {
+        if (state.inbound.must_tell() || state.owes_credits) && has_room(state) {
+            state.owes_credits = false;
             let immediate = Immediate::Credits(state.inbound.tell());
             self.post(state, without_bytes(&memory, immediate), false);
         }
@@ -270,7 +271,11 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Viola
                 state.inbox.push_back(Entry::Offer { len, remote, immediate: frame.immediate });
             }
             FrameKind::End => state.peer_is_shut = true,
-            FrameKind::Gone => (state.peer_is_shut, state.peer_is_gone) = (true, true),
+            FrameKind::Gone => {
+                (state.peer_is_shut, state.peer_is_gone) = (true, true);
+                // It may wait for this, if its device hasn't heard from ours.
+                state.owes_credits = true;
+            }
         }
     }
     Ok(())
