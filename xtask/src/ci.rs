@@ -33,6 +33,7 @@ const STEPS: &[&str] = &[
     "device-tests",
     "conformance --backend soft",
     "tsan",
+    "soak --seconds 20",
     "conformance --backend ibv",
     "asan",
 ];

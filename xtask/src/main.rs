@@ -26,6 +26,7 @@ mod process;
 mod sanitizer;
 mod setup;
 mod sim;
+mod soak;
 mod test;
 mod tools;
 mod tsan;
@@ -78,6 +79,8 @@ enum Command {
     Interop(interop::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
     Sim(sim::Args),
+    /// Have processes work with each other for a while over a network that fails, and kill some.
+    Soak(soak::Args),
     /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
     Attack(attack::Args),
     /// Print which lines of a crate its tests reach, and fail if they are too few.
@@ -129,6 +132,7 @@ impl Command {
             Self::Conformance(args) => return conformance::run(args),
             Self::Interop(args) => return interop::run(&args),
             Self::Sim(args) => sim::run(&args)?,
+            Self::Soak(args) => soak::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
             Self::Coverage(args) => coverage::run(&args)?,
             Self::Wasm => wasm::run()?,

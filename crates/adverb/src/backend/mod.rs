@@ -31,6 +31,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use adverb_proto::Holdings;
 use adverb_proto::vocabulary::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
@@ -171,6 +172,16 @@ impl Device {
     /// What the device counts for a port, by the kernel's names.
     pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
         ask!(self, device => device.counters(port))
+    }
+
+    /// What the device holds, if it says.
+    pub(crate) fn holdings(&self) -> Option<Holdings> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => Some(device.holdings()),
+        }
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {

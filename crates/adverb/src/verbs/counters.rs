@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use adverb_proto::Holdings;
+
 use super::Device;
 use crate::error::Result;
 
@@ -45,6 +47,20 @@ impl Device {
     /// If there is no such port, or it can't be asked.
     pub fn counters(&self, port: u8) -> Result<Counters> {
         Ok(Counters { taken: Instant::now(), values: self.backend().counters(port)? })
+    }
+
+    /// What the device holds for this process, of objects and of what is under way: for finding leaks. Only software devices
+    /// say.
+    ///
+    /// ```
+    /// let device = adverb::verbs::Device::open("soft")?;
+    /// let before = device.holdings();
+    /// drop(device.protection_domain()?.buffer(4096)?);
+    /// assert_eq!(device.holdings(), before);
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    pub fn holdings(&self) -> Option<Holdings> {
+        self.backend().holdings()
     }
 }
 

@@ -61,6 +61,7 @@ mod soft_device;
 mod stats;
 mod traffic;
 
+pub use adverb_proto::Holdings;
 pub use adverb_proto::vocabulary::{
     Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
     Transport,

@@ -1,0 +1,282 @@
+//! Who starts the processes, kills some, and says how it went.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::message::Random;
+use crate::session::{RETRY_BOUND, SLACK};
+use crate::station::{FAULTS, Report};
+
+/// How many processes there are. The first is never killed.
+const STATIONS: u8 = 4;
+
+/// A process that says nothing for so long hangs: it should every second.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// By how much the process that is never killed may grow from its second quarter to its last, in KiB.
+const GROWTH: u64 = 4 << 10;
+
+/// Who starts the processes, and hears them.
+struct Coordinator {
+    random: Random,
+    network: Ipv4Addr,
+    start: Instant,
+    places: Vec<Place>,
+    sender: Sender<Line>,
+    lines: Receiver<Line>,
+    /// What each process said last, by its place and how often one was started there before.
+    reports: BTreeMap<(u8, u64), Report>,
+    /// The memory of the process that is never killed, every second, in KiB.
+    memory: Vec<u64>,
+    kills: u64,
+}
+
+/// Where a process is, or was, or will be.
+struct Place {
+    child: Option<Child>,
+    /// How often one was started here before.
+    life: u64,
+    /// When it was started, or said something last.
+    heard: Instant,
+    /// When one is to be started here.
+    due: Option<Instant>,
+}
+
+/// What a process said.
+struct Line {
+    index: u8,
+    life: u64,
+    text: String,
+}
+
+/// Runs it all.
+pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
+    let length = Duration::from_secs(seconds);
+    let mut this = Coordinator::new(seed)?;
+    println!(
+        "{STATIONS} processes at {}, {seconds} s, seed {seed}; of all packets {} % each are lost, duplicated, corrupted and \
+         delayed; a request to a process that was killed must fail within {RETRY_BOUND:.3?}, and {SLACK:?} for the machine",
+        this.network,
+        f64::from(FAULTS) / 10_000.0
+    );
+    // At the end nobody is killed, so that everybody gets to work once more.
+    let quiet = length - Duration::from_secs((seconds / 4).min(20));
+    let mut next_kill = this.pause(2.0, 4.0);
+    let mut next_line = Duration::ZERO;
+    let mut at_quiet = None;
+    loop {
+        let elapsed = this.start.elapsed();
+        if elapsed > length {
+            break;
+        }
+        this.hear(Duration::from_millis(20))?;
+        this.start_those_due()?;
+        if elapsed >= next_line {
+            next_line = elapsed + Duration::from_secs(if seconds > 60 { 30 } else { 5 });
+            println!("{}", this.line());
+        }
+        if elapsed < quiet {
+            if elapsed >= next_kill {
+                this.kill_one()?;
+                next_kill = elapsed + this.pause(1.5, 6.0);
+            }
+        } else if at_quiet.is_none() && this.places.iter().all(|place| place.child.is_some()) {
+            at_quiet = Some(this.with_first());
+        }
+    }
+    let before = at_quiet.context("not all processes ran at the end")?;
+    let after = this.with_first();
+    for peer in 1..STATIONS {
+        ensure!(
+            after.get(&peer).unwrap_or(&0) > before.get(&peer).unwrap_or(&0),
+            "the first process and that at {peer} did nothing together at the end"
+        );
+    }
+    this.stop()?;
+    this.verdict()
+}
+
+impl Coordinator {
+    fn new(seed: u64) -> Result<Coordinator> {
+        // Others may be at this on this machine.
+        let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
+        let (sender, lines) = channel();
+        let start = Instant::now();
+        let place = |_| Place { child: None, life: 0, heard: start, due: Some(start) };
+        let mut this = Coordinator {
+            random: Random(seed),
+            network: Ipv4Addr::new(127, 64 | a & 63, b, 0),
+            start,
+            places: (0..STATIONS).map(place).collect(),
+            sender,
+            lines,
+            reports: BTreeMap::new(),
+            memory: Vec::new(),
+            kills: 0,
+        };
+        this.start_those_due()?;
+        Ok(this)
+    }
+
+    fn pause(&mut self, least: f64, most: f64) -> Duration {
+        let share = self.random.below(1 << 20) as f64 / f64::from(1 << 20);
+        Duration::from_secs_f64(least + (most - least) * share)
+    }
+
+    /// Starts processes where that is due.
+    fn start_those_due(&mut self) -> Result<()> {
+        let now = Instant::now();
+        for (index, place) in (0..STATIONS).zip(&mut self.places) {
+            if place.due.is_none_or(|due| due > now) {
+                continue;
+            }
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["station", &index.to_string(), &STATIONS.to_string()]);
+            command.args([self.network.to_string(), self.random.next().to_string()]);
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            let output = BufReader::new(child.stdout.take().context("its output")?);
+            (place.child, place.due, place.heard) = (Some(child), None, now);
+            let (sender, life) = (self.sender.clone(), place.life);
+            std::thread::spawn(move || {
+                for text in output.lines().map_while(std::result::Result::ok) {
+                    _ = sender.send(Line { index, life, text });
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Kills a process, and has another started in its place.
+    fn kill_one(&mut self) -> Result<()> {
+        let victim = 1 + self.random.below(u64::from(STATIONS) - 1) as usize;
+        let later = self.pause(0.05, 1.5);
+        let place = &mut self.places[victim];
+        if let Some(mut child) = place.child.take() {
+            child.kill()?;
+            child.wait()?;
+            place.life += 1;
+            place.due = Some(Instant::now() + later);
+            self.kills += 1;
+        }
+        Ok(())
+    }
+
+    /// Hears what processes say, and looks after those that don't.
+    fn hear(&mut self, timeout: Duration) -> Result<()> {
+        let mut line = self.lines.recv_timeout(timeout).ok();
+        while let Some(Line { index, life, text }) = line {
+            if let Some(failure) = text.strip_prefix("FAIL ") {
+                bail!("process {index}, {:?} after the beginning: {failure}", self.start.elapsed());
+            }
+            if let Some(report) = text.strip_prefix("REPORT ") {
+                let report: Report = serde_json::from_str(report).context("a report")?;
+                if index == 0 {
+                    self.memory.push(report.resident);
+                }
+                self.reports.insert((index, life), report);
+                self.places[usize::from(index)].heard = Instant::now();
+            }
+            line = self.lines.try_recv().ok();
+        }
+        for (index, place) in self.places.iter_mut().enumerate() {
+            let Some(child) = &mut place.child else { continue };
+            ensure!(place.heard.elapsed() < SILENCE, "process {index} has said nothing for {SILENCE:?}");
+            if let Some(status) = child.try_wait()? {
+                ensure!(status.success(), "process {index} ended by itself: {status}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Has all processes end, which give back what they had, or fail.
+    fn stop(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            // They look for the end of this.
+            place.child.as_mut().and_then(|child| child.stdin.take());
+        }
+        let start = Instant::now();
+        let is_running = |place: &mut Place| {
+            place.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        };
+        while self.places.iter_mut().any(is_running) {
+            self.hear(Duration::from_millis(20))?;
+            ensure!(start.elapsed() < Duration::from_secs(30), "not all processes end");
+        }
+        self.hear(Duration::from_millis(200))
+    }
+
+    /// Rounds of the first process with each of the others.
+    fn with_first(&self) -> BTreeMap<u8, u64> {
+        self.reports.get(&(0, 0)).map(|report| report.with.clone()).unwrap_or_default()
+    }
+
+    fn sum(&self, of: impl Fn(&Report) -> u64) -> u64 {
+        self.reports.values().map(of).sum()
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{:5.0} s: {} sessions, {} rounds, {} reliable requests, {} MiB checked; {} killed; the first process has {} KiB",
+            self.start.elapsed().as_secs_f64(),
+            self.sum(|report| report.sessions),
+            self.sum(|report| report.rounds),
+            self.sum(|report| report.operations),
+            self.sum(|report| report.bytes) >> 20,
+            self.kills,
+            self.memory.last().unwrap_or(&0)
+        )
+    }
+
+    /// Prints what came of it, and fails if something didn't come of it that should.
+    fn verdict(&self) -> Result<()> {
+        println!("{}", self.line());
+        let counter = |name: &str| self.sum(|report| report.counters.get(name).copied().unwrap_or(0));
+        let names: std::collections::BTreeSet<&String> =
+            self.reports.values().flat_map(|report| report.counters.keys()).collect();
+        let counted: Vec<String> = names
+            .into_iter()
+            .filter(|name| counter(name) > 0)
+            .map(|name| format!("{name} {}", counter(name)))
+            .collect();
+        println!("what the devices counted: {}", counted.join(", "));
+
+        let (sent, came) = (self.sum(|r| r.unreliable_sent), self.sum(|r| r.unreliable_received));
+        let lost = 100.0 * (1.0 - came as f64 / sent.max(1) as f64);
+        println!("of {sent} unreliable messages {came} came whole, and {lost:.1} % not at all");
+        ensure!(came <= sent && came * 2 > sent, "too few unreliable messages came");
+
+        let mut losses: Vec<f64> = self.reports.values().flat_map(|r| r.losses.iter().copied()).collect();
+        losses.sort_by(f64::total_cmp);
+        let (Some(least), Some(most)) = (losses.first(), losses.last()) else {
+            bail!("nobody lost a peer, so that nothing is known about that");
+        };
+        let bound = RETRY_BOUND.as_secs_f64() * 1000.0;
+        let beyond = losses.iter().filter(|loss| **loss > bound).count();
+        println!(
+            "{} times a peer was lost: the first error came after {least:.0} to {most:.0} ms, median {:.0}; the bound is \
+             {bound:.0}, which {beyond} were beyond, by less than {} ms",
+            losses.len(),
+            losses[losses.len() / 2],
+            SLACK.as_millis()
+        );
+
+        let quarter = self.memory.len() / 4;
+        ensure!(quarter > 1, "the first process said too little");
+        let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len() as u64;
+        let (early, late) = (mean(&self.memory[quarter..2 * quarter]), mean(&self.memory[3 * quarter..]));
+        println!(
+            "the first process had {early} KiB on average in its second quarter, {late} KiB in its last"
+        );
+        ensure!(late <= early + GROWTH, "it grows");
+        let rounds = self.sum(|report| report.rounds);
+        ensure!(rounds > 0 && self.kills > 0, "there were {rounds} rounds, and {} were killed", self.kills);
+        println!("0 bytes wrong, nothing hung, everything was given back");
+        Ok(())
+    }
+}

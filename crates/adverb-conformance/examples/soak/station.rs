@@ -1,0 +1,170 @@
+//! One of the processes: a device, and a session with each of the others.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use adverb::verbs::{Device, FaultConfig, SoftDevice};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::message::Random;
+use crate::session::{self, Ended, Role};
+
+/// How often packets are lost, and how often duplicated, corrupted and delayed, in a million.
+pub(crate) const FAULTS: u32 = 20_000;
+
+/// Where stations listen for each other, at their addresses.
+const PORT: u16 = 4791;
+
+/// What a station says of itself every second.
+#[derive(Clone, Default, Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Rounds of all sessions, as their clients count them.
+    pub(crate) rounds: u64,
+    /// Reliable requests that were checked.
+    pub(crate) operations: u64,
+    /// Bytes that were checked.
+    pub(crate) bytes: u64,
+    /// Messages and datagrams that were sent without acknowledgements.
+    pub(crate) unreliable_sent: u64,
+    /// Those of them that arrived.
+    pub(crate) unreliable_received: u64,
+    /// Sessions that were begun.
+    pub(crate) sessions: u64,
+    /// How long it took to learn that a peer is gone, in milliseconds, for each that was lost.
+    pub(crate) losses: Vec<f64>,
+    /// The memory that the process has, in KiB.
+    pub(crate) resident: u64,
+    /// What the device holds: objects and timers.
+    pub(crate) held: u64,
+    /// What the device counts.
+    pub(crate) counters: BTreeMap<String, u64>,
+    /// Rounds with each peer, by the client.
+    pub(crate) with: BTreeMap<u8, u64>,
+}
+
+/// What all threads of a station share.
+pub(crate) struct Station {
+    pub(crate) device: Device,
+    pub(crate) report: Mutex<Report>,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// Runs until the standard input ends.
+pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<()> {
+    let address = address(network, index);
+    let each = FAULTS;
+    let faults = FaultConfig {
+        loss: each,
+        duplication: each,
+        corruption: each,
+        delay: each,
+        ..FaultConfig::new(seed ^ u64::from(index))
+    };
+    let device = SoftDevice::at(IpAddr::V4(address)).faults(faults).open().context("opening the device")?;
+    let held = held(&device);
+    let station = Arc::new(Station { device, report: Mutex::default(), stopping: AtomicBool::new(false) });
+    let listener = TcpListener::bind((address, PORT)).context("listening")?;
+    listener.set_nonblocking(true)?;
+    let mut threads = Vec::new();
+    for peer in index + 1..count {
+        let (station, random) = (Arc::clone(&station), Random(seed.wrapping_mul(0x1000) + u64::from(peer)));
+        let place = SocketAddr::from((self::address(network, peer), PORT));
+        threads.push(std::thread::spawn(move || client(&station, peer, place, random)));
+    }
+    let end = {
+        let station = Arc::clone(&station);
+        std::thread::spawn(move || {
+            // Whoever started us holds the other end.
+            _ = io::stdin().read_to_end(&mut Vec::new());
+            station.stopping.store(true, Ordering::Relaxed);
+        })
+    };
+    let mut said = Instant::now();
+    while !station.stopping.load(Ordering::Relaxed) || threads.iter().any(|thread| !thread.is_finished()) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let station = Arc::clone(&station);
+                threads.push(std::thread::spawn(move || server(&station, stream)));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+        for done in threads.extract_if(.., |thread| thread.is_finished()) {
+            done.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        if said.elapsed() >= Duration::from_secs(1) {
+            said = Instant::now();
+            station.say()?;
+        }
+    }
+    _ = end.join();
+    // Everything was given back.
+    station.say()?;
+    let left = self::held(&station.device);
+    ensure!(left == held, "the device holds {left} things after all sessions, and {held} before");
+    Ok(())
+}
+
+/// Has sessions with a peer, one after the other.
+fn client(station: &Station, peer: u8, place: SocketAddr, mut random: Random) -> Result<()> {
+    while !station.stopping.load(Ordering::Relaxed) {
+        let Ok(stream) = TcpStream::connect_timeout(&place, Duration::from_millis(200)) else {
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        };
+        let seed = random.next();
+        hold(station, stream, Role::Client { peer, seed }).with_context(|| format!("with station {peer}"))?;
+    }
+    Ok(())
+}
+
+/// Has one session with whoever came.
+fn server(station: &Station, stream: TcpStream) -> Result<()> {
+    hold(station, stream, Role::Server).context("as a server")
+}
+
+fn hold(station: &Station, stream: TcpStream, role: Role) -> Result<()> {
+    let ended = session::run(station, stream, role)?;
+    let mut report = station.report.lock().expect("no thread panics");
+    report.sessions += 1;
+    if let Ended::Lost(after) = ended {
+        report.losses.push(after.as_secs_f64() * 1000.0);
+    }
+    Ok(())
+}
+
+impl Station {
+    fn say(&self) -> Result<()> {
+        let mut report = self.report.lock().expect("no thread panics").clone();
+        report.resident = resident()?;
+        report.held = held(&self.device);
+        report.counters =
+            self.device.counters(1)?.iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        println!("REPORT {}", serde_json::to_string(&report)?);
+        Ok(())
+    }
+}
+
+/// What the device holds.
+fn held(device: &Device) -> u64 {
+    let held = device.holdings().unwrap_or_default();
+    let things = [held.queue_pairs, held.timers, held.regions, held.completions, held.answers, held.windows];
+    things.into_iter().sum::<usize>() as u64
+}
+
+/// The memory of this process, in KiB.
+fn resident() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// The address of a station.
+fn address(network: Ipv4Addr, index: u8) -> Ipv4Addr {
+    let [a, b, c, _] = network.octets();
+    Ipv4Addr::new(a, b, c, index + 1)
+}
