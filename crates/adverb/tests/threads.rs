@@ -71,6 +71,7 @@ shared_between_threads!(TYPES:
     verbs::Gid,
     verbs::GidEntry,
     verbs::GidType,
+    verbs::Holdings,
     verbs::IpHeader,
     verbs::LinkLayer,
     verbs::MemoryWindow,
@@ -141,6 +142,7 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
 }
 
 /// The types and traits that a `mod.rs` makes public: those that it re-exports, and its own.
+#[cfg(feature = "tokio")]
 fn public_names(source: &str) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for statement in source.split("pub use ").skip(1).filter_map(|text| text.split(';').next()) {
