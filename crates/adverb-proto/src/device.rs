@@ -602,6 +602,12 @@ impl<S: Sink> Device<S> {
         Some(Transmit { header, path, payload, ecn_capable })
     }
 
+    /// Whether there may be something to be sent.
+    #[inline]
+    pub fn may_transmit(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Whether all that is to be sent is a few acknowledgements: who is about to post something may send them together.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());

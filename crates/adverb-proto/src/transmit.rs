@@ -55,9 +55,7 @@ impl Payload<'_> {
         match self {
             Payload::Spans(spans) => {
                 for span in *spans {
-                    let start = out.len();
-                    out.resize(start + span.length as usize, 0);
-                    memory.read(*span, &mut out[start..])?;
+                    memory.append_to(*span, out)?;
                 }
             }
             Payload::Inline(head, tail) => {

@@ -145,8 +145,21 @@ impl Memory for RegisteredMemory {
             return Err(Fault);
         }
         let address = self.locate(span)?;
-        // SAFETY: as many bytes are there as are read, and others touch them through atomics.
-        unsafe { load(address, out) };
+        // SAFETY: as many bytes are there as are read, and others touch them through atomics; and as many may be written.
+        unsafe { load(address, NonNull::from(&mut *out).cast(), out.len()) };
+        fence(Ordering::Acquire);
+        Ok(())
+    }
+
+    #[inline]
+    fn append_to(&self, span: Span, out: &mut Vec<u8>) -> Result<(), Fault> {
+        let address = self.locate(span)?;
+        let length = span.length as usize;
+        out.reserve(length);
+        // SAFETY: as many bytes are there as are read, and others touch them through atomics; and there is room for them.
+        unsafe { load(address, NonNull::from(&mut out.spare_capacity_mut()[..length]).cast(), length) };
+        // SAFETY: so many bytes more are written.
+        unsafe { out.set_len(out.len() + length) };
         fence(Ordering::Acquire);
         Ok(())
     }
@@ -188,18 +201,22 @@ fn unaligned(address: NonNull<u8>, length: usize) -> usize {
 #[inline]
 unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
     let (head, rest) = bytes.split_at(unaligned(to, bytes.len()));
-    let (words, tail) = rest.as_chunks::<8>();
     // SAFETY: within what may be written, as `head` is a part of the bytes.
     unsafe { store_bytes(to, head) };
     // SAFETY: as above; `head` and `rest` together are the bytes.
     let to = unsafe { to.add(head.len()) };
+    // SAFETY: `rest` can be read, and as many bytes may be written behind `head`; `to` is aligned: only if `head` reached
+    // an aligned address is there a `rest`.
+    let done = unsafe { copy_blocks(to, NonNull::from(rest).cast(), rest.len()) };
+    let (words, tail) = rest[done..].as_chunks::<8>();
+    // SAFETY: as above, for what is left of `rest`.
+    let to = unsafe { to.add(done) };
     for (index, word) in words.iter().enumerate() {
-        // SAFETY: as above for each whole word of `rest`, and aligned: only if `head` reached an aligned address is there
-        // a `rest`.
+        // SAFETY: as above for each whole word, and aligned, because blocks are whole words.
         let place = unsafe { to.cast::<AtomicU64>().add(index).as_ref() };
         place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
     }
-    // SAFETY: as above, for what is left of `rest`.
+    // SAFETY: as above, for what is left.
     unsafe { store_bytes(to.add(words.len() * 8), tail) };
 }
 
@@ -221,33 +238,28 @@ unsafe fn store_bytes(to: NonNull<u8>, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
+/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics; as many may be written
+/// at `to`, which nobody else touches.
 #[inline]
-unsafe fn load(from: NonNull<u8>, out: &mut [u8]) {
-    let (head, rest) = out.split_at_mut(unaligned(from, out.len()));
-    // SAFETY: within what may be read, as `head` is a part of the bytes.
-    unsafe { load_bytes(from, head) };
-    // SAFETY: as above; `head` and `rest` together are the bytes.
-    let from = unsafe { from.add(head.len()) };
-    let (words, tail) = rest.as_chunks_mut::<8>();
-    for (index, word) in words.iter_mut().enumerate() {
-        // SAFETY: as above for each whole word of `rest`, and aligned: only if `head` reached an aligned address is there
-        // a `rest`.
+unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
+    let head = unaligned(from, length);
+    // SAFETY: within what may be read and written.
+    unsafe { load_bytes(from, to, head) };
+    // SAFETY: as above.
+    let (from, to, length) = unsafe { (from.add(head), to.add(head), length - head) };
+    // SAFETY: as above; `from` is aligned, or nothing is left.
+    let done = unsafe { copy_blocks(to, from, length) };
+    // SAFETY: as above.
+    let (from, to, length) = unsafe { (from.add(done), to.add(done), length - done) };
+    for index in 0..length / 8 {
+        // SAFETY: as above for each whole word, and aligned, because blocks are whole words.
         let place = unsafe { from.cast::<AtomicU64>().add(index).as_ref() };
-        *word = place.load(Ordering::Relaxed).to_ne_bytes();
+        // SAFETY: as above; it needn't be aligned there.
+        unsafe { to.cast::<u64>().add(index).write_unaligned(place.load(Ordering::Relaxed)) };
     }
-    // SAFETY: as above, for what is left of `rest`.
-    unsafe { load_bytes(from.add(words.len() * 8), tail) };
-}
-
-/// Copies bytes that others may touch meanwhile.
-///
-/// # Safety
-///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
-pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
-    // SAFETY: as the caller says.
-    unsafe { load(from, out) };
+    let words = length / 8 * 8;
+    // SAFETY: as above, for what is left.
+    unsafe { load_bytes(from.add(words), to.add(words), length - words) };
 }
 
 /// Copies a few bytes from memory that others may touch meanwhile.
@@ -256,12 +268,79 @@ pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
 ///
 /// As [`load`].
 #[inline]
-unsafe fn load_bytes(from: NonNull<u8>, out: &mut [u8]) {
-    for (index, byte) in out.iter_mut().enumerate() {
+unsafe fn load_bytes(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
+    for index in 0..length {
         // SAFETY: within what may be read, as the caller says; an AtomicU8 is as a u8.
         let place = unsafe { from.cast::<AtomicU8>().add(index).as_ref() };
-        *byte = place.load(Ordering::Relaxed);
+        // SAFETY: within what may be written, as the caller says.
+        unsafe { to.add(index).write(place.load(Ordering::Relaxed)) };
     }
+}
+
+/// Copies as many whole blocks of 64 bytes as there are, and says how many bytes that were. The compiler makes words of
+/// words: it joins no atomic accesses. The processor's instructions for 16 bytes are twice as fast, and where one end is
+/// aligned to 8 bytes, no word of that end is seen in part.
+///
+/// # Safety
+///
+/// `length` bytes may be read at `from` and written at `to`, and one of the two is memory that nobody else touches; whoever
+/// touches the other meanwhile does so through atomics.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_blocks(to: NonNull<u8>, from: NonNull<u8>, length: usize) -> usize {
+    let blocks = length / 64;
+    if blocks == 0 {
+        return 0;
+    }
+    // SAFETY: it reads and writes only what it may, as the caller says; the accesses are the processor's, to which data
+    // races mean nothing.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups {c}, [{from} + 32]",
+            "movups {d}, [{from} + 48]",
+            "movups [{to}], {a}",
+            "movups [{to} + 16], {b}",
+            "movups [{to} + 32], {c}",
+            "movups [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {blocks}",
+            "jnz 2b",
+            from = inout(reg) from.as_ptr() => _,
+            to = inout(reg) to.as_ptr() => _,
+            blocks = inout(reg) blocks => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+    blocks * 64
+}
+
+/// Elsewhere words will do.
+///
+/// # Safety
+///
+/// None: it copies nothing.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[inline]
+unsafe fn copy_blocks(_to: NonNull<u8>, _from: NonNull<u8>, _length: usize) -> usize {
+    0
+}
+
+/// Copies bytes that others may touch meanwhile.
+///
+/// # Safety
+///
+/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
+pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
+    // SAFETY: as the caller says; and as many bytes may be written.
+    unsafe { load(from, NonNull::from(&mut *out).cast(), out.len()) };
 }
 
 #[cfg(test)]
@@ -286,19 +365,22 @@ mod tests {
 
     #[test]
     fn every_alignment_and_length_is_copied_exactly() {
-        let message: Vec<u8> = (1..=64).collect();
+        let message: Vec<u8> = (1..=200).collect();
         for offset in 0..17 {
-            for length in 0..40 {
-                let place = words(10);
+            for length in (0..40).chain(60..70).chain(120..200) {
+                let place = words(30);
                 let (mut memory, backing) = area(&place);
                 let span = Span { backing, offset: offset as u64, length: length as u32 };
                 memory.write(span, &message[..length]).unwrap();
-                let mut expected = vec![0; 80];
+                let mut expected = vec![0; 240];
                 expected[offset..offset + length].copy_from_slice(&message[..length]);
                 assert_eq!(bytes(&place), expected, "{length} bytes at {offset}");
                 let mut out = vec![0; length];
                 memory.read(span, &mut out).unwrap();
                 assert_eq!(out, message[..length]);
+                let mut out = b"before".to_vec();
+                memory.append_to(span, &mut out).unwrap();
+                assert_eq!(out.strip_prefix(b"before"), Some(&message[..length]));
             }
         }
     }

@@ -47,6 +47,17 @@ pub trait Memory {
     /// If the bytes can't be read.
     fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault>;
 
+    /// Copies the bytes of `span` behind those that `out` holds.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes can't be read; what is behind `out`'s bytes then doesn't matter.
+    fn append_to(&self, span: Span, out: &mut Vec<u8>) -> Result<(), Fault> {
+        let start = out.len();
+        out.resize(start + span.length as usize, 0);
+        self.read(span, &mut out[start..])
+    }
+
     /// If the native 64-bit word there is `compare`, makes it `swap`; says what it was.
     ///
     /// # Errors

@@ -120,6 +120,10 @@ impl Link for Bundle {
         self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
     }
 
+    fn receive_buffer(&self) -> Option<usize> {
+        self.links.iter().filter_map(|(_, link)| link.receive_buffer()).min()
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         for index in 0..self.links.len() {
             if let Err(error) = self.links[index].1.join(group) {

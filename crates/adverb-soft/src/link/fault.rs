@@ -256,6 +256,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.source_port(local, wanted)
     }
 
+    fn receive_buffer(&self) -> Option<usize> {
+        self.inner.receive_buffer()
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         self.inner.join(group)
     }

@@ -108,6 +108,12 @@ pub trait Link: Send {
         wanted
     }
 
+    /// How many bytes of packets wait for us at most: what comes when it is full is lost. `None` if there is no such
+    /// limit.
+    fn receive_buffer(&self) -> Option<usize> {
+        None
+    }
+
     /// Has packets to a multicast group come, too, until it is [left](Link::leave); but not those that this link itself
     /// sends: whoever sends knows its own members. A link that has no groups, or none of this family, does nothing.
     ///
@@ -144,6 +150,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         (**self).source_port(local, wanted)
+    }
+
+    fn receive_buffer(&self) -> Option<usize> {
+        (**self).receive_buffer()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -29,6 +29,8 @@ pub(super) struct Engine {
     addresses: Vec<IpAddr>,
     /// Unless this is set.
     pub(super) hairpin: bool,
+    /// How many packets of one queue pair may be under way.
+    pub(super) window: u32,
     /// The groups that the link has joined.
     groups: Vec<Gid>,
     /// Where completion queues announce completions.
@@ -47,6 +49,10 @@ pub(super) struct Engine {
     pub(super) asleep_until: Time,
     /// When an application last polled.
     pub(super) polled: Option<Time>,
+    /// Whether somebody has asked to be woken since somebody was, and so may not poll any more.
+    pub(super) armed: bool,
+    /// Whether the thread leaves the link to an application that polls.
+    pub(super) resting: bool,
     /// How often it did so since the link was looked at.
     unserved: u32,
     /// How often it did so altogether.
@@ -75,6 +81,8 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
         device.limit_mtu(mtu);
+        let buffer = link.as_ref().and_then(|link| link.receive_buffer());
+        let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
         let gsi = Gsi::new(&mut device, &mut memory, mtu)?;
         Ok(Engine {
             device,
@@ -83,6 +91,7 @@ impl Engine {
             link,
             addresses,
             hairpin: false,
+            window,
             groups: Vec::new(),
             channels: Vec::new(),
             qps: HashSet::new(),
@@ -93,6 +102,8 @@ impl Engine {
             start: Instant::now(),
             asleep_until: Time::ZERO,
             polled: None,
+            armed: false,
+            resting: false,
             unserved: 0,
             glances: 0,
             deferred: None,
@@ -117,6 +128,11 @@ impl Engine {
         let deferred = self.deferred.map_or(Time::MAX, |since| since + ATTENDED);
         let timers = self.device.poll_timeout().unwrap_or(Time::MAX);
         timers.min(held).min(unsent).min(deferred).min(self.gsi.due())
+    }
+
+    /// Until when an application that polls is taken to do so, if one does.
+    pub(super) fn attended_until(&self) -> Option<Time> {
+        if self.armed { None } else { self.polled.map(|polled| polled + ATTENDED) }
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
@@ -161,11 +177,18 @@ impl Engine {
         if self.failed {
             return Ok(Work::Done);
         }
-        let mut now = if poller.is_some() { self.poller_time() } else { self.now() };
+        self.unserved = 0;
         let was_deferred = self.deferred.is_some();
         let mut budget = BUDGET;
         loop {
-            let received = self.receive(now)?;
+            let received = self.receive()?;
+            if received == 0 && poller.is_some() && self.is_glance() {
+                return Ok(Work::Done);
+            }
+            let now = self.now();
+            if poller.is_some() {
+                self.polled = Some(now);
+            }
             let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
             // Once: who always finds something would never acknowledge it.
             self.deferred =
@@ -190,22 +213,17 @@ impl Engine {
                     return Ok(Work::Done);
                 }
             }
-            now = self.now();
         }
     }
 
-    /// About what time it is, for somebody who polls again and again: looking at the clock takes a tenth of a poll.
-    fn poller_time(&mut self) -> Time {
-        self.unserved = 0;
+    /// Whether there is nothing to be done for who polls and finds nothing, but to look at the clock: which takes a tenth
+    /// of a poll, and is left for another time, a few times in a row.
+    fn is_glance(&mut self) -> bool {
         self.glances += 1;
-        match self.polled {
-            Some(polled) if !self.glances.is_multiple_of(GLANCES) => polled,
-            _ => {
-                let now = self.now();
-                self.polled = Some(now);
-                now
-            }
-        }
+        !self.glances.is_multiple_of(GLANCES)
+            && self.deferred.is_none()
+            && self.unsent.is_empty()
+            && !self.device.may_transmit()
     }
 
     /// Looks after the connection manager, and says whether it has something to be sent.
@@ -220,9 +238,12 @@ impl Engine {
     }
 
     /// Takes in a batch of what has come, and says how many packets that were.
-    fn receive(&mut self, now: Time) -> io::Result<usize> {
-        let Engine { device, memory, link: Some(link), .. } = self else { return Ok(0) };
+    fn receive(&mut self) -> io::Result<usize> {
+        let Engine { device, memory, link: Some(link), start, .. } = self else { return Ok(0) };
+        // Mostly nothing has come.
+        let mut time = None;
         link.receive(&mut |incoming| {
+            let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
             // What isn't a packet is nobody's.
             let Ok(packet) = Packet::parse(incoming.bytes) else { return };
             let arrival = Arrival {
@@ -353,6 +374,7 @@ impl Engine {
                     self.gsi.attend();
                 } else if let Some((_, channel)) = self.channels.iter().find(|(number, _)| *number == cq) {
                     channel.announce();
+                    self.armed = false;
                 }
             } else {
                 self.events.push_back(NicEvent::Notice(notice));
@@ -390,6 +412,19 @@ impl Engine {
         self.link = None;
     }
 }
+
+/// How many packets fit a receive buffer. With Linux's usual limit for who has no privilege, 416 KiB, those are 92 of 4 KiB;
+/// a window of 256 lost 7 % of them.
+fn window(buffer: usize, mtu: PathMtu) -> u32 {
+    let packets = buffer / (mtu.bytes() as usize + PACKET_OVERHEAD);
+    u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_WINDOW)
+}
+
+/// What the kernel needs for a packet beside its payload.
+const PACKET_OVERHEAD: usize = 512;
+
+/// The smallest window.
+const LEAST_WINDOW: u32 = 16;
 
 /// Packets that the link hasn't taken yet.
 #[derive(Default)]
@@ -471,3 +506,15 @@ const UNSENT_DELAY: Duration = Duration::from_micros(50);
 
 /// The ECN bits of a sender that heeds congestion (RFC 3168: ECT(0)).
 const ECN_CAPABLE: u8 = 0b10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_fits_the_receive_buffer() {
+        assert_eq!(window(2 * 212_992, PathMtu::Mtu4096), 92);
+        assert_eq!(window(8 << 20, PathMtu::Mtu1024), 5461);
+        assert_eq!(window(0, PathMtu::Mtu256), LEAST_WINDOW);
+    }
+}

@@ -331,7 +331,9 @@ impl Nic {
         self.ask(|engine| {
             engine.device.wake_on_completion(cq, wake);
             // Who arms is about to sleep: the thread takes over.
-            if engine.polled.take().is_some() {
+            engine.armed = true;
+            if engine.resting {
+                engine.resting = false;
                 engine.asleep_until = adverb_proto::Time::MAX;
                 self.shared.kick.announce();
             }
@@ -339,13 +341,15 @@ impl Nic {
         })
     }
 
-    /// Makes a queue pair, and gives its number, which can't be guessed.
+    /// Makes a queue pair, and gives its number, which can't be guessed. Its window is made smaller if what is under way
+    /// wouldn't fit the link's receive buffer: the peer's is taken to be alike.
     ///
     /// # Errors
     ///
     /// If the domain, a completion queue or the shared receive queue isn't there.
-    pub fn create_qp(&self, config: QpConfig) -> Result<Qpn, Error> {
+    pub fn create_qp(&self, mut config: QpConfig) -> Result<Qpn, Error> {
         self.ask(|engine| {
+            config.window = config.window.min(engine.window);
             // A number rests for a while when its connection is over: packets of that may still be under way.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;

@@ -31,7 +31,7 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
     }
     let now = engine.now();
     // An application that polls does all this on its own core: it isn't disturbed, unless it stops.
-    let is_attended = readiness.is_some() && engine.polled.is_some_and(|polled| now - polled < ATTENDED);
+    let is_attended = readiness.is_some() && engine.attended_until().is_some_and(|until| now < until);
     if !is_attended {
         match engine.drive() {
             Ok(Work::Done) => {}
@@ -44,6 +44,7 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
     }
     let until = if is_attended { now + ATTENDED } else { engine.deadline() };
     engine.asleep_until = until;
+    engine.resting = is_attended;
     let timeout = (until != Time::MAX).then(|| until - engine.now());
     drop(engine);
     if sleep(shared, if is_attended { None } else { readiness }, timeout).is_err() {
@@ -58,7 +59,7 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
     // Who polls looks at the clock by itself; the thread looks whether it still does.
-    let deadline = engine.polled.map_or(deadline, |polled| deadline.max(polled + ATTENDED));
+    let deadline = engine.attended_until().map_or(deadline, |until| deadline.max(until));
     if deadline < engine.asleep_until {
         engine.asleep_until = deadline;
         shared.kick.announce();

@@ -147,6 +147,9 @@ const BUFFERS: usize = 64;
 /// sent them are to hear of it soon.
 const MOST_BYTES: usize = 256 << 10;
 
+/// How many packets are asked for at once: who receives messages must be able to keep up with giving them room.
+const MOST_PACKETS: usize = 512;
+
 impl Receiver {
     pub(super) fn new() -> Receiver {
         Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0 }
@@ -201,13 +204,7 @@ impl Receiver {
             unsafe { (*messages[0].as_mut_ptr()).msg_len = came as libc::c_uint };
             1
         };
-        let mut count = came;
-        let bytes: usize = messages[..came]
-            .iter()
-            // SAFETY: they were initialised above, since no more came than were asked for.
-            .map(|message| unsafe { message.assume_init_ref() }.msg_len as usize)
-            .sum();
-        self.ask = (2 * came).min(BUFFERS).min(MOST_BYTES * came / bytes.max(1)).max(1);
+        let (mut count, mut byte_count) = (came, 0);
         for (index, message) in messages[..came].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
             // and flags.
@@ -229,6 +226,7 @@ impl Receiver {
                 continue;
             }
             count += bytes.len().div_ceil(length).max(1) - 1;
+            byte_count += bytes.len();
             let Said { traffic_class, hop_limit, .. } = said;
             let mut hand = |bytes| each(&Datagram { source, traffic_class, hop_limit, bytes });
             if bytes.is_empty() {
@@ -236,6 +234,8 @@ impl Receiver {
             }
             bytes.chunks(length).for_each(hand);
         }
+        let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count);
+        self.ask = (2 * came).min(most).clamp(1, BUFFERS);
         Ok(count)
     }
 }

@@ -318,6 +318,10 @@ impl Link for UdpLink {
     fn source_port(&self, _local: IpAddr, wanted: u16) -> u16 {
         self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
     }
+
+    fn receive_buffer(&self) -> Option<usize> {
+        Some(self.receive_buffer)
+    }
 }
 
 /// A multicast group that was joined.
