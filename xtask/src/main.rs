@@ -5,6 +5,7 @@
 
 mod asan;
 mod attack;
+mod bench;
 mod ci;
 mod clippy;
 mod conformance;
@@ -103,6 +104,8 @@ enum Command {
     Asan,
     /// Run what threads share, of the software NIC and above it, under ThreadSanitizer.
     Tsan,
+    /// Measure the software NIC beside what else there is.
+    Bench(bench::Args),
     /// Compare the speed and the system calls of adverb with perftest's, on soft-RoCE.
     Perf(vm::perf::Args),
     /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
@@ -118,6 +121,7 @@ impl Command {
             Self::Vm(args) => return vm::run(args),
             Self::Perf(args) => return vm::perf::run(&args),
             Self::Asan => return asan::run(),
+            Self::Bench(args) => return bench::run(&args),
             Self::Tsan => tsan::run()?,
             Self::Setup => setup::run()?,
             Self::Fmt(args) => fmt::run(&args)?,

@@ -20,6 +20,7 @@ pub(crate) mod perf;
 mod scratch;
 mod share;
 mod smoke;
+pub(crate) mod virtual_time;
 
 use std::fs;
 use std::io::{self, Write};

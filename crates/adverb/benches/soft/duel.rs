@@ -1,0 +1,441 @@
+//! Two processes.
+
+use std::io::{Read, stdin, stdout};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use adverb::memory::MemoryRegion;
+use adverb::verbs::{
+    Access, Completion, CompletionQueue, CompletionQueueBuilder, ConnectOptions, Device, ProtectionDomain,
+    QueuePair, RecvRequest, SendRequest, SharedReceiveQueue, Transport,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::peer::{self, Offer, Peer, Plan};
+use crate::{Outcome, processor_time, say};
+
+/// How many writes are under way at once.
+const WRITES: usize = 64;
+
+/// How many requests are posted with one doorbell.
+const BATCH: usize = 32;
+
+/// How many messages are under way at once.
+const MESSAGES: usize = 2048;
+
+/// How many receives wait for messages that come one at a time: so that there is room for the next while one is answered.
+const RECEIVES_FOR_ONE: u32 = 8;
+
+/// How many receives wait for them.
+const RECEIVES: u32 = 8192;
+
+/// Messages hold their number, and from here on which queue pair sent them.
+const SENDER_SHIFT: u32 = 40;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What each side works with.
+pub(crate) struct Desk {
+    domain: ProtectionDomain,
+    pub(crate) completions: CompletionQueue,
+    shared: Option<SharedReceiveQueue>,
+    pub(crate) queue_pairs: Vec<QueuePair>,
+    pub(crate) memory: MemoryRegion,
+}
+
+impl Desk {
+    pub(crate) fn new(device: &Device, len: usize, depth: u32) -> Outcome<Desk> {
+        Desk::with(device, device.completion_queue(depth), len)
+    }
+
+    pub(crate) fn with_events(device: &Device, len: usize, depth: u32) -> Outcome<Desk> {
+        Desk::with(device, device.completion_queue(depth).events(), len)
+    }
+
+    fn with(device: &Device, completions: CompletionQueueBuilder, len: usize) -> Outcome<Desk> {
+        let domain = device.protection_domain()?;
+        let completions = completions.create()?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let memory = domain.region(len.max(8), access)?;
+        Ok(Desk { domain, completions, shared: None, queue_pairs: Vec::new(), memory })
+    }
+
+    /// Makes queue pairs. Where there are many, their receives are in one place.
+    pub(crate) fn add(&mut self, count: u32, sends: u32, receives: u32) -> Outcome {
+        for _ in 0..count {
+            let builder = self.domain.queue_pair(Transport::Rc).completion_queue(&self.completions);
+            let builder = builder.access(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            let builder = match &self.shared {
+                Some(shared) => builder.shared_receive_queue(shared).depth(sends, 1),
+                None => builder.depth(sends, receives),
+            };
+            self.queue_pairs.push(builder.create()?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn offer(&self, which: Range<usize>) -> Offer {
+        let endpoints = self.queue_pairs[which].iter().map(QueuePair::endpoint).collect();
+        Offer { endpoints, memory: self.memory.remote() }
+    }
+
+    pub(crate) fn connect(&self, offer: &Offer) -> Outcome {
+        for (queue_pair, endpoint) in self.queue_pairs.iter().zip(&offer.endpoints) {
+            queue_pair.connect_with(endpoint, &ConnectOptions::new())?;
+        }
+        Ok(())
+    }
+
+    /// Connects with the process that was started.
+    fn meet(&self, peer: &mut Peer) -> Outcome<Offer> {
+        peer.tell(&self.offer(0..self.queue_pairs.len()))?;
+        let theirs: Offer = peer.hear()?;
+        self.connect(&theirs)?;
+        // Nobody sends before both are ready.
+        peer.tell(&())?;
+        peer.hear::<()>()?;
+        Ok(theirs)
+    }
+
+    /// Connects with the process that started this one.
+    fn meet_starter(&self) -> Outcome {
+        let theirs: Offer = peer::hear(&mut stdin().lock())?;
+        self.connect(&theirs)?;
+        peer::tell(&mut stdout(), &self.offer(0..self.queue_pairs.len()))?;
+        peer::hear::<()>(&mut stdin().lock())?;
+        peer::tell(&mut stdout(), &())
+    }
+}
+
+/// RDMA WRITEs: both poll, or both sleep while there is nothing to be done.
+pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep: bool) -> Outcome {
+    let mut peer = Peer::start(&if asleep { Plan::Sleep(len) } else { Plan::Poll(len) }, theirs)?;
+    let mut desk = Desk::with_events(&Device::open(ours)?, len, 2 * WRITES as u32)?;
+    desk.add(1, WRITES as u32, 1)?;
+    let remote = desk.meet(&mut peer)?.memory;
+    let slice = || desk.memory.slice(0..len);
+    let mut done: Vec<Completion> = Vec::with_capacity(WRITES);
+    let (mut posted, mut completed) = (0, 0);
+    let (start, processor) = (Instant::now(), processor_time());
+    let mut count = |posted: &mut usize, completed: &mut usize, wanted: usize| -> Outcome {
+        for _ in 0..wanted {
+            desk.queue_pairs[0].post_send(SendRequest::write(slice()?, remote.at(0)))?;
+            *posted += 1;
+        }
+        if asleep {
+            desk.completions.poll_timeout(&mut done, PATIENCE)?;
+        } else {
+            desk.completions.poll(&mut done)?;
+        }
+        for completion in done.drain(..) {
+            completion.success()?;
+            *completed += 1;
+        }
+        Ok(())
+    };
+    while start.elapsed() < time {
+        let room = WRITES - (posted - completed);
+        count(&mut posted, &mut completed, room)?;
+    }
+    while completed < posted {
+        count(&mut posted, &mut completed, 0)?;
+    }
+    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
+    let bytes = completed as f64 * len as f64;
+    say("bandwidth", bytes / seconds / 1e6);
+    say("processor-ns-per-KiB", processor.as_secs_f64() * 1e9 / (bytes / 1024.0));
+    counters(&desk.domain);
+    peer.dismiss::<f64>()?;
+    Ok(())
+}
+
+/// SENDs, over one connection or over many by turns.
+pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outcome {
+    let Plan::Rate { queue_pairs } = plan else { return Err("no such plan".into()) };
+    let mut peer = Peer::start(&plan, theirs)?;
+    let before = resident();
+    let (sends, turns) = per_queue_pair(queue_pairs);
+    let mut desk = Desk::new(&Device::open(ours)?, 8 * MESSAGES, (sends + 1) * queue_pairs)?;
+    desk.add(queue_pairs, sends, 1)?;
+    desk.meet(&mut peer)?;
+    let made = resident();
+    let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
+    let (mut posted, mut completed) = (0u64, 0u64);
+    let start = Instant::now();
+    let processor = processor_time();
+    let mut turn = 0;
+    while start.elapsed() < time {
+        while posted - completed + u64::from(turns) <= MESSAGES as u64 {
+            let queue_pair = &desk.queue_pairs[turn];
+            if queue_pair.sends_outstanding() + turns > sends {
+                break;
+            }
+            let sender = (turn as u64) << SENDER_SHIFT;
+            turn = (turn + 1) % desk.queue_pairs.len();
+            let mut requests = Vec::with_capacity(turns as usize);
+            for number in 0..turns {
+                let at = (posted as usize + number as usize) % MESSAGES * 8;
+                desk.memory.word(at)?.store(sender | (posted + u64::from(number) + 1), Ordering::Relaxed);
+                let request = SendRequest::send(desk.memory.slice(at..at + 8)?);
+                requests.push(if number + 1 == turns { request } else { request.unsignaled() });
+            }
+            queue_pair.post_sends(requests)?;
+            posted += u64::from(turns);
+        }
+        desk.completions.poll(&mut done)?;
+        for completion in done.drain(..) {
+            completion.success()?;
+            completed += 1;
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while completed < posted {
+        desk.completions.poll(&mut done)?;
+        for completion in done.drain(..) {
+            completion.success()?;
+            completed += 1;
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{completed} of {posted} messages were acknowledged").into());
+        }
+    }
+    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
+    let theirs: Taken = peer.dismiss()?;
+    say("rate", completed as f64 / seconds);
+    say("processor-us-per-message", processor.as_secs_f64() * 1e6 / completed as f64);
+    say("sent", posted as f64);
+    say("received", theirs.messages as f64);
+    say("out-of-order", theirs.out_of_order as f64);
+    let per_queue_pair = |bytes: u64| bytes as f64 / 1024.0 / f64::from(queue_pairs);
+    say("KiB-per-queue-pair", per_queue_pair(made.saturating_sub(before)));
+    say("KiB-per-queue-pair-after", per_queue_pair(resident().saturating_sub(before)));
+    say("KiB-per-queue-pair-peer", per_queue_pair(theirs.bytes));
+    counters(&desk.domain);
+    if theirs.messages != posted || theirs.out_of_order != 0 {
+        return Err("messages were lost, doubled or out of order".into());
+    }
+    Ok(())
+}
+
+/// How many sends a queue pair has at most, and how many are posted at a time.
+fn per_queue_pair(queue_pairs: u32) -> (u32, u32) {
+    if queue_pairs == 1 { (MESSAGES as u32, BATCH as u32) } else { (8, 1) }
+}
+
+/// What became of messages.
+#[derive(Debug, Serialize, Deserialize)]
+struct Taken {
+    messages: u64,
+    out_of_order: u64,
+    bytes: u64,
+}
+
+/// SENDs there and back.
+pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
+    let mut peer = Peer::start(&Plan::Echo(times), theirs)?;
+    let mut desk = Desk::new(&Device::open(ours)?, 16, 64)?;
+    desk.add(1, 16, 16)?;
+    let queue_pair = &desk.queue_pairs[0];
+    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(desk.memory.slice(8..16)?).tag(1)) };
+    for _ in 0..RECEIVES_FOR_ONE {
+        queue_pair.post_recv(receive()?)?;
+    }
+    desk.meet(&mut peer)?;
+    let mut done: Vec<Completion> = Vec::with_capacity(64);
+    let mut rounds = Vec::with_capacity(times as usize);
+    for _ in 0..times {
+        let start = Instant::now();
+        queue_pair.post_send(SendRequest::send(desk.memory.slice(0..8)?))?;
+        while !poll_for(&desk.completions, &mut done, 1)? {}
+        rounds.push(start.elapsed());
+        queue_pair.post_recv(receive()?)?;
+    }
+    percentiles("half-round-us", rounds, 2.0);
+    peer.dismiss::<f64>()?;
+    Ok(())
+}
+
+/// Polls once; says whether there was a completion with this tag.
+fn poll_for(completions: &CompletionQueue, done: &mut Vec<Completion>, tag: u64) -> Outcome<bool> {
+    completions.poll(done)?;
+    let mut found = false;
+    for completion in done.drain(..) {
+        completion.success()?;
+        found |= completion.tag() == tag;
+    }
+    Ok(found)
+}
+
+/// Atomics there.
+pub(crate) fn fetch_add(ours: &str, theirs: &str, times: u32, asleep: bool) -> Outcome {
+    let mut peer = Peer::start(&if asleep { Plan::Sleep(8) } else { Plan::Poll(8) }, theirs)?;
+    let mut desk = Desk::new(&Device::open(ours)?, 8, 64)?;
+    desk.add(1, 16, 1)?;
+    let remote = desk.meet(&mut peer)?.memory;
+    let mut done: Vec<Completion> = Vec::with_capacity(64);
+    let mut rounds = Vec::with_capacity(times as usize);
+    for round in 0..times {
+        let start = Instant::now();
+        let request = SendRequest::fetch_add(desk.memory.slice(0..8)?, remote.at(0), 1);
+        desk.queue_pairs[0].post_send(request.tag(1))?;
+        while !poll_for(&desk.completions, &mut done, 1)? {}
+        rounds.push(start.elapsed());
+        let original = desk.memory.word(0)?.load(Ordering::Acquire);
+        if original != u64::from(round) {
+            return Err(format!("fetch-add number {round} found {original}").into());
+        }
+    }
+    percentiles("round-us", rounds, 1.0);
+    peer.dismiss::<f64>()?;
+    Ok(())
+}
+
+fn percentiles(name: &str, mut times: Vec<Duration>, by: f64) {
+    for (part, per_mille) in [("p50", 500), ("p99", 990), ("p999", 999)] {
+        say(&format!("{name}-{part}"), percentile(&mut times, per_mille) / by);
+    }
+}
+
+/// In µs.
+pub(crate) fn percentile(times: &mut [Duration], per_mille: usize) -> f64 {
+    times.sort_unstable();
+    let at = times.get(times.len() * per_mille / 1000).copied().unwrap_or_default();
+    at.as_secs_f64() * 1e6
+}
+
+/// The other process: does what it is told.
+pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
+    match *plan {
+        Plan::Sleep(len) => {
+            let desk = meet(device, len)?;
+            stdin().read_to_end(&mut Vec::new())?;
+            drop(desk);
+            peer::tell(&mut stdout(), &0.0)
+        }
+        Plan::Poll(len) => {
+            let desk = meet(device, len)?;
+            let over = until_over();
+            let mut done = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                desk.completions.poll(&mut done)?;
+            }
+            peer::tell(&mut stdout(), &0.0)
+        }
+        Plan::Echo(times) => echo(device, times),
+        Plan::Rate { queue_pairs } => take(device, queue_pairs),
+    }
+}
+
+fn meet(device: &str, len: usize) -> Outcome<Desk> {
+    let mut desk = Desk::new(&Device::open(device)?, len, 64)?;
+    desk.add(1, 16, 1)?;
+    desk.meet_starter()?;
+    Ok(desk)
+}
+
+/// Becomes true when the other process says that it is over.
+fn until_over() -> Arc<AtomicBool> {
+    let over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&over);
+    std::thread::spawn(move || {
+        _ = stdin().read_to_end(&mut Vec::new());
+        seen.store(true, Ordering::Relaxed);
+    });
+    over
+}
+
+fn echo(device: &str, times: u32) -> Outcome {
+    let mut desk = Desk::new(&Device::open(device)?, 16, 64)?;
+    desk.add(1, 16, 16)?;
+    let queue_pair = &desk.queue_pairs[0];
+    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(desk.memory.slice(8..16)?).tag(1)) };
+    for _ in 0..RECEIVES_FOR_ONE {
+        queue_pair.post_recv(receive()?)?;
+    }
+    desk.meet_starter()?;
+    let mut done = Vec::with_capacity(64);
+    for _ in 0..times {
+        while !poll_for(&desk.completions, &mut done, 1)? {}
+        queue_pair.post_send(SendRequest::send(desk.memory.slice(0..8)?))?;
+        queue_pair.post_recv(receive()?)?;
+    }
+    // What was sent last may not have come yet, and there must be somebody to send it again.
+    let over = until_over();
+    while !over.load(Ordering::Relaxed) {
+        desk.completions.poll(&mut done)?;
+    }
+    peer::tell(&mut stdout(), &0.0)
+}
+
+/// Takes messages, and looks whether each queue pair's are in order.
+fn take(device: &str, queue_pairs: u32) -> Outcome {
+    let before = resident();
+    let mut desk = Desk::new(&Device::open(device)?, 8 * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
+    if queue_pairs > 1 {
+        desk.shared = Some(desk.domain.shared_receive_queue(RECEIVES).create()?);
+    }
+    desk.add(queue_pairs, 1, RECEIVES)?;
+    let mut receives = Vec::with_capacity(RECEIVES as usize);
+    for tag in 0..RECEIVES as usize {
+        receives.push(RecvRequest::new(desk.memory.slice(tag * 8..tag * 8 + 8)?).tag(tag as u64));
+    }
+    let post = |receives: &mut Vec<RecvRequest>| -> Outcome {
+        match &desk.shared {
+            Some(shared) => {
+                for receive in receives.drain(..) {
+                    shared.post_recv(receive)?;
+                }
+            }
+            None => _ = desk.queue_pairs[0].post_recvs(receives.drain(..))?,
+        }
+        Ok(())
+    };
+    post(&mut receives)?;
+    desk.meet_starter()?;
+    let over = until_over();
+    let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);
+    let (mut messages, mut out_of_order) = (0u64, 0u64);
+    let mut last = vec![0; queue_pairs as usize];
+    loop {
+        // Looked at before polling, so that what came before it is seen.
+        let is_over = over.load(Ordering::Relaxed);
+        desk.completions.poll(&mut done)?;
+        for completion in done.drain(..) {
+            completion.success()?;
+            let tag = completion.tag();
+            let number = desk.memory.word(tag as usize * 8)?.load(Ordering::Relaxed);
+            let from = &mut last[(number >> SENDER_SHIFT) as usize % queue_pairs as usize];
+            out_of_order += u64::from(number <= *from);
+            *from = number;
+            messages += 1;
+            receives.push(RecvRequest::new(completion.into_payload()).tag(tag));
+        }
+        if !receives.is_empty() {
+            post(&mut receives)?;
+        }
+        if is_over {
+            break;
+        }
+    }
+    let bytes = resident().saturating_sub(before);
+    peer::tell(&mut stdout(), &Taken { messages, out_of_order, bytes })
+}
+
+/// How much memory this process has, in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = status.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+/// Says what the device counted that shouldn't have happened.
+fn counters(domain: &ProtectionDomain) {
+    let Ok(counters) = domain.device().counters(1) else { return };
+    let is_bad = |name: &str, value| value > 0 && (name.contains("err") || name.contains("retransmitted"));
+    for (name, value) in counters.iter().filter(|(name, value)| is_bad(name, *value)) {
+        say(name, value as f64);
+    }
+}

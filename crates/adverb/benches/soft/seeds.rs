@@ -1,0 +1,189 @@
+//! One process: what posting, processing, polling and notifying take.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use adverb::memory::RemoteMemory;
+use adverb::verbs::{Completion, Device, SendRequest, SoftDevice, Switch};
+
+use crate::duel::{Desk, percentile};
+use crate::{Outcome, processor_time, say};
+
+/// How many requests are under way at once.
+const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
+
+/// How many requests each latency is the median of.
+const TIMES: usize = 20_000;
+
+/// How many times somebody is woken.
+const WAKES: usize = 2_000;
+
+/// How long the one who is to be woken has to fall asleep.
+const REST: Duration = Duration::from_micros(100);
+
+pub(crate) fn run(link: &str, time: Duration) -> Outcome {
+    let (ours, theirs) = open(link)?;
+    let most = DEPTHS[DEPTHS.len() - 1] as u32;
+    let mut desk = Desk::new(&ours, 8, most + 1)?;
+    desk.add(1, most, 1)?;
+    let mut target = Desk::new(&theirs, 8, 64)?;
+    target.add(2, 16, 1)?;
+    desk.connect(&target.offer(0..1))?;
+    target.connect(&desk.offer(0..1))?;
+    let remote = target.offer(0..1).memory;
+    // A queue of its own for who sleeps.
+    let mut sleeper = Desk::with_events(&ours, 8, 64)?;
+    sleeper.add(1, 16, 1)?;
+    sleeper.connect(&target.offer(1..2))?;
+    target.queue_pairs[1].connect(&sleeper.queue_pairs[0].endpoint())?;
+
+    let is_over = Arc::new(AtomicBool::new(false));
+    // A device that talks to itself needs nobody there.
+    let target = Arc::new(target);
+    let poller = (link != "loopback").then(|| poll(Arc::clone(&target), Arc::clone(&is_over)));
+    latencies(&desk, &remote)?;
+    notifications(sleeper, &remote)?;
+    for depth in DEPTHS {
+        throughput(&desk, &remote, depth, time)?;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    if let Some(poller) = poller {
+        poller.join().map_err(|_| "who polls panicked")?;
+    }
+    Ok(())
+}
+
+/// A device, and the one that it talks to.
+fn open(link: &str) -> Outcome<(Device, Device)> {
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let address = |network| IpAddr::from([127, network, high, low]);
+    Ok(match link {
+        "loopback" => {
+            let device = SoftDevice::alone().open()?;
+            (device.clone(), device)
+        }
+        "mem" => {
+            let switch = Switch::default();
+            (SoftDevice::on(&switch, address(113)).open()?, SoftDevice::on(&switch, address(114)).open()?)
+        }
+        "udp" => (SoftDevice::at(address(113)).open()?, SoftDevice::at(address(114)).open()?),
+        _ => return Err(format!("there is no link {link}").into()),
+    })
+}
+
+/// Has the target polled, as a busy application does.
+fn poll(target: Arc<Desk>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut done = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            target.completions.poll(&mut done).expect("the device can be asked");
+        }
+    })
+}
+
+/// One request at a time.
+fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
+    let mut done: Vec<Completion> = Vec::with_capacity(16);
+    let [mut posts, mut processes, mut polls] = [(); 3].map(|()| Vec::with_capacity(TIMES));
+    for _ in 0..TIMES {
+        let request = SendRequest::write(desk.memory.slice(0..8)?, remote.at(0));
+        let start = Instant::now();
+        desk.queue_pairs[0].post_send(request)?;
+        let posted = Instant::now();
+        let mut before = posted;
+        while desk.completions.poll(&mut done)? == 0 {
+            before = Instant::now();
+        }
+        let polled = Instant::now();
+        done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+        posts.push(posted - start);
+        processes.push(polled - posted);
+        polls.push(polled - before);
+    }
+    say("post", percentile(&mut posts, 500));
+    say("process", percentile(&mut processes, 500));
+    say("poll", percentile(&mut polls, 500));
+    Ok(())
+}
+
+/// From when a request is posted until somebody who slept is awake.
+fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
+    let base = Instant::now();
+    let woken = AtomicU64::new(0);
+    let mut times = Vec::with_capacity(WAKES);
+    let (memory, queue_pair, completions) = (&sleeper.memory, &sleeper.queue_pairs[0], &sleeper.completions);
+    std::thread::scope(|scope| -> Outcome {
+        let waiter = scope.spawn(|| -> adverb::Result<()> {
+            let mut done = Vec::new();
+            let mut count = 0;
+            while count < WAKES {
+                completions.arm(false)?;
+                let mut at = base.elapsed();
+                if completions.poll(&mut done)? == 0 {
+                    completions.wait_event(Duration::MAX)?;
+                    at = base.elapsed();
+                    completions.poll(&mut done)?;
+                }
+                // The event of a completion that was polled before it comes for nothing.
+                if done.is_empty() {
+                    continue;
+                }
+                count += done.len();
+                done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+                woken.store(at.as_nanos() as u64, Ordering::Release);
+            }
+            Ok(())
+        });
+        for _ in 0..WAKES {
+            std::thread::sleep(REST);
+            woken.store(0, Ordering::Relaxed);
+            let request = SendRequest::write(memory.slice(0..8)?, remote.at(0));
+            let start = base.elapsed();
+            queue_pair.post_send(request)?;
+            let mut at = 0;
+            while at == 0 {
+                std::hint::spin_loop();
+                at = woken.load(Ordering::Acquire);
+            }
+            times.push(Duration::from_nanos(at).saturating_sub(start));
+        }
+        waiter.join().map_err(|_| "who waits panicked")??;
+        Ok(())
+    })?;
+    say("notify", percentile(&mut times, 500));
+    Ok(())
+}
+
+/// So many requests at a time.
+fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) -> Outcome {
+    let mut done: Vec<Completion> = Vec::with_capacity(depth);
+    let (mut posted, mut completed) = (0, 0);
+    let (start, processor) = (Instant::now(), processor_time());
+    loop {
+        let is_over = start.elapsed() >= time;
+        if is_over && completed == posted {
+            break;
+        }
+        let room = if is_over { 0 } else { depth - (posted - completed) };
+        // A few at a time, so that some are always under way.
+        if room >= depth.div_ceil(4) {
+            let requests = (0..room).map(|_| SendRequest::write(slice(desk), remote.at(0)));
+            desk.queue_pairs[0].post_sends(requests)?;
+            posted += room;
+        }
+        completed += desk.completions.poll(&mut done)?;
+        done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+    }
+    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
+    say(&format!("wqe-{depth}"), posted as f64 / seconds);
+    say(&format!("cqe-{depth}"), completed as f64 / seconds);
+    say(&format!("processor-{depth}"), processor.as_secs_f64() * 1e6 / completed as f64);
+    Ok(())
+}
+
+fn slice(desk: &Desk) -> adverb::memory::RegionSlice {
+    desk.memory.slice(0..8).expect("the region is that long")
+}

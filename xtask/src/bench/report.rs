@@ -1,0 +1,109 @@
+//! The table: a figure, its baseline, their ratio, and whether that is what was wanted.
+
+use std::fmt;
+
+use super::median;
+
+/// Figures of one kind and those of its baseline, one of each per round.
+pub(super) struct Row {
+    pub(super) what: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) ours: Vec<f64>,
+    pub(super) beside: &'static str,
+    pub(super) theirs: Vec<f64>,
+    pub(super) goal: Option<Goal>,
+}
+
+/// What ratio is wanted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Row {
+    fn ratio(&self) -> f64 {
+        median(self.ours.clone()) / median(self.theirs.clone())
+    }
+
+    /// Whether the goal is reached; `None` if there is none.
+    pub(super) fn is_reached(&self) -> Option<bool> {
+        let ratio = self.ratio();
+        Some(match self.goal? {
+            Goal::AtMost(most) => ratio <= most,
+            Goal::AtLeast(least) => ratio >= least,
+        })
+    }
+}
+
+/// The table. Says how many goals were missed.
+pub(super) fn print(rows: &[Row]) -> usize {
+    println!(
+        "{:44} {:>12}  {:32} {:>12} {:>7}  goal",
+        "median of the rounds", "adverb", "beside", "", "ratio"
+    );
+    let mut missed = 0;
+    for row in rows {
+        let (goal, verdict) = match (row.goal, row.is_reached()) {
+            (Some(goal), Some(true)) => (goal.to_string(), "ok"),
+            (Some(goal), _) => {
+                missed += 1;
+                (goal.to_string(), "MISSED")
+            }
+            (None, _) => (String::new(), ""),
+        };
+        let what = format!("{}, {}", row.what, row.unit);
+        let [ours, theirs] = [&row.ours, &row.theirs].map(|numbers| figure(median(numbers.clone())));
+        let ratio = if row.theirs.is_empty() { String::new() } else { format!("{:.2}", row.ratio()) };
+        let theirs = if row.theirs.is_empty() { String::new() } else { theirs };
+        println!("{what:44} {ours:>12}  {:32} {theirs:>12} {ratio:>7}  {goal:7} {verdict}", row.beside);
+    }
+    missed
+}
+
+/// A number with three digits that count, or all of them before the point.
+pub(super) fn figure(number: f64) -> String {
+    match number.abs() {
+        1e6.. => format!("{:.2} M", number / 1e6),
+        100.0.. => format!("{number:.0}"),
+        10.0.. => format!("{number:.1}"),
+        _ => format!("{number:.2}"),
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Goal::AtMost(most) => write!(f, "≤ {most:.1}"),
+            Goal::AtLeast(least) => write!(f, "≥ {least:.1}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_goal_can_be_missed() {
+        let row = |ours: f64, goal| Row {
+            what: "",
+            unit: "",
+            ours: vec![ours],
+            beside: "",
+            theirs: vec![10.0],
+            goal,
+        };
+        assert_eq!(row(10.0, Some(Goal::AtMost(1.0))).is_reached(), Some(true));
+        assert_eq!(row(10.1, Some(Goal::AtMost(1.0))).is_reached(), Some(false));
+        assert_eq!(row(14.9, Some(Goal::AtLeast(1.5))).is_reached(), Some(false));
+        assert_eq!(row(f64::NAN, Some(Goal::AtLeast(1.5))).is_reached(), Some(false));
+        assert_eq!(row(1.0, None).is_reached(), None);
+    }
+
+    #[test]
+    fn figures_are_short() {
+        let figures = [2_345_678.0, 1234.5, 45.67, 3.456].map(figure);
+        assert_eq!(figures, ["2.35 M", "1234", "45.7", "3.46"]);
+    }
+}
