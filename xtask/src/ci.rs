@@ -32,6 +32,7 @@ const STEPS: &[&str] = &[
     "vm smoke",
     "device-tests",
     "conformance --backend soft",
+    "traffic",
     "tsan",
     "soak --seconds 20",
     "conformance --backend ibv",

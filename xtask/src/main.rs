@@ -30,6 +30,7 @@ mod sim;
 mod soak;
 mod test;
 mod tools;
+mod traffic;
 mod tsan;
 mod unsafe_inventory;
 mod vm;
@@ -82,6 +83,8 @@ enum Command {
     Sim(sim::Args),
     /// Have processes work with each other for a while over a network that fails, and kill some.
     Soak(soak::Args),
+    /// Check that the kernel sees the DSCP and ECN marks of the software NIC's packets, and notifications of them.
+    Traffic,
     /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
     Attack(attack::Args),
     /// Print which lines of a crate its tests reach, and fail if they are too few.
@@ -137,6 +140,7 @@ impl Command {
             Self::Interop(args) => return interop::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
+            Self::Traffic => traffic::run()?,
             Self::Attack(args) => attack::run(&args)?,
             Self::Coverage(args) => coverage::run(&args)?,
             Self::Wasm => wasm::run()?,

@@ -61,6 +61,7 @@ shared_between_threads!(TYPES:
     verbs::Counters,
     verbs::CountersDifference,
     verbs::Datagram,
+    verbs::Dcqcn,
     verbs::Device,
     verbs::DeviceAttributes,
     verbs::DeviceEvent,

@@ -22,7 +22,9 @@ pub struct FaultConfig {
     pub corruption: u32,
     /// Packets that are held back, so that others overtake them.
     pub delay: u32,
-    /// For how long at least.
+    /// Packets that are marked, as by a switch that is congested; only those whose sender heeds that (RFC 3168).
+    pub marks: u32,
+    /// For how long at least packets are held back.
     pub delay_least: Duration,
     /// For how long at most.
     pub delay_most: Duration,
@@ -41,6 +43,7 @@ impl FaultConfig {
             duplication: 0,
             corruption: 0,
             delay: 0,
+            marks: 0,
             delay_least: Duration::from_micros(100),
             delay_most: Duration::from_millis(2),
             strict: true,
@@ -62,9 +65,11 @@ pub struct FaultCounts {
     pub corrupted: u64,
     /// Packets that were held back.
     pub delayed: u64,
+    /// Packets that were marked.
+    pub marked: u64,
 }
 
-/// A link that does harm to what is sent over it: it loses, duplicates, corrupts and delays packets, and what it does
+/// A link that does harm to what is sent over it: it loses, duplicates, corrupts, delays and marks packets, and what it does
 /// follows from a seed. For both directions, wrap both ends.
 ///
 /// ```
@@ -123,12 +128,13 @@ impl<L: Link> FaultLink<L> {
     /// What is to happen to the next packet, if anything.
     fn draw(&mut self) -> Option<Harm> {
         let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
-        let FaultConfig { loss, duplication, corruption, delay, .. } = self.config;
+        let FaultConfig { loss, duplication, corruption, delay, marks, .. } = self.config;
         for (chance, harm) in [
             (loss, Harm::Lose),
             (duplication, Harm::Duplicate),
             (corruption, Harm::Corrupt),
             (delay, Harm::Delay),
+            (marks, Harm::Mark),
         ] {
             if throw < chance {
                 return Some(harm);
@@ -160,6 +166,16 @@ impl<L: Link> FaultLink<L> {
                     return Ok(false);
                 }
                 self.counts.corrupted += 1;
+            }
+            Harm::Mark => {
+                // Who doesn't heed congestion would lose the packet instead, where there is any.
+                let is_heeded = packet.traffic_class & MARKED != 0;
+                let mark = if is_heeded { MARKED } else { 0 };
+                let traffic_class = packet.traffic_class | mark;
+                if self.inner.send(&[Outgoing { traffic_class, ..*packet }])? == 0 {
+                    return Ok(false);
+                }
+                *(if is_heeded { &mut self.counts.marked } else { &mut self.counts.untouched }) += 1;
             }
             Harm::Delay => {
                 let FaultConfig { delay_least, delay_most, .. } = self.config;
@@ -269,6 +285,9 @@ impl<L: Link> Link for FaultLink<L> {
     }
 }
 
+/// The ECN bits of a packet that was marked.
+const MARKED: u8 = 0b11;
+
 /// The byte of the base transport header that the ICRC doesn't cover: congestion marks.
 const VARIANT: usize = 4;
 
@@ -278,6 +297,7 @@ enum Harm {
     Duplicate,
     Corrupt,
     Delay,
+    Mark,
 }
 
 /// A packet that is held back. They are ordered by when they are due.

@@ -4,8 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use adverb_proto::Srq;
 use adverb_proto::vocabulary::Gid;
+use adverb_proto::{Congestion, Srq};
 use adverb_soft::Nic;
 use adverb_soft::link::Interface;
 use adverb_wire::DEFAULT_PKEY;
@@ -22,6 +22,8 @@ pub(crate) struct Device {
     pub(super) name: String,
     /// Whether its addresses are those of network interfaces.
     is_on_interface: bool,
+    /// What queue pairs do about congestion.
+    pub(super) congestion: Congestion,
     /// The numbers of shared receive queues, and the ids that events carry for them.
     pub(super) shared: Mutex<Vec<(Srq, u32)>>,
     /// Which ports of the connection manager are taken.
@@ -43,9 +45,9 @@ impl Device {
         list
     }
 
-    pub(super) fn new(nic: Nic, name: String, is_on_interface: bool) -> Device {
+    pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
         let (shared, ports) = (Mutex::default(), Mutex::default());
-        Device { nic, name, is_on_interface, shared, ports, open: Arc::default() }
+        Device { nic, name, is_on_interface, congestion, shared, ports, open: Arc::default() }
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use adverb_proto::Congestion;
 use adverb_proto::vocabulary::PathMtu;
 use adverb_soft::link::{
     Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink,
@@ -87,7 +88,8 @@ impl Device {
             error,
         })?;
         let name = name.map_or_else(|| of_address(nic.addresses()), str::to_owned);
-        Ok(Device::new(nic, name, matches!(options.link, LinkKind::Sockets)))
+        let is_on_interface = matches!(options.link, LinkKind::Sockets);
+        Ok(Device::new(nic, name, is_on_interface, options.congestion))
     }
 
     /// The NIC that is open in this process and has this address.
@@ -189,6 +191,10 @@ pub(crate) struct Options {
     pub(crate) faults: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) hairpin: bool,
+    /// Whether peers are Adverb's alone.
+    pub(crate) strict: bool,
+    /// What queue pairs do about congestion.
+    pub(crate) congestion: Congestion,
 }
 
 /// What a NIC's packets go over.
@@ -201,7 +207,16 @@ pub(crate) enum LinkKind {
 
 impl Options {
     pub(crate) fn new(link: LinkKind) -> Options {
-        Options { link, addresses: Vec::new(), mtu: None, faults: None, capture: None, hairpin: false }
+        Options {
+            link,
+            addresses: Vec::new(),
+            mtu: None,
+            faults: None,
+            capture: None,
+            hairpin: false,
+            strict: false,
+            congestion: Congestion::None,
+        }
     }
 
     /// Opens the NIC.
@@ -210,8 +225,11 @@ impl Options {
             LinkKind::None => NicOptions::loopback(),
             LinkKind::Sockets => {
                 let links = match &self.addresses[..] {
-                    [] => anywhere()?,
-                    addresses => addresses.iter().map(|address| at(*address)).collect::<io::Result<_>>()?,
+                    [] => anywhere(self.strict)?,
+                    addresses => addresses
+                        .iter()
+                        .map(|address| at(*address, self.strict))
+                        .collect::<io::Result<_>>()?,
                 };
                 let mtu = links.iter().map(|(_, mtu)| *mtu).min().unwrap_or(PathMtu::Mtu4096);
                 self.over(links.into_iter().map(|(link, _)| (link.local().ip(), link)).collect())?.mtu(mtu)
@@ -253,11 +271,11 @@ impl Options {
 
 /// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
 /// at another of the addresses that every machine has for itself.
-fn anywhere() -> io::Result<Vec<(UdpLink, PathMtu)>> {
+fn anywhere(strict: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
     let v4 = loop {
-        match at(address.into()) {
+        match at(address.into(), strict) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS => {
                 tried += 1;
                 address = any_loopback()?;
@@ -265,7 +283,7 @@ fn anywhere() -> io::Result<Vec<(UdpLink, PathMtu)>> {
             opened => break opened,
         }
     };
-    let v6 = at(Ipv6Addr::LOCALHOST.into());
+    let v6 = at(Ipv6Addr::LOCALHOST.into(), strict);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
@@ -282,7 +300,7 @@ pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
 }
 
 /// Sockets at an address, and the payload of the longest packet that they send.
-fn at(address: IpAddr) -> io::Result<(UdpLink, PathMtu)> {
+fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
         let Interface { name, mtu, .. } = &interface;
@@ -290,6 +308,7 @@ fn at(address: IpAddr) -> io::Result<(UdpLink, PathMtu)> {
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     let mut config = UdpConfig::new(address);
+    config.strict = strict;
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;
     }

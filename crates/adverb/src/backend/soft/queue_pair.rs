@@ -66,6 +66,7 @@ impl QueuePair {
         config.max_send_sge = options.send_segments;
         config.max_recv_sge = options.recv_segments;
         config.max_inline = options.inline;
+        config.congestion = device.congestion;
         let action = || format!("making a queue pair ({}) on {}", options.transport, device.name);
         let qpn = device.nic.create_qp(config).map_err(|error| refusal(error, action()))?;
         let limits = QueuePairLimits {

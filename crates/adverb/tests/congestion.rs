@@ -1,0 +1,201 @@
+//! What the network is told of packets, and what it tells: DSCP and ECN, over UDP sockets.
+//!
+//! `cargo xtask traffic` runs these while the kernel's own capture watches.
+
+#![cfg(feature = "soft")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use adverb::memory::MemoryRegion;
+use adverb::verbs::{
+    Access, Completion, CompletionQueue, ConnectOptions, Dcqcn, Device, FaultConfig, QueuePair, SendRequest,
+    SoftDevice, Traffic, Transport,
+};
+use adverb_wire::{Frame, IpHeader, Opcode};
+
+/// The DSCP of the test.
+const DSCP: u8 = 26;
+
+/// The ECN bits: nobody heeds congestion, somebody does, and there is some.
+const NOT_HEEDED: u8 = 0b00;
+const HEEDED: u8 = 0b10;
+const MARKED: u8 = 0b11;
+
+#[test]
+fn dscp_of_a_queue_pair_is_in_its_packets_and_not_in_others() {
+    let file = file("dscp");
+    let receiver = open(SoftDevice::at(address(1)));
+    let sender = open(SoftDevice::at(address(2)).capture(&file));
+    let marked = Traffic::new().dscp(DSCP);
+    for traffic in [marked, Traffic::new()] {
+        let (connection, peer) = connect(&sender, &receiver, traffic);
+        connection.write(&peer.memory, 20_000);
+    }
+    drop(sender);
+    let packets = packets(&file, address(2));
+    let classes = |opcode: Opcode| -> Vec<u8> {
+        packets.iter().filter(|packet| packet.opcode == opcode).map(|packet| packet.traffic_class).collect()
+    };
+    // Five packets each.
+    assert_eq!(classes(Opcode::RcWriteFirst), [DSCP << 2 | NOT_HEEDED, 0]);
+    assert_eq!(classes(Opcode::RcWriteLast), [DSCP << 2 | NOT_HEEDED, 0]);
+}
+
+#[test]
+fn marks_come_back_as_notifications_and_slow_the_sender() {
+    let file = file("ecn");
+    // For a machine that may be slow, and a device in a debug build: recovery takes its time, too.
+    let mut dcqcn = Dcqcn::new(100_000_000);
+    (dcqcn.increase_interval, dcqcn.alpha_interval) = (Duration::from_millis(5), Duration::from_millis(5));
+    (dcqcn.additive_increase, dcqcn.min_rate) = (1_000_000, 5_000_000);
+    let marks = FaultConfig { marks: 500_000, ..FaultConfig::new(7) };
+    let receiver = open(SoftDevice::at(address(11)));
+    let free = open(SoftDevice::at(address(12)).dcqcn(dcqcn));
+    let congested = open(SoftDevice::at(address(13)).dcqcn(dcqcn).faults(marks).capture(&file));
+    let heedless = open(SoftDevice::at(address(14)).faults(marks));
+
+    let rate = |device: &Device| {
+        let (connection, peer) = connect(device, &receiver, Traffic::new().dscp(DSCP));
+        connection.rate(&peer.memory)
+    };
+    let counted = |device: &Device, name: &str| device.counters(1).unwrap().get(name).unwrap();
+    // Without congestion.
+    let before = rate(&free);
+    assert_eq!(counted(&receiver, "np_ecn_marked_roce_packets"), 0);
+    assert_eq!(counted(&free, "rp_cnp_handled"), 0);
+    // Who doesn't heed it isn't marked.
+    let without = rate(&heedless);
+    assert_eq!(counted(&receiver, "np_ecn_marked_roce_packets"), 0);
+    // Of those who do, every other packet is.
+    let after = rate(&congested);
+    let marked = counted(&receiver, "np_ecn_marked_roce_packets");
+    let (told, heard) = (counted(&receiver, "np_cnp_sent"), counted(&congested, "rp_cnp_handled"));
+    println!(
+        "64 KiB WRITEs with DCQCN: {before:.0} Mbit/s before; {after:.0} Mbit/s with every other packet marked \
+         ({marked} marked, {told} notifications sent, {heard} heard); without DCQCN {without:.0} Mbit/s"
+    );
+    assert!(marked > 0 && told > 0 && heard > 0 && heard <= told && told <= marked);
+    assert!(after < before / 4.0, "it hardly slows down");
+
+    drop(congested);
+    let packets = packets(&file, address(13));
+    let ecn =
+        |bits: u8| packets.iter().filter(move |packet| packet.traffic_class == DSCP << 2 | bits).count();
+    assert!(ecn(HEEDED) > 0 && ecn(MARKED) > 0, "{} and {}", ecn(HEEDED), ecn(MARKED));
+    assert_eq!(ecn(HEEDED) + ecn(MARKED), packets.len());
+    let all = self::all_packets(&file);
+    let notified = all.iter().filter(|packet| packet.opcode == Opcode::Cnp).count();
+    assert!(notified as u64 >= heard, "{notified} notifications in the capture");
+}
+
+/// One end of a connection.
+struct End {
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(device: &Device, traffic: Traffic) -> End {
+        let domain = device.protection_domain().unwrap();
+        let completions = device.completion_queue(64).events().create().unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions).access(access);
+        let queue_pair = builder.depth(32, 1).traffic(traffic).create().unwrap();
+        End { queue_pair, completions, memory: domain.region(LENGTH, access).unwrap() }
+    }
+
+    /// Posts a WRITE of so many bytes.
+    fn post(&self, remote: &MemoryRegion, length: usize) {
+        let from = self.memory.slice(0..length).unwrap();
+        self.queue_pair.post_send(SendRequest::write(from, remote.remote().at(0))).unwrap();
+    }
+
+    /// Writes so many bytes, and waits until that is done.
+    fn write(&self, remote: &MemoryRegion, length: usize) {
+        self.post(remote, length);
+        self.done(Duration::from_secs(20));
+    }
+
+    /// Waits for something to be done, and says how much was.
+    fn done(&self, timeout: Duration) -> usize {
+        let mut done: Vec<Completion> = Vec::new();
+        self.completions.poll_timeout(&mut done, timeout).unwrap();
+        done.iter().for_each(|completion| _ = completion.success().unwrap());
+        done.len()
+    }
+
+    /// How many megabits a second are written, in about a second.
+    fn rate(&self, remote: &MemoryRegion) -> f64 {
+        const DEPTH: usize = 8;
+        (0..DEPTH).for_each(|_| self.post(remote, LENGTH));
+        let (start, mut count) = (Instant::now(), 0);
+        while start.elapsed() < Duration::from_secs(1) {
+            let done = self.done(Duration::from_secs(1));
+            (0..done).for_each(|_| self.post(remote, LENGTH));
+            count += done;
+        }
+        (count * LENGTH * 8) as f64 / start.elapsed().as_secs_f64() / 1e6
+    }
+}
+
+const LENGTH: usize = 64 << 10;
+
+fn connect(left: &Device, right: &Device, traffic: Traffic) -> (End, End) {
+    let (left, right) = (End::new(left, traffic), End::new(right, Traffic::new()));
+    // What waits for its turn isn't lost.
+    let options = ConnectOptions::new().timeout(17);
+    left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
+    right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
+    (left, right)
+}
+
+fn open(device: SoftDevice) -> Device {
+    device.open().unwrap()
+}
+
+/// An address that no other process has.
+fn address(host: u8) -> IpAddr {
+    let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
+    Ipv4Addr::new(127, 128 | a & 63, b, host).into()
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.pcapng", std::process::id()))
+}
+
+/// A packet in a capture.
+struct Captured {
+    source: IpAddr,
+    traffic_class: u8,
+    opcode: Opcode,
+}
+
+/// The packets of a capture that come from an address, in order.
+fn packets(file: &Path, source: IpAddr) -> Vec<Captured> {
+    all_packets(file).into_iter().filter(|packet| packet.source == source).collect()
+}
+
+/// The packets of a capture (draft-ietf-opsawg-pcapng, 4.3).
+fn all_packets(file: &Path) -> Vec<Captured> {
+    const ENHANCED_PACKET: u32 = 6;
+    let bytes = std::fs::read(file).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let (mut at, mut packets) = (0, Vec::new());
+    while at + 12 <= bytes.len() {
+        if word(at) == ENHANCED_PACKET {
+            let length = word(at + 20) as usize;
+            let frame = Frame::parse(&bytes[at + 28..][..length]).unwrap();
+            let traffic_class = match frame.ip() {
+                IpHeader::V4(header) => header.tos,
+                IpHeader::V6(header) => header.traffic_class,
+            };
+            let (source, opcode) = (frame.ip().source(), frame.packet().header().opcode());
+            packets.push(Captured { source, traffic_class, opcode });
+        }
+        at += word(at + 4) as usize;
+    }
+    packets
+}
