@@ -9,8 +9,8 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::net::{Options, Rights};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
 /// On the software NIC, unless another device is named.
@@ -334,4 +334,80 @@ fn who_speaks_another_version_or_nothing_is_told_so() {
     });
     let nobody = Connector::new().options(&options).connect("127.0.0.1:1").unwrap_err();
     assert!(matches!(nobody, Error::Unreachable { .. }), "{nobody}");
+}
+
+#[test]
+fn exposed_memory_is_reached_without_the_peers_program() {
+    let (left, right) = pair(&options());
+    let table = right.expose("table", 1 << 20, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+    let log = right.expose("log", 64, Rights::READ).unwrap();
+    table.write(4096, b"a row").unwrap();
+    // From here on the other side does nothing.
+    let remote = left.remote("table").unwrap();
+    assert_eq!(remote.len(), 1 << 20);
+    assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
+    remote.write(100, b"written").unwrap();
+    let mut bytes = [0; 7];
+    table.read(100, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"written");
+    let rows = remote.read_many([100..107, 4096..4101, 0..0, 0..1 << 20]).unwrap();
+    assert_eq!(
+        (&rows[0][..], &rows[1][..], rows[2].len(), rows[3].len()),
+        (&b"written"[..], &b"a row"[..], 0, 1 << 20)
+    );
+
+    assert_eq!(remote.fetch_add(8, 5).unwrap(), 0);
+    assert_eq!(remote.compare_swap(8, 5, 7).unwrap(), 5);
+    assert_eq!(remote.compare_swap(8, 5, 9).unwrap(), 7);
+    assert_eq!(table.word(8).unwrap().load(Ordering::Relaxed), 7);
+
+    // What can't be is refused, and the connection goes on.
+    assert!(matches!(remote.read((1 << 20) - 1..(1 << 20) + 1), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(remote.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(remote.fetch_add(4, 1), Err(Error::Unaligned { .. })));
+    let log_there = left.remote("log").unwrap();
+    assert!(matches!(log_there.write(0, b"x"), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(log_there.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
+    assert_eq!(log_there.read(0..64).unwrap().len(), log.len());
+
+    // Written, then told.
+    remote.write_with_imm(0, b"news", 42).unwrap();
+    let message = right.recv().unwrap().unwrap();
+    assert_eq!((message.len(), message.immediate()), (0, Some(42)));
+    let mut bytes = [0; 4];
+    table.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"news");
+    left.close().unwrap();
+}
+
+#[test]
+fn threads_count_in_a_peers_memory_while_messages_pass() {
+    const EACH: u64 = 500;
+    let (left, right) = pair(&tiny(options()));
+    let counter = right.expose("counter", 8, Rights::ATOMIC).unwrap();
+    scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let remote = left.remote("counter").unwrap();
+                for _ in 0..EACH {
+                    remote.fetch_add(0, 1).unwrap();
+                    left.send(b"counted").unwrap();
+                }
+            });
+        }
+        for _ in 0..4 * EACH {
+            assert_eq!(&right.recv().unwrap().unwrap()[..], b"counted");
+        }
+    });
+    assert_eq!(counter.word(0).unwrap().load(Ordering::Relaxed), 4 * EACH);
+}
+
+#[test]
+fn memory_that_nobody_exposes_is_waited_for_in_vain() {
+    let (left, right) = pair(&options().timeout(Duration::from_millis(50)));
+    assert!(matches!(left.remote("nothing"), Err(Error::Timeout { .. })));
+    assert!(right.expose(&"long".repeat(17), 8, Rights::READ).is_err());
+    right.shutdown().unwrap();
+    let error = left.remote("nothing").unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
 }

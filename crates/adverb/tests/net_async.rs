@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::{Connection, Connector, Listener, Options};
-use adverb::verbs::Device;
+use adverb::net::{Connection, Connector, Listener, Options, Rights};
+use adverb::verbs::{Device, SoftDevice, Switch};
 use tokio::net::TcpStream;
 
 /// On the software NIC, unless another device is named.
@@ -24,8 +24,12 @@ fn tiny(options: Options) -> Options {
 }
 
 async fn pair(options: &Options) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", options).await.unwrap();
-    let connector = Connector::new().options(options);
+    unequal_pair(options, options).await
+}
+
+async fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
+    let listener = Listener::bind_with("127.0.0.1:0", server).await.unwrap();
+    let connector = Connector::new().options(client);
     let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
     (client.unwrap(), server.unwrap())
 }
@@ -216,4 +220,40 @@ async fn tasks_and_threads_speak_the_same() {
     }
     connection.close().await.unwrap();
     thread.join().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn operations_on_a_peers_memory_may_be_dropped() {
+    // Between two devices, where nothing is done before it is waited for.
+    let switch = Switch::default();
+    let sides = ["10.0.0.1", "10.0.0.2"].map(|address| {
+        let device = SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap();
+        Options::new().device(&device)
+    });
+    let (left, right) = unequal_pair(&sides[0], &sides[1]).await;
+    let table = right.expose("table", 4096, Rights::READ | Rights::WRITE | Rights::ATOMIC).await.unwrap();
+    let remote = left.remote("table").await.unwrap();
+    let (mut random, mut dropped) = (Random(9), 0);
+    for number in 0..2_000u64 {
+        dropped += usize::from(match random.below(6) {
+            0 => poll_once(&mut pin!(remote.read(0..4096))).await.is_none(),
+            1 => poll_once(&mut pin!(remote.write(8, &[7; 100]))).await.is_none(),
+            2 => poll_once(&mut pin!(remote.read_many([0..8, 100..200, 4095..4096]))).await.is_none(),
+            3 => poll_once(&mut pin!(remote.fetch_add(0, 1 << 32))).await.is_none(),
+            4 => {
+                remote.fetch_add(0, 1).await.unwrap();
+                false
+            }
+            _ => {
+                remote.write(4000, &number.to_le_bytes()).await.unwrap();
+                assert_eq!(remote.read(4000..4008).await.unwrap()[..], number.to_le_bytes());
+                false
+            }
+        });
+    }
+    assert!(dropped > 100, "{dropped}");
+    let sum = remote.fetch_add(0, 0).await.unwrap();
+    assert_eq!(table.word(0).unwrap().load(std::sync::atomic::Ordering::Relaxed), sum);
+    assert!(sum & 0xffff_ffff > 100);
+    left.close().await.unwrap();
 }

@@ -21,6 +21,7 @@ shared_between_threads!(TYPES:
     blocking::Connection,
     blocking::Connector,
     blocking::Listener,
+    blocking::Remote['static],
     cm::Connecting,
     cm::Connection,
     cm::ConnectionEvent,
@@ -49,6 +50,7 @@ shared_between_threads!(TYPES:
     memory::RemoteMemory,
     net::Message,
     net::Options,
+    net::Rights,
     net::Outgoing['static],
     verbs::Access,
     verbs::AddressHandle,
@@ -117,7 +119,7 @@ shared_between_threads!(TYPES:
 );
 
 #[cfg(feature = "tokio")]
-shared_between_threads!(TASKS: net::Connection, net::Connector, net::Listener);
+shared_between_threads!(TASKS: net::Connection, net::Connector, net::Listener, net::Remote['static]);
 
 /// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`.)
 const TRAITS: &[(&str, &str)] = &[("memory", "Memory")];

@@ -1,5 +1,9 @@
 //! Connections for tasks: what has to wait lets others run.
 
+mod remote;
+
+pub use remote::Remote;
+
 use std::fmt;
 use std::future::Future;
 use std::io;

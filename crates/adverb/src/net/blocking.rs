@@ -1,5 +1,9 @@
 //! Connections for threads: every call waits until it is done.
 
+mod remote;
+
+pub use remote::Remote;
+
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

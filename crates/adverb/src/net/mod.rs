@@ -7,6 +7,9 @@
 //! where they are. Senders have credits, so that a receiver is never overrun: who doesn't receive isn't sent to. What the two
 //! ends say to each other is written down in `docs/protocol.md`.
 //!
+//! A side can also expose memory under a name; the other finds it and reads, writes and counts in it, and none of the
+//! owner's program runs for that.
+//!
 //! Nothing runs in the background: a connection is driven by the calls that use it.
 
 #[cfg(feature = "tokio")]
@@ -17,9 +20,11 @@ mod link;
 mod message;
 mod options;
 mod protocol;
+mod remote;
 mod wait;
 
 #[cfg(feature = "tokio")]
-pub use asynchronous::{Connection, Connector, Listener, connect};
+pub use asynchronous::{Connection, Connector, Listener, Remote, connect};
 pub use message::{Message, Outgoing};
 pub use options::Options;
+pub use remote::Rights;

@@ -4,9 +4,12 @@
 //! has become possible; who has to wait drives whenever there is an event. The peer's device needs nobody here, so that a
 //! program that does something else doesn't hold up a peer that reads what it was offered.
 
+mod operation;
 mod progress;
 
-use std::collections::VecDeque;
+pub(super) use operation::Asked;
+
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -15,7 +18,8 @@ use super::message::{Message, Outgoing, Source};
 use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
 use super::protocol::{
-    Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS, Outbound, REPORTS, frame_len,
+    ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS,
+    Outbound, REPORTS, frame_len,
 };
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
@@ -54,6 +58,13 @@ pub(super) struct State {
     buffered: usize,
     /// Our messages that the peer is to read, oldest first: each a right to one buffer.
     offers: VecDeque<MemoryRegion>,
+    /// What this side exposes: held while the peer may reach it, which is as long as the connection.
+    exposed: Vec<MemoryRegion>,
+    /// What the peer exposes.
+    announced: HashMap<String, Announced>,
+    /// One-sided operations that somebody waits for, by their numbers.
+    operations: HashMap<u64, operation::Operation>,
+    next_operation: u64,
     /// How many of the peer's messages were read without the peer knowing.
     reads_to_tell: u32,
     /// Whether to tell the peer what was read, though it can't wait for room.
@@ -127,6 +138,7 @@ pub(super) struct Ready<'a> {
 enum Body<'a> {
     Bytes(Outgoing<'a>),
     Offer { len: u32, region: MemoryRegion },
+    Announcement { name: String, memory: Announced, region: MemoryRegion },
     End,
     Gone,
 }
@@ -137,6 +149,8 @@ const RECEIVE: u64 = 1;
 const DELIVERED: u64 = 2;
 /// What tells the peer that this side is gone.
 const GONE: u64 = 4;
+/// A one-sided operation; its number is above this bit.
+const OPERATION: u64 = 8;
 
 impl Link {
     /// A queue pair and all that it needs, not connected yet.
@@ -155,11 +169,10 @@ impl Link {
         let ring = domain.region(options.ring as usize, ring_access)?;
         let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
         let completions = device.completion_queue(sends + recvs).events().create()?;
-        let mut queue_pair = domain
-            .queue_pair(Transport::Rc)
-            .completion_queue(&completions)
-            .depth(sends, recvs)
-            .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ);
+        let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        access.set(Access::REMOTE_ATOMIC, device.attributes().atomics);
+        let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions);
+        let mut queue_pair = queue_pair.depth(sends, recvs).access(access);
         // The address by which the peer knows this side, if the device has it.
         if let Some(address) = local.filter(|local| has_address(&domain, *local)) {
             queue_pair = queue_pair.address(address);
@@ -176,6 +189,10 @@ impl Link {
             inbox: VecDeque::new(),
             buffered: 0,
             offers: VecDeque::new(),
+            exposed: Vec::new(),
+            announced: HashMap::new(),
+            operations: HashMap::new(),
+            next_operation: 0,
             reads_to_tell: 0,
             owes_credits: false,
             recvs_to_post: recvs - 1,
@@ -278,6 +295,9 @@ impl Link {
                 let RemoteMemory { addr, rkey, .. } = region.remote();
                 (FrameKind::Offer { len: *len, addr, rkey }, &[])
             }
+            Body::Announcement { name, memory, .. } => {
+                (FrameKind::Announcement { name_len: name.len() as u32, memory: *memory }, name.as_bytes())
+            }
             Body::End => (FrameKind::End, &[]),
             Body::Gone => (FrameKind::Gone, &[]),
         };
@@ -286,8 +306,10 @@ impl Link {
         let Some(number) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
         state.is_shut |= matches!(kind, FrameKind::End | FrameKind::Gone);
         state.is_gone |= kind == FrameKind::Gone;
-        if let Some(Ready { body: Body::Offer { region, .. }, .. }) = ready.take() {
-            state.offers.push_back(region);
+        match ready.take().map(|ready| ready.body) {
+            Some(Body::Offer { region, .. }) => state.offers.push_back(region),
+            Some(Body::Announcement { region, .. }) => state.exposed.push(region),
+            _ => {}
         }
         Ok(Some(number))
     }
@@ -342,6 +364,7 @@ impl Link {
         let len = frame_len(match &ready.body {
             Body::Bytes(message) => message.bytes().len(),
             Body::Offer { .. } => OFFER_LEN,
+            Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
             Body::End | Body::Gone => 0,
         });
         let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
@@ -479,11 +502,14 @@ impl Link {
 /// Puts a frame where it just fits. Nothing of what was there before is left.
 fn put(frame: &Frame, body: &[u8], out: &mut [u8]) {
     frame.emit(out);
-    if let FrameKind::Message { .. } = frame.kind {
-        let (to_body, padding) = out[HEADER_LEN..].split_at_mut(body.len());
-        to_body.copy_from_slice(body);
-        padding.fill(0);
-    }
+    let begin = match frame.kind {
+        FrameKind::Message { .. } => HEADER_LEN,
+        FrameKind::Announcement { .. } => HEADER_LEN + ANNOUNCEMENT_LEN,
+        FrameKind::Offer { .. } | FrameKind::End | FrameKind::Gone => return,
+    };
+    let (to_body, padding) = out[begin..].split_at_mut(body.len());
+    to_body.copy_from_slice(body);
+    padding.fill(0);
 }
 
 /// Notes why the connection has ended, if nothing else was the reason before.

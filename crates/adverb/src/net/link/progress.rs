@@ -1,12 +1,12 @@
 //! What is done with completions, and when.
 
-use super::{Batch, DELIVERED, Entry, GONE, Link, PeerRing, RECEIVE, State, end};
+use super::{Batch, DELIVERED, Entry, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end};
 use crate::error::Result;
 use crate::memory::{RegisteredBuf, RemoteMemory};
 use crate::net::Message;
 use crate::net::protocol::handshake::Hello;
 use crate::net::protocol::{
-    Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
+    ANNOUNCEMENT_LEN, Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
 };
 use crate::verbs::{CompletedOperation, Completion, RecvRequest, RemoteAddress, SendRequest};
 
@@ -17,6 +17,13 @@ impl Link {
         let is_receive = tag == RECEIVE;
         if !is_receive {
             state.in_flight -= 1;
+        }
+        if tag & OPERATION != 0 {
+            if let Err(failure) = completion.outcome() {
+                end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
+            }
+            super::operation::complete(state, completion);
+            return Ok(());
         }
         let success = match completion.outcome() {
             Ok(success) => success,
@@ -224,6 +231,9 @@ impl Link {
     }
 }
 
+/// How many pieces of memory a peer may expose.
+const MOST_ANNOUNCED: usize = 4096;
+
 /// A write of nothing but the immediate.
 fn without_bytes(ring: &RemoteMemory, immediate: Immediate) -> SendRequest {
     SendRequest::write_immediate((), ring.at(0), immediate.emit())
@@ -269,6 +279,16 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Viola
                 }
                 let remote = RemoteAddress { addr, rkey };
                 state.inbox.push_back(Entry::Offer { len, remote, immediate: frame.immediate });
+            }
+            FrameKind::Announcement { name_len, memory } => {
+                let begin = HEADER_LEN + ANNOUNCEMENT_LEN;
+                let name = this.get(begin..begin + name_len as usize);
+                let name = name.and_then(|name| std::str::from_utf8(name).ok());
+                let name = name.ok_or(Violation("an announcement that makes no sense"))?;
+                if state.announced.len() >= MOST_ANNOUNCED && !state.announced.contains_key(name) {
+                    return Err(Violation("it exposes more than anybody can remember"));
+                }
+                state.announced.insert(name.to_owned(), memory);
             }
             FrameKind::End => state.peer_is_shut = true,
             FrameKind::Gone => {

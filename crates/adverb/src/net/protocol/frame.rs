@@ -21,16 +21,34 @@ pub(in crate::net) enum FrameKind {
     Message { len: u32 },
     /// A message of this length, which the peer is to read from where it is.
     Offer { len: u32, addr: u64, rkey: u32 },
+    /// Memory that the peer may reach, under a name of `name_len` bytes, which follows what is here.
+    Announcement { name_len: u32, memory: Announced },
     /// No more messages come.
     End,
     /// No more messages come, and none are taken: the last frame.
     Gone,
 }
 
+/// Memory that a peer may reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) struct Announced {
+    pub(in crate::net) addr: u64,
+    pub(in crate::net) len: u64,
+    pub(in crate::net) rkey: u32,
+    /// What may be done to it: bits.
+    pub(in crate::net) rights: u8,
+}
+
+/// How many bytes of an announcement follow the header, before the name.
+pub(in crate::net) const ANNOUNCEMENT_LEN: usize = 32;
+/// The longest name of memory.
+pub(in crate::net) const LONGEST_NAME: usize = 64;
+
 const MESSAGE: u8 = 1;
 const OFFER: u8 = 2;
 const END: u8 = 3;
 const GONE: u8 = 4;
+const ANNOUNCEMENT: u8 = 5;
 const HAS_IMMEDIATE: u8 = 1;
 
 /// How many bytes a frame takes with `body` bytes behind its header.
@@ -49,6 +67,15 @@ impl Frame {
                 body[8..12].copy_from_slice(&rkey.to_le_bytes());
                 body[12..].fill(0);
                 (OFFER, len)
+            }
+            FrameKind::Announcement { name_len, memory: Announced { addr, len, rkey, rights } } => {
+                let body = &mut out[HEADER_LEN..HEADER_LEN + ANNOUNCEMENT_LEN];
+                body.fill(0);
+                body[..8].copy_from_slice(&addr.to_le_bytes());
+                body[8..16].copy_from_slice(&len.to_le_bytes());
+                body[16..20].copy_from_slice(&rkey.to_le_bytes());
+                body[20] = rights;
+                (ANNOUNCEMENT, name_len)
             }
             FrameKind::End => (END, 0),
             FrameKind::Gone => (GONE, 0),
@@ -79,10 +106,24 @@ impl Frame {
             OFFER => {
                 let body: &[u8; OFFER_LEN] =
                     body.first_chunk().ok_or(Violation("an offer that is cut short"))?;
-                let (addr, rest) = body.split_at(8);
-                let addr =
-                    u64::from_le_bytes(addr.try_into().map_err(|_| Violation("an offer that is cut short"))?);
-                FrameKind::Offer { len, addr, rkey: u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) }
+                let addr = u64::from_le_bytes(std::array::from_fn(|n| body[n]));
+                let rkey = u32::from_le_bytes(std::array::from_fn(|n| body[8 + n]));
+                FrameKind::Offer { len, addr, rkey }
+            }
+            ANNOUNCEMENT => {
+                let cut = Violation("an announcement that is cut short");
+                let (body, name) = body.split_first_chunk::<ANNOUNCEMENT_LEN>().ok_or(cut)?;
+                if name.len() < len as usize {
+                    return Err(cut);
+                }
+                if len as usize > LONGEST_NAME || body[21..] != [0; 11] {
+                    return Err(Violation("an announcement that makes no sense"));
+                }
+                let [addr, length] =
+                    [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|n| body[at + n])));
+                let rkey = u32::from_le_bytes(std::array::from_fn(|n| body[16 + n]));
+                let memory = Announced { addr, len: length, rkey, rights: body[20] };
+                FrameKind::Announcement { name_len: len, memory }
             }
             END if len == 0 => FrameKind::End,
             GONE if len == 0 => FrameKind::Gone,
@@ -96,6 +137,7 @@ impl Frame {
         frame_len(match self.kind {
             FrameKind::Message { len } => len as usize,
             FrameKind::Offer { .. } => OFFER_LEN,
+            FrameKind::Announcement { name_len, .. } => ANNOUNCEMENT_LEN + name_len as usize,
             FrameKind::End | FrameKind::Gone => 0,
         })
     }

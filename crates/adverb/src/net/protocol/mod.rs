@@ -8,7 +8,9 @@ mod immediate;
 mod inbound;
 mod outbound;
 
-pub(super) use frame::{Frame, FrameKind, HEADER_LEN, OFFER_LEN, frame_len};
+pub(super) use frame::{
+    ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, LONGEST_NAME, OFFER_LEN, frame_len,
+};
 pub(super) use immediate::{Credits, Immediate};
 pub(super) use inbound::Inbound;
 pub(super) use outbound::Outbound;

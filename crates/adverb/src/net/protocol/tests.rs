@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_in_a_ring_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0..6u8) {
+    fn whatever_is_in_a_ring_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0..7u8) {
         let mut bytes = bytes;
         if let Some(first) = bytes.first_mut() {
             *first = kind;
@@ -199,6 +199,10 @@ fn a_peer_without_credit_is_refused() {
 #[test]
 fn frames_and_greetings_are_what_they_were() {
     for kind in [
+        FrameKind::Announcement {
+            name_len: 0,
+            memory: Announced { addr: 1, len: u64::MAX, rkey: 3, rights: 7 },
+        },
         FrameKind::End,
         FrameKind::Gone,
         FrameKind::Offer { len: LONGEST_MESSAGE, addr: u64::MAX, rkey: 7 },

@@ -1,0 +1,40 @@
+//! A counter in the server's memory, which clients count up without any of the server's program.
+//!
+//! ```text
+//! $ cargo run --release --example remote_counter -- serve 127.0.0.1:7471
+//! $ cargo run --release --example remote_counter -- 127.0.0.1:7471
+//! ```
+
+use std::sync::atomic::Ordering;
+
+use adverb::net::Rights;
+use adverb::net::blocking::{Listener, connect};
+
+fn main() -> adverb::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", address] => {
+            let listener = Listener::bind(address)?;
+            loop {
+                let connection = listener.accept()?;
+                let counter = connection.expose("counter", 8, Rights::READ | Rights::ATOMIC)?;
+                // All that there is to do is to wait until the client is done.
+                while connection.recv()?.is_some() {}
+                println!("counted to {}", counter.word(0)?.load(Ordering::Relaxed));
+            }
+        }
+        [address] => {
+            let connection = connect(address)?;
+            let counter = connection.remote("counter")?;
+            for _ in 0..1000 {
+                counter.fetch_add(0, 1)?;
+            }
+            println!("it was {} before this", counter.fetch_add(0, 1)?);
+            connection.close()
+        }
+        _ => {
+            println!("usage: remote_counter [serve] ADDRESS:PORT");
+            Ok(())
+        }
+    }
+}

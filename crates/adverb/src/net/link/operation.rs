@@ -1,0 +1,144 @@
+//! One-sided operations: memory that is exposed, and requests whose completions somebody waits for.
+
+use super::{Body, End, Link, OPERATION, Ready, State, progress};
+use crate::error::{Error, Result};
+use crate::memory::{MemoryRegion, Payload, RegisteredBuf};
+use crate::net::message::{Outgoing, Source};
+use crate::net::protocol::{Announced, LONGEST_NAME};
+use crate::net::remote::Rights;
+use crate::verbs::{Completion, SendRequest};
+
+/// A request that was posted, until it is asked after.
+pub(super) enum Operation {
+    Posted,
+    /// It succeeded or not, and this is its buffer.
+    Done(bool, Option<RegisteredBuf>),
+    /// Nobody will ask.
+    Detached,
+}
+
+/// A request that is posted, or to be. Dropped, it isn't asked after any more; what the device has, it keeps until it is
+/// done.
+pub(in crate::net) struct Asked<'a> {
+    link: &'a Link,
+    request: Option<SendRequest>,
+    id: Option<u64>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let operations = &mut self.link.lock().operations;
+        match operations.get_mut(&id) {
+            Some(operation @ Operation::Posted) => *operation = Operation::Detached,
+            _ => drop(operations.remove(&id)),
+        }
+    }
+}
+
+impl Link {
+    /// Makes memory that the peer may reach, and what tells it so.
+    pub(in crate::net) fn expose(
+        &self,
+        name: &str,
+        len: usize,
+        rights: Rights,
+    ) -> Result<(MemoryRegion, Ready<'static>)> {
+        if name.len() > LONGEST_NAME {
+            return Err(Error::TooLong { len: name.len() as u64, most: LONGEST_NAME as u64 });
+        }
+        let region = self.pool.protection_domain().region(len, rights.access())?;
+        let remote = region.remote();
+        let memory =
+            Announced { addr: remote.addr, len: remote.len, rkey: remote.rkey, rights: rights.bits() };
+        let body = Body::Announcement { name: name.to_owned(), memory, region: region.clone() };
+        Ok((region, Ready { body, immediate: None }))
+    }
+
+    /// The peer's memory of this name, if it was announced.
+    pub(in crate::net) fn announced(&self, state: &State, name: &str) -> Result<Option<Announced>> {
+        match (state.announced.get(name), &state.end) {
+            (Some(memory), _) => Ok(Some(*memory)),
+            (None, Some(end)) => Err(self.ended(end)),
+            (None, None) if state.peer_is_shut => {
+                Err(self.disconnected("the peer sends no more, and hasn't exposed memory of this name", ""))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// A request that is to be posted.
+    pub(in crate::net) fn ask_for(&self, request: SendRequest) -> Asked<'_> {
+        Asked { link: self, request: Some(request), id: None }
+    }
+
+    /// Posts the request, when there is room, and returns its buffer when it is done.
+    pub(in crate::net) fn finish(
+        &self,
+        state: &mut State,
+        asked: &mut Asked<'_>,
+    ) -> Result<Option<Option<RegisteredBuf>>> {
+        if let Some(id) = asked.id {
+            return match state.operations.get(&id) {
+                Some(Operation::Done(..)) => match state.operations.remove(&id) {
+                    Some(Operation::Done(true, buffer)) => Ok(Some(buffer)),
+                    _ => Err(self.why(state)),
+                },
+                Some(_) => Ok(None),
+                None => Err(self.why(state)),
+            };
+        }
+        if state.end.is_some() {
+            return Err(self.why(state));
+        }
+        if state.peer_is_gone {
+            return Err(self.disconnected("the peer has closed it", ""));
+        }
+        if progress::has_room(state)
+            && let Some(request) = asked.request.take()
+        {
+            state.next_operation += 1;
+            let id = state.next_operation;
+            asked.id = Some(id);
+            state.operations.insert(id, Operation::Posted);
+            self.post(state, request.tag(OPERATION | id << (OPERATION.trailing_zeros() + 1)), true);
+            if state.end.is_some() {
+                // It wasn't posted, so that nothing comes of it.
+                state.operations.remove(&id);
+                return Err(self.why(state));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Posts as many requests as there is room for, before any of them is waited for.
+    pub(in crate::net) fn post_all(&self, asked: &mut [Asked<'_>]) -> Result<()> {
+        let mut state = self.lock();
+        asked.iter_mut().try_for_each(|asked| self.finish(&mut state, asked).map(drop))
+    }
+
+    fn why(&self, state: &State) -> Error {
+        let unknown = End { reason: "an operation failed".to_owned(), hint: "" };
+        self.ended(state.end.as_ref().unwrap_or(&unknown))
+    }
+
+    /// Registered memory with what is to be written.
+    pub(in crate::net) fn buffer_of(&self, message: Outgoing<'_>) -> Result<RegisteredBuf> {
+        match message.0 {
+            Source::Bytes(bytes) => self.pool.copy_from(bytes),
+            Source::Buffer(buffer) => Ok(buffer),
+        }
+    }
+}
+
+/// Takes in the completion of an operation.
+pub(super) fn complete(state: &mut State, completion: Completion) {
+    let id = completion.tag() >> (OPERATION.trailing_zeros() + 1);
+    let is_ok = completion.is_ok();
+    match state.operations.get_mut(&id) {
+        Some(operation @ Operation::Posted) => {
+            *operation = Operation::Done(is_ok, Payload::into_registered(completion.into_payload()));
+        }
+        _ => drop(state.operations.remove(&id)),
+    }
+}
