@@ -3,6 +3,8 @@
 control_port=7472
 pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
 rounds=200
+rping_rounds=50
+rping_size=4000
 
 # What the two ends agree on goes over a cable of its own, on which nothing is lost.
 if ! ip link show c0 >/dev/null 2>&1; then
@@ -89,6 +91,40 @@ pingpong_client() {
   server=$!
   until_listening $pingpong_port ip netns exec peer || return
   timeout 100 "ibv_$2_pingpong" -d rxe0 -g "$3" -n "$rounds" 10.78.0.2 ||
+    { cat /tmp/server; kill "$server" 2>/dev/null; return 1; }
+  end_server && cat /tmp/server
+}
+
+# until_heard WHAT COMMAND…: waits until the command prints something about what the server in the background does.
+until_heard() {
+  local what=$1
+  shift
+  until "$@" 2>/dev/null | grep -q "$what"; do
+    kill -0 "$server" 2>/dev/null || { echo "the server ended before it listened:"; cat /tmp/server; return 1; }
+    sleep 0.05
+  done
+}
+
+# rping_server PROGRAM RXE SOFT: the C program on rxe0 serves.
+rping_server() {
+  local program
+  program=$(copy "$1") || return
+  timeout 100 rping -s -a "$2" -V -C $rping_rounds -S $rping_size >/tmp/server 2>&1 &
+  server=$!
+  until_heard LISTEN rdma resource show cm_id || return
+  as_nobody_in_peer timeout 100 "$program" -c -a "$2" -d "soft:$3" -C $rping_rounds -S $rping_size ||
+    { cat /tmp/server; kill "$server" 2>/dev/null; return 1; }
+  end_server
+}
+
+# rping_client PROGRAM RXE SOFT: the C program on rxe0 is the client.
+rping_client() {
+  local program
+  program=$(copy "$1") || return
+  as_nobody_in_peer timeout 100 "$program" -s -a "$3" -d "soft:$3" -S $rping_size >/tmp/server 2>&1 &
+  server=$!
+  until_heard "^listening at " cat /tmp/server || return
+  timeout 100 rping -c -a "$3" -V -C $rping_rounds -S $rping_size ||
     { cat /tmp/server; kill "$server" 2>/dev/null; return 1; }
   end_server && cat /tmp/server
 }

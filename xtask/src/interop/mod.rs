@@ -6,6 +6,7 @@
 
 mod matrix;
 mod pingpong;
+mod rping;
 mod table;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,7 @@ enum Job {
 }
 
 /// A program that knows nothing of Adverb, and the line that shows something of it.
+#[derive(Clone)]
 struct Program {
     name: String,
     line: String,
@@ -69,6 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let adverb = process::build("build --release -p adverb-cli")?;
     let pingpong = process::build("build --release -p adverb --example pingpong")?;
+    let rping = process::build("build --release -p adverb --example rping")?;
     let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
     let cases: Vec<&str> = cases.lines().collect();
     let cells = chosen(args, &matrix::cells(&cases))?;
@@ -78,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let groups = matrix::groups(cells.iter().filter(|cell| cell.mtu == mtu));
         let mut jobs: Vec<Job> = groups.into_iter().map(Job::Cells).collect();
         if mtu == Mtu::Mtu1024 {
-            let programs = pingpong::programs(&pingpong);
+            let programs = [pingpong::programs(&pingpong), rping::programs(&rping)].concat();
             let is_chosen = |program: &Program| args.filter.iter().all(|words| program.name.contains(words));
             jobs.extend(programs.into_iter().filter(is_chosen).map(Job::Program));
         }
