@@ -11,6 +11,7 @@
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use adverb::verbs::cm::{Connection, ConnectionEvent, Connector, Listener, Path};
@@ -29,6 +30,9 @@ const USAGE: &str = "rping -s|-c -a ADDRESS [-p PORT] [-C COUNT] [-S SIZE] [-d D
   -v  show the text";
 
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longer than it takes to repeat a message that wasn't acknowledged a few times.
+const LINGER: Duration = Duration::from_millis(500);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -111,8 +115,15 @@ fn serve(options: &Options) -> Outcome<usize> {
             return Err("the client's text is longer than the place for it".into());
         }
         desk.post(&connection, SendRequest::write(text, sink.place))?.success()?;
-        desk.say(&connection, &[0; PLACE])?;
+        let said = desk.say(&connection, &[0; PLACE]);
         rounds += 1;
+        if let Err(error) = said {
+            // A client that has all it wants leaves at once, and its last acknowledgement may have been lost.
+            match connection.wait_event(LINGER)? {
+                Some(ConnectionEvent::Disconnected) => break,
+                _ => return Err(error),
+            }
+        }
     }
     Ok(rounds)
 }
@@ -148,6 +159,8 @@ fn ask(options: &Options) -> Outcome<usize> {
             println!("{}", String::from_utf8_lossy(&back[..size - 1]));
         }
     }
+    // Should our last acknowledgement be lost, the server will want another.
+    thread::sleep(LINGER);
     connection.close(PATIENCE)?;
     Ok(rounds)
 }
