@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -265,7 +266,7 @@ impl Engine {
     fn transmit(&mut self, now: Time, most: usize) -> io::Result<usize> {
         let mut count = 0;
         self.send_unsent()?;
-        while count < most && self.unsent.len() < BATCH {
+        while count < most && !self.unsent.is_full() {
             if self.deferred.is_some() && self.device.is_only_acknowledging() {
                 break;
             }
@@ -285,12 +286,12 @@ impl Engine {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
                     let traffic_class = route.traffic_class | ecn;
                     let hop_limit = route.hop_limit.unwrap_or(0);
-                    self.unsent.packets.push_back(Unsented {
+                    self.unsent.push(Unsented {
                         source,
                         remote,
                         traffic_class,
                         hop_limit,
-                        start,
+                        bytes: start..self.unsent.bytes.len(),
                     });
                 }
             }
@@ -311,7 +312,7 @@ impl Engine {
                 }
             }
             // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
-            if self.unsent.len() == BATCH {
+            if self.unsent.is_full() {
                 self.send_unsent()?;
             }
         }
@@ -322,6 +323,7 @@ impl Engine {
     /// Gives the link what waits for it.
     fn send_unsent(&mut self) -> io::Result<()> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
+        self.unsent.sort();
         while !self.unsent.is_empty() {
             let count = self.unsent.len().min(BATCH);
             let packet = |index: usize| self.unsent.packet(index.min(count - 1));
@@ -429,9 +431,10 @@ const LEAST_WINDOW: u32 = 16;
 /// Packets that the link hasn't taken yet.
 #[derive(Default)]
 struct Unsent {
-    /// One behind another.
     bytes: Vec<u8>,
     packets: VecDeque<Unsented>,
+    /// Whether they come from several ports.
+    is_mixed: bool,
 }
 
 /// A packet that the link hasn't taken yet.
@@ -440,8 +443,8 @@ struct Unsented {
     remote: IpAddr,
     traffic_class: u8,
     hop_limit: u8,
-    /// Where its bytes begin; they end where the next one's begin.
-    start: usize,
+    /// Where its bytes are.
+    bytes: Range<usize>,
 }
 
 impl Unsent {
@@ -453,35 +456,54 @@ impl Unsent {
         self.packets.is_empty()
     }
 
+    /// Whether the link is to take these before there are more.
+    fn is_full(&self) -> bool {
+        self.packets.len() >= MOST_UNSENT || self.bytes.len() >= MOST_UNSENT_BYTES
+    }
+
+    fn push(&mut self, packet: Unsented) {
+        self.is_mixed |= self.packets.back().is_some_and(|last| last.source != packet.source);
+        self.packets.push_back(packet);
+    }
+
+    /// Puts those of one source port in a row, so that they can travel together. A queue pair has one, so that its own
+    /// stay in order.
+    fn sort(&mut self) {
+        if self.is_mixed {
+            let packets = self.packets.make_contiguous();
+            packets.sort_unstable_by_key(|packet| (packet.source.port(), packet.bytes.start));
+        }
+    }
+
     fn packet(&self, index: usize) -> Outgoing<'_> {
         let packet = &self.packets[index];
-        let end = self.packets.get(index + 1).map_or(self.bytes.len(), |next| next.start);
         Outgoing {
             source: packet.source,
             destination: SocketAddr::new(packet.remote, ROCE_PORT),
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
-            bytes: &self.bytes[packet.start..end],
+            bytes: &self.bytes[packet.bytes.clone()],
         }
     }
 
     fn remove(&mut self, count: usize) {
         self.packets.drain(..count);
-        match self.packets.front() {
-            None => self.bytes.clear(),
-            // A link that never takes all doesn't make this grow for ever.
-            Some(first) if first.start > MOST_SENT => {
-                let sent = first.start;
-                self.bytes.drain(..sent);
-                self.packets.iter_mut().for_each(|packet| packet.start -= sent);
-            }
-            Some(_) => {}
+        // There is no more until all are gone, if there are many.
+        if self.packets.is_empty() {
+            self.bytes.clear();
+            self.is_mixed = false;
         }
     }
 }
 
 /// How many packets the link gets at once.
 const BATCH: usize = 32;
+
+/// How many packets wait for the link at most: as many as may be to one place, from one of its ports.
+const MOST_UNSENT: usize = 256;
+
+/// How many bytes do: they are to be in the processor's cache when the link takes them.
+const MOST_UNSENT_BYTES: usize = 128 << 10;
 
 /// How many packets are few.
 const FEW: usize = 2;
@@ -498,9 +520,6 @@ const GLANCES: u32 = 8;
 /// For how long after a poll the application is taken to go on polling.
 pub(super) const ATTENDED: Duration = Duration::from_millis(1);
 
-/// How many bytes that were sent are kept before those that weren't.
-const MOST_SENT: usize = 1 << 20;
-
 /// How soon a link that is full is tried again.
 const UNSENT_DELAY: Duration = Duration::from_micros(50);
 
@@ -510,6 +529,25 @@ const ECN_CAPABLE: u8 = 0b10;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_of_one_port_are_in_a_row_and_in_order() {
+        let mut unsent = Unsent::default();
+        for number in 0..6u8 {
+            let source = SocketAddr::new([10, 0, 0, 1].into(), 0xc000 + u16::from(number % 2));
+            let remote = [10, 0, 0, 2].into();
+            unsent.bytes.push(number);
+            let bytes = usize::from(number)..usize::from(number) + 1;
+            unsent.push(Unsented { source, remote, traffic_class: 0, hop_limit: 0, bytes });
+        }
+        unsent.sort();
+        let numbers: Vec<u8> = (0..6).map(|index| unsent.packet(index).bytes[0]).collect();
+        assert_eq!(numbers, [0, 2, 4, 1, 3, 5]);
+        unsent.remove(4);
+        assert_eq!(unsent.packet(0).bytes, [3], "bytes stay while there are packets");
+        unsent.remove(2);
+        assert!(unsent.bytes.is_empty() && !unsent.is_mixed);
+    }
 
     #[test]
     fn the_window_fits_the_receive_buffer() {
