@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::{OURS, THEIRS};
 use crate::{packages, paths, process};
 
 const UDP: &str = include_str!("udp.c");
@@ -45,15 +46,15 @@ impl Baselines {
 
     /// One of ucx_perftest's tests over TCP.
     pub(super) fn ucx(&self, test: &str, bytes: u32, times: u32) -> Result<Ucx> {
-        let command = || {
+        let command = |cpu| {
             let mut command = Command::new("timeout");
-            command.args(["60", "ucx_perftest", "-p", &PORT.to_string()]);
+            command.args(["60", "ucx_perftest", "-p", &PORT.to_string(), "-c", cpu]);
             command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo").env("UCX_WARN_UNUSED_ENV_VARS", "n");
             command
         };
-        let server = Server::start(&mut command(), PORT)?;
+        let server = Server::start(&mut command(THEIRS), PORT)?;
         let [bytes, times] = [bytes, times].map(|number| number.to_string());
-        let mut client = command();
+        let mut client = command(OURS);
         client.args(["127.0.0.1", "-f", "-t", test, "-s", &bytes, "-n", &times]);
         let said = process::text(&mut client)?;
         drop(server);
@@ -68,6 +69,7 @@ impl Baselines {
         let server = Server::start(&mut server, PORT + 1)?;
         let mut client = Command::new("timeout");
         client.args(["30", "iperf3", "-c", "127.0.0.1", "-p", &port, "-t", "1", "-f", "m"]);
+        client.args(["-A", &format!("{OURS},{THEIRS}")]);
         let said = process::text(&mut client)?;
         drop(server);
         iperf3_megabits(&said)

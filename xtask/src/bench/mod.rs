@@ -53,13 +53,21 @@ impl Program {
         process::text(&mut command).map(Said)
     }
 
-    /// Runs it with two devices on loopback addresses that hardly anybody else has.
+    /// Runs it with two devices on loopback addresses that hardly anybody else has, on a processor each.
     fn duel(&self, what: &str, words: &str) -> Result<Said> {
         let host = std::process::id() as u16;
         let [high, low] = host.to_be_bytes();
-        self.run(&format!("{what} soft:127.111.{high}.{low} soft:127.112.{high}.{low} {words}"))
+        let mut command = Command::new("timeout");
+        command.args(["60", "taskset", "-c", OURS, &self.0, what]).env("PEER_CPU", THEIRS);
+        command.args([format!("soft:127.111.{high}.{low}"), format!("soft:127.112.{high}.{low}")]);
+        process::text(command.args(words.split_whitespace())).map(Said)
     }
 }
+
+/// The processors of who connects and who is connected to: processes that poll must not share one, and where others are at
+/// work the scheduler may well put them together.
+const OURS: &str = "0";
+const THEIRS: &str = "1";
 
 /// What a program said.
 struct Said(String);

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +49,14 @@ static int bound(struct sockaddr_in at) {
   return fd;
 }
 
+// Processes that spin must not share a processor.
+static void stay(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
 static int compare(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
@@ -58,6 +67,7 @@ static void bandwidth(int fd, int peer, struct sockaddr_in *to, double seconds) 
   int on = 1, segment = SEGMENT;
   setsockopt(fd, SOL_UDP, UDP_GRO, &on, sizeof on);
   pid_t child = fork();
+  stay(!child);
   if (!child) {
     if (setsockopt(peer, SOL_UDP, UDP_SEGMENT, &segment, sizeof segment)) perror("UDP_SEGMENT");
     for (;;) sendto(peer, bytes, TRAIN, 0, (struct sockaddr *)to, sizeof *to);
@@ -75,6 +85,7 @@ static void bandwidth(int fd, int peer, struct sockaddr_in *to, double seconds) 
 static void latency(int fd, int peer, struct sockaddr_in *to, struct sockaddr_in *back, int rounds) {
   char message[MESSAGE] = {0};
   pid_t child = fork();
+  stay(!child);
   if (!child) {
     for (int i = 0; i < rounds; i++) {
       while (recv(fd, message, MESSAGE, MSG_DONTWAIT) < 0) {}

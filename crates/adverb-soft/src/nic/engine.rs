@@ -497,7 +497,7 @@ impl Unsent {
 }
 
 /// How many packets the link gets at once.
-const BATCH: usize = 32;
+const BATCH: usize = 64;
 
 /// How many packets wait for the link at most: as many as may be to one place, from one of its ports.
 const MOST_UNSENT: usize = 256;

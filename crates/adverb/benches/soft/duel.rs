@@ -20,7 +20,7 @@ use crate::{Outcome, processor_time, say};
 const WRITES: usize = 64;
 
 /// How many requests are posted with one doorbell.
-const BATCH: usize = 32;
+const BATCH: usize = 64;
 
 /// How many messages are under way at once.
 const MESSAGES: usize = 2048;
@@ -84,7 +84,8 @@ impl Desk {
 
     pub(crate) fn connect(&self, offer: &Offer) -> Outcome {
         for (queue_pair, endpoint) in self.queue_pairs.iter().zip(&offer.endpoints) {
-            queue_pair.connect_with(endpoint, &ConnectOptions::new())?;
+            // Should the receiver be made to wait for a processor, and run out of receives, it is soon asked again.
+            queue_pair.connect_with(endpoint, &ConnectOptions::new().min_rnr_timer(6))?;
         }
         Ok(())
     }
@@ -427,6 +428,10 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
             *from = number;
             messages += 1;
             receives.push(RecvRequest::new(completion.into_payload()).tag(tag));
+            // Not all at the end: more may have come than there is room for by then.
+            if receives.len() == BATCH {
+                post(&mut receives)?;
+            }
         }
         if !receives.is_empty() {
             post(&mut receives)?;

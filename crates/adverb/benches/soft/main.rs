@@ -10,7 +10,7 @@
 //! soft seeds LINK [MILLISECONDS]                       post, process, poll, notify; within one process
 //! ```
 //!
-//! Devices are named as `Device::open` has it; two names are two processes. Results are lines of a name and a number.
+//! With `PEER_CPU` in the environment the other process runs on that processor. Devices are named as `Device::open` has it; two names are two processes. Results are lines of a name and a number.
 
 mod duel;
 mod peer;

@@ -39,7 +39,17 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn start(plan: &Plan, device: &str) -> Outcome<Peer> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let program = std::env::current_exe()?;
+        // On a processor of its own, if one is named.
+        let mut command = match std::env::var("PEER_CPU") {
+            Ok(cpu) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &cpu]).arg(program);
+                command
+            }
+            Err(_) => Command::new(program),
+        };
+        let mut child = command
             .args(["serve", &serde_json::to_string(plan)?, device])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
