@@ -4,6 +4,12 @@
 //! them or changing them at any moment, so that there is never a reference to them: bytes are copied by relaxed atomic
 //! loads and stores, eight at a time where they are aligned, and atomic operations are the processor's own, so that they
 //! are atomic for threads that don't go through the adapter too.
+//!
+//! An application may look at a byte (`MemoryRegion::read`) while a word that holds it is stored here. What it means that
+//! atomic accesses of two sizes overlap, Rust's memory model has yet to say; where this crate runs (x86-64 and aarch64), each
+//! is one instruction, the compiler joins or splits none, and a byte is either old or new, which is all that is promised of
+//! memory that a peer writes. Words that are used as words ([`fetch_add`](Memory::fetch_add), `MemoryRegion::word`) are always
+//! stored and loaded whole and aligned.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};

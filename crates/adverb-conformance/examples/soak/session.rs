@@ -126,6 +126,8 @@ struct Session<'a> {
     stream: TcpStream,
     /// When the peer was seen to be gone.
     gone: Option<Instant>,
+    /// When something was done last.
+    worked: Instant,
     spare: Vec<Buffer>,
     came: VecDeque<Completion>,
 }
@@ -230,6 +232,7 @@ impl<'a> Session<'a> {
             remote: theirs.memory,
             stream,
             gone: None,
+            worked: Instant::now(),
             spare: Vec::new(),
             came: VecDeque::new(),
         }))
@@ -251,6 +254,9 @@ impl<'a> Session<'a> {
             ensure!(start.elapsed() < PATIENCE, "nothing came for {PATIENCE:?}, and the peer is there");
             let mut came = Vec::new();
             self.completions.poll_timeout(&mut came, Duration::from_millis(20))?;
+            if came.iter().any(Completion::is_ok) {
+                self.worked = Instant::now();
+            }
             self.came.extend(came);
         }
     }
@@ -271,15 +277,20 @@ impl<'a> Session<'a> {
     fn lost(&mut self, mut failed: Option<Status>) -> Result<Ended> {
         let start = Instant::now();
         while !self.is_gone() {
-            ensure!(start.elapsed() < SLACK, "a request failed ({failed:?}), and the peer is there");
+            ensure!(
+                start.elapsed() < SLACK,
+                "a request failed ({failed:?}), and the peer is there; before that nothing was done for {:?}",
+                start - self.worked
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         let gone = self.gone.unwrap_or(start);
-        if failed.is_none() && self.rc.sends_outstanding() == 0 {
-            let probe = self.message(PROBE, HEAD)?;
-            self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
-        }
         while failed.is_none() {
+            // What was under way may have been done before the peer was killed: then there must be another.
+            if self.rc.sends_outstanding() == 0 {
+                let probe = self.message(PROBE, HEAD)?;
+                self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
+            }
             let elapsed = gone.elapsed();
             let bound = RETRY_BOUND + SLACK;
             ensure!(elapsed < bound, "{elapsed:?} after the peer was killed, no request has failed");
