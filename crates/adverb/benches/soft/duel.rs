@@ -35,7 +35,7 @@ const RECEIVES: u32 = 8192;
 const SENDER_SHIFT: u32 = 40;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What each side works with.
 pub(crate) struct Desk {

@@ -2,14 +2,15 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb::memory::RemoteMemory;
 use adverb::verbs::{Completion, Device, SendRequest, SoftDevice, Switch};
 
-use crate::duel::{Desk, percentile};
+use crate::duel::{Desk, PATIENCE, percentile};
 use crate::{Outcome, processor_time, say};
 
 /// How many requests are under way at once.
@@ -112,11 +113,11 @@ fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
 /// From when a request is posted until somebody who slept is awake.
 fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
     let base = Instant::now();
-    let woken = AtomicU64::new(0);
+    let (woken, wakes) = channel();
     let mut times = Vec::with_capacity(WAKES);
     let (memory, queue_pair, completions) = (&sleeper.memory, &sleeper.queue_pairs[0], &sleeper.completions);
     std::thread::scope(|scope| -> Outcome {
-        let waiter = scope.spawn(|| -> adverb::Result<()> {
+        let waiter = scope.spawn(move || -> adverb::Result<()> {
             let mut done = Vec::new();
             let mut count = 0;
             while count < WAKES {
@@ -133,22 +134,19 @@ fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
                 }
                 count += done.len();
                 done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
-                woken.store(at.as_nanos() as u64, Ordering::Release);
+                // Nobody hears it only if something went wrong there.
+                _ = woken.send(at);
             }
             Ok(())
         });
         for _ in 0..WAKES {
             std::thread::sleep(REST);
-            woken.store(0, Ordering::Relaxed);
             let request = SendRequest::write(memory.slice(0..8)?, remote.at(0));
             let start = base.elapsed();
             queue_pair.post_send(request)?;
-            let mut at = 0;
-            while at == 0 {
-                std::hint::spin_loop();
-                at = woken.load(Ordering::Acquire);
-            }
-            times.push(Duration::from_nanos(at).saturating_sub(start));
+            // Asleep: who is to be woken needs a processor.
+            let at = wakes.recv_timeout(PATIENCE).map_err(|_| "nobody was woken")?;
+            times.push(at.saturating_sub(start));
         }
         waiter.join().map_err(|_| "who waits panicked")??;
         Ok(())
