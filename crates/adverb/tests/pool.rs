@@ -153,6 +153,21 @@ fn parts_share_no_byte_and_go_home_together() {
             }
             part.fill(0xee);
         }
+        if random.below(2) == 0 {
+            // In order, they become what they were.
+            parts.sort_by_key(|(part, start)| (*start, part.capacity()));
+            let mut parts = parts.into_iter().map(|(part, _)| part);
+            let mut whole = parts.next().unwrap();
+            for part in parts {
+                whole.unsplit(part).unwrap();
+            }
+            let stranger = pool.alloc(len).unwrap();
+            assert!(whole.unsplit(stranger).is_err());
+            assert_eq!((whole.len(), whole.capacity()), (capacity, capacity));
+            drop(whole);
+            assert_eq!(pool.stats().used, 0);
+            continue;
+        }
         while !parts.is_empty() {
             assert_eq!(pool.stats().used, capacity);
             parts.swap_remove(random.below(parts.len()));

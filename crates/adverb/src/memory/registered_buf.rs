@@ -97,6 +97,25 @@ impl RegisteredBuf {
         Ok(first)
     }
 
+    /// Joins what was split: `rest` must be what came directly behind this one, of the same piece, with nothing between them.
+    ///
+    /// # Errors
+    ///
+    /// Gives `rest` back if it isn't; then nothing has changed.
+    pub fn unsplit(&mut self, rest: RegisteredBuf) -> std::result::Result<(), RegisteredBuf> {
+        let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
+            && self.index == rest.index
+            && self.len == self.capacity
+            && self.start + self.capacity == rest.start;
+        if !is_next {
+            return Err(rest);
+        }
+        // Nobody else has these bytes: `rest` had, and gives up its share without looking at them again.
+        self.len += rest.len;
+        self.capacity += rest.capacity;
+        Ok(())
+    }
+
     /// Makes its first `count` bytes no longer its own.
     ///
     /// # Errors

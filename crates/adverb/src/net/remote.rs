@@ -94,11 +94,13 @@ impl Announced {
 impl Announced {
     pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
         let (place, len) = self.range(range, Rights::READ)?;
+        link.check_len(len)?;
         Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place)))
     }
 
     pub(super) fn write<'a>(&self, link: &'a Link, offset: u64, bytes: Outgoing<'_>) -> Result<Asked<'a>> {
         let place = self.place(offset, bytes.bytes().len(), Rights::WRITE)?;
+        link.check_len(bytes.bytes().len())?;
         Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place)))
     }
 

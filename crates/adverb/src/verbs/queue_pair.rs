@@ -122,6 +122,11 @@ impl QueuePair {
         self.transport
     }
 
+    /// How many bytes a request may have.
+    pub(crate) fn longest_message(&self) -> u32 {
+        self.max_message
+    }
+
     /// The protection domain that it belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain

@@ -71,6 +71,8 @@ pub(super) struct State {
     owes_credits: bool,
     /// How many receives are to be posted.
     recvs_to_post: u32,
+    /// How many bytes a request may have.
+    longest_request: usize,
     /// How many requests the send queue has, and how many fit.
     in_flight: u32,
     send_depth: u32,
@@ -117,8 +119,10 @@ enum Entry {
         remote: RemoteAddress,
         immediate: Option<u32>,
     },
-    /// A message that is being read.
+    /// A message that is being read: what has come of it, and how many parts haven't.
     Reading {
+        come: Option<RegisteredBuf>,
+        parts: u32,
         immediate: Option<u32>,
     },
 }
@@ -196,6 +200,7 @@ impl Link {
             reads_to_tell: 0,
             owes_credits: false,
             recvs_to_post: recvs - 1,
+            longest_request: queue_pair.longest_message() as usize,
             in_flight: 0,
             send_depth: sends,
             is_unheard: false,
@@ -523,9 +528,10 @@ fn recv_depth(writes: u32) -> u32 {
     1 + writes + REPORTS + OFFERS
 }
 
-/// How many requests the send queue has: half of them may wait for others to be asked after.
+/// How many requests the send queue has: half of them may wait for others to be asked after; and one for each part in which
+/// the longest message is read by a device that moves 8 MiB at once (rxe).
 fn send_depth(writes: u32) -> u32 {
-    2 * (writes + REPORTS + 2 * OFFERS)
+    2 * (writes + REPORTS + 2 * OFFERS) + LONGEST_MESSAGE / (8 << 20)
 }
 
 fn has_address(domain: &ProtectionDomain, address: IpAddr) -> bool {

@@ -67,6 +67,15 @@ impl Link {
         }
     }
 
+    /// Whether the device moves so many bytes at once.
+    pub(in crate::net) fn check_len(&self, len: usize) -> Result<()> {
+        let most = self.queue_pair.longest_message();
+        if len <= most as usize {
+            return Ok(());
+        }
+        Err(Error::TooLong { len: len as u64, most: most.into() })
+    }
+
     /// A request that is to be posted.
     pub(in crate::net) fn ask_for(&self, request: SendRequest) -> Asked<'_> {
         Asked { link: self, request: Some(request), id: None }

@@ -160,16 +160,28 @@ impl Link {
         while let Some(entry) = state.inbox.get(index) {
             if let Entry::Offer { len, remote, immediate } = *entry {
                 let is_next = index == 0;
-                if !has_room(state) || !is_next && state.buffered + len as usize > self.options.read_ahead {
+                // Devices don't move just any length at once.
+                let parts = (len as usize).div_ceil(state.longest_request).max(1);
+                if parts as u32 > state.send_depth {
+                    return end(state, "a message is longer than this device can read".to_owned(), "");
+                }
+                let has_room = state.in_flight + parts as u32 <= state.send_depth;
+                if !has_room || !is_next && state.buffered + len as usize > self.options.read_ahead {
                     return;
                 }
-                let buffer = match self.pool.alloc(len as usize) {
+                let mut rest = match self.pool.alloc(len as usize) {
                     Ok(buffer) => buffer,
                     Err(error) => return end(state, error.to_string(), ""),
                 };
-                state.inbox[index] = Entry::Reading { immediate };
+                state.inbox[index] = Entry::Reading { come: None, parts: parts as u32, immediate };
                 state.buffered += len as usize;
-                self.post(state, SendRequest::read(buffer, remote), true);
+                let mut at = remote;
+                while rest.len() > state.longest_request {
+                    let Ok(part) = rest.split_to(state.longest_request) else { return };
+                    self.post(state, SendRequest::read(part, at), true);
+                    at.addr = at.addr.wrapping_add(state.longest_request as u64);
+                }
+                self.post(state, SendRequest::read(rest, at), true);
             }
             index += 1;
         }
@@ -244,16 +256,25 @@ pub(super) fn has_room(state: &State) -> bool {
     state.in_flight < state.send_depth
 }
 
-/// The oldest message that is being read has come. (Reads complete in order.)
+/// A part of the oldest message that is being read has come. (Reads complete in order.)
 fn has_read(state: &mut State, buffer: RegisteredBuf) {
-    let reading = state.inbox.iter_mut().find_map(|entry| match *entry {
-        Entry::Reading { immediate } => Some((entry, immediate)),
-        _ => None,
-    });
-    if let Some((entry, immediate)) = reading {
-        *entry = Entry::Message(Message { buffer, immediate });
-        state.reads_to_tell += 1;
+    let reading = state.inbox.iter_mut().find(|entry| matches!(entry, Entry::Reading { .. }));
+    let Some(entry) = reading else { return };
+    let Entry::Reading { come, parts, immediate } = entry else { return };
+    *parts -= 1;
+    let buffer = match come.take() {
+        None => buffer,
+        Some(mut come) => match come.unsplit(buffer) {
+            Ok(()) => come,
+            Err(_) => return end(state, "parts of a message came in another order".to_owned(), ""),
+        },
+    };
+    if *parts > 0 {
+        *come = Some(buffer);
+        return;
     }
+    *entry = Entry::Message(Message { buffer, immediate: *immediate });
+    state.reads_to_tell += 1;
 }
 
 /// Puts what a write brought into the inbox. The messages share the buffer that they came in.
