@@ -114,6 +114,8 @@ pub struct UdpLink {
     sending: Vec<(u16, UdpSocket)>,
     identification_checked: bool,
     segmentation: bool,
+    /// How many routers packets may pass if nothing is said; 0 if that isn't known.
+    usual_hops: u8,
     statistics: UdpStatistics,
 }
 
@@ -157,6 +159,10 @@ impl UdpLink {
             IpAddr::V4(_) if config.strict => STRICT,
             IpAddr::V4(_) => IcrcCheck::AnyIdentification,
         };
+        let usual_hops = match sending.first() {
+            Some((_, socket)) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),
+            _ => 0,
+        };
         let statistics = UdpStatistics::default();
         let receiver = Receiver::new();
         Ok(UdpLink {
@@ -172,6 +178,7 @@ impl UdpLink {
             sending,
             identification_checked,
             segmentation: config.segmentation,
+            usual_hops,
             statistics,
         })
     }
@@ -226,7 +233,7 @@ impl UdpLink {
         let mut taken = 0;
         while taken < packets.len() {
             let socket = self.socket_of(source)?.as_fd();
-            match message::send(socket, &packets[taken..], self.segmentation) {
+            match message::send(socket, &packets[taken..], self.segmentation, self.usual_hops) {
                 Ok(count) => taken += count,
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Later => break,
@@ -234,7 +241,8 @@ impl UdpLink {
                     // Is it the packet, or that it was to travel with others? Some interfaces can't do that.
                     Refusal::Packet
                         if self.segmentation
-                            && message::send(socket, &packets[taken..=taken], false).is_ok() =>
+                            && message::send(socket, &packets[taken..=taken], false, self.usual_hops)
+                                .is_ok() =>
                     {
                         taken += 1;
                         self.segmentation = false;
