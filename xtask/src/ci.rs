@@ -36,6 +36,7 @@ const STEPS: &[&str] = &[
     "tsan",
     "soak --seconds 20",
     "conformance --backend ibv",
+    "interop",
     "asan",
 ];
 

@@ -123,13 +123,14 @@ impl World {
             }
         }
         self.operations += 1;
-        let mtu = u32::from(self.scenario.connections[connection].mtu.bytes());
+        let spec = &self.scenario.connections[connection];
+        let (mtu, read_part) = (u32::from(spec.mtu.bytes()), spec.read_part());
         let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
         // What is posted to a queue pair in error is never executed.
         if sides[side].failed && directions[side].doomed.is_none() {
             directions[side].doomed = Some(number);
         }
-        directions[side].book(draft, number, mtu);
+        directions[side].book(draft, number, mtu, read_part);
         // Memory is taken away when packets to it are under way.
         if step.action == Action::WriteRevocable && !directions[side].revocation_planned && step.seed & 6 == 0
         {
@@ -472,7 +473,7 @@ impl Direction {
     }
 
     /// Books a request that was posted.
-    fn book(&mut self, draft: Draft, number: usize, mtu: u32) {
+    fn book(&mut self, draft: Draft, number: usize, mtu: u32, read_part: u32) {
         let mut posted = draft.posted;
         if let Some((bytes, (offset, _))) = draft.changed.zip(posted.change) {
             let start = offset as usize;
@@ -492,10 +493,11 @@ impl Direction {
             SendOperation::LocalInvalidate(_) => 0,
             _ => posted.length.div_ceil(mtu).max(1),
         };
-        if packets > 0 {
-            let start = self.message_ends.last().copied().unwrap_or(0);
-            self.message_ends.push(start + packets);
-        }
+        // To the peer every part of a READ is a message.
+        let part = if matches!(posted.operation, SendOperation::Read(_)) { read_part } else { packets };
+        let start = self.message_ends.last().copied().unwrap_or(0);
+        let parts = (1..=packets.div_ceil(part.max(1))).map(|count| start + (count * part).min(packets));
+        self.message_ends.extend(parts);
         self.posted.push(posted);
     }
 }

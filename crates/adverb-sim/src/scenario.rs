@@ -61,6 +61,18 @@ pub struct Connection {
     pub programs: [Program; 2],
 }
 
+impl Connection {
+    /// Bytes of answers to READs under way: where the window is small, READs are asked for in parts.
+    pub(crate) fn read_window(&self) -> u32 {
+        self.window << 10
+    }
+
+    /// How many packets such a part has (see `QpConfig::read_window`).
+    pub(crate) fn read_part(&self) -> u32 {
+        (self.read_window() / (u32::from(self.mtu.bytes()) + 512) / 2).max(1)
+    }
+}
+
 /// What one side of a connection does.
 #[derive(Clone, Debug)]
 pub struct Program {

@@ -77,6 +77,7 @@ impl World {
         let mut config = QpConfig::rc(*pd, *cq, *cq);
         config.credits = spec.credits;
         config.window = spec.window;
+        config.read_window = spec.read_window();
         config.max_recv_wr = 4096;
         if spec.paced {
             let mut dcqcn = Dcqcn::new(10_000_000_000);

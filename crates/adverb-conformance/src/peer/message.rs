@@ -187,17 +187,8 @@ pub(super) struct Perform {
     pub(super) memory: RemoteMemory,
     /// To whom, if it isn't connected.
     pub(super) recipient: Option<Endpoint>,
-    pub(super) expected: Expected,
-}
-
-/// What is to become of requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) enum Expected {
-    Success,
-    /// The peer is to refuse them.
-    Refusal,
-    /// The same, but the network may lose the refusal. The peer's queue pair has failed then, and says it only once.
-    RefusalOrSilence,
+    /// Whether the peer must refuse it.
+    pub(super) refused: bool,
 }
 
 /// What is done with each message.

@@ -2,9 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::message::{
-    Action, Batch, Command, Expected, Hear, Heard, Immediate, Kind, Look, Perform, Transport,
-};
+use super::message::{Action, Batch, Command, Hear, Heard, Immediate, Kind, Look, Perform, Transport};
 use super::script::{Counts, Script, Stage};
 
 /// So many packets make a long message.
@@ -80,7 +78,7 @@ impl Script<'_> {
     fn perform(&mut self, stage: &Stage, action: Action, batch: Batch) -> Result<()> {
         let recipient = (stage.transport == Transport::Ud).then_some(stage.to.endpoint);
         let memory = stage.to.memory;
-        self.act(Command::Perform(Perform { action, batch, memory, recipient, expected: Expected::Success }))
+        self.act(Command::Perform(Perform { action, batch, memory, recipient, refused: false }))
     }
 
     fn hear_some(&mut self, batch: Batch, kind: Kind) -> Result<Heard> {

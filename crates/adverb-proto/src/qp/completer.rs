@@ -175,13 +175,17 @@ impl QueuePair {
             _ => return self.fail_front(cx, Status::BadResponse),
         };
         let last = entry.answered + 1 == entry.packets;
+        // Every part of a READ has an answer of its own.
+        let part = self.requester.read_part;
+        let ends_part = last || (entry.answered + 1).is_multiple_of(part);
+        let begins_part = entry.answered.is_multiple_of(part);
         // After a restart within the answer some peers begin with FIRST or ONLY, as the restarted request is one
         // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5; `rxe_resp.c`, `read_reply`).
         let fits = match position {
-            Position::First => !last,
-            Position::Middle => !last && entry.answered > 0,
-            Position::Last => last && entry.answered > 0,
-            Position::Only => last,
+            Position::First => !ends_part,
+            Position::Middle => !ends_part && !begins_part,
+            Position::Last => ends_part && !begins_part,
+            Position::Only => ends_part,
         };
         if !fits || payload.len() != expected {
             return self.fail_front(cx, Status::BadResponse);
@@ -194,6 +198,11 @@ impl QueuePair {
             if let Err(unreachable) = scattered {
                 return self.cannot_scatter(cx, unreachable);
             }
+        }
+        let requester = &mut self.requester;
+        requester.answers = requester.answers.saturating_sub(1);
+        if ends_part && !last {
+            requester.reads = requester.reads.saturating_sub(1);
         }
         if last {
             self.complete_front(cx);
@@ -218,6 +227,7 @@ impl QueuePair {
         {
             return self.cannot_scatter(cx, unreachable);
         }
+        self.requester.answers = self.requester.answers.saturating_sub(1);
         self.complete_front(cx);
         self.requester.progress(cx.now);
         cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });

@@ -43,6 +43,9 @@ pub struct QpConfig {
     pub credits: bool,
     /// How many packets may be unacknowledged before sending pauses.
     pub window: u32,
+    /// How many bytes of answers to READs may be under way, each packet counted with 512 more than it carries. Nothing
+    /// else holds them back: a longer READ is asked for in parts, so that what receives its packets can hold them all.
+    pub read_window: u32,
     /// What to do about congestion.
     pub congestion: Congestion,
 }
@@ -79,6 +82,7 @@ impl QpConfig {
             signal_all: false,
             credits: false,
             window: 256,
+            read_window: 2 << 20,
             congestion: Congestion::None,
         }
     }

@@ -24,9 +24,13 @@ pub(super) struct Requester {
     pub(super) cursor: usize,
     /// Which packet of it.
     pub(super) packet: u32,
-    /// How many READs, atomics and the like are begun and not done.
+    /// How many READs, or parts of them, atomics and the like are asked for and not answered.
     pub(super) reads: u32,
     max_reads: u32,
+    /// How many packets their answers still have.
+    pub(super) answers: u32,
+    /// A READ is asked for in parts of so many packets.
+    pub(super) read_part: u32,
     /// The number of the next message (vol. 1, 9.7.7: send sequence number).
     next_ssn: Psn,
     /// The last message for which the peer has a receive; `None` if it doesn't say.
@@ -57,8 +61,9 @@ pub(super) struct Requester {
 const ACK_REQUEST_INTERVAL: u32 = 32;
 
 impl Requester {
-    pub(super) fn start(&mut self, sending: &Sending, credits: bool) {
+    pub(super) fn start(&mut self, sending: &Sending, credits: bool, read_part: u32) {
         *self = Requester {
+            read_part,
             unacked: sending.psn,
             unsent: sending.psn,
             max_reads: u32::from(sending.max_rd_atomic),
@@ -80,6 +85,7 @@ impl Requester {
         self.rnr_until = None;
         self.ack_deadline = None;
         self.reads = 0;
+        self.answers = 0;
         self.cursor = 0;
         self.packet = 0;
         self.handed_out = false;
@@ -99,9 +105,24 @@ impl Requester {
     pub(super) fn is_held_back(&self, queue: &SendQueue) -> bool {
         self.cursor == 0
             && queue.front().is_some_and(|entry| {
-                let packet = if entry.is_answered() { entry.answered } else { self.packet };
-                entry.is_begun() && entry.first_psn + packet == self.unacked
+                entry.is_begun() && entry.first_psn + self.next_packet(entry) == self.unacked
             })
+    }
+
+    /// Which packet of the request under the cursor is next. Of a READ, those that have come aren't asked for again.
+    #[inline]
+    fn next_packet(&self, entry: &SendEntry) -> u32 {
+        if entry.is_answered() { self.packet.max(entry.answered) } else { self.packet }
+    }
+
+    /// How many packets the next part of a READ has, from this one on. Parts end where they ended the first time: a peer
+    /// that is asked again knows only the parts that it was asked for (`rxe_resp.c`, `duplicate_request`).
+    #[inline]
+    fn part_from(&self, entry: &SendEntry, packet: u32, packets: u32) -> u32 {
+        match entry.operation {
+            SendOperation::Read(_) => (self.read_part - packet % self.read_part).min(packets - packet),
+            _ => 1,
+        }
     }
 
     pub(super) const fn next_psn(&self) -> Psn {
@@ -222,14 +243,25 @@ impl QueuePair {
     #[inline]
     fn fits_window(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
-        if entry.is_begun() {
-            let next = if entry.is_answered() { entry.answered } else { self.requester.packet };
-            if entry.first_psn + next != requester.unsent {
-                return true;
-            }
+        let next = requester.next_packet(entry);
+        if entry.is_begun() && entry.first_psn + next != requester.unsent {
+            return true;
         }
         let unacked = requester.unsent.since(requester.unacked).unsigned_abs();
-        let wanted = if entry.is_begun() { 1 } else { packets(entry, self.mtu) };
+        let wanted = if entry.is_answered() {
+            let part = requester.part_from(entry, next, packets(entry, self.mtu));
+            // One part may be under way while another is asked for, each in one of the peer's slots.
+            let is_full = requester.answers.saturating_add(part) > 2 * requester.read_part;
+            let has_no_slot = entry.is_begun() && requester.reads >= requester.max_reads;
+            if requester.answers > 0 && (is_full || has_no_slot) {
+                return false;
+            }
+            part
+        } else if entry.is_begun() {
+            1
+        } else {
+            packets(entry, self.mtu)
+        };
         unacked == 0 || (unacked < self.config.window.max(1) && unacked.saturating_add(wanted) <= MAX_UNACKED)
     }
 
@@ -243,12 +275,18 @@ impl QueuePair {
             entry.packets = packets(entry, mtu);
             entry.first_psn = requester.unsent;
             requester.next_ssn += 1;
-            requester.reads += u32::from(entry.is_answered());
         }
         let entry = self.send_queue.get(cursor)?;
-        let packet = if entry.is_answered() { entry.answered } else { requester.packet };
+        let packet = requester.next_packet(entry);
         let psn = entry.first_psn + packet;
-        let last = entry.is_answered() || packet + 1 == entry.packets;
+        let part = requester.part_from(entry, packet, entry.packets);
+        if entry.is_answered() && psn == requester.unsent {
+            requester.reads += 1;
+            requester.answers += part;
+            // To the peer every part is a message.
+            requester.next_ssn += u32::from(packet > 0);
+        }
+        let last = packet + part == entry.packets;
         let offset = packet * mtu;
         let length = (entry.length - offset).min(mtu);
         let reth = |remote: crate::vocabulary::RemoteAddress| Reth {
@@ -277,7 +315,7 @@ impl QueuePair {
                     remote.addr.wrapping_add(u64::from(offset))
                 },
                 rkey: remote.rkey,
-                length: entry.length - offset,
+                length: (entry.length - offset).min(part.saturating_mul(mtu)),
             }),
             SendOperation::CompareSwap { remote, compare, swap } => {
                 Rc::CompareSwap(CompareSwap { va: remote.addr, rkey: remote.rkey, swap, compare })
@@ -317,8 +355,10 @@ impl QueuePair {
         let sent = Sent {
             psn,
             // An answer numbers as many packets as it will have (vol. 1, 9.7.3).
-            behind: if answered { entry.first_psn + entry.packets } else { psn + 1 },
+            behind: psn + part,
+            next_packet: packet + part,
             last,
+            answered,
             solicited: last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED),
             payload_len: match payload {
                 OutgoingPayload::Word(_) => 8,
@@ -334,7 +374,7 @@ impl QueuePair {
     fn sent<S: Sink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        Sent { psn, behind, last, solicited, payload_len }: Sent,
+        Sent { psn, behind, next_packet, last, answered, solicited, payload_len }: Sent,
         rc: Rc,
         payload: OutgoingPayload,
     ) -> Outgoing {
@@ -344,7 +384,7 @@ impl QueuePair {
             requester.cursor += 1;
             requester.packet = 0;
         } else {
-            requester.packet += 1;
+            requester.packet = next_packet;
         }
         if behind.since(requester.unsent) > 0 {
             requester.unsent = behind;
@@ -357,7 +397,8 @@ impl QueuePair {
         }
         requester.since_ack_request += 1;
         let window_ends = requester.unsent.since(requester.unacked).unsigned_abs() >= self.config.window;
-        let ack_request = last || window_ends || requester.since_ack_request >= ACK_REQUEST_INTERVAL;
+        let ack_request =
+            last || answered || window_ends || requester.since_ack_request >= ACK_REQUEST_INTERVAL;
         if ack_request {
             requester.since_ack_request = 0;
         }
@@ -465,8 +506,12 @@ struct Sent {
     psn: Psn,
     /// The first number behind it and its answer.
     behind: Psn,
+    /// Which packet of the request comes after it.
+    next_packet: u32,
     /// Whether it is the last of its request.
     last: bool,
+    /// Whether it needs an answer.
+    answered: bool,
     solicited: bool,
     payload_len: u32,
 }

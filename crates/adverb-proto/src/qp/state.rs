@@ -57,7 +57,9 @@ impl QueuePair {
                 if sending.rnr_retry > 7 {
                     return Err(ModifyError::Value("rnr_retry"));
                 }
-                self.requester.start(sending, self.config.credits);
+                // Half of them, so that the next part is under way while one comes in.
+                let read_part = (self.config.read_window / (self.mtu + 512) / 2).max(1);
+                self.requester.start(sending, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
             }
             (ReadyToSend, Transition::Drain) => {

@@ -39,6 +39,7 @@ pub(crate) struct Options {
     pub(crate) credits: bool,
     pub(crate) signal_all: bool,
     pub(crate) window: u32,
+    pub(crate) read_window: u32,
     pub(crate) timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) rnr_retry: u8,
@@ -63,6 +64,7 @@ impl Default for Options {
             credits: false,
             signal_all: false,
             window: 256,
+            read_window: 2 << 20,
             timeout: 14,
             retry_count: 6,
             rnr_retry: 6,
@@ -126,6 +128,7 @@ impl End {
         config.credits = options.credits;
         config.signal_all = options.signal_all;
         config.window = options.window;
+        config.read_window = options.read_window;
         config.max_send_wr = options.max_wr;
         config.max_recv_wr = options.max_wr;
         config.congestion = options.congestion;

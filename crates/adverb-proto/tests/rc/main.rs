@@ -7,6 +7,7 @@ mod arrival;
 mod congestion;
 mod credits;
 mod hostile;
+mod long_reads;
 mod memory;
 mod posting;
 mod recovery;

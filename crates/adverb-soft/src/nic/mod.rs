@@ -341,7 +341,7 @@ impl Nic {
         })
     }
 
-    /// Makes a queue pair, and gives its number, which can't be guessed. Its window is made smaller if what is under way
+    /// Makes a queue pair, and gives its number, which can't be guessed. Its windows are made smaller if what is under way
     /// wouldn't fit the link's receive buffer: the peer's is taken to be alike.
     ///
     /// # Errors
@@ -350,6 +350,7 @@ impl Nic {
     pub fn create_qp(&self, mut config: QpConfig) -> Result<Qpn, Error> {
         self.ask(|engine| {
             config.window = config.window.min(engine.window);
+            config.read_window = config.read_window.min(engine.read_window);
             // A number rests for a while when its connection is over: packets of that may still be under way.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
