@@ -1,12 +1,15 @@
 //! What tests stand on: a device, and pairs of queue pairs that are connected to each other.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion, Payload, RegionSlice};
 use adverb::verbs::{
-    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Device, Port, PortState,
-    ProtectionDomain, QpState, QueuePair, RecvRequest, RequestId, SendRequest, Status, Traffic, Transport,
+    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Device, PathMtu, Port,
+    PortState, ProtectionDomain, QpState, QueuePair, RecvRequest, RequestId, SendRequest, Status, Traffic,
+    Transport,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -15,6 +18,39 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long to wait for what must not come.
 pub(crate) const MOMENT: Duration = Duration::from_millis(60);
+
+/// How long a message without acknowledgement may take, where packets are lost on purpose.
+const SHORT_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often something is tried that needs packets to come which may be lost: at a loss of 5 %, forty packets are missing all
+/// these times once in a million.
+const ATTEMPTS: u32 = 100;
+
+/// How many packets in a million are lost on purpose. There is one network in a process.
+static LOSS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether packets are lost on purpose.
+pub(crate) fn is_lossy() -> bool {
+    LOSS.load(Ordering::Relaxed) > 0
+}
+
+/// Something didn't come that was sent without acknowledgement, while packets are lost on purpose: that says nothing of the
+/// device.
+#[derive(Debug)]
+pub(crate) struct Absent;
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message without acknowledgement didn't come")
+    }
+}
+
+impl std::error::Error for Absent {}
+
+/// Whether it failed for nothing but this.
+pub(crate) fn is_absence(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<Absent>())
+}
 
 /// All rights that a region can give a peer.
 pub(crate) const ALL: Access =
@@ -31,13 +67,23 @@ pub(crate) const QKEY: u32 = 0x1234_5678;
 pub(crate) struct Fixture {
     pub(crate) device: Device,
     pub(crate) port: Port,
+    /// How many packets in a million are lost on purpose.
+    pub(crate) loss: u32,
 }
 
 impl Fixture {
-    pub(crate) fn new(device: &str) -> Result<Fixture> {
+    pub(crate) fn new(device: &str, loss: u32) -> Result<Fixture> {
+        LOSS.store(loss, Ordering::Relaxed);
         let device = Device::open(device)?;
         let port = device.ports()?.into_iter().find(|port| port.state == PortState::Active);
-        Ok(Fixture { device, port: port.context("no port of the device is active")? })
+        Ok(Fixture { device, port: port.context("no port of the device is active")?, loss })
+    }
+
+    /// How connections are made, unless a test wants it otherwise: where packets are lost on purpose, they are sent again
+    /// sooner, and more often.
+    fn connect_options(&self) -> ConnectOptions {
+        let options = ConnectOptions::new();
+        if self.loss == 0 { options } else { options.timeout(13).retry_count(7) }
     }
 
     /// Two queue pairs that are to be connected.
@@ -55,9 +101,32 @@ impl Fixture {
             gid_index: None,
             right_access: None,
             pkey_indices: (0, 0),
-            options: ConnectOptions::new(),
+            options: self.connect_options(),
             traffic: Traffic::new(),
         }
+    }
+
+    /// Tries something again while all that goes wrong is that something was lost, which nobody acknowledges. Where nothing is
+    /// lost on purpose, it is tried once.
+    pub(crate) fn eventually<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        for _ in 1..ATTEMPTS {
+            match attempt() {
+                Err(error) if self.loss > 0 && is_absence(&error) => {}
+                outcome => return outcome,
+            }
+        }
+        attempt().map_err(|error| anyhow::anyhow!("{error:#}, in {ATTEMPTS} attempts"))
+    }
+
+    /// So many, or, where packets are lost on purpose, and time with them, fewer.
+    pub(crate) fn many(&self, count: u64) -> u64 {
+        if self.loss > 0 { count / 50 } else { count }
+    }
+
+    /// How long a message may be, which, where packets are lost on purpose, isn't so long that it takes minutes.
+    pub(crate) fn longest(&self) -> usize {
+        let longest = self.port.max_message as usize;
+        if self.loss > 0 { longest.min(8 << 20) } else { longest }
     }
 
     /// Two queue pairs, connected reliably, with defaults in everything.
@@ -149,6 +218,11 @@ impl PairBuilder {
     pub(crate) fn options(mut self, options: ConnectOptions) -> PairBuilder {
         self.options = options;
         self
+    }
+
+    pub(crate) fn mtu(self, mtu: PathMtu) -> PairBuilder {
+        let options = self.options.mtu(mtu);
+        self.options(options)
     }
 
     /// What both queue pairs say of their packets.
@@ -248,12 +322,25 @@ impl Pair {
         Ok(())
     }
 
-    /// Sends a message from left to right; gives what was received.
+    /// Sends a message from left to right; gives what was received. Where it may be lost, it is sent again.
     pub(crate) fn deliver(&self, payload: impl Into<Payload>) -> Result<Buffer> {
-        let payload = payload.into();
+        let mut payload = payload.into();
         let receiving = self.right.offer(payload.len())?;
-        self.left.done(SendRequest::send(payload))?;
-        Ok(self.right.wait(receiving)?.into_message()?)
+        for attempt in 0.. {
+            let sent = self.left.completed(SendRequest::send(payload))?;
+            match self.right.wait(receiving) {
+                Err(error) if is_absence(&error) && attempt < 20 => payload = sent.into_payload(),
+                Err(error) => return Err(error),
+                Ok(received) => {
+                    if attempt > 0 {
+                        // One that was only late finds no receive, and not another's.
+                        std::thread::sleep(MOMENT);
+                    }
+                    return Ok(received.into_message()?);
+                }
+            }
+        }
+        unreachable!("it returned")
     }
 
     /// Shows that both directions work.
@@ -307,7 +394,30 @@ impl Side {
     }
 
     pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
-        Ok(self.cq.wait(id, PATIENCE)?)
+        match self.cq.wait(id, self.patience()) {
+            Err(adverb::Error::Timeout { .. }) if self.may_lose() => Err(Absent.into()),
+            waited => Ok(waited?),
+        }
+    }
+
+    /// Whether messages may be lost.
+    pub(crate) fn may_lose(&self) -> bool {
+        is_lossy() && self.qp.transport() != Transport::Rc
+    }
+
+    fn patience(&self) -> Duration {
+        if self.may_lose() { SHORT_PATIENCE } else { PATIENCE }
+    }
+
+    /// Takes completions while they come, but no more than these: all of them, unless some may be lost.
+    pub(crate) fn take_up_to(&self, count: usize) -> Result<Vec<Completion>> {
+        if !self.may_lose() {
+            return self.take(count);
+        }
+        let mut completions = Vec::with_capacity(count);
+        while completions.len() < count && self.cq.poll_timeout(&mut completions, SHORT_PATIENCE)? > 0 {}
+        ensure!(completions.len() <= count, "{} completions came, and {count} were due", completions.len());
+        Ok(completions)
     }
 
     /// Posts a send request and waits for its completion, whatever it says.
@@ -354,7 +464,12 @@ impl Side {
 
     /// Takes just so many completions.
     pub(crate) fn take(&self, count: usize) -> Result<Vec<Completion>> {
-        take(&self.cq, count)
+        if !self.may_lose() {
+            return take(&self.cq, count);
+        }
+        let completions = self.take_up_to(count)?;
+        ensure!(completions.len() == count, Absent);
+        Ok(completions)
     }
 
     /// Shows that no completion comes.
@@ -386,6 +501,27 @@ pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
     let mut buffer = domain.buffer(len.max(1))?;
     buffer.narrow(0..len)?;
     Ok(buffer)
+}
+
+/// Which of the messages with these seeds came: each whole, and in this order.
+pub(crate) fn in_order(
+    messages: impl IntoIterator<Item = Buffer>,
+    seeds: std::ops::Range<u64>,
+) -> Result<usize> {
+    let (mut next, mut count) = (seeds.start, 0);
+    for message in messages {
+        let seed = (next..seeds.end).find(|seed| check(&message, *seed).is_ok());
+        let Some(seed) = seed else {
+            check(&message, next)?;
+            anyhow::bail!("a message came that wasn't sent");
+        };
+        ensure!(is_lossy() || seed == next, "message {next} is missing");
+        (next, count) = (seed + 1, count + 1);
+    }
+    let all = (seeds.end - seeds.start) as usize;
+    // How many may be lost is measured where there are enough of them.
+    ensure!(if is_lossy() { 2 * count > all } else { count == all }, "{count} of {all} messages came");
+    Ok(count)
 }
 
 /// Takes just so many completions.
@@ -453,6 +589,10 @@ pub(crate) fn status(completion: &Completion) -> Status {
 /// Whether a completion has this status.
 pub(crate) fn expect(what: &str, completion: &Completion, expected: Status) -> Result<()> {
     let status = status(completion);
+    let is_refusal =
+        matches!(expected, Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation);
+    // Who refuses says so once (vol. 1, 9.9.3), and that may be what was lost.
+    ensure!(!(is_lossy() && is_refusal && status == Status::RetryExceeded), Absent);
     ensure!(status == expected, "{what}: {status:?}, not {expected:?}");
     Ok(())
 }

@@ -19,11 +19,14 @@ pub struct Options {
     pub time_limit: Duration,
     /// What the device is known to do its own way; nothing unless set.
     pub deviations: Deviations,
+    /// How many packets in a million are lost between the device's queue pairs, on purpose; none unless set. Datagrams and
+    /// unreliable connections may then lose messages, but not parts of them, and no more than twice as many.
+    pub loss: u32,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { time_limit: Duration::from_secs(60), deviations: Deviations::default() }
+        Options { time_limit: Duration::from_secs(60), deviations: Deviations::default(), loss: 0 }
     }
 }
 
@@ -50,7 +53,7 @@ impl Suite {
                 None if known.is_some_and(|known| known.observed == Observed::NotRun) => {
                     Outcome::Skipped { reason: "it would take the machine down".to_owned() }
                 }
-                None => run(test, device, options.time_limit),
+                None => run(test, device, options),
             };
             let usual = !matches!(outcome, Outcome::Failed { .. });
             let result = TestResult {
@@ -85,11 +88,12 @@ fn missing(test: &Test, device: &Device) -> adverb::Result<Option<String>> {
 }
 
 /// Runs a test on a thread of its own, which is left behind if it takes too long.
-fn run(test: &Test, device: &str, time_limit: Duration) -> Outcome {
+fn run(test: &Test, device: &str, options: &Options) -> Outcome {
     let (sender, receiver) = mpsc::channel();
     let (check, device) = (test.check, device.to_owned());
+    let Options { time_limit, loss, .. } = *options;
     let thread = thread::Builder::new().name(test.name.to_owned()).spawn(move || {
-        let result = Fixture::new(&device).and_then(|fixture| check(&fixture));
+        let result = Fixture::new(&device, loss).and_then(|fixture| fixture.eventually(|| check(&fixture)));
         // Nobody listens when it took too long.
         let _ = sender.send(result);
     });

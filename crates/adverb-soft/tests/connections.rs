@@ -349,6 +349,7 @@ fn what_is_no_message_of_a_connection_manager_does_no_harm() {
             destination: (address(2), 4791).into(),
             traffic_class: 0,
             hop_limit: 0,
+            flow_label: 0,
             bytes: &bytes,
         };
         assert_eq!(stranger.send(&[packet]).unwrap(), 1);

@@ -42,7 +42,14 @@ fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
         let payload = vec![0x5a; index * 5];
         let flow = Flow::new(source, destination).unwrap();
         let bytes = datagram(&flow, identification, 0, &payload);
-        let packet = Outgoing { source, destination, traffic_class: 0x6a, hop_limit: 17, bytes: &bytes };
+        let packet = Outgoing {
+            source,
+            destination,
+            traffic_class: 0x6a,
+            hop_limit: 17,
+            flow_label: 0,
+            bytes: &bytes,
+        };
         assert_eq!(here.send(&[packet]).unwrap(), 1);
     }
     assert_eq!(drain(&mut there).len(), identifications.len());

@@ -22,6 +22,7 @@ fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
         destination: to.local(),
         traffic_class: 0,
         hop_limit: 0,
+        flow_label: 0,
         bytes,
     }
 }

@@ -75,6 +75,7 @@ shared_between_threads!(TYPES:
     verbs::GidEntry,
     verbs::GidType,
     verbs::Holdings,
+    verbs::IcrcCheck,
     verbs::IpHeader,
     verbs::LinkLayer,
     verbs::MemoryWindow,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use adverb::verbs::Device;
+use adverb::verbs::{Device, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 use adverb_conformance::{Deviations, Options, Outcome, Report, Suite};
 use anyhow::{Context, Result, ensure};
 
@@ -29,6 +29,15 @@ pub(crate) struct Args {
     /// The device, by its name: see `adverb devices`.
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
     device: Option<String>,
+    /// What the packets between the queue pairs of a software device go over.
+    #[arg(long, value_enum, value_name = "LINK", requires = "device")]
+    link: Option<Link>,
+    /// How many packets in a hundred that link is to lose.
+    #[arg(long, value_name = "PERCENT", requires = "link", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=50))]
+    loss: u32,
+    /// What losses follow from.
+    #[arg(long, value_name = "NUMBER", requires = "link", default_value_t = 1)]
+    seed: u64,
     /// Where to write what was found: JSON, and beside it the same as text (.txt).
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -49,18 +58,55 @@ pub(crate) struct Args {
     list: bool,
 }
 
+/// What the packets of a software device go over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Link {
+    /// Nothing: they go from queue pair to queue pair.
+    Loopback,
+    /// A switch in memory, which checks them as a network's receivers do.
+    Mem,
+    /// UDP sockets.
+    Udp,
+}
+
+/// Opens the software device that the options describe, if they do.
+fn open_link(args: &Args) -> Result<Option<Device>> {
+    let Some(link) = args.link else { return Ok(None) };
+    ensure!(args.device.as_deref() == Some("soft"), "--link is for the device soft");
+    let mut device = match link {
+        Link::Loopback => {
+            ensure!(args.loss == 0, "without a link nothing is lost");
+            SoftDevice::alone()
+        }
+        Link::Mem => {
+            let config = SwitchConfig { icrc: IcrcCheck::Identification(0), ..SwitchConfig::default() };
+            let switch = Switch::new(config);
+            SoftDevice::on(&switch, "10.77.0.1".parse()?).address("fd77::1".parse()?).hairpin()
+        }
+        Link::Udp => SoftDevice::new().hairpin(),
+    };
+    if args.loss > 0 {
+        device = device.faults(FaultConfig { loss: args.loss * 10_000, ..FaultConfig::new(args.seed) });
+    }
+    Ok(Some(device.open()?))
+}
+
 /// Runs the tests.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for words in &args.filter {
         ensure!(Suite::all().matching(words).tests().len() > 0, "no test has a group or name with “{words}”");
     }
     let suite = Suite::all().matching_any(&args.filter);
-    let Some(name) = args.device.as_ref().filter(|_| !args.list) else {
+    let Some(name) = args.device.as_deref().filter(|_| !args.list) else {
         suite.tests().for_each(|test| println!("{}: {}", test.group(), test.name()));
         return Ok(ExitCode::SUCCESS);
     };
+    // While it is open, it is found by its name.
+    let opened = open_link(args)?;
+    let name = opened.as_ref().map_or(name, Device::name);
     let mut options = Options::default();
     options.time_limit = Duration::from_secs(args.time_limit);
+    options.loss = args.loss * 10_000;
     options.deviations = deviations(args.deviations.as_deref(), name)?;
     if let Some(file) = &args.report {
         // Better now than after minutes of tests.

@@ -225,7 +225,7 @@ fn events_that_nobody_took_are_no_hindrance(fixture: &Fixture) -> Result<()> {
 
 /// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
 fn no_completion_is_lost_among_a_great_many_that_come_through_events(fixture: &Fixture) -> Result<()> {
-    let many = if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { MANY };
+    let many = if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.many(MANY) };
     let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let source = pair.left.region(8, READ_WRITE)?;

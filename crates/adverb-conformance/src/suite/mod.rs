@@ -14,6 +14,7 @@ mod events;
 mod extended_queues;
 mod flushing;
 mod inline;
+mod loss;
 mod multicast;
 mod ordering;
 mod partitions;
@@ -52,6 +53,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     uc::TESTS,
     datagrams::TESTS,
     datagram_refusals::TESTS,
+    loss::TESTS,
     multicast::TESTS,
     atomics::TESTS,
     segments::TESTS,

@@ -57,11 +57,11 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
 }
 
 fn a_poller_hands_over_a_hundred_thousand_completions(fixture: &Fixture) -> Result<()> {
-    all_come(fixture, true, 100_000)
+    all_come(fixture, true, fixture.many(100_000))
 }
 
 fn completions_come_without_events_too(fixture: &Fixture) -> Result<()> {
-    all_come(fixture, false, 10_000)
+    all_come(fixture, false, fixture.many(10_000))
 }
 
 fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {

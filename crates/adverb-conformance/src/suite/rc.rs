@@ -99,7 +99,7 @@ fn a_read_of_every_size_brings_the_peers_bytes(fixture: &Fixture) -> Result<()> 
 }
 
 fn the_longest_read_brings_the_peers_bytes(fixture: &Fixture) -> Result<()> {
-    let longest = (fixture.port.max_message as usize).min(64 << 20);
+    let longest = fixture.longest().min(64 << 20);
     let pair = fixture.rc()?;
     let region = pair.right.region(longest, READ_WRITE)?;
     region.write(0, &pattern(longest, 6))?;

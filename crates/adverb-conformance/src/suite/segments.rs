@@ -64,8 +64,11 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
     for at in splits(size, mtu) {
         to.write(0, &pattern(size, 99))?;
         let receiving = pair.right.recv(RecvRequest::new(pieces(&to, at)?))?;
-        pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
-        let length = pair.right.wait(receiving)?.success()?.length as usize;
+        let received = fixture.eventually(|| {
+            pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
+            pair.right.wait(receiving)
+        })?;
+        let length = received.success()?.length as usize;
         ensure!(length == size, "split at {at:?}: {length} bytes came");
         check(&read(&to, 0, size)?, 2).with_context(|| format!("split at {at:?}"))?;
     }

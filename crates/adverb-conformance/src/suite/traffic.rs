@@ -58,8 +58,11 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
 /// Sends a datagram from left to right, and gives what its packet carried.
 fn carried(fixture: &Fixture, pair: &Pair, recipient: &Recipient) -> Result<(u8, Option<u32>)> {
     let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(recipient))?;
-    marks(pair.right.wait(receiving)?.into_datagram()?.ip)
+    let came = fixture.eventually(|| {
+        pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(recipient))?;
+        pair.right.wait(receiving)
+    })?;
+    marks(came.into_datagram()?.ip)
 }
 
 fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {

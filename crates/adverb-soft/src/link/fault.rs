@@ -83,6 +83,7 @@ pub struct FaultCounts {
 ///     destination: "10.0.0.2:4791".parse().unwrap(),
 ///     traffic_class: 0,
 ///     hop_limit: 64,
+///     flow_label: 0,
 ///     bytes: b"a packet",
 /// };
 /// here.send(&[packet; 1000])?;
@@ -188,6 +189,7 @@ impl<L: Link> FaultLink<L> {
                     destination: packet.destination,
                     traffic_class: packet.traffic_class,
                     hop_limit: packet.hop_limit,
+                    flow_label: packet.flow_label,
                     bytes: packet.bytes.to_vec(),
                 }));
                 self.next += 1;
@@ -309,6 +311,7 @@ struct Held {
     destination: SocketAddr,
     traffic_class: u8,
     hop_limit: u8,
+    flow_label: u32,
     bytes: Vec<u8>,
 }
 
@@ -319,6 +322,7 @@ impl Held {
             destination: self.destination,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
             bytes: &self.bytes,
         }
     }

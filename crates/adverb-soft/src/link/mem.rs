@@ -28,6 +28,7 @@ use super::{Incoming, Link, Outgoing};
 ///     destination: "10.0.0.2:4791".parse().unwrap(),
 ///     traffic_class: 0,
 ///     hop_limit: 64,
+///     flow_label: 0,
 ///     bytes: b"a packet",
 /// }])?;
 /// let mut got = Vec::new();
@@ -167,6 +168,7 @@ impl Link for MemLink {
                 destination: entry.destination,
                 traffic_class: entry.traffic_class,
                 hop_limit: Some(entry.hop_limit),
+                flow_label: entry.flow_label,
                 icrc: self.shared.config.icrc,
                 bytes,
             });
@@ -248,6 +250,7 @@ impl Port {
                 destination: packet.destination,
                 traffic_class: packet.traffic_class,
                 hop_limit: if packet.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { packet.hop_limit },
+                flow_label: packet.flow_label,
                 length: packet.bytes.len(),
             });
         }
@@ -296,6 +299,7 @@ struct Entry {
     destination: SocketAddr,
     traffic_class: u8,
     hop_limit: u8,
+    flow_label: u32,
     length: usize,
 }
 

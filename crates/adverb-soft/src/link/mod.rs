@@ -41,6 +41,8 @@ pub struct Outgoing<'a> {
     pub traffic_class: u8,
     /// How many routers it may pass; 0 is the system's default.
     pub hop_limit: u8,
+    /// IPv6's flow label, of 20 bits; 0 is none.
+    pub flow_label: u32,
     /// The payload of the UDP datagram: from the base transport header to the ICRC, which was computed for an IPv4
     /// identification of 0.
     pub bytes: &'a [u8],
@@ -57,6 +59,8 @@ pub struct Incoming<'a> {
     pub traffic_class: u8,
     /// How many routers it might still have passed, where the link knows.
     pub hop_limit: Option<u8>,
+    /// IPv6's flow label, or 0.
+    pub flow_label: u32,
     /// How its ICRC is to be checked.
     pub icrc: IcrcCheck,
     /// The payload of the UDP datagram: from the base transport header to the ICRC. A stranger may have sent it.

@@ -17,8 +17,7 @@ use super::{Incoming, Link, Outgoing};
 /// A file in pcapng's form (draft-ietf-opsawg-pcapng), to which any number of links write what passes them, each as an
 /// interface of its own: `tshark -r file`, or Wireshark.
 ///
-/// Packets have IP and UDP headers as on the wire, but for the UDP checksum, which is 0 as in other devices' packets, and
-/// for the flow label.
+/// Packets have IP and UDP headers as on the wire, but for the UDP checksum, which is 0 as in other devices' packets.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Capture, UdpConfig, UdpLink};
@@ -112,7 +111,8 @@ impl<L: Link> Link for PcapLink<L> {
             let now = *now.get_or_insert_with(nanoseconds);
             let Incoming { source, destination, traffic_class, bytes, .. } = *packet;
             let hop_limit = packet.hop_limit.unwrap_or(0);
-            let as_sent = Outgoing { source, destination, traffic_class, hop_limit, bytes };
+            let flow_label = packet.flow_label;
+            let as_sent = Outgoing { source, destination, traffic_class, hop_limit, flow_label, bytes };
             capture.file.lock().packet(*interface, now, INBOUND, identification(packet), &as_sent);
             each(packet);
         })
@@ -164,7 +164,10 @@ fn ip_header(packet: &Outgoing<'_>, identification: u16) -> Option<IpHeader> {
             ip.identification = identification;
             (&mut ip.tos, &mut ip.ttl)
         }
-        IpHeader::V6(ip) => (&mut ip.traffic_class, &mut ip.hop_limit),
+        IpHeader::V6(ip) => {
+            ip.flow_label = packet.flow_label;
+            (&mut ip.traffic_class, &mut ip.hop_limit)
+        }
     };
     *class = packet.traffic_class;
     if packet.hop_limit != 0 {

@@ -173,9 +173,10 @@ impl Engine {
         if self.failed {
             return Ok(Work::Done);
         }
-        let sent = self.transmit(now, BUDGET)?;
+        let most = self.burst();
+        let sent = self.transmit(now, most)?;
         self.tell();
-        Ok(if sent < BUDGET { Work::Done } else { Work::More })
+        Ok(if sent < most { Work::Done } else { Work::More })
     }
 
     fn serve(&mut self, poller: Option<Cq>) -> io::Result<Work> {
@@ -198,7 +199,8 @@ impl Engine {
             // Once: who always finds something would never acknowledge it.
             self.deferred =
                 (is_served && !was_deferred && self.device.is_only_acknowledging()).then_some(now);
-            let sent = self.transmit(now, budget)?;
+            let burst = self.burst();
+            let sent = self.transmit(now, budget.min(burst))?;
             budget = budget.saturating_sub(received + sent);
             // Behind what was sent, because that may have been answered here already: with the work of a whole budget between
             // an answer and a look at the clock, a slow machine would never find it in time.
@@ -212,13 +214,19 @@ impl Engine {
             }
             // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
             // it brings nothing more.
-            if received == 0 && !is_late {
+            if received == 0 && sent < burst && !is_late {
                 self.tell();
                 if !self.gsi.wants(now) || !self.serve_gsi(now) {
                     return Ok(Work::Done);
                 }
             }
         }
+    }
+
+    /// How many packets are sent before looking at what has come. Who sends to itself must take in what it sent, or there
+    /// is no room for it.
+    fn burst(&self) -> usize {
+        if self.hairpin { HAIRPIN_BURST } else { BUDGET }
     }
 
     /// Whether there is nothing to be done for who polls and finds nothing, but to look at the clock: which takes a tenth
@@ -258,7 +266,7 @@ impl Engine {
                 congested: incoming.congested(),
                 route: Route {
                     traffic_class: incoming.traffic_class,
-                    flow_label: 0,
+                    flow_label: incoming.flow_label,
                     hop_limit: incoming.hop_limit,
                 },
             };
@@ -295,6 +303,7 @@ impl Engine {
                         remote,
                         traffic_class,
                         hop_limit,
+                        flow_label: route.flow_label,
                         bytes: start..self.unsent.bytes.len(),
                     });
                 }
@@ -454,6 +463,7 @@ struct Unsented {
     remote: IpAddr,
     traffic_class: u8,
     hop_limit: u8,
+    flow_label: u32,
     /// Where its bytes are.
     bytes: Range<usize>,
 }
@@ -493,6 +503,7 @@ impl Unsent {
             destination: SocketAddr::new(packet.remote, ROCE_PORT),
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
+            flow_label: packet.flow_label,
             bytes: &self.bytes[packet.bytes.clone()],
         }
     }
@@ -531,6 +542,9 @@ const GLANCES: u32 = 8;
 /// For how long after a poll the application is taken to go on polling.
 pub(super) const ATTENDED: Duration = Duration::from_millis(1);
 
+/// How many packets to itself are sent before they are taken in.
+const HAIRPIN_BURST: usize = 16;
+
 /// How soon a link that is full is tried again.
 const UNSENT_DELAY: Duration = Duration::from_micros(50);
 
@@ -549,7 +563,7 @@ mod tests {
             let remote = [10, 0, 0, 2].into();
             unsent.bytes.push(number);
             let bytes = usize::from(number)..usize::from(number) + 1;
-            unsent.push(Unsented { source, remote, traffic_class: 0, hop_limit: 0, bytes });
+            unsent.push(Unsented { source, remote, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes });
         }
         unsent.sort();
         let numbers: Vec<u8> = (0..6).map(|index| unsent.packet(index).bytes[0]).collect();

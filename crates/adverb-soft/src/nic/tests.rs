@@ -364,6 +364,7 @@ impl Link for Wire {
                 destination,
                 traffic_class: 0,
                 hop_limit: None,
+                flow_label: 0,
                 icrc: IcrcCheck::Identification(0),
                 bytes: &bytes,
             });

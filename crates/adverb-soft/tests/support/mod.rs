@@ -79,6 +79,7 @@ pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> Outgoing<'_> {
         destination: SocketAddr::new(address(to), 4791),
         traffic_class: 0x1a,
         hop_limit: 9,
+        flow_label: 0,
         bytes,
     }
 }

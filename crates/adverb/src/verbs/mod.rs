@@ -90,6 +90,6 @@ pub use request::{PostError, RecvRequest, SendRequest};
 pub use scope::Scope;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 #[cfg(feature = "soft")]
-pub use soft_device::{Dcqcn, FaultConfig, SoftDevice, Switch, SwitchConfig};
+pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
 pub use traffic::Traffic;

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use adverb_proto::Congestion;
 use adverb_proto::vocabulary::PathMtu;
 
-pub use adverb_proto::Dcqcn;
-
+pub use adverb_proto::{Dcqcn, IcrcCheck};
 pub use adverb_soft::link::{FaultConfig, Switch, SwitchConfig};
 
 use super::Device;

@@ -38,7 +38,7 @@ pub(super) fn send(
 ) -> io::Result<usize> {
     let packets = &packets[..packets.len().min(BATCH)];
     let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
-    let mut controls = [const { MaybeUninit::<[Control; 3]>::uninit() }; BATCH];
+    let mut controls = [const { MaybeUninit::<[Control; 4]>::uninit() }; BATCH];
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
@@ -103,7 +103,9 @@ fn train_length(packets: &[Outgoing<'_>], segmentation: bool) -> usize {
     if !segmentation || length <= ICRC_LEN {
         return 1;
     }
-    let key = |packet: &Outgoing<'_>| (packet.destination, packet.traffic_class, packet.hop_limit);
+    let key = |packet: &Outgoing<'_>| {
+        (packet.destination, packet.traffic_class, packet.hop_limit, packet.flow_label)
+    };
     let most = (LONGEST_TRAIN / length).clamp(1, MAX_TRAIN);
     let mut count = 1;
     for packet in rest.iter().take(most - 1) {
@@ -123,6 +125,7 @@ pub(super) struct Datagram<'a> {
     pub(super) source: SocketAddr,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: Option<u8>,
+    pub(super) flow_label: u32,
     pub(super) bytes: &'a [u8],
 }
 
@@ -228,8 +231,8 @@ impl Receiver {
             }
             count += bytes.len().div_ceil(length).max(1) - 1;
             byte_count += bytes.len();
-            let Said { traffic_class, hop_limit, .. } = said;
-            let mut hand = |bytes| each(&Datagram { source, traffic_class, hop_limit, bytes });
+            let Said { traffic_class, hop_limit, flow_label, .. } = said;
+            let mut hand = |bytes| each(&Datagram { source, traffic_class, hop_limit, flow_label, bytes });
             if bytes.is_empty() {
                 hand(bytes);
             }
@@ -355,13 +358,13 @@ impl Control {
     }
 
     /// What a packet, or the train that it begins, wants other than usual, and how many bytes of that count.
-    fn of(packet: &Outgoing<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 3], usize) {
+    fn of(packet: &Outgoing<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 4], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         };
         let number = |value: u8| libc::c_int::from(value).to_ne_bytes();
-        let mut controls = [Control::new(0, 0, []); 3];
+        let mut controls = [Control::new(0, 0, []); 4];
         let mut count = 0;
         let mut add = |control| {
             controls[count] = control;
@@ -375,6 +378,9 @@ impl Control {
         if packet.hop_limit != 0 && !is_usual {
             add(Control::new(level, hops, number(packet.hop_limit)));
         }
+        if packet.flow_label != 0 && packet.destination.is_ipv6() {
+            add(Control::new(level, libc::IPV6_FLOWINFO, (packet.flow_label & FLOW_LABEL).to_be_bytes()));
+        }
         if begins_train {
             let length = packet.bytes.len() as u16;
             add(Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, length.to_ne_bytes()));
@@ -383,12 +389,15 @@ impl Control {
     }
 }
 
-/// Room for the control messages of a datagram: four numbers.
+/// The bits of a flow label, of what IPv6 calls flow information.
+const FLOW_LABEL: u32 = 0xf_ffff;
+
+/// Room for the control messages of a datagram: five numbers.
 #[repr(C, align(8))]
-struct Controls([u8; 4 * size_of::<Control>()]);
+struct Controls([u8; 5 * size_of::<Control>()]);
 
 impl Controls {
-    const EMPTY: Controls = Controls([0; 4 * size_of::<Control>()]);
+    const EMPTY: Controls = Controls([0; 5 * size_of::<Control>()]);
 }
 
 /// What control messages say.
@@ -396,6 +405,7 @@ impl Controls {
 struct Said {
     traffic_class: u8,
     hop_limit: Option<u8>,
+    flow_label: u32,
     overflows: Option<u32>,
     /// The length of the packets in a train.
     segment: Option<usize>,
@@ -431,6 +441,9 @@ impl Said {
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
                     said.hop_limit = Some(number as u8);
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO) => {
+                    said.flow_label = u32::from_be(number) & FLOW_LABEL;
                 }
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
                 (libc::SOL_UDP, libc::UDP_GRO) => said.segment = Some(number as usize),

@@ -90,6 +90,7 @@ pub struct UdpStatistics {
 ///     destination: there.local(),
 ///     traffic_class: 0,
 ///     hop_limit: 0,
+///     flow_label: 0,
 ///     bytes: b"a packet",
 /// }])?;
 /// let mut got = Vec::new();
@@ -284,6 +285,7 @@ impl Link for UdpLink {
                 destination,
                 traffic_class: datagram.traffic_class,
                 hop_limit: datagram.hop_limit,
+                flow_label: datagram.flow_label,
                 icrc: *icrc,
                 bytes: datagram.bytes,
             });
@@ -393,7 +395,7 @@ mod tests {
         assert!(link.segmentation());
         let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
         let (destination, bytes) = (link.local(), &b"twelve bytes"[..]);
-        let packet = Outgoing { source, destination, traffic_class: 0, hop_limit: 0, bytes };
+        let packet = Outgoing { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
         assert_eq!(link.send(&[packet; 20]).unwrap(), 20);
         assert!(!link.segmentation());
         let mut count = 0;

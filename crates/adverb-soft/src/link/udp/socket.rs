@@ -72,6 +72,7 @@ fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Resu
     } else {
         setsockopt(socket, ReceiveTrafficClass, &true)?;
         setsockopt(socket, ReceiveHopLimit, &true)?;
+        setsockopt(socket, ReceiveFlowLabel, &true)?;
         // The packets of others have no UDP checksum, because the ICRC is stronger.
         setsockopt(socket, NoChecksum6, &true)?;
     }
@@ -162,6 +163,7 @@ options! {
     ReceiveTtl: IPPROTO_IP IP_RECVTTL bool, SetBool;
     ReceiveTrafficClass: IPPROTO_IPV6 IPV6_RECVTCLASS bool, SetBool;
     ReceiveHopLimit: IPPROTO_IPV6 IPV6_RECVHOPLIMIT bool, SetBool;
+    ReceiveFlowLabel: IPPROTO_IPV6 IPV6_FLOWINFO bool, SetBool;
     NoChecksum6: IPPROTO_UDP UDP_NO_CHECK6_RX bool, SetBool;
     ReceiveTrains: SOL_UDP UDP_GRO bool, SetBool;
     CountOverflows: SOL_SOCKET SO_RXQ_OVFL bool, SetBool;

@@ -88,7 +88,7 @@ impl Device {
             error,
         })?;
         let name = name.map_or_else(|| of_address(nic.addresses()), str::to_owned);
-        let is_on_interface = matches!(options.link, LinkKind::Sockets);
+        let is_on_interface = !matches!(options.link, LinkKind::Memory(_));
         Ok(Device::new(nic, name, is_on_interface, options.congestion))
     }
 
