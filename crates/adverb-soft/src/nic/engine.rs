@@ -400,6 +400,8 @@ impl Engine {
 
     /// Forgets what happened to something that is gone: its number may be another's soon.
     pub(super) fn forget(&mut self, is_gone: impl Fn(&Notice) -> bool) {
+        // What the engine hasn't told yet would be told later.
+        self.tell();
         // The channel may announce more than there is: who takes an event finds none.
         self.events.retain(|event| !matches!(event, NicEvent::Notice(notice) if is_gone(notice)));
     }

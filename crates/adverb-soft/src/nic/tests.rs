@@ -265,6 +265,29 @@ fn timers_fire_while_the_application_does_nothing() {
 }
 
 #[test]
+fn what_happened_to_a_queue_pair_that_is_gone_is_not_told() {
+    let nic = loopback();
+    let (one, other) = pair(&nic);
+    assert!(nic.destroy_qp(other.qpn));
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    let mut engine = nic.shared.engine.lock();
+    let mut now = engine.now();
+    // It gives up, and nobody has been told yet.
+    while let Some(due) = engine.device.poll_timeout() {
+        now = now.max(due);
+        engine.device.handle_timeout(now);
+        while engine.device.poll_transmit(now).is_some() {}
+    }
+    drop(engine);
+    assert!(nic.destroy_qp(one.qpn));
+    // Whatever there is to tell is told by now.
+    for _ in 0..100 {
+        nic.poll(one.cq, 1, |_| ());
+    }
+    assert_eq!(nic.next_event(), None);
+}
+
+#[test]
 fn a_request_that_cant_be_posted_leaves_those_before_it() {
     let nic = loopback();
     let (one, other) = pair(&nic);
