@@ -28,7 +28,7 @@ impl Manager {
             Message::Req(req) => self.handle_req(now, ends, transaction_id, req, random),
             Message::Mra(mra) => self.handle_mra(now, ends, mra),
             Message::Rej(rej) => self.handle_rej(now, ends, rej),
-            Message::Rep(rep) => self.handle_rep(now, ends, transaction_id, rep),
+            Message::Rep(rep) => self.handle_rep(ends, transaction_id, rep),
             Message::Rtu(rtu) => self.handle_rtu(ends, transaction_id, rtu),
             Message::Dreq(dreq) => self.handle_dreq(now, ends, transaction_id, dreq),
             Message::Drep(drep) => self.handle_drep(now, ends, drep),
@@ -232,7 +232,7 @@ impl Manager {
     }
 
     /// The peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
-    fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
+    fn handle_rep(&mut self, ends: Ends, transaction_id: u64, rep: &Rep) {
         let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
             self.out.statistics.strays += 1;
             // Who accepts what isn't asked for any longer must be told, or it waits for nothing.
@@ -245,14 +245,14 @@ impl Manager {
             return self.take_rep(ends, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
-        let answer = match (connection.state, connection.deadline) {
-            (State::TimeWait, _) => match &connection.farewell {
+        // Nothing before it is established: a peer that were asked to wait wouldn't repeat itself soon, should the RTU be lost.
+        let answer = match connection.state {
+            State::TimeWait => match &connection.farewell {
                 Some(farewell) => **farewell,
                 None => return,
             },
             _ if connection.remote_id != Some(rep.local_comm_id) => return,
-            (State::RepReceived, Some(deadline)) => compose::mra(connection, Subject::Rep, deadline - now),
-            (State::Established, _) if connection.active && !mutant!(CmLostRtuStaysLost) => {
+            State::Established if connection.active && !mutant!(CmLostRtuStaysLost) => {
                 compose::rtu(connection)
             }
             _ => return,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_proto::cm::{Event, State};
+use adverb_proto::cm::{Event, Offer, State};
 
 use crate::harness::*;
 
@@ -53,6 +53,22 @@ fn a_lost_rep_is_repeated() {
 fn a_lost_rtu_is_repeated_when_the_rep_is() {
     survives("RTU", 1);
     survives("RTU", 3);
+}
+
+#[test]
+fn a_lost_rtu_is_repeated_though_the_rep_came_twice_before() {
+    let mut pair = Pair::new();
+    let client = pair.connect();
+    pair.flow();
+    let server = pair.expect_request().id;
+    let offer = Offer::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, server, &offer, &[], pair.deadline()).unwrap();
+    pair.pass(Duration::from_millis(400));
+    assert_eq!(pair.sent(), ">REQ <REP <REP");
+    pair.lose("RTU", 1);
+    pair.sides[CLIENT].establish(pair.now, client).unwrap();
+    pair.pass(seconds(2));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "{}", pair.sent());
 }
 
 #[test]

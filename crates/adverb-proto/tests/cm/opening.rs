@@ -331,7 +331,7 @@ fn a_queue_pair_that_takes_its_time_is_waited_for() {
     let offer = Offer::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &offer, &[], pair.deadline()).unwrap();
     pair.pass(seconds(2));
-    assert_eq!(pair.sent(), ">REQ <REP <REP >MRA");
+    assert_eq!(pair.sent(), ">REQ <REP <REP <REP <REP");
     pair.sides[CLIENT].establish(pair.now, client).unwrap();
     pair.flow();
     assert_eq!(pair.outcomes(SERVER), ["established"]);
