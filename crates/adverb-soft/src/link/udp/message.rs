@@ -238,7 +238,7 @@ impl Receiver {
             }
             bytes.chunks(length).for_each(hand);
         }
-        let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count);
+        let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count.max(1));
         self.ask = (2 * came).min(most).clamp(1, BUFFERS);
         Ok(count)
     }
