@@ -119,6 +119,12 @@ pub enum Error {
         /// For what.
         waiting: &'static str,
     },
+    /// It would have to be waited for.
+    #[error("there is no room {what} now")]
+    WouldBlock {
+        /// For what.
+        what: &'static str,
+    },
     /// A peer couldn't be reached: in time, or at all.
     #[error("{peer} couldn't be reached while {stage}: {error}{}", hint_line(.hint))]
     Unreachable {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::net::{Options, Rights};
+use adverb::net::{Options, Rights, SendError};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
 /// On the software NIC, unless another device is named.
@@ -181,7 +181,7 @@ fn long_messages_are_read_from_where_they_are() {
 fn a_message_that_is_too_long_is_refused() {
     let (left, _right) = pair(&options());
     let bytes = vec![0; (1 << 30) + 1];
-    assert!(matches!(left.send(&bytes[..]), Err(Error::TooLong { .. })));
+    assert!(matches!(left.send(&bytes[..]).unwrap_err().error, Error::TooLong { .. }));
 }
 
 #[test]
@@ -216,11 +216,20 @@ fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
     });
 }
 
+/// Whether it was sent.
+fn has_room(tried: Result<(), SendError>) -> bool {
+    match tried {
+        Ok(()) => true,
+        Err(SendError { error: Error::WouldBlock { .. }, .. }) => false,
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
 #[test]
 fn trying_to_send_says_when_there_is_no_room() {
     let (left, right) = pair(&tiny(options()).read_ahead(0));
     let mut sent = 0;
-    while left.try_send(&[7; 100]).unwrap() {
+    while has_room(left.try_send(&[7; 100])) {
         sent += 1;
         assert!(sent < 100);
     }
@@ -230,7 +239,7 @@ fn trying_to_send_says_when_there_is_no_room() {
     }
     // The credits come when there is something to tell of.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !left.try_send(b"again").unwrap() {
+    while !has_room(left.try_send(b"again")) {
         assert!(Instant::now() < deadline);
     }
 }
@@ -275,7 +284,59 @@ fn a_peer_that_is_gone_is_noticed_by_who_waits() {
     let error = left.recv().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    assert!(matches!(left.send(b"?"), Err(Error::Disconnected { .. })));
+    assert!(matches!(left.send(b"?").unwrap_err().error, Error::Disconnected { .. }));
+}
+
+#[test]
+fn what_cannot_be_sent_comes_back() {
+    let options = options().keepalive(Duration::from_millis(100));
+    let (left, right) = pair(&tiny(options));
+    right.expose("memory", 4096, Rights::WRITE).unwrap();
+    let remote = left.remote("memory").unwrap();
+    let buffer = |len: usize| {
+        let mut buffer = left.pool().alloc(len).unwrap();
+        fill(len, &mut buffer);
+        buffer
+    };
+    let comes_back = |len: usize, sent: Result<(), SendError>| {
+        let failure = sent.unwrap_err();
+        check(len, len, &failure.buffer.expect("the buffer comes back"));
+        failure.error
+    };
+    // While there is no room: short ones, and long ones, which the peer would read.
+    while has_room(left.try_send(buffer(100))) {}
+    assert!(matches!(comes_back(100, left.try_send(buffer(100))), Error::WouldBlock { .. }));
+    assert!(matches!(comes_back(10_000, left.try_send(buffer(10_000))), Error::WouldBlock { .. }));
+    // What there is no right to; and then while the connection ends, and after that.
+    let refused = comes_back(4097, remote.write(0, buffer(4097)));
+    assert!(matches!(refused, Error::OutOfBounds { .. }), "{refused}");
+    drop(right);
+    let written = comes_back(4096, remote.write(0, buffer(4096)));
+    assert!(matches!(written, Error::Disconnected { .. }), "{written}");
+    for len in [100, 10_000] {
+        let sent = comes_back(len, left.send(buffer(len)));
+        assert!(matches!(sent, Error::Disconnected { .. }), "{sent}");
+    }
+    let written = comes_back(8, remote.write(0, buffer(8)));
+    assert!(matches!(written, Error::Disconnected { .. }), "{written}");
+    // Bytes weren't taken from anybody.
+    assert!(left.send(&[0; 10_000]).unwrap_err().buffer.is_none());
+}
+
+#[test]
+fn a_message_of_one_connection_is_sent_on_over_another() {
+    let (left, right) = pair(&options());
+    let (next, last) = pair(&options());
+    for len in [10, 100_000] {
+        let mut bytes = vec![0; len];
+        fill(1, &mut bytes);
+        left.send(&bytes).unwrap();
+        next.send(right.recv().unwrap().unwrap()).unwrap();
+        check(1, len, &last.recv().unwrap().unwrap());
+    }
+    last.expose("memory", 100_000, Rights::WRITE).unwrap();
+    left.send(&[7; 100_000]).unwrap();
+    next.remote("memory").unwrap().write(0, right.recv().unwrap().unwrap()).unwrap();
 }
 
 #[test]
@@ -363,10 +424,10 @@ fn exposed_memory_is_reached_without_the_peers_program() {
 
     // What can't be is refused, and the connection goes on.
     assert!(matches!(remote.read((1 << 20) - 1..(1 << 20) + 1), Err(Error::OutOfBounds { .. })));
-    assert!(matches!(remote.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(remote.write(u64::MAX, b"x").unwrap_err().error, Error::OutOfBounds { .. }));
     assert!(matches!(remote.fetch_add(4, 1), Err(Error::Unaligned { .. })));
     let log_there = left.remote("log").unwrap();
-    assert!(matches!(log_there.write(0, b"x"), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(log_there.write(0, b"x").unwrap_err().error, Error::InvalidRequest { .. }));
     assert!(matches!(log_there.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
     assert_eq!(log_there.read(0..64).unwrap().len(), log.len());
 

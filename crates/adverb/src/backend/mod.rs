@@ -241,6 +241,18 @@ pub(crate) enum ProtectionDomain {
 }
 
 impl ProtectionDomain {
+    /// Whether both are handles to one domain.
+    pub(crate) fn is_same(&self, other: &ProtectionDomain) -> bool {
+        match (self, other) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(one), Self::Ibv(other)) => Arc::ptr_eq(one, other),
+            #[cfg(feature = "soft")]
+            (Self::Soft(one), Self::Soft(other)) => Arc::ptr_eq(one, other),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
+    }
+
     /// Registers memory under addresses that begin with `iova`, or under its own.
     pub(crate) fn register(
         &self,

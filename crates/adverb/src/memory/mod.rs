@@ -28,6 +28,7 @@ pub use registered_buf::RegisteredBuf;
 
 pub(crate) use region::Region;
 
+use std::any::Any;
 use std::ptr::NonNull;
 
 /// Memory that can be registered with a device.
@@ -41,7 +42,7 @@ use std::ptr::NonNull;
 /// and written from any thread.
 ///
 /// A `Box<[u8]>` doesn't qualify: moving a `Box` asserts that nobody else has its pointer, and the device has.
-pub unsafe trait Memory: Send + Sync + 'static {
+pub unsafe trait Memory: Any + Send + Sync {
     /// Where the memory begins.
     fn as_ptr(&self) -> NonNull<u8>;
 

@@ -209,6 +209,20 @@ impl MemoryRegion {
         if unshared && PRIVATE.contains(self.access()) { Ok(self.0) } else { Err(self) }
     }
 
+    /// What was registered, if this is the last handle to it: it isn't registered any more.
+    pub(super) fn into_memory(self) -> Option<Box<dyn Memory>> {
+        let mut region = Arc::into_inner(self.0)?;
+        match region.registration.deregister() {
+            Ok(()) => region.memory.take(),
+            Err(error) => {
+                // The device may still look at it.
+                tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
+                std::mem::forget(region.memory.take());
+                None
+            }
+        }
+    }
+
     /// The bytes as atomics: the only way in which shared memory is touched.
     fn atomics(&self, offset: usize, len: usize) -> Result<&[AtomicU8]> {
         self.0.check_mapped(offset, len)?;

@@ -1,5 +1,6 @@
 //! A piece of a pool's memory.
 
+use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use super::pool::{Chunk, Slot};
 use super::{Memory, MemoryRegion};
 use crate::error::{Error, Result};
+use crate::verbs::ProtectionDomain;
 
 /// A piece of a [pool](super::Pool)'s memory with one owner, which no peer can touch: a `[u8]` while you have it.
 ///
@@ -143,6 +145,18 @@ impl RegisteredBuf {
     pub fn register(self, access: Access) -> Result<MemoryRegion> {
         let domain = self.chunk.domain().clone();
         domain.register(Lent(self), access)
+    }
+
+    /// Takes back what was [registered](RegisteredBuf::register), and the rights to it with that. Nothing, if somebody else has
+    /// the region too, or it is no buffer's.
+    pub(crate) fn reclaim(region: MemoryRegion) -> Option<RegisteredBuf> {
+        let memory: Box<dyn Any> = region.into_memory()?;
+        memory.downcast().ok().map(|lent: Box<Lent>| lent.0)
+    }
+
+    /// Whether requests of this domain can use it.
+    pub(crate) fn is_of(&self, domain: &ProtectionDomain) -> bool {
+        self.chunk.domain() == domain
     }
 
     #[inline]

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use super::bootstrap;
 use super::link::{Link, Ready, State};
 use super::protocol::handshake::{Flaw, Greeting, PREFIX_LEN, Prefix};
-use super::{Message, Options, Outgoing};
+use super::{Message, Options, Outgoing, SendError};
 use crate::backend::readable_by_tasks;
 use crate::error::{Error, Result};
 use crate::memory::Pool;
@@ -268,16 +268,16 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. After
-    /// a timeout the message may have been taken, and is then sent once there is room.
+    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. A
+    /// buffer comes back with the error, unless the message was taken: after a timeout it may have been, and is then sent once
+    /// there is room.
     ///
     /// # Cancel safety
     ///
     /// Dropped, the message is sent or not, but never in part; one that was taken already is sent when there is room and this
     /// connection is used again.
-    pub async fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
-        let ready = self.link.ready(message.into(), None)?;
-        self.send_ready(ready, self.link.options.timeout).await
+    pub async fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+        self.send_message(message.into(), None).await
     }
 
     /// Sends a message with 32 bits beside it.
@@ -289,17 +289,20 @@ impl Connection {
     /// # Cancel safety
     ///
     /// As [`send`](Connection::send).
-    pub async fn send_with_imm<'a>(&self, message: impl Into<Outgoing<'a>>, immediate: u32) -> Result<()> {
-        let ready = self.link.ready(message.into(), Some(immediate))?;
-        self.send_ready(ready, self.link.options.timeout).await
+    pub async fn send_with_imm<'a>(
+        &self,
+        message: impl Into<Outgoing<'a>>,
+        immediate: u32,
+    ) -> Result<(), SendError> {
+        self.send_message(message.into(), Some(immediate)).await
     }
 
-    /// Sends a message, if there is room for it now; says whether there was.
+    /// Sends a message, if there is room for it now.
     ///
     /// # Errors
     ///
-    /// If the connection has ended.
-    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
+    /// [`WouldBlock`](Error::WouldBlock) if there is none; if the connection has ended.
+    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         let ready = self.link.ready(message.into(), None)?;
         let mut state = self.link.lock();
         let has_news = self.link.drive(&mut state);
@@ -311,12 +314,16 @@ impl Connection {
         sent
     }
 
-    async fn send_ready(&self, ready: Ready<'_>, timeout: Duration) -> Result<()> {
-        let (mut ready, mut number) = (Some(ready), None);
-        self.wait(timeout, "waiting for room to send", |link, state| {
-            link.send(state, &mut ready, &mut number)
-        })
-        .await
+    async fn send_message(&self, message: Outgoing<'_>, immediate: Option<u32>) -> Result<(), SendError> {
+        let mut ready = Some(self.link.ready(message, immediate)?);
+        let sent = self.send_ready(&mut ready, self.link.options.timeout).await;
+        sent.map_err(|error| Ready::refused(ready, error))
+    }
+
+    async fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
+        let mut number = None;
+        self.wait(timeout, "waiting for room to send", |link, state| link.send(state, ready, &mut number))
+            .await
     }
 
     /// Waits for a message; `None` when the peer has sent its last.
@@ -356,7 +363,7 @@ impl Connection {
     ///
     /// Dropped, it was said or not; it can be called again, and then is an error if it was.
     pub async fn shutdown(&self) -> Result<()> {
-        self.send_ready(Link::end_frame(), self.link.options.timeout).await
+        self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout).await
     }
 
     /// Ends the connection when the peer has all that was sent: in its memory, though its program needn't have looked at it;

@@ -10,9 +10,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use super::bootstrap;
-use super::link::Link;
+use super::link::{Link, Ready};
 use super::protocol::handshake::{Flaw, Greeting, PREFIX_LEN, Prefix};
-use super::{Message, Options, Outgoing};
+use super::{Message, Options, Outgoing, SendError};
 use crate::error::Result;
 use crate::memory::Pool;
 use crate::verbs::Deadline;
@@ -231,9 +231,10 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. After
-    /// a timeout the message may have been taken, and is then sent once there is room.
-    pub fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. A
+    /// buffer comes back with the error, unless the message was taken: after a timeout it may have been, and is then sent once
+    /// there is room.
+    pub fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         self.send_timeout(message.into(), None, self.link.options.timeout)
     }
 
@@ -242,28 +243,37 @@ impl Connection {
     /// # Errors
     ///
     /// As [`send`](Connection::send).
-    pub fn send_with_imm<'a>(&self, message: impl Into<Outgoing<'a>>, immediate: u32) -> Result<()> {
+    pub fn send_with_imm<'a>(
+        &self,
+        message: impl Into<Outgoing<'a>>,
+        immediate: u32,
+    ) -> Result<(), SendError> {
         self.send_timeout(message.into(), Some(immediate), self.link.options.timeout)
     }
 
-    /// Sends a message, if there is room for it now; says whether there was.
+    /// Sends a message, if there is room for it now.
     ///
     /// # Errors
     ///
-    /// If the connection has ended.
-    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
+    /// [`WouldBlock`](crate::Error::WouldBlock) if there is none; if the connection has ended.
+    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         let ready = self.link.ready(message.into(), None)?;
         let mut state = self.link.lock();
         self.link.drive_unless_led(&mut state);
         self.link.try_send_now(&mut state, ready)
     }
 
-    fn send_timeout(&self, message: Outgoing<'_>, immediate: Option<u32>, timeout: Duration) -> Result<()> {
+    fn send_timeout(
+        &self,
+        message: Outgoing<'_>,
+        immediate: Option<u32>,
+        timeout: Duration,
+    ) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message, immediate)?);
-        self.send_ready(&mut ready, timeout)
+        self.send_ready(&mut ready, timeout).map_err(|error| Ready::refused(ready, error))
     }
 
-    fn send_ready(&self, ready: &mut Option<super::link::Ready<'_>>, timeout: Duration) -> Result<()> {
+    fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
         let mut number = None;
         self.link
             .wait(timeout, "waiting for room to send", |link, state| link.send(state, ready, &mut number))

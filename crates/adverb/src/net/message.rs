@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
 
+use crate::error::Error;
 use crate::memory::RegisteredBuf;
 
 /// A message that came: its bytes, and 32 bits beside them if the sender gave any.
@@ -71,6 +72,17 @@ impl Outgoing<'_> {
     }
 }
 
+impl Outgoing<'_> {
+    /// Why it wasn't sent, with the buffer that it is.
+    pub(super) fn refused(self, error: Error) -> SendError {
+        let buffer = match self.0 {
+            Source::Buffer(buffer) => Some(buffer),
+            Source::Bytes(_) => None,
+        };
+        SendError { error, buffer }
+    }
+}
+
 impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Outgoing<'a> {
     fn from(bytes: &'a T) -> Outgoing<'a> {
         Outgoing(Source::Bytes(bytes.as_ref()))
@@ -86,6 +98,61 @@ impl From<RegisteredBuf> for Outgoing<'_> {
 impl From<Message> for Outgoing<'_> {
     fn from(message: Message) -> Self {
         message.buffer.into()
+    }
+}
+
+/// Sending, or writing to a peer's memory, failed: why, and what was to be sent.
+///
+/// `?` makes an [`Error`] of it; so who doesn't want the buffer back needn't care.
+///
+/// ```
+/// use adverb::net::blocking::Connection;
+///
+/// /// Sends it over the first connection that is well.
+/// fn send_anywhere(connections: &[Connection], mut message: adverb::memory::RegisteredBuf) -> adverb::Result<()> {
+///     for connection in connections {
+///         match connection.send(message) {
+///             Ok(()) => return Ok(()),
+///             Err(failure) => match failure.buffer {
+///                 Some(buffer) => message = buffer,
+///                 None => return Err(failure.error),
+///             },
+///         }
+///     }
+///     Err(adverb::Error::InvalidRequest { reason: "no connection is well".into() })
+/// }
+/// ```
+#[derive(Debug)]
+pub struct SendError {
+    /// Why.
+    pub error: Error,
+    /// The registered memory that was to be sent. None if it was bytes, of which only a copy would have been sent; or if the
+    /// message was taken all the same, and is on its way or in the device's hands.
+    pub buffer: Option<RegisteredBuf>,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for SendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl From<Error> for SendError {
+    fn from(error: Error) -> SendError {
+        SendError { error, buffer: None }
+    }
+}
+
+/// Drops the buffer, which goes home.
+impl From<SendError> for Error {
+    fn from(error: SendError) -> Error {
+        error.error
     }
 }
 

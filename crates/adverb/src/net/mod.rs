@@ -25,6 +25,6 @@ mod wait;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{Connection, Connector, Listener, Remote, connect};
-pub use message::{Message, Outgoing};
+pub use message::{Message, Outgoing, SendError};
 pub use options::Options;
 pub use remote::Rights;

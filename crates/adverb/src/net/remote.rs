@@ -2,9 +2,9 @@
 
 use std::ops::{BitOr, Range};
 
-use super::Outgoing;
 use super::link::{Asked, Link};
 use super::protocol::Announced;
+use super::{Outgoing, SendError};
 use crate::error::{Error, Result};
 use crate::memory::RegisteredBuf;
 use crate::verbs::{Access, RemoteAddress, SendRequest};
@@ -98,9 +98,19 @@ impl Announced {
         Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place)))
     }
 
-    pub(super) fn write<'a>(&self, link: &'a Link, offset: u64, bytes: Outgoing<'_>) -> Result<Asked<'a>> {
-        let place = self.place(offset, bytes.bytes().len(), Rights::WRITE)?;
-        link.check_len(bytes.bytes().len())?;
+    pub(super) fn write<'a>(
+        &self,
+        link: &'a Link,
+        offset: u64,
+        bytes: Outgoing<'_>,
+    ) -> Result<Asked<'a>, SendError> {
+        let len = bytes.bytes().len();
+        let place =
+            self.place(offset, len, Rights::WRITE).and_then(|place| link.check_len(len).map(|()| place));
+        let place = match place {
+            Ok(place) => place,
+            Err(error) => return Err(bytes.refused(error)),
+        };
         Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place)))
     }
 

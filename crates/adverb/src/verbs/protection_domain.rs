@@ -182,6 +182,15 @@ fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<
     }
 }
 
+/// Handles to the same domain are equal.
+impl PartialEq for ProtectionDomain {
+    fn eq(&self, other: &ProtectionDomain) -> bool {
+        self.backend.is_same(&other.backend)
+    }
+}
+
+impl Eq for ProtectionDomain {}
+
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProtectionDomain").field("device", &self.device).finish()

@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::memory::{MemoryRegion, RegisteredBuf};
 #[allow(unused_imports, reason = "for links")]
 use crate::net::Options;
-use crate::net::Outgoing;
 use crate::net::link::Asked;
 use crate::net::protocol::Announced;
 use crate::net::remote::{Rights, word};
+use crate::net::{Outgoing, SendError};
 
 /// One-sided: memory that the peer reaches without this side's program, and the peer's.
 impl Connection {
@@ -28,7 +28,7 @@ impl Connection {
     /// Dropped, the peer was told of it or not.
     pub async fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
         let (region, announcement) = self.link.expose(name, len, rights)?;
-        self.send_ready(announcement, self.link.options.timeout).await?;
+        self.send_ready(&mut Some(announcement), self.link.options.timeout).await?;
         Ok(region)
     }
 
@@ -115,9 +115,12 @@ impl Remote<'_> {
     /// # Cancel safety
     ///
     /// Dropped, it is done or not; its buffer stays until then.
-    pub async fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub async fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
-        self.finish(&mut asked).await.map(drop)
+        match self.finish(&mut asked).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(asked.refused(error)),
+        }
     }
 
     /// Writes bytes, and then tells the peer so: it [receives](Connection::recv) a message of no bytes with these 32 bits.
@@ -134,7 +137,7 @@ impl Remote<'_> {
         offset: u64,
         bytes: impl Into<Outgoing<'a>>,
         immediate: u32,
-    ) -> Result<()> {
+    ) -> Result<(), SendError> {
         self.write(offset, bytes).await?;
         self.connection.send_with_imm(&[], immediate).await
     }

@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::memory::{MemoryRegion, RegisteredBuf};
 #[allow(unused_imports, reason = "for links")]
 use crate::net::Options;
-use crate::net::Outgoing;
 use crate::net::link::Asked;
 use crate::net::protocol::Announced;
 use crate::net::remote::{Rights, word};
+use crate::net::{Outgoing, SendError};
 
 /// One-sided: memory that the peer reaches without this side's program, and the peer's.
 impl Connection {
@@ -92,9 +92,12 @@ impl Remote<'_> {
     /// # Errors
     ///
     /// As [`read`](Remote::read).
-    pub fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
-        self.finish(&mut asked).map(drop)
+        match self.finish(&mut asked) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(asked.refused(error)),
+        }
     }
 
     /// Writes bytes, and then tells the peer so: it [receives](Connection::recv) a message of no bytes with these 32 bits.
@@ -107,7 +110,7 @@ impl Remote<'_> {
         offset: u64,
         bytes: impl Into<Outgoing<'a>>,
         immediate: u32,
-    ) -> Result<()> {
+    ) -> Result<(), SendError> {
         self.write(offset, bytes)?;
         self.connection.send_with_imm(&[], immediate)
     }

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::message::{Message, Outgoing, Source};
+use super::message::{Message, Outgoing, SendError, Source};
 use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
 use super::protocol::{
@@ -141,8 +141,17 @@ pub(super) struct Ready<'a> {
 
 enum Body<'a> {
     Bytes(Outgoing<'a>),
-    Offer { len: u32, region: MemoryRegion },
-    Announcement { name: String, memory: Announced, region: MemoryRegion },
+    /// Somebody's own buffer, or a copy.
+    Offer {
+        len: u32,
+        region: MemoryRegion,
+        is_copy: bool,
+    },
+    Announcement {
+        name: String,
+        memory: Announced,
+        region: MemoryRegion,
+    },
     End,
     Gone,
 }
@@ -230,8 +239,9 @@ impl Link {
     /// Connects it to the peer's queue pair. Who asked for the connection says hello first.
     pub(super) fn connect(&self, peer: &Endpoint, says_hello: bool) -> Result<()> {
         // Credits see to it that the peer always has a receive: if it hadn't, that would be a fault, and not to be waited for.
-        // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds.
-        let options = ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(7);
+        // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds. (Not seven
+        // times: rxe takes that for ever, and a peer that is gone would never be noticed.)
+        let options = ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(6);
         self.queue_pair.connect_with(peer, &options)?;
         if says_hello {
             self.say_hello(&mut self.lock());
@@ -265,20 +275,30 @@ impl Link {
     }
 
     /// Makes a message ready to be sent: what can be done without the connection.
-    pub(super) fn ready<'a>(&self, message: Outgoing<'a>, immediate: Option<u32>) -> Result<Ready<'a>> {
+    pub(super) fn ready<'a>(
+        &self,
+        message: Outgoing<'a>,
+        immediate: Option<u32>,
+    ) -> Result<Ready<'a>, SendError> {
         let len = message.bytes().len();
         let eager = self.lock().outbound.as_ref().map_or(0, |ring| ring.eager);
         if len <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
-        let len = u32::try_from(len).ok().filter(|len| *len <= LONGEST_MESSAGE);
-        let too_long = || Error::TooLong { len: message.bytes().len() as u64, most: LONGEST_MESSAGE.into() };
-        let len = len.ok_or_else(too_long)?;
-        let buffer = match message.0 {
-            Source::Bytes(bytes) => self.pool.copy_from(bytes)?,
-            Source::Buffer(buffer) => buffer,
+        let Some(len) = u32::try_from(len).ok().filter(|len| *len <= LONGEST_MESSAGE) else {
+            let error = Error::TooLong { len: len as u64, most: LONGEST_MESSAGE.into() };
+            return Err(message.refused(error));
         };
-        Ok(Ready { body: Body::Offer { len, region: buffer.register(Access::REMOTE_READ)? }, immediate })
+        let (buffer, is_copy) = match message.0 {
+            Source::Buffer(buffer) if buffer.is_of(self.pool.protection_domain()) => (buffer, false),
+            // Of another domain, the peer couldn't read it.
+            _ => match self.pool.copy_from(message.bytes()) {
+                Ok(copy) => (copy, true),
+                Err(error) => return Err(message.refused(error)),
+            },
+        };
+        let region = buffer.register(Access::REMOTE_READ)?;
+        Ok(Ready { body: Body::Offer { len, region, is_copy }, immediate })
     }
 
     /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
@@ -296,7 +316,7 @@ impl Link {
                 (FrameKind::Message { len: bytes.len() as u32 }, bytes)
             }
             Body::Offer { .. } if state.offers.len() == OFFERS as usize => return Ok(None),
-            Body::Offer { len, region } => {
+            Body::Offer { len, region, .. } => {
                 let RemoteMemory { addr, rkey, .. } = region.remote();
                 (FrameKind::Offer { len: *len, addr, rkey }, &[])
             }
@@ -365,8 +385,20 @@ impl Link {
     }
 
     /// Takes a message and posts it, if both can be done now.
-    pub(super) fn try_send_now(&self, state: &mut State, ready: Ready<'_>) -> Result<bool> {
-        let len = frame_len(match &ready.body {
+    pub(super) fn try_send_now(&self, state: &mut State, ready: Ready<'_>) -> Result<(), SendError> {
+        let mut ready = Some(ready);
+        let sent = self.try_post(state, &mut ready);
+        let failure = match sent {
+            Ok(true) => return Ok(()),
+            Ok(false) => Error::WouldBlock { what: "to send" },
+            Err(error) => error,
+        };
+        Err(Ready::refused(ready, failure))
+    }
+
+    fn try_post(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<bool> {
+        let Some(Ready { body, .. }) = ready else { return Ok(true) };
+        let len = frame_len(match body {
             Body::Bytes(message) => message.bytes().len(),
             Body::Offer { .. } => OFFER_LEN,
             Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
@@ -378,7 +410,7 @@ impl Link {
         if !is_free && state.end.is_none() {
             return Ok(false);
         }
-        Ok(self.try_send(state, &mut Some(ready))?.is_some())
+        Ok(self.try_send(state, ready)?.is_some())
     }
 
     /// The end of what this side sends.
@@ -501,6 +533,18 @@ impl Link {
 
     fn ended(&self, end: &End) -> Error {
         self.disconnected(&*end.reason, end.hint)
+    }
+}
+
+impl Ready<'_> {
+    /// Why it wasn't sent, with the buffer that it was made of, if it wasn't taken.
+    pub(super) fn refused(ready: Option<Ready<'_>>, error: Error) -> SendError {
+        let buffer = match ready.map(|ready| ready.body) {
+            Some(Body::Bytes(message)) => return message.refused(error),
+            Some(Body::Offer { region, is_copy: false, .. }) => RegisteredBuf::reclaim(region),
+            _ => None,
+        };
+        SendError { error, buffer }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Body, End, Link, OPERATION, Ready, State, progress};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Payload, RegisteredBuf};
-use crate::net::message::{Outgoing, Source};
+use crate::net::message::{Outgoing, SendError, Source};
 use crate::net::protocol::{Announced, LONGEST_NAME};
 use crate::net::remote::Rights;
 use crate::verbs::{Completion, SendRequest};
@@ -23,6 +23,16 @@ pub(in crate::net) struct Asked<'a> {
     link: &'a Link,
     request: Option<SendRequest>,
     id: Option<u64>,
+    /// What it was to do something with, once it has failed.
+    left: Option<RegisteredBuf>,
+}
+
+impl Asked<'_> {
+    /// Why it wasn't done, with its buffer, if the device doesn't have that.
+    pub(in crate::net) fn refused(mut self, error: Error) -> SendError {
+        let unposted = self.request.take().and_then(|request| request.into_payload().into_registered());
+        SendError { error, buffer: self.left.take().or(unposted) }
+    }
 }
 
 impl Drop for Asked<'_> {
@@ -78,7 +88,7 @@ impl Link {
 
     /// A request that is to be posted.
     pub(in crate::net) fn ask_for(&self, request: SendRequest) -> Asked<'_> {
-        Asked { link: self, request: Some(request), id: None }
+        Asked { link: self, request: Some(request), id: None, left: None }
     }
 
     /// Posts the request, when there is room, and returns its buffer when it is done.
@@ -91,6 +101,10 @@ impl Link {
             return match state.operations.get(&id) {
                 Some(Operation::Done(..)) => match state.operations.remove(&id) {
                     Some(Operation::Done(true, buffer)) => Ok(Some(buffer)),
+                    Some(Operation::Done(false, buffer)) => {
+                        asked.left = buffer;
+                        Err(self.why(state))
+                    }
                     _ => Err(self.why(state)),
                 },
                 Some(_) => Ok(None),
@@ -110,7 +124,8 @@ impl Link {
             let id = state.next_operation;
             asked.id = Some(id);
             state.operations.insert(id, Operation::Posted);
-            self.post(state, request.tag(OPERATION | id << (OPERATION.trailing_zeros() + 1)), true);
+            let request = request.tag(OPERATION | id << (OPERATION.trailing_zeros() + 1));
+            asked.request = self.post(state, request, true);
             if state.end.is_some() {
                 // It wasn't posted, so that nothing comes of it.
                 state.operations.remove(&id);
@@ -132,10 +147,10 @@ impl Link {
     }
 
     /// Registered memory with what is to be written.
-    pub(in crate::net) fn buffer_of(&self, message: Outgoing<'_>) -> Result<RegisteredBuf> {
+    pub(in crate::net) fn buffer_of(&self, message: Outgoing<'_>) -> Result<RegisteredBuf, SendError> {
         match message.0 {
-            Source::Bytes(bytes) => self.pool.copy_from(bytes),
-            Source::Buffer(buffer) => Ok(buffer),
+            Source::Buffer(buffer) if buffer.is_of(self.pool.protection_domain()) => Ok(buffer),
+            _ => self.pool.copy_from(message.bytes()).map_err(|error| message.refused(error)),
         }
     }
 }

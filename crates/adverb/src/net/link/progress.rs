@@ -8,7 +8,7 @@ use crate::net::protocol::handshake::Hello;
 use crate::net::protocol::{
     ANNOUNCEMENT_LEN, Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
 };
-use crate::verbs::{CompletedOperation, Completion, RecvRequest, RemoteAddress, SendRequest};
+use crate::verbs::{CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, SendRequest};
 
 impl Link {
     /// Takes in a completion.
@@ -78,7 +78,7 @@ impl Link {
         state.owes_hello = false;
         let hello = Hello { ring: self.ring.remote(), writes: self.options.writes };
         match self.pool.copy_from(&hello.emit()) {
-            Ok(buffer) => self.post(state, SendRequest::send(buffer), true),
+            Ok(buffer) => drop(self.post(state, SendRequest::send(buffer), true)),
             Err(error) => end(state, error.to_string(), ""),
         }
     }
@@ -234,11 +234,22 @@ impl Link {
         }
     }
 
-    /// Posts a request, and asks for its completion or not.
-    pub(super) fn post(&self, state: &mut State, request: SendRequest, is_signaled: bool) {
+    /// Posts a request, and asks for its completion or not. If that fails the connection has ended, and the request comes back.
+    pub(super) fn post(
+        &self,
+        state: &mut State,
+        request: SendRequest,
+        is_signaled: bool,
+    ) -> Option<SendRequest> {
         match self.queue_pair.post_send(if is_signaled { request } else { request.unsignaled() }) {
-            Ok(_) => (state.in_flight, state.is_unheard) = (state.in_flight + 1, !is_signaled),
-            Err(error) => end(state, error.to_string(), ""),
+            Ok(_) => {
+                (state.in_flight, state.is_unheard) = (state.in_flight + 1, !is_signaled);
+                None
+            }
+            Err(PostError { error, mut requests }) => {
+                end(state, error.to_string(), "");
+                requests.pop()
+            }
         }
     }
 }
