@@ -195,6 +195,29 @@ impl Error {
     }
 }
 
+/// For those who read and write streams.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        let kind = match &error {
+            Error::Disconnected { .. } => io::ErrorKind::ConnectionReset,
+            Error::Refused { .. } | Error::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Error::Unreachable { error, .. }
+            | Error::Verb { error, .. }
+            | Error::Allocation { error, .. } => error.kind(),
+            Error::Timeout { .. } => io::ErrorKind::TimedOut,
+            Error::WouldBlock { .. } => io::ErrorKind::WouldBlock,
+            Error::Unsupported { .. } => io::ErrorKind::Unsupported,
+            Error::NotInstalled { .. } | Error::NoDevice { .. } => io::ErrorKind::NotFound,
+            Error::OutOfBounds { .. }
+            | Error::Unaligned { .. }
+            | Error::TooLong { .. }
+            | Error::InvalidRequest { .. } => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
 /// The hint on a line of its own, if there is one.
 fn hint_line(hint: &impl AsRef<str>) -> String {
     match hint.as_ref() {

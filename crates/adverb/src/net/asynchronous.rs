@@ -1,8 +1,10 @@
 //! Connections for tasks: what has to wait lets others run.
 
 mod remote;
+mod stream;
 
 pub use remote::Remote;
+pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
 use std::future::Future;

@@ -1,8 +1,10 @@
 //! Connections for threads: every call waits until it is done.
 
 mod remote;
+mod stream;
 
 pub use remote::Remote;
+pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -24,7 +24,7 @@ mod remote;
 mod wait;
 
 #[cfg(feature = "tokio")]
-pub use asynchronous::{Connection, Connector, Listener, Remote, connect};
+pub use asynchronous::{Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect};
 pub use message::{Message, Outgoing, SendError};
 pub use options::Options;
 pub use remote::Rights;

@@ -6,10 +6,12 @@
 
 mod operation;
 mod progress;
+mod stream;
 
 pub(super) use operation::Asked;
 
 use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -141,6 +143,11 @@ pub(super) struct Ready<'a> {
 
 enum Body<'a> {
     Bytes(Outgoing<'a>),
+    /// The first `len` bytes of these.
+    Pieces {
+        len: u32,
+        pieces: &'a [IoSlice<'a>],
+    },
     /// Somebody's own buffer, or a copy.
     Offer {
         len: u32,
@@ -310,18 +317,21 @@ impl Link {
         if state.peer_is_gone {
             return Err(self.disconnected("the peer has closed it", ""));
         }
-        let (kind, bytes): (FrameKind, &[u8]) = match body {
+        let one: [IoSlice<'_>; 1];
+        let (kind, bytes): (FrameKind, &[IoSlice<'_>]) = match body {
             Body::Bytes(message) => {
-                let bytes = message.bytes();
-                (FrameKind::Message { len: bytes.len() as u32 }, bytes)
+                one = [IoSlice::new(message.bytes())];
+                (FrameKind::Message { len: one[0].len() as u32 }, &one)
             }
+            Body::Pieces { len, pieces } => (FrameKind::Message { len: *len }, pieces),
             Body::Offer { .. } if state.offers.len() == OFFERS as usize => return Ok(None),
             Body::Offer { len, region, .. } => {
                 let RemoteMemory { addr, rkey, .. } = region.remote();
                 (FrameKind::Offer { len: *len, addr, rkey }, &[])
             }
             Body::Announcement { name, memory, .. } => {
-                (FrameKind::Announcement { name_len: name.len() as u32, memory: *memory }, name.as_bytes())
+                one = [IoSlice::new(name.as_bytes())];
+                (FrameKind::Announcement { name_len: name.len() as u32, memory: *memory }, &one)
             }
             Body::End => (FrameKind::End, &[]),
             Body::Gone => (FrameKind::Gone, &[]),
@@ -341,14 +351,20 @@ impl Link {
 
     /// Adds a frame to those that wait, or writes it at once if none does. Returns the number of the write, or nothing if
     /// there is no room.
-    fn add_frame(&self, state: &mut State, frame: &Frame, body: &[u8], tag: u64) -> Result<Option<u64>> {
+    fn add_frame(
+        &self,
+        state: &mut State,
+        frame: &Frame,
+        body: &[IoSlice<'_>],
+        tag: u64,
+    ) -> Result<Option<u64>> {
         if let Some(end) = &state.end {
             return Err(self.ended(end));
         }
         let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
         let len = frame.len();
         if let Some(batch) = &mut state.batch {
-            if len > longest_write - batch.len {
+            if len > batch.buffer.len() - batch.len {
                 return Ok(None);
             }
             put(frame, body, &mut batch.buffer[batch.len..batch.len + len]);
@@ -356,12 +372,13 @@ impl Link {
             batch.tag |= tag;
             return Ok(Some(state.batches));
         }
-        let mut buffer = self.pool.alloc(len)?;
-        put(frame, body, &mut buffer);
-        if let Err(first) = self.write(state, buffer, len, tag) {
-            // Others may join it.
-            let mut buffer = self.pool.alloc(longest_write)?;
-            buffer[..len].copy_from_slice(&first);
+        let goes_now = can_write(state, len);
+        // If it has to wait others may join it.
+        let mut buffer = self.pool.alloc(if goes_now { len } else { longest_write })?;
+        put(frame, body, &mut buffer[..len]);
+        if !goes_now {
+            state.batch = Some(Batch { buffer, len, tag });
+        } else if let Err(buffer) = self.write(state, buffer, len, tag) {
             state.batch = Some(Batch { buffer, len, tag });
         }
         state.batches += 1;
@@ -400,13 +417,13 @@ impl Link {
         let Some(Ready { body, .. }) = ready else { return Ok(true) };
         let len = frame_len(match body {
             Body::Bytes(message) => message.bytes().len(),
+            Body::Pieces { len, .. } => *len as usize,
             Body::Offer { .. } => OFFER_LEN,
             Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
             Body::End | Body::Gone => 0,
         });
-        let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
         // Otherwise it would be taken, and wait.
-        let is_free = state.batch.is_none() && fits && progress::has_room(state);
+        let is_free = state.batch.is_none() && can_write(state, len);
         if !is_free && state.end.is_none() {
             return Ok(false);
         }
@@ -439,16 +456,16 @@ impl Link {
         if !state.peer_is_gone && ready.is_some() && self.try_send(state, ready)?.is_none() {
             return Ok(None);
         }
-        self.is_delivered(state)
+        // Who is alone has nobody to tell that it is gone.
+        let is_over = state.is_known_gone || state.peer_is_gone || state.end.is_some();
+        self.is_delivered(state, is_over)
     }
 
-    /// Whether the peer has all that was sent.
-    fn is_delivered(&self, state: &mut State) -> Result<Option<()>> {
+    /// Whether the peer has all that was sent, and either has read it or `is_over`.
+    fn is_delivered(&self, state: &mut State, is_over: bool) -> Result<Option<()>> {
         if state.batch.is_none() && state.offers.is_empty() && state.reads_to_tell == 0 {
             // What the peer has read it has, though its device's word for it may not have come.
             let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
-            // Who is alone has nobody to tell that it is gone.
-            let is_over = state.is_known_gone || state.peer_is_gone || state.end.is_some();
             if is_read || state.delivered == state.to_deliver && is_over {
                 return Ok(Some(()));
             }
@@ -549,16 +566,27 @@ impl Ready<'_> {
 }
 
 /// Puts a frame where it just fits. Nothing of what was there before is left.
-fn put(frame: &Frame, body: &[u8], out: &mut [u8]) {
+fn put(frame: &Frame, body: &[IoSlice<'_>], out: &mut [u8]) {
     frame.emit(out);
-    let begin = match frame.kind {
-        FrameKind::Message { .. } => HEADER_LEN,
-        FrameKind::Announcement { .. } => HEADER_LEN + ANNOUNCEMENT_LEN,
+    let (begin, len) = match frame.kind {
+        FrameKind::Message { len } => (HEADER_LEN, len),
+        FrameKind::Announcement { name_len, .. } => (HEADER_LEN + ANNOUNCEMENT_LEN, name_len),
         FrameKind::Offer { .. } | FrameKind::End | FrameKind::Gone => return,
     };
-    let (to_body, padding) = out[begin..].split_at_mut(body.len());
-    to_body.copy_from_slice(body);
+    let (mut rest, padding) = out[begin..].split_at_mut(len as usize);
+    for piece in body {
+        let (to_piece, behind) = rest.split_at_mut(piece.len().min(rest.len()));
+        to_piece.copy_from_slice(&piece[..to_piece.len()]);
+        rest = behind;
+    }
+    debug_assert!(rest.is_empty(), "there are as many bytes as the frame says");
     padding.fill(0);
+}
+
+/// Whether a write of `len` bytes can be posted now.
+fn can_write(state: &State, len: usize) -> bool {
+    let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
+    fits && progress::has_room(state) && state.end.is_none()
 }
 
 /// Notes why the connection has ended, if nothing else was the reason before.

@@ -1,0 +1,497 @@
+//! Streams of bytes for tasks.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::Connection;
+use crate::error::Result;
+use crate::memory::RegisteredBuf;
+#[allow(unused_imports, reason = "for links")]
+use crate::net::Options;
+use crate::net::bootstrap;
+use crate::net::link::{Link, State};
+
+/// A connection as a stream of bytes, as TCP's are: for all that reads and writes those, hyper and tonic among them.
+///
+/// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
+///   peer reads too slowly. Whatever waits is sent when there is room, whether anybody flushes or not. Long writes go in
+///   pieces of a quarter of the peer's [ring](Options::ring).
+/// - **Flushing** returns when all is on its way.
+/// - **Shutting down** ends what this side sends, and returns when the peer's device has all of it. Reading goes on.
+/// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
+///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
+/// - **Dropping** it closes the connection, in a task of its own, as [`Connection::close`] does: the peer gets what was
+///   written, and the end.
+///
+/// Nothing is timed out: the options' [`timeout`](Options::timeout) isn't looked at. Where messages begin and end isn't seen,
+/// nor are the 32 bits beside them; so the peer may as well send and receive messages.
+///
+/// ```
+/// use adverb::net::{Listener, connect};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let listener = Listener::bind("127.0.0.1:0").await?;
+/// let address = listener.local_address();
+/// tokio::spawn(async move {
+///     let (mut reader, mut writer) = listener.accept().await?.into_stream().into_split();
+///     tokio::io::copy(&mut reader, &mut writer).await?;
+///     writer.shutdown().await
+/// });
+/// let mut stream = connect(address).await?.into_stream();
+/// stream.write_all(b"hello, world").await?;
+/// stream.shutdown().await?;
+/// let mut answer = String::new();
+/// stream.read_to_string(&mut answer).await?;
+/// assert_eq!(answer, "hello, world");
+/// # Ok::<(), std::io::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Cancel safety
+///
+/// Whoever is no longer polled has taken and lost nothing: of a read that didn't end no byte is gone, of a write that didn't
+/// end no byte was taken. What tokio's `read_exact` and `write_all` say of themselves holds all the same.
+#[derive(Debug)]
+pub struct Stream {
+    reader: ReadHalf,
+    writer: WriteHalf,
+}
+
+/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+pub struct ReadHalf {
+    shared: Arc<Shared>,
+    /// What was received and not yet read.
+    rest: Option<RegisteredBuf>,
+    silence: Silence,
+}
+
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends.
+pub struct WriteHalf {
+    shared: Arc<Shared>,
+    silence: Silence,
+}
+
+/// What the halves share.
+struct Shared {
+    /// There until this is dropped.
+    connection: Option<Connection>,
+    waiting: Arc<Waiting>,
+    /// That wakes all who wait.
+    all: Waker,
+    /// Whether a task sees to what waits for room.
+    is_kept: AtomicBool,
+    /// Whether nothing more is written, and the peer is to be told.
+    is_ending: AtomicBool,
+}
+
+/// Who waits for the connection, each in a place of its own.
+#[derive(Default)]
+struct Waiting([Mutex<Option<Waker>>; 3]);
+
+const READER: usize = 0;
+const WRITER: usize = 1;
+/// The task that sees to what nobody else does.
+const KEEPER: usize = 2;
+
+/// For how long what waits for room is left to those who write.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+impl Connection {
+    /// The connection as a stream of bytes.
+    pub fn into_stream(self) -> Stream {
+        self.into()
+    }
+}
+
+impl From<Connection> for Stream {
+    fn from(connection: Connection) -> Stream {
+        let waiting = Arc::<Waiting>::default();
+        let shared = Arc::new(Shared {
+            connection: Some(connection),
+            all: Arc::clone(&waiting).into(),
+            waiting,
+            is_kept: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+        });
+        let silence = Silence::default;
+        Stream {
+            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, silence: silence() },
+            writer: WriteHalf { shared, silence: silence() },
+        }
+    }
+}
+
+impl Stream {
+    /// Its two halves, for two tasks.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.reader, self.writer)
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.reader.peer_address()
+    }
+}
+
+impl ReadHalf {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl WriteHalf {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl AsyncBufRead for ReadHalf {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        if this.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
+            // Its memory goes home before more is waited for.
+            this.rest = None;
+            // A peer that is always faster leaves others their turn.
+            ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
+            let next = this.shared.poll(READER, Some(&mut this.silence), cx, Link::next_piece);
+            this.rest = ready!(next)?;
+        }
+        Poll::Ready(Ok(this.rest.as_deref().unwrap_or_default()))
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        if let Some(rest) = &mut self.get_mut().rest {
+            rest.advance(count).expect("no more is consumed than there was");
+        }
+    }
+}
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            let bytes = ready!(self.as_mut().poll_fill_buf(cx))?;
+            let count = bytes.len().min(buffer.remaining());
+            buffer.put_slice(&bytes[..count]);
+            self.as_mut().consume(count);
+            // If there is room for more, and more has come, that is taken as well.
+            if buffer.remaining() == 0 || !self.has_another() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl ReadHalf {
+    /// Whether there is another piece, without looking any further; then it is taken.
+    fn has_another(&mut self) -> bool {
+        let link = &self.shared.connection().link;
+        // An end, or an error, is found again by the next read.
+        if let Ok(Some(Some(piece))) = link.next_piece(&mut link.lock()) {
+            self.rest = Some(piece);
+            return true;
+        }
+        false
+    }
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if pieces.iter().all(|piece| piece.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        let this = self.get_mut();
+        // A peer that is always faster leaves others their turn.
+        ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
+        let (shared, mut waits) = (&this.shared, false);
+        let written = shared.poll(WRITER, Some(&mut this.silence), cx, |link, state| {
+            let count = link.write_some(state, pieces)?;
+            waits |= link.is_flushed(state)?.is_none() && shared.needs_keeper(state);
+            Ok(count)
+        });
+        if waits {
+            shared.keep();
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.shared.poll(WRITER, Some(&mut this.silence), cx, |link, state| link.is_flushed(state))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.shared.poll(WRITER, Some(&mut this.silence), cx, Link::end_stream)
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        let connection = self.shared.connection();
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        let mut state = connection.link.lock();
+        let ended = connection.link.end_sending(&mut state);
+        // If nobody reads any more the connection is about to be closed, which says the same.
+        let waits = matches!(ended, Ok(None)) && Arc::strong_count(&self.shared) > 1;
+        let waits = waits && self.shared.needs_keeper(&state);
+        drop(state);
+        if waits {
+            self.shared.keep();
+        }
+    }
+}
+
+impl Shared {
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("it is there until this is dropped")
+    }
+
+    /// Polls for what `ready` returns.
+    fn poll<T>(
+        &self,
+        who: usize,
+        silence: Option<&mut Silence>,
+        cx: &mut Context<'_>,
+        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> Poll<io::Result<T>> {
+        let Connection { link, events, .. } = self.connection();
+        let mut state = link.lock();
+        // What can be done at once needs nobody to be woken.
+        if let Some(value) = ready(link, &mut state)? {
+            return Poll::Ready(Ok(value));
+        }
+        let has_news = link.drive(&mut state);
+        let value = ready(link, &mut state);
+        drop(state);
+        self.tell_others(who, has_news);
+        if let Some(value) = value? {
+            return Poll::Ready(Ok(value));
+        }
+        // What others take in from here on isn't missed.
+        *self.waiting.0[who].lock() = Some(cx.waker().clone());
+        loop {
+            let mut state = link.lock();
+            link.completions().arm(false)?;
+            // What came before makes no event.
+            let has_news = link.drive(&mut state);
+            let value = ready(link, &mut state);
+            drop(state);
+            self.tell_others(who, has_news);
+            if let Some(value) = value? {
+                self.waiting.0[who].lock().take();
+                return Poll::Ready(Ok(value));
+            }
+            // One event wakes all: who was the last to ask may have lost interest.
+            let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&self.all)) else {
+                break;
+            };
+            let broken = |error| bootstrap::verb("waiting for an event", error, "");
+            let mut event = event.map_err(broken)?;
+            while link.completions().take_event()? {}
+            event.clear_ready();
+        }
+        if let Some(silence) = silence
+            && silence.is_too_long(cx, link.options.keepalive)
+        {
+            link.ask(&mut link.lock());
+        }
+        Poll::Pending
+    }
+
+    /// Wakes others who wait, because something may have come for them.
+    fn tell_others(&self, who: usize, has_news: bool) {
+        if has_news {
+            for (other, waiting) in self.waiting.0.iter().enumerate() {
+                if other != who {
+                    wake(waiting);
+                }
+            }
+        }
+    }
+
+    /// Whether nobody sees to what waits for room: then the caller has to. (Decided while the connection is locked.)
+    fn needs_keeper(&self, _state: &State) -> bool {
+        !self.is_kept.swap(true, Ordering::Relaxed)
+    }
+
+    /// Has what waits for room sent when there is some, though nobody may write, flush or read any more.
+    fn keep(self: &Arc<Shared>) {
+        let Ok(runtime) = Handle::try_current() else {
+            // Then nobody can, and the next who comes is asked again.
+            self.is_kept.store(false, Ordering::Relaxed);
+            return;
+        };
+        let shared = Arc::downgrade(self);
+        runtime.spawn(async move {
+            // Who writes much does this on the way, and better.
+            sleep(PATIENCE).await;
+            let sent = poll_fn(|cx| {
+                let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
+                shared.poll(KEEPER, None, cx, |link, state| {
+                    let sent = shared.send_rest(link, state);
+                    // What comes from here on is for the next keeper.
+                    shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
+                    sent
+                })
+            });
+            if let Err(error) = sent.await {
+                tracing::debug!(%error, "what was written last could not be sent");
+            }
+        });
+    }
+
+    fn send_rest(&self, link: &Link, state: &mut State) -> Result<Option<()>> {
+        if self.is_ending.load(Ordering::Relaxed) && link.end_sending(state)?.is_none() {
+            return Ok(None);
+        }
+        link.is_flushed(state)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        self.all.wake_by_ref();
+        if connection.link.is_open(&connection.link.lock())
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move {
+                let peer = connection.peer_address();
+                if let Err(error) = connection.close().await {
+                    tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
+                }
+            });
+        }
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.iter().for_each(wake);
+    }
+}
+
+fn wake(waiting: &Mutex<Option<Waker>>) {
+    let waker = waiting.lock().take();
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// When it is time to ask whether the peer is there. The clock isn't set again whenever something comes: once in a while
+/// it is asked too early.
+#[derive(Default)]
+struct Silence(Option<Pin<Box<Sleep>>>);
+
+impl Silence {
+    /// Whether nothing may have come for this long; if not, the task is woken when it is so.
+    fn is_too_long(&mut self, cx: &mut Context<'_>, keepalive: Duration) -> bool {
+        if keepalive == Duration::MAX {
+            return false;
+        }
+        let clock = self.0.get_or_insert_with(|| Box::pin(sleep(keepalive)));
+        let is_too_long = clock.as_mut().poll(cx).is_ready();
+        if is_too_long {
+            clock.as_mut().reset(Instant::now() + keepalive);
+            // So that the task is woken then.
+            let _ = clock.as_mut().poll(cx);
+        }
+        is_too_long
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().reader).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncBufRead for Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        Pin::new(&mut self.get_mut().reader).poll_fill_buf(cx)
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        Pin::new(&mut self.get_mut().reader).consume(count);
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().writer).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().writer).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.writer.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_shutdown(cx)
+    }
+}
+
+impl fmt::Debug for ReadHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WriteHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,74 @@
+//! The connection as a stream of bytes: messages without borders.
+
+use std::io::IoSlice;
+
+use super::{Body, Link, PeerRing, Ready, State};
+use crate::error::Result;
+use crate::memory::RegisteredBuf;
+use crate::net::Message;
+use crate::net::protocol::{HEADER_LEN, UNIT};
+
+/// Fewer bytes than this aren't cut off to fill a write that waits.
+const SHORTEST_CUT: usize = 1 << 10;
+
+impl Link {
+    /// Takes as many of these bytes as there is room for, and says how many; nothing if there is no room. A short write goes as
+    /// it is, or joins what waits; a long one fills the peer's ring by the quarter.
+    pub(in crate::net) fn write_some(
+        &self,
+        state: &mut State,
+        pieces: &[IoSlice<'_>],
+    ) -> Result<Option<usize>> {
+        let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
+        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+        let taken = state.batch.as_ref().map_or(0, |batch| batch.len);
+        let room = (longest_write - taken).saturating_sub(HEADER_LEN) / UNIT as usize * UNIT as usize;
+        let is_full = taken > 0 && len > room && room < SHORTEST_CUT.min(longest_write / 2);
+        if is_full && state.end.is_none() && !state.peer_is_gone {
+            return Ok(None);
+        }
+        let len = len.min(room);
+        let body = Body::Pieces { len: len as u32, pieces };
+        Ok(self.try_send(state, &mut Some(Ready { body, immediate: None }))?.map(|_| len))
+    }
+
+    /// The next bytes of the stream, or `None` when there are no more, if that is known.
+    pub(in crate::net) fn next_piece(&self, state: &mut State) -> Result<Option<Option<RegisteredBuf>>> {
+        loop {
+            match self.try_recv(state)? {
+                // What has no bytes is no part of a stream, and would look like its end.
+                Some(Some(message)) if message.is_empty() => {}
+                next => return Ok(next.map(|message| message.map(Message::into_buffer))),
+            }
+        }
+    }
+
+    /// Whether all that was taken is posted.
+    pub(in crate::net) fn is_flushed(&self, state: &State) -> Result<Option<()>> {
+        if state.batch.is_some() && state.peer_is_gone {
+            return Err(self.disconnected("the peer has closed it", ""));
+        }
+        self.is_posted(state, state.batches)
+    }
+
+    /// Says that nothing more is sent, unless that was said.
+    pub(in crate::net) fn end_sending(&self, state: &mut State) -> Result<Option<()>> {
+        if state.is_shut || state.peer_is_gone {
+            return Ok(Some(()));
+        }
+        Ok(self.try_send(state, &mut Some(Link::end_frame()))?.map(drop))
+    }
+
+    /// Says that nothing more is sent, unless that was said, and waits until the peer's device has all that was.
+    pub(in crate::net) fn end_stream(&self, state: &mut State) -> Result<Option<()>> {
+        if self.end_sending(state)?.is_none() {
+            return Ok(None);
+        }
+        self.is_delivered(state, true)
+    }
+
+    /// Whether there is anything to be said to the peer before the connection goes.
+    pub(in crate::net) fn is_open(&self, state: &State) -> bool {
+        state.end.is_none() && !state.is_gone
+    }
+}

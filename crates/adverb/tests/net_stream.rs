@@ -1,0 +1,325 @@
+//! Connections as streams of bytes: what is written is read, in order, whole, and so is its end.
+
+#![cfg(all(feature = "soft", feature = "tokio"))]
+
+use std::future::poll_fn;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use adverb::net::{Connection, Connector, Listener, Options, Stream, blocking};
+use adverb::verbs::Device;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+/// On the software NIC, unless another device is named.
+fn options() -> Options {
+    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
+    Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60))
+}
+
+/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+fn tiny(options: Options) -> Options {
+    options.ring(512).writes(4).read_ahead(1000)
+}
+
+async fn connections(options: &Options) -> (Connection, Connection) {
+    let listener = Listener::bind_with("127.0.0.1:0", options).await.unwrap();
+    let connector = Connector::new().options(options);
+    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    (client.unwrap(), server.unwrap())
+}
+
+async fn pair(options: &Options) -> (Stream, Stream) {
+    let (left, right) = connections(options).await;
+    (left.into_stream(), right.into())
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+
+    /// Short lengths as often as long ones, from 1 to `most`.
+    fn len(&mut self, most: usize) -> usize {
+        let bits = self.below(most.ilog2() as usize + 1);
+        1 + self.below(1 << bits)
+    }
+}
+
+/// The byte at this place of a stream.
+fn byte(at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 17) as u8
+}
+
+fn bytes(from: usize, len: usize) -> Vec<u8> {
+    (from..from + len).map(byte).collect()
+}
+
+#[track_caller]
+fn check(from: usize, bytes: &[u8]) {
+    let wrong = bytes.iter().enumerate().position(|(at, found)| *found != byte(from + at));
+    assert_eq!(wrong, None, "of {} bytes from {from}", bytes.len());
+}
+
+/// Writes so many bytes in random pieces, one or several at a time, and ends.
+async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, most: usize) {
+    let (mut random, mut at) = (Random(1), 0);
+    while at < total {
+        let piece = bytes(at, random.len(most).min(total - at));
+        at += match random.below(4) {
+            0 => {
+                let (first, second) = piece.split_at(random.below(piece.len()));
+                writer.write_vectored(&[IoSlice::new(first), IoSlice::new(&[]), IoSlice::new(second)]).await
+            }
+            1 => writer.write(&piece).await,
+            2 => writer.flush().await.map(|()| 0),
+            _ => writer.write_all(&piece).await.map(|()| piece.len()),
+        }
+        .unwrap();
+    }
+    writer.shutdown().await.unwrap();
+    assert!(writer.write(b"more").await.is_err());
+}
+
+/// Reads so many bytes in random pieces, and the end.
+async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, most: usize) {
+    let (mut random, mut at) = (Random(2), 0);
+    loop {
+        let mut piece = vec![0; random.len(most)];
+        let count = reader.read(&mut piece).await.unwrap();
+        if count == 0 {
+            break;
+        }
+        check(at, &piece[..count]);
+        at += count;
+    }
+    assert_eq!(at, total);
+    assert_eq!(reader.read(&mut [0; 8]).await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_all_lengths_go_both_ways_at_once() {
+    for (options, total, most) in
+        [(options(), 4 << 20, 300_000), (options(), 200_000, 50), (tiny(options()), 100_000, 700)]
+    {
+        let (left, right) = pair(&options).await;
+        let ((left_reader, left_writer), (right_reader, right_writer)) =
+            (left.into_split(), tokio::io::split(right));
+        let tasks = [
+            tokio::spawn(write_all(left_writer, total, most)),
+            tokio::spawn(write_all(right_writer, total, most)),
+            tokio::spawn(read_all(left_reader, total, most)),
+            tokio::spawn(read_all(right_reader, total, most)),
+        ];
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_has_shut_down_still_reads() {
+    let (mut left, mut right) = pair(&options()).await;
+    let client = async {
+        left.write_all(b"how long is this?").await.unwrap();
+        left.shutdown().await.unwrap();
+        left.shutdown().await.unwrap();
+        let mut answer = String::new();
+        left.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let server = async {
+        let mut question = Vec::new();
+        right.read_to_end(&mut question).await.unwrap();
+        right.write_all(format!("{} bytes", question.len()).as_bytes()).await.unwrap();
+        // Without a word: what was written comes all the same, and the end.
+        drop(right);
+    };
+    assert_eq!(tokio::join!(client, server).0, "17 bytes");
+}
+
+#[tokio::test]
+async fn lines_are_read_without_a_buffer_of_their_own() {
+    let (mut left, right) = pair(&options()).await;
+    left.write_all(b"one\ntwo\nthr").await.unwrap();
+    left.write_all(b"ee\n").await.unwrap();
+    drop(left);
+    let mut lines = right.lines();
+    for expected in [Some("one"), Some("two"), Some("three"), None] {
+        assert_eq!(lines.next_line().await.unwrap().as_deref(), expected);
+    }
+}
+
+/// Writes from this byte on until there is no room, and says how many bytes that were.
+async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
+    let (mut written, mut quiet) = (0, 0);
+    // Others have their turn, and those who look after the stream.
+    while quiet < 20 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        quiet += 1;
+        poll_fn(|cx| {
+            while let Poll::Ready(count) =
+                Pin::new(&mut *stream).poll_write(cx, &bytes(from + written, piece))
+            {
+                (written, quiet) = (written + count.unwrap(), 0);
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+    written
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
+    for piece in [100, 100_000] {
+        let (mut left, right) = pair(&options().read_ahead(64 << 10)).await;
+        let written = fill(&mut left, 0, piece).await;
+        assert!((50_000..1 << 20).contains(&written), "{written} bytes were taken");
+        let rest = async {
+            left.write_all(&bytes(written, 5_000_000)).await.unwrap();
+            left.shutdown().await.unwrap();
+        };
+        tokio::join!(rest, read_all(right, written + 5_000_000, 50_000));
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_room_is_sent_though_nobody_flushes() {
+    let (mut left, mut right) = pair(&tiny(options())).await;
+    let mut written = fill(&mut left, 0, 7).await;
+    // Nobody touches `left` from here on.
+    let mut read = vec![0; written];
+    timeout(Duration::from_secs(20), right.read_exact(&mut read)).await.unwrap().unwrap();
+    check(0, &read);
+    // The same again, and this time it is dropped, or one half of it.
+    written += fill(&mut left, written, 7).await;
+    let (reader, writer) = left.into_split();
+    drop(writer);
+    let mut rest = Vec::new();
+    timeout(Duration::from_secs(20), right.read_to_end(&mut rest)).await.unwrap().unwrap();
+    check(read.len(), &rest);
+    assert_eq!(read.len() + rest.len(), written);
+    right.write_all(b"still here").await.unwrap();
+    drop(right);
+    let mut answer = String::new();
+    { reader }.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "still here");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_dropped_delivers_what_was_written() {
+    for total in [1, 100_000, 3_000_000] {
+        let (mut left, right) = pair(&options()).await;
+        let writing = async {
+            left.write_all(&bytes(0, total)).await.unwrap();
+            drop(left);
+        };
+        tokio::join!(writing, read_all(right, total, 50_000));
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_ends_at_once_is_an_error() {
+    let (left, right) = connections(&options().keepalive(Duration::from_millis(100))).await;
+    let mut left = left.into_stream();
+    // A connection that is dropped says nothing.
+    drop(right);
+    let start = Instant::now();
+    let error = left.read(&mut [0; 10]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let error = left.write_all(&bytes(0, 10)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    let error = left.shutdown().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+}
+
+#[tokio::test]
+async fn a_peer_may_send_messages() {
+    let (left, right) = connections(&options()).await;
+    let mut left = left.into_stream();
+    for message in [&b"one "[..], b"", &bytes(0, 100_000)] {
+        right.send_with_imm(message, 7).await.unwrap();
+    }
+    right.shutdown().await.unwrap();
+    left.write_all(b"two").await.unwrap();
+    left.flush().await.unwrap();
+    assert_eq!(&right.recv().await.unwrap().unwrap()[..], b"two");
+    let mut all = Vec::new();
+    left.read_to_end(&mut all).await.unwrap();
+    assert_eq!(all[..4], *b"one ");
+    check(0, &all[4..]);
+    assert_eq!(all.len(), 100_004);
+}
+
+#[tokio::test]
+async fn reads_that_are_dropped_lose_nothing() {
+    let (left, mut right) = pair(&tiny(options())).await;
+    let writing = tokio::spawn(write_all(left, 50_000, 300));
+    let (mut at, mut dropped) = (0, 0);
+    loop {
+        let mut piece = [0; 100];
+        tokio::select! {
+            biased;
+            count = right.read(&mut piece) => match count.unwrap() {
+                0 => break,
+                count => {
+                    check(at, &piece[..count]);
+                    at += count;
+                }
+            },
+            () = tokio::task::yield_now() => dropped += 1,
+        }
+    }
+    assert_eq!(at, 50_000);
+    assert!(dropped > 10, "{dropped}");
+    writing.await.unwrap();
+}
+
+#[test]
+fn threads_have_streams_too() -> io::Result<()> {
+    for options in [options(), tiny(options())] {
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
+        let address = listener.local_address();
+        let thread = std::thread::spawn(move || {
+            let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();
+            let copied = io::copy(&mut reader, &mut writer)?;
+            writer.shutdown()?;
+            io::Result::Ok(copied)
+        });
+        let stream = blocking::Connector::new().options(&options).connect(address)?.into_stream();
+        let (mut reader, mut writer) = stream.into_split();
+        let (total, most) = (300_000, 9_000);
+        let writing = std::thread::spawn(move || {
+            let (mut random, mut at) = (Random(3), 0);
+            while at < total {
+                let piece = bytes(at, random.len(most).min(total - at));
+                let (first, second) = piece.split_at(random.below(piece.len()));
+                at += writer.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])?;
+            }
+            // Dropping it is the end.
+            io::Result::Ok(())
+        });
+        let (mut random, mut at) = (Random(4), 0);
+        loop {
+            let mut piece = vec![0; random.len(most)];
+            let count = reader.read(&mut piece)?;
+            if count == 0 {
+                break;
+            }
+            check(at, &piece[..count]);
+            at += count;
+        }
+        assert_eq!(at, total);
+        writing.join().unwrap()?;
+        assert_eq!(thread.join().unwrap()?, total as u64);
+    }
+    Ok(())
+}
