@@ -100,6 +100,9 @@ pub enum Transition {
     ReceiveDatagrams,
     /// From ready to receive: messages are sent too.
     ReadyToSend(Sending),
+    /// From ready to receive or to send, and to the same: what a peer may do through this queue pair changes (vol. 1,
+    /// 11.2.5.2). Packets that have come were checked by what it was before.
+    Access(Access),
     /// From ready to send: finish what was begun, and begin nothing new.
     Drain,
     /// From drained or draining, or from an error of the send queue alone: go on.

@@ -62,6 +62,7 @@ impl QueuePair {
                 self.requester.start(sending, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
             }
+            (ReadyToReceive | ReadyToSend, Transition::Access(access)) => self.access = *access,
             (ReadyToSend, Transition::Drain) => {
                 self.requester.drained = false;
                 self.change(cx, SendQueueDrained);

@@ -1,8 +1,8 @@
 //! What a responder makes of requests, forged one by one.
 
-use adverb_proto::Notice;
 use adverb_proto::memory::RemoteInvalidate;
 use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, Status};
+use adverb_proto::{Notice, Transition};
 use adverb_wire::{
     CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn, Rc, ReadResponse, Reth, Send, Write,
 };
@@ -534,6 +534,18 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
         refused(&mut end, 0, request, payload, NakCode::InvalidRequest);
         assert!(end.notices().contains(&Notice::RequestError(end.qpn)));
     }
+}
+
+#[test]
+fn rights_that_a_queue_pair_is_given_later_count_from_then_on() {
+    let mut end = solo_with(&Options { access: Access::empty(), ..Options::default() });
+    end.modify(Transition::Access(Access::REMOTE_WRITE));
+    let write = write_only(&end, 0, 4);
+    assert_eq!(end.ask(0, write, b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.bytes(0, 4), b"abcd");
+    end.modify(Transition::Access(Access::REMOTE_READ));
+    let write = write_only(&end, 0, 4);
+    refused(&mut end, 1, write, b"efgh", NakCode::InvalidRequest);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The states of a queue pair, and the ways between them.
 
-use adverb_proto::vocabulary::{QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status};
+use adverb_proto::vocabulary::{
+    Access, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status,
+};
 use adverb_proto::{ModifyError, Notice, PostError, Transition};
 use adverb_wire::{Qpn, Rc, ReadResponse};
 
@@ -44,7 +46,7 @@ fn every_way_between_states_is_allowed_or_refused_as_the_standard_says() {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
     let options = Options::default();
     for from in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {
-        for way in 0..7 {
+        for way in 0..8 {
             let mut end = end_in(from);
             let (transition, allowed, to) = match way {
                 0 => (init(&options), matches!(from, Reset | Init), Init),
@@ -53,6 +55,10 @@ fn every_way_between_states_is_allowed_or_refused_as_the_standard_says() {
                 3 => (Transition::Drain, from == ReadyToSend, SendQueueDrained),
                 4 => (Transition::Resume, from == SendQueueDrained, ReadyToSend),
                 5 => (Transition::Error, from != Reset, Error),
+                6 => {
+                    let access = Transition::Access(Access::REMOTE_READ);
+                    (access, matches!(from, ReadyToReceive | ReadyToSend), from)
+                }
                 _ => (Transition::Reset, true, Reset),
             };
             let modified = end.device.modify_qp(end.now, end.qpn, &transition);

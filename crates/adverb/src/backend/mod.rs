@@ -23,7 +23,7 @@ pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
 #[cfg(feature = "tokio")]
 pub(crate) use wait::readable_by_tasks;
-pub(crate) use wait::wait_either;
+pub(crate) use wait::{Watch, wait_either};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

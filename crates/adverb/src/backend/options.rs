@@ -39,6 +39,8 @@ pub(crate) enum StateChange {
     Init(Init),
     ReadyToReceive(ReadyToReceive),
     ReadyToSend(ReadyToSend),
+    /// What the peer may do changes, and the state doesn't: it is ready to send.
+    Access(Access),
     Error,
 }
 

@@ -1,9 +1,7 @@
 //! Waiting for descriptors.
 
 use std::io;
-#[cfg(feature = "tokio")]
-use std::os::fd::OwnedFd;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 #[cfg(feature = "tokio")]
@@ -31,6 +29,45 @@ pub(crate) fn wait_either(
     }
     let error = io::Error::last_os_error();
     if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+}
+
+/// A descriptor that can be read while any of several others can, or has ended.
+#[derive(Debug)]
+pub(crate) struct Watch(OwnedFd);
+
+impl Watch {
+    pub(crate) fn new() -> io::Result<Watch> {
+        // SAFETY: the call takes no memory.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nobody else's.
+        Ok(Watch(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Watches another descriptor, until that is closed or removed.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd)
+    }
+
+    /// Doesn't watch a descriptor any more.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both descriptors are open, and the event can be read.
+        let code = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
+        if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// The descriptor, for tasks to wait until it can be read.
@@ -61,6 +98,28 @@ mod tests {
         assert!(!wait(Some(Duration::ZERO)));
         drop(second_writer);
         assert!(wait(None), "a pipe whose writer is gone has ended");
+    }
+
+    #[test]
+    fn a_watch_can_be_read_while_one_of_its_descriptors_can() {
+        let (outer, inner) = (Watch::new().unwrap(), Watch::new().unwrap());
+        outer.add(inner.as_fd()).unwrap();
+        let ready = |watch: &Watch| wait_either(watch.as_fd(), None, Some(Duration::ZERO)).unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        inner.add(reader.as_fd()).unwrap();
+        assert!(!ready(&inner) && !ready(&outer));
+        writer.write_all(&[1]).unwrap();
+        assert!(ready(&inner) && ready(&outer));
+        (&reader).read_exact(&mut [0]).unwrap();
+        assert!(!ready(&inner) && !ready(&outer));
+        drop(writer);
+        assert!(ready(&outer), "a pipe whose writer is gone has ended");
+        inner.remove(reader.as_fd()).unwrap();
+        assert!(!ready(&outer), "what is removed isn't watched any more");
+        inner.add(reader.as_fd()).unwrap();
+        assert!(ready(&outer));
+        drop(reader);
+        assert!(!ready(&outer), "what is closed isn't watched any more");
     }
 
     #[test]

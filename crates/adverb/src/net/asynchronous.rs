@@ -10,22 +10,20 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, ToSocketAddrs, lookup_host};
-use tokio::sync::{Mutex, Notify};
-use tokio::task::JoinSet;
+use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
+use tokio::sync::Notify;
 
-use super::bootstrap;
+use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready, State};
-use super::protocol::handshake::{Flaw, Greeting, PREFIX_LEN, Prefix};
 use super::{Message, Options, Outgoing, SendError};
 use crate::backend::readable_by_tasks;
 use crate::error::{Error, Result};
 use crate::memory::Pool;
+use crate::verbs::Deadline;
 
 /// Connects to a [listener](Listener) with the default [options](Options).
 ///
@@ -71,41 +69,72 @@ impl Connector {
     ///
     /// Dropped, it leaves nothing behind.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
-        let timeout = self.options.connect_timeout;
-        within(timeout, "connecting", async {
-            let mut failure = None;
-            for peer in lookup_host(address).await.map_err(bootstrap::no_address)? {
-                match self.connect_one(peer).await {
-                    Ok(connection) => return Ok(connection),
-                    Err(error) => failure = Some(error),
-                }
+        let deadline = Deadline::new(self.options.connect_timeout);
+        let mut failure = None;
+        for peer in lookup_host(address).await.map_err(bootstrap::no_address)? {
+            match self.connect_one(peer, &deadline).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failure = Some(error),
             }
-            Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
-        })
-        .await
+        }
+        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
     }
 
-    async fn connect_one(&self, peer: SocketAddr) -> Result<Connection> {
-        let unreachable = |error| bootstrap::unreachable(peer, error);
-        let mut stream = TcpStream::connect(peer).await.map_err(unreachable)?;
-        let local = stream.local_addr().map_err(unreachable)?;
-        let link = bootstrap::link(local, peer, &self.options)?;
-        stream.write_all(&Greeting::Endpoint(link.endpoint()).emit()).await.map_err(unreachable)?;
-        let greeting = read_greeting(&mut stream).await.map_err(unreachable)?;
-        link.connect(&bootstrap::accepted(peer, greeting)?, true)?;
-        Connection::established(link).await
+    async fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Connection> {
+        let (options, ways) = bootstrap::ways(peer, &self.options);
+        let mut failure = None;
+        for way in ways {
+            match connect_by(way, peer, &options, deadline).await {
+                Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
+                connected => return connected,
+            }
+        }
+        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
+    }
+}
+
+async fn connect_by(
+    way: Way,
+    peer: SocketAddr,
+    options: &Options,
+    deadline: &Deadline,
+) -> Result<Connection> {
+    let mut handshake = match way {
+        Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
+        Way::Tcp => {
+            let unreachable = |error| bootstrap::unreachable(peer, error);
+            let connected = tokio::time::timeout(deadline.left(), TcpStream::connect(peer)).await;
+            let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            let stream = stream.and_then(TcpStream::into_std).map_err(unreachable)?;
+            Handshake::over_tcp(stream, peer, options, *deadline)?
+        }
+    };
+    loop {
+        if let Some(link) = handshake.poll()? {
+            return Connection::new(*link);
+        }
+        wait(&handshake, handshake.left()).await?;
+    }
+}
+
+/// Waits until a descriptor can be read, but not longer than this.
+async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
+    let descriptor = readable_by_tasks(descriptor.as_fd()).map_err(bootstrap::not_watched)?;
+    match tokio::time::timeout(timeout, descriptor.readable()).await {
+        Ok(readable) => readable.map(drop).map_err(bootstrap::not_watched),
+        Err(_) => Ok(()),
     }
 }
 
 /// Accepts connections at an address.
 ///
-/// It has a TCP port of that number, over which both sides tell each other of their queue pairs; all else is between those.
+/// It has a TCP port of that number, over which both sides tell each other of their queue pairs, and where its device has a
+/// connection manager, a port of that too: see [`Exchange`](super::Exchange). All else is between the queue pairs.
+///
+/// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
+/// again. Connections don't need it any more.
 pub struct Listener {
-    tcp: TcpListener,
-    address: SocketAddr,
-    options: Options,
-    /// Those that are becoming connections, each in its own time.
-    incoming: Mutex<JoinSet<Result<Connection, (SocketAddr, Error)>>>,
+    listening: Listening,
 }
 
 impl Listener {
@@ -132,80 +161,62 @@ impl Listener {
     ///
     /// Dropped, it leaves nothing behind.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
-        let tcp = TcpListener::bind(address).await.map_err(bootstrap::not_bound)?;
-        let address = tcp.local_addr().map_err(bootstrap::not_bound)?;
-        let options = bootstrap::listening(address, options)?;
-        Ok(Listener { tcp, address, options, incoming: Mutex::default() })
+        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
+        Ok(Listener { listening: Listening::bind(&addresses, options)? })
     }
 
     /// Where it listens.
     pub fn local_address(&self) -> SocketAddr {
-        self.address
+        self.listening.address()
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection. Several tasks may.
     ///
     /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on;
     /// others needn't wait for it.
     ///
     /// # Errors
     ///
-    /// If no more can be accepted: the system has too few descriptors, for one.
+    /// If the listener is stopped, also while this waits; if no more can be accepted: the system has too few descriptors, for
+    /// one.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it loses no connection: the next call goes on where this one was.
     pub async fn accept(&self) -> Result<Connection> {
-        let mut incoming = self.incoming.lock().await;
         loop {
-            tokio::select! {
-                accepted = self.tcp.accept() => {
-                    let (stream, peer) = accepted.map_err(bootstrap::not_accepted)?;
-                    let options = self.options.clone();
-                    incoming.spawn(async move {
-                        answer(stream, peer, &options).await.map_err(|error| (peer, error))
-                    });
-                }
-                Some(answered) = incoming.join_next() => match answered {
-                    Ok(Ok(connection)) => return Ok(connection),
-                    Ok(Err((peer, error))) => tracing::warn!(%peer, %error, "a peer could not be connected"),
-                    Err(error) => tracing::error!(%error, "connecting a peer failed"),
-                },
+            match self.listening.poll()? {
+                Accepted::Connection(link) => return Connection::new(*link),
+                Accepted::Wait(bell, left) => wait(&*bell, left).await?,
             }
         }
+    }
+
+    /// Stops listening: the port is free, who [waits](Listener::accept) for a connection gets an error, and peers that weren't
+    /// accepted are refused. Connections that were live on.
+    pub fn stop(&self) {
+        self.listening.stop();
+    }
+
+    /// Listens again, at the same address and port, after it was [stopped](Listener::stop); otherwise does nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the port was taken by somebody else meanwhile.
+    pub fn start(&self) -> Result<()> {
+        self.listening.start()
+    }
+
+    /// Whether it listens.
+    pub fn is_listening(&self) -> bool {
+        self.listening.is_listening()
     }
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Listener").field("address", &self.local_address()).finish_non_exhaustive()
     }
-}
-
-async fn answer(mut stream: TcpStream, peer: SocketAddr, options: &Options) -> Result<Connection> {
-    within(options.connect_timeout, "connecting a peer", async {
-        let unreachable = |error| bootstrap::unreachable(peer, error);
-        let local = stream.local_addr().map_err(unreachable)?;
-        let greeting = read_greeting(&mut stream).await.map_err(unreachable)?;
-        let answered = bootstrap::answer(local, peer, options, greeting);
-        let greeting = bootstrap::answer_greeting(&answered).emit();
-        stream.write_all(&greeting).await.map_err(unreachable)?;
-        Connection::established(answered?).await
-    })
-    .await
-}
-
-/// Reads what a peer says over TCP.
-async fn read_greeting(stream: &mut TcpStream) -> io::Result<Result<Greeting, Flaw>> {
-    let mut prefix = [0; PREFIX_LEN];
-    stream.read_exact(&mut prefix).await?;
-    let prefix = match Prefix::parse(&prefix) {
-        Ok(prefix) => prefix,
-        Err(flaw) => return Ok(Err(flaw)),
-    };
-    let mut body = vec![0; prefix.len];
-    stream.read_exact(&mut body).await?;
-    Ok(Greeting::parse(prefix, &body))
 }
 
 /// A connection to a peer: messages of any length from 0 to 1 GiB, in order, both ways. May be used by many tasks.
@@ -248,19 +259,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Waits for the peer's hello.
-    async fn established(link: Link) -> Result<Connection> {
+    /// For tasks, a connection whose peer has said hello.
+    fn new(link: Link) -> Result<Connection> {
         let broken = |error| {
             bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
         };
         let events =
             link.completions().event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
         let events = readable_by_tasks(events).map_err(broken)?;
-        let connection = Connection { link, events, news: Notify::new() };
-        let hello = connection
-            .wait(Duration::MAX, "waiting for the peer's hello", |link, state| link.is_established(state));
-        hello.await?;
-        Ok(connection)
+        Ok(Connection { link, events, news: Notify::new() })
     }
 
     /// Sends a message. Returns when it is on its way, which doesn't mean that the peer has it.
@@ -433,16 +440,7 @@ impl Connection {
 
     /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have.
     fn step<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
-        let mut state = self.link.lock();
-        let mut has_news = self.link.drive(&mut state);
-        let mut value = ready(&self.link, &mut state);
-        if let Ok(None) = value {
-            // What came before the arming makes no event: look again before waiting.
-            self.link.completions().arm(false)?;
-            has_news |= self.link.drive(&mut state);
-            value = ready(&self.link, &mut state);
-        }
-        drop(state);
+        let (value, has_news) = self.link.step(ready);
         if has_news {
             self.news.notify_waiters();
         }

@@ -7,14 +7,15 @@ pub use remote::Remote;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::bootstrap;
+use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready};
-use super::protocol::handshake::{Flaw, Greeting, PREFIX_LEN, Prefix};
 use super::{Message, Options, Outgoing, SendError};
+use crate::backend::wait_either;
 use crate::error::Result;
 use crate::memory::Pool;
 use crate::verbs::Deadline;
@@ -67,25 +68,52 @@ impl Connector {
     }
 
     fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Connection> {
-        let unreachable = |error| bootstrap::unreachable(peer, error);
-        let stream = TcpStream::connect_timeout(&peer, at_least_a_moment(deadline)).map_err(unreachable)?;
-        let local = stream.local_addr().map_err(unreachable)?;
-        let link = bootstrap::link(local, peer, &self.options)?;
-        let mut stream = Timed { stream, deadline: *deadline };
-        stream.write_all(&Greeting::Endpoint(link.endpoint()).emit()).map_err(unreachable)?;
-        let greeting = read_greeting(&mut stream).map_err(unreachable)?;
-        link.connect(&bootstrap::accepted(peer, greeting)?, true)?;
-        established(link, deadline)
+        let (options, ways) = bootstrap::ways(peer, &self.options);
+        let mut failure = None;
+        for way in ways {
+            match connect_by(way, peer, &options, deadline) {
+                Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
+                connected => return connected,
+            }
+        }
+        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
     }
+}
+
+fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Connection> {
+    let mut handshake = match way {
+        Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
+        Way::Tcp => {
+            // Sockets know neither zero nor for ever.
+            let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(1 << 20));
+            let stream = TcpStream::connect_timeout(&peer, left);
+            let stream = stream.map_err(|error| bootstrap::unreachable(peer, error))?;
+            Handshake::over_tcp(stream, peer, options, *deadline)?
+        }
+    };
+    loop {
+        if let Some(link) = handshake.poll()? {
+            return Ok(Connection { link: *link });
+        }
+        wait(&handshake, handshake.left())?;
+    }
+}
+
+/// Waits until a descriptor can be read, but not longer than this.
+fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
+    let waited = wait_either(descriptor.as_fd(), None, Some(timeout));
+    waited.map(drop).map_err(bootstrap::not_watched)
 }
 
 /// Accepts connections at an address.
 ///
-/// It has a TCP port of that number, over which both sides tell each other of their queue pairs; all else is between those.
+/// It has a TCP port of that number, over which both sides tell each other of their queue pairs, and where its device has a
+/// connection manager, a port of that too: see [`Exchange`](super::Exchange). All else is between the queue pairs.
+///
+/// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
+/// again. Connections don't need it any more.
 pub struct Listener {
-    tcp: TcpListener,
-    address: SocketAddr,
-    options: Options,
+    listening: Listening,
 }
 
 impl Listener {
@@ -104,97 +132,58 @@ impl Listener {
     ///
     /// As [`bind`](Listener::bind).
     pub fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
-        let tcp = TcpListener::bind(address).map_err(bootstrap::not_bound)?;
-        let address = tcp.local_addr().map_err(bootstrap::not_bound)?;
-        Ok(Listener { tcp, address, options: bootstrap::listening(address, options)? })
+        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(bootstrap::not_bound)?.collect();
+        Ok(Listener { listening: Listening::bind(&addresses, options)? })
     }
 
     /// Where it listens.
     pub fn local_address(&self) -> SocketAddr {
-        self.address
+        self.listening.address()
     }
 
     /// Waits for a connection. Several threads may.
     ///
-    /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on.
+    /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on;
+    /// others needn't wait for it.
     ///
     /// # Errors
     ///
-    /// If no more can be accepted: the system has too few descriptors, for one.
+    /// If the listener is stopped, also while this waits; if no more can be accepted: the system has too few descriptors, for
+    /// one.
     pub fn accept(&self) -> Result<Connection> {
         loop {
-            let (stream, peer) = self.tcp.accept().map_err(bootstrap::not_accepted)?;
-            match self.answer(stream, peer) {
-                Ok(connection) => return Ok(connection),
-                Err(error) => tracing::warn!(%peer, %error, "a peer could not be connected"),
+            match self.listening.poll()? {
+                Accepted::Connection(link) => return Ok(Connection { link: *link }),
+                Accepted::Wait(bell, left) => wait(&*bell, left)?,
             }
         }
     }
 
-    fn answer(&self, stream: TcpStream, peer: SocketAddr) -> Result<Connection> {
-        let deadline = Deadline::new(self.options.connect_timeout);
-        let unreachable = |error| bootstrap::unreachable(peer, error);
-        let local = stream.local_addr().map_err(unreachable)?;
-        let mut stream = Timed { stream, deadline };
-        let greeting = read_greeting(&mut stream).map_err(unreachable)?;
-        let answered = bootstrap::answer(local, peer, &self.options, greeting);
-        stream.write_all(&bootstrap::answer_greeting(&answered).emit()).map_err(unreachable)?;
-        established(answered?, &deadline)
+    /// Stops listening: the port is free, who [waits](Listener::accept) for a connection gets an error, and peers that weren't
+    /// accepted are refused. Connections that were live on.
+    pub fn stop(&self) {
+        self.listening.stop();
+    }
+
+    /// Listens again, at the same address and port, after it was [stopped](Listener::stop); otherwise does nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the port was taken by somebody else meanwhile.
+    pub fn start(&self) -> Result<()> {
+        self.listening.start()
+    }
+
+    /// Whether it listens.
+    pub fn is_listening(&self) -> bool {
+        self.listening.is_listening()
     }
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Listener").field("address", &self.local_address()).finish_non_exhaustive()
     }
-}
-
-/// Waits for the peer's hello.
-fn established(link: Link, deadline: &Deadline) -> Result<Connection> {
-    link.wait(deadline.left(), "waiting for the peer's hello", |link, state| link.is_established(state))?;
-    Ok(Connection { link })
-}
-
-/// Reads what a peer says over TCP.
-fn read_greeting(stream: &mut impl Read) -> io::Result<Result<Greeting, Flaw>> {
-    let mut prefix = [0; PREFIX_LEN];
-    stream.read_exact(&mut prefix)?;
-    let prefix = match Prefix::parse(&prefix) {
-        Ok(prefix) => prefix,
-        Err(flaw) => return Ok(Err(flaw)),
-    };
-    let mut body = vec![0; prefix.len];
-    stream.read_exact(&mut body)?;
-    Ok(Greeting::parse(prefix, &body))
-}
-
-/// A stream whose every byte has to come before a deadline.
-struct Timed {
-    stream: TcpStream,
-    deadline: Deadline,
-}
-
-impl Read for Timed {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(at_least_a_moment(&self.deadline)))?;
-        self.stream.read(bytes)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(at_least_a_moment(&self.deadline)))?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
-/// What is left, in a form that sockets take: they don't know zero, nor for ever.
-fn at_least_a_moment(deadline: &Deadline) -> Duration {
-    deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(1 << 20))
 }
 
 /// A connection to a peer: messages of any length from 0 to 1 GiB, in order, both ways. May be used by many threads.

@@ -10,12 +10,19 @@
 //! A side can also expose memory under a name; the other finds it and reads, writes and counts in it, and none of the
 //! owner's program runs for that.
 //!
+//! # Who is connected
+//!
+//! Whoever reaches a listener is connected, unless both sides have a [`Key`] ([`Options::key`]): then they show each other that
+//! they have it, before either tells where its memory is. That says who is connected, and protects nothing of what is said
+//! afterwards: RDMA's packets are neither encrypted nor signed.
+//!
 //! Nothing runs in the background: a connection is driven by the calls that use it.
 
 #[cfg(feature = "tokio")]
 mod asynchronous;
 pub mod blocking;
 mod bootstrap;
+mod key;
 mod link;
 mod message;
 mod options;
@@ -25,6 +32,7 @@ mod wait;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect};
+pub use key::Key;
 pub use message::{Message, Outgoing, SendError};
-pub use options::Options;
+pub use options::{Exchange, Options};
 pub use remote::Rights;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::Key;
 use super::protocol::{
-    FEWEST_WRITES, HEADER_LEN, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
+    FEWEST_WRITES, HEADER_LEN, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
 };
 use crate::memory::Pool;
 use crate::verbs::Device;
@@ -25,6 +26,9 @@ pub struct Options {
     pub(super) writes: u32,
     pub(super) eager: u32,
     pub(super) read_ahead: usize,
+    pub(super) longest_message: u32,
+    pub(super) exchange: Exchange,
+    pub(super) key: Option<Key>,
     pub(super) connect_timeout: Duration,
     pub(super) timeout: Duration,
     pub(super) keepalive: Duration,
@@ -39,6 +43,9 @@ impl Default for Options {
             writes: 64,
             eager: 16 << 10,
             read_ahead: 4 << 20,
+            longest_message: LONGEST_MESSAGE,
+            exchange: Exchange::Auto,
+            key: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::MAX,
             keepalive: Duration::from_secs(5),
@@ -92,6 +99,30 @@ impl Options {
         self
     }
 
+    /// The longest message that is taken from the peer: 1 GiB, unless set, which is also the most. The peer is told, and its
+    /// `send` refuses longer ones; a peer that offers one all the same is disconnected, before there is memory for it.
+    pub fn longest_message(mut self, bytes: u32) -> Options {
+        self.longest_message = bytes.min(LONGEST_MESSAGE);
+        self
+    }
+
+    /// How the two sides find each other: [`Auto`](Exchange::Auto), unless set.
+    pub fn exchange(mut self, exchange: Exchange) -> Options {
+        self.exchange = exchange;
+        self
+    }
+
+    /// The key that the peer must have too: none, unless set. Both sides then show each other that they have it, before either
+    /// tells where its memory is or lets the other reach it; who has another key, or none, isn't connected.
+    ///
+    /// This protects who is connected to whom, and nothing of what is said afterwards: RDMA's packets are neither signed nor
+    /// encrypted, so that who sees them can read them, and who can forge them can take the peer's place. Use it in a network
+    /// where others can connect, but can't watch or forge.
+    pub fn key(mut self, key: &Key) -> Options {
+        self.key = Some(key.clone());
+        self
+    }
+
     /// How long connecting may take, and closing: 5 s, unless set.
     pub fn connect_timeout(mut self, timeout: Duration) -> Options {
         self.connect_timeout = timeout;
@@ -115,4 +146,21 @@ impl Options {
     pub(super) fn eager_for(&self, ring: u32) -> usize {
         self.eager.min(longest_write(ring) - HEADER_LEN as u32) as usize
     }
+}
+
+/// How two sides find each other.
+///
+/// Both ways lead to the same connection, over the same device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Exchange {
+    /// A listener can be found in both ways, where its device has a connection manager; who connects over hardware asks the
+    /// connection manager, and TCP if the peer has none there, and who connects over a software device asks TCP: on one
+    /// machine several processes can have the same address for TCP, but not for RDMA.
+    #[default]
+    Auto,
+    /// The connection manager of RDMA, with the port of its own that has the same number. No TCP is needed.
+    ConnectionManager,
+    /// A TCP connection, over which the sides tell each other of their queue pairs, and which is then closed.
+    Tcp,
 }

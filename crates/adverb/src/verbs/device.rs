@@ -222,10 +222,10 @@ impl Device {
         };
         let mut found = Vec::new();
         for device in open_each(hardware) {
-            let gids = device.gids().unwrap_or_default();
-            if gids.iter().any(|entry| entry.gid == Gid::from(address)) {
+            if device.has_address(address) {
                 return Ok(device);
             }
+            let gids = device.gids().unwrap_or_default();
             found.extend(gids.iter().map(|entry| format!("{} on {}", entry.gid.ip(), device.name())));
         }
         if cfg!(feature = "soft") {
@@ -412,6 +412,16 @@ impl Device {
             Known::lock().add(&device);
         }
         Ok(device)
+    }
+
+    /// Whether it is this library's own software.
+    pub(crate) fn is_software(&self) -> bool {
+        self.0.backend.shared_name().is_some()
+    }
+
+    /// Whether it has an address.
+    pub(crate) fn has_address(&self, address: IpAddr) -> bool {
+        self.gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
     }
 
     /// Whether this process opened it. In a forked child it is the parent's, as is whatever was made from it, and locks

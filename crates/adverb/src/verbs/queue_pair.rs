@@ -280,6 +280,23 @@ impl QueuePair {
         Ok(state)
     }
 
+    /// Changes what the peer may do through this queue pair, where memory allows it too. It must be connected.
+    ///
+    /// A queue pair that was made with few [rights](super::QueuePairBuilder::access) can be given more once the peer has shown
+    /// who it is.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't ready to send, or the device refuses.
+    pub fn change_access(&self, access: Access) -> Result<()> {
+        let state = self.state.get();
+        if state != QpState::ReadyToSend {
+            let hint = "connect it first; what it is made with is said by `QueuePairBuilder::access`";
+            return Err(Error::WrongState { action: "changing a peer's rights", state, hint });
+        }
+        self.change(&StateChange::Access(access))
+    }
+
     /// Moves it to the error state: all requests that it has come back flushed.
     ///
     /// # Errors
@@ -369,7 +386,7 @@ impl QueuePair {
             StateChange::Reset => QpState::Reset,
             StateChange::Init(_) => QpState::Init,
             StateChange::ReadyToReceive(_) => QpState::ReadyToReceive,
-            StateChange::ReadyToSend(_) => QpState::ReadyToSend,
+            StateChange::ReadyToSend(_) | StateChange::Access(_) => QpState::ReadyToSend,
             StateChange::Error => QpState::Error,
         });
         Ok(())

@@ -118,6 +118,11 @@ impl QueuePair {
             StateChange::Init(init) => (initial(&mut attr, init), "init"),
             StateChange::ReadyToReceive(ready) => (ready_to_receive(&mut attr, ready), "ready to receive"),
             StateChange::ReadyToSend(ready) => (ready_to_send(&mut attr, ready), "ready to send"),
+            StateChange::Access(access) => {
+                attr.qp_state = sys::IBV_QPS_RTS;
+                attr.qp_access_flags = access.bits();
+                (sys::IBV_QP_STATE | sys::IBV_QP_ACCESS_FLAGS, "ready to send")
+            }
             StateChange::Error => {
                 attr.qp_state = sys::IBV_QPS_ERR;
                 (sys::IBV_QP_STATE, "error")

@@ -47,7 +47,7 @@ impl Told {
             }) => {
                 self.sending = Some((*timeout, *retry_count, *rnr_retry, *max_rd_atomic));
             }
-            StateChange::Error => {}
+            StateChange::Access(_) | StateChange::Error => {}
         }
     }
 }

@@ -123,6 +123,7 @@ impl QueuePair {
             StateChange::ReadyToSend(ready) => {
                 (Transition::ReadyToSend(sending(ready, self.transport)?), "ready to send")
             }
+            StateChange::Access(access) => (Transition::Access(*access), "ready to send"),
             StateChange::Error => (Transition::Error, "error"),
         };
         let device = &self.domain.device;

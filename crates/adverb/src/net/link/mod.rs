@@ -12,28 +12,73 @@ pub(super) use operation::Asked;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::message::{Message, Outgoing, SendError, Source};
 use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
+use super::protocol::proof::{Role, SEAL_LEN, Seal};
 use super::protocol::{
     ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS,
     Outbound, REPORTS, frame_len,
 };
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
+use crate::verbs::cm::Hold;
 use crate::verbs::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Gid, ProtectionDomain, QueuePair,
-    RecvRequest, RemoteAddress, SendRequest, Transport,
+    Access, Completion, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair,
+    QueuePairBuilder, RecvRequest, RemoteAddress, SendRequest,
 };
 
-/// A connection, or what is to become one.
+/// What becomes a connection when its queue pair is connected.
+pub(super) struct Parts {
+    completions: CompletionQueue,
+    pool: Pool,
+    ring: MemoryRegion,
+    peer: SocketAddr,
+    options: Options,
+}
+
+impl Parts {
+    /// All that a connection over this device needs, and a queue pair, which `make` begins to make. It has one receive, for the
+    /// peer's hello, and gives the peer no rights: that is done when the peer has shown who it is.
+    pub(super) fn new(
+        device: &Device,
+        peer: SocketAddr,
+        options: &Options,
+        make: impl FnOnce(&ProtectionDomain) -> Result<QueuePairBuilder>,
+    ) -> Result<(Parts, QueuePair)> {
+        let domain = match &options.pool {
+            Some(pool) => pool.protection_domain().clone(),
+            None => device.protection_domain()?,
+        };
+        let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
+        let ring = domain.region(options.ring as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
+        let completions = device.completion_queue(sends + recvs).events().create()?;
+        let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
+        let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
+        queue_pair.post_recv(RecvRequest::new(pool.alloc(SEAL_LEN + HELLO_LEN)?).tag(RECEIVE))?;
+        Ok((Parts { completions, pool, ring, peer, options: options.clone() }, queue_pair))
+    }
+
+    /// How the queue pair is to be connected.
+    pub(super) fn connect_options() -> ConnectOptions {
+        // Credits see to it that the peer always has a receive: if it hadn't, that would be a fault, and not to be waited for.
+        // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds. (Not seven
+        // times: rxe takes that for ever, and a peer that is gone would never be noticed.)
+        ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(6)
+    }
+}
+
+/// A connection whose queue pair is connected; it can be used when the peer has said hello.
 pub(super) struct Link {
     /// Dropped first: then nobody reads what was offered, or writes to the ring.
     queue_pair: QueuePair,
+    /// The connection manager's side of it, if that made it.
+    hold: Option<Hold>,
     completions: CompletionQueue,
     pool: Pool,
     ring: MemoryRegion,
@@ -48,6 +93,8 @@ pub(super) struct State {
     /// The peer's ring, once it has said where.
     outbound: Option<PeerRing>,
     inbound: Inbound,
+    /// What hellos are sealed with, if there is a key.
+    seal: Option<Seal>,
     /// Whether to say hello when the peer has.
     owes_hello: bool,
     /// Frames that wait for room in the peer's ring, all in one write.
@@ -105,6 +152,7 @@ struct PeerRing {
     memory: RemoteMemory,
     eager: usize,
     longest_write: usize,
+    longest_message: u32,
 }
 
 struct Batch {
@@ -173,36 +221,19 @@ const GONE: u64 = 4;
 const OPERATION: u64 = 8;
 
 impl Link {
-    /// A queue pair and all that it needs, not connected yet.
+    /// A connection, of parts and their queue pair, which is connected. Who asked for it says hello at once.
     pub(super) fn new(
-        device: &Device,
-        local: Option<IpAddr>,
-        peer: SocketAddr,
-        options: &Options,
-    ) -> Result<Link> {
-        let domain = match &options.pool {
-            Some(pool) => pool.protection_domain().clone(),
-            None => device.protection_domain()?,
-        };
-        let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
-        let ring_access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let ring = domain.region(options.ring as usize, ring_access)?;
-        let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
-        let completions = device.completion_queue(sends + recvs).events().create()?;
-        let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        access.set(Access::REMOTE_ATOMIC, device.attributes().atomics);
-        let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions);
-        let mut queue_pair = queue_pair.depth(sends, recvs).access(access);
-        // The address by which the peer knows this side, if the device has it.
-        if let Some(address) = local.filter(|local| has_address(&domain, *local)) {
-            queue_pair = queue_pair.address(address);
-        }
-        let queue_pair = queue_pair.create()?;
-        // All that the peer may send has a receive from the beginning, so that it is never told to wait.
-        queue_pair.post_recv(RecvRequest::new(pool.alloc(HELLO_LEN)?).tag(RECEIVE))?;
+        parts: Parts,
+        queue_pair: QueuePair,
+        hold: Option<Hold>,
+        role: Role,
+        seal: Option<Seal>,
+    ) -> Link {
+        let Parts { completions, pool, ring, peer, options } = parts;
         let state = State {
             outbound: None,
             inbound: Inbound::new(options.ring, options.writes),
+            seal,
             owes_hello: true,
             batch: None,
             batches: 0,
@@ -215,10 +246,10 @@ impl Link {
             next_operation: 0,
             reads_to_tell: 0,
             owes_credits: false,
-            recvs_to_post: recvs - 1,
+            recvs_to_post: recv_depth(options.writes) - 1,
             longest_request: queue_pair.longest_message() as usize,
             in_flight: 0,
-            send_depth: sends,
+            send_depth: send_depth(options.writes),
             is_unheard: false,
             to_deliver: 0,
             delivered: 0,
@@ -232,28 +263,17 @@ impl Link {
             done: Vec::with_capacity(64),
             waiting: super::wait::Waiting::default(),
         };
-        let (options, state) = (options.clone(), Mutex::new(state));
-        let link = Link { queue_pair, completions, pool, ring, peer, options, state, news: Condvar::new() };
-        link.post_recvs(&mut link.lock());
-        Ok(link)
-    }
-
-    /// What the peer must know to connect to it.
-    pub(super) fn endpoint(&self) -> Endpoint {
-        self.queue_pair.endpoint()
-    }
-
-    /// Connects it to the peer's queue pair. Who asked for the connection says hello first.
-    pub(super) fn connect(&self, peer: &Endpoint, says_hello: bool) -> Result<()> {
-        // Credits see to it that the peer always has a receive: if it hadn't, that would be a fault, and not to be waited for.
-        // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds. (Not seven
-        // times: rxe takes that for ever, and a peer that is gone would never be noticed.)
-        let options = ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(6);
-        self.queue_pair.connect_with(peer, &options)?;
-        if says_hello {
-            self.say_hello(&mut self.lock());
+        let (state, news) = (Mutex::new(state), Condvar::new());
+        let link = Link { queue_pair, hold, completions, pool, ring, peer, options, state, news };
+        if role == Role::Connector {
+            link.say_hello(&mut link.lock());
         }
-        Ok(())
+        link
+    }
+
+    /// The connection manager's side of it, if that made it.
+    pub(super) fn hold(&self) -> Option<&Hold> {
+        self.hold.as_ref()
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -288,12 +308,13 @@ impl Link {
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
         let len = message.bytes().len();
-        let eager = self.lock().outbound.as_ref().map_or(0, |ring| ring.eager);
+        let limits = self.lock().outbound.as_ref().map(|ring| (ring.eager, ring.longest_message));
+        let (eager, most) = limits.unwrap_or((0, LONGEST_MESSAGE));
         if len <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
-        let Some(len) = u32::try_from(len).ok().filter(|len| *len <= LONGEST_MESSAGE) else {
-            let error = Error::TooLong { len: len as u64, most: LONGEST_MESSAGE.into() };
+        let Some(len) = u32::try_from(len).ok().filter(|len| *len <= most) else {
+            let error = Error::TooLong { len: len as u64, most: most.into() };
             return Err(message.refused(error));
         };
         let (buffer, is_copy) = match message.0 {
@@ -506,6 +527,26 @@ impl Link {
         }
     }
 
+    /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have. Also says
+    /// whether anything is new for others who wait.
+    pub(super) fn step<T>(
+        &self,
+        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> (Result<Option<T>>, bool) {
+        let mut state = self.lock();
+        let mut has_news = self.drive(&mut state);
+        let mut value = ready(self, &mut state);
+        if let Ok(None) = value {
+            // What came before the arming makes no event: look again before waiting.
+            if let Err(error) = self.completions.arm(false) {
+                return (Err(error), has_news);
+            }
+            has_news |= self.drive(&mut state);
+            value = ready(self, &mut state);
+        }
+        (value, has_news)
+    }
+
     /// Takes in what has happened, and does what can be done. Says whether anything is new for those who wait.
     pub(super) fn drive(&self, state: &mut State) -> bool {
         let mut done = std::mem::take(&mut state.done);
@@ -604,8 +645,4 @@ fn recv_depth(writes: u32) -> u32 {
 /// the longest message is read by a device that moves 8 MiB at once (rxe).
 fn send_depth(writes: u32) -> u32 {
     2 * (writes + REPORTS + 2 * OFFERS) + LONGEST_MESSAGE / (8 << 20)
-}
-
-fn has_address(domain: &ProtectionDomain, address: IpAddr) -> bool {
-    domain.device().gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
 }

@@ -8,7 +8,9 @@ use crate::net::protocol::handshake::Hello;
 use crate::net::protocol::{
     ANNOUNCEMENT_LEN, Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
 };
-use crate::verbs::{CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, SendRequest};
+use crate::verbs::{
+    Access, CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, SendRequest,
+};
 
 impl Link {
     /// Takes in a completion.
@@ -48,7 +50,7 @@ impl Link {
             _ if is_receive => {
                 let message = completion.into_registered_message();
                 let message = message.map_err(|_| Violation("a message where a write was expected"))?;
-                self.greeted(state, Hello::parse(&message)?)
+                self.greeted(state, &message)
             }
             // The buffer of a write goes home.
             _ => Ok(()),
@@ -56,16 +58,24 @@ impl Link {
     }
 
     /// The peer said hello.
-    fn greeted(&self, state: &mut State, Hello { ring: memory, writes }: Hello) -> Result<(), Violation> {
+    fn greeted(&self, state: &mut State, message: &[u8]) -> Result<(), Violation> {
         if state.outbound.is_some() {
             return Err(Violation("it says hello twice"));
         }
+        let hello = match &state.seal {
+            Some(seal) => {
+                seal.open(message).map_err(|_| Violation("its proof is of another key, or of none"))?
+            }
+            None => message,
+        };
+        let Hello { ring: memory, writes, longest_message } = Hello::parse(hello)?;
         let len = memory.len as u32;
         state.outbound = Some(PeerRing {
             outbound: Outbound::new(len, writes),
             memory,
-            eager: self.options.eager_for(len),
+            eager: self.options.eager_for(len).min(longest_message as usize),
             longest_write: longest_write(len) as usize,
+            longest_message,
         });
         if state.owes_hello {
             self.say_hello(state);
@@ -73,11 +83,21 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the peer where this side's ring is.
+    /// Gives the peer its rights, and tells it where this side's ring is.
     pub(super) fn say_hello(&self, state: &mut State) {
         state.owes_hello = false;
-        let hello = Hello { ring: self.ring.remote(), writes: self.options.writes };
-        match self.pool.copy_from(&hello.emit()) {
+        let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        access.set(Access::REMOTE_ATOMIC, self.pool.protection_domain().device().attributes().atomics);
+        if let Err(error) = self.queue_pair.change_access(access) {
+            return end(state, error.to_string(), "");
+        }
+        // All that the peer may send then has a receive, so that it is never told to wait.
+        self.post_recvs(state);
+        let (writes, longest_message) = (self.options.writes, self.options.longest_message);
+        let hello = Hello { ring: self.ring.remote(), writes, longest_message }.emit();
+        let seal = state.seal.as_ref().map(|seal| seal.seal(&hello));
+        let message = [seal.as_ref().map_or(&[][..], |seal| seal), &hello].concat();
+        match self.pool.copy_from(&message) {
             Ok(buffer) => drop(self.post(state, SendRequest::send(buffer), true)),
             Err(error) => end(state, error.to_string(), ""),
         }
@@ -148,7 +168,7 @@ impl Link {
             };
             state.inbound.read();
             state.has_news = true;
-            if let Err(violation) = take_frames(state, frames) {
+            if let Err(violation) = take_frames(state, frames, self.options.longest_message) {
                 return end(state, violation.to_string(), "is the peer of the same version?");
             }
         }
@@ -289,12 +309,17 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
 }
 
 /// Puts what a write brought into the inbox. The messages share the buffer that they came in.
-fn take_frames(state: &mut State, mut frames: RegisteredBuf) -> Result<(), Violation> {
+fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Result<(), Violation> {
     let cut = |_| Violation("a frame that is cut short");
     while !frames.is_empty() {
         let frame = Frame::parse(&frames)?;
         if state.peer_is_gone || state.peer_is_shut && frame.kind != FrameKind::Gone {
             return Err(Violation("it goes on after it has ended"));
+        }
+        if let FrameKind::Message { len } | FrameKind::Offer { len, .. } = frame.kind
+            && len > longest
+        {
+            return Err(Violation("a message that is longer than it was told to send"));
         }
         let mut this = frames.split_to(frame.len().min(frames.len())).map_err(cut)?;
         match frame.kind {

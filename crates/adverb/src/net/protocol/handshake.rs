@@ -1,9 +1,11 @@
 //! How two ends come to know each other.
 //!
-//! First each tells the other its queue pair's endpoint, over TCP ([`Greeting`]); then, over the queue pairs, where its ring
-//! is ([`Hello`]).
+//! First each tells the other how its queue pair is reached, over TCP or with the connection manager's messages
+//! ([`Greeting`]), and shows that it has the key if there is one ([`proof`](super::proof)); then, over the queue pairs, where
+//! its ring is ([`Hello`]).
 
-use super::{FEWEST_WRITES, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, Violation};
+use super::proof::{Digest, Nonce};
+use super::{FEWEST_WRITES, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, Violation};
 use crate::memory::RemoteMemory;
 use crate::verbs::{Endpoint, Gid, Psn, Qpn};
 
@@ -14,15 +16,29 @@ const MAGIC: [u8; 8] = *b"adverb\r\n";
 /// The length of what comes before a greeting's body.
 pub(in crate::net) const PREFIX_LEN: usize = 16;
 const ENDPOINT_LEN: usize = 28;
-const LONGEST_REASON: usize = 256;
+const NONCE_LEN: usize = size_of::<Nonce>();
+const PROOF_LEN: usize = size_of::<Digest>();
+/// The longest reason: it fits a rejection of the connection manager's, behind the prefix.
+pub(in crate::net) const LONGEST_REASON: usize = 128;
 
-/// What is said over TCP.
+/// What is said before the queue pairs speak.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::net) enum Greeting {
-    /// The queue pair that wants to be connected, or the one that it is connected to.
-    Endpoint(Endpoint),
+    /// Who wants to be connected, or is.
+    Side(Side),
     /// Why there is no connection.
     Refusal(String),
+}
+
+/// What a side says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::net) struct Side {
+    /// Its queue pair: where the connection manager doesn't tell of it.
+    pub(in crate::net) endpoint: Option<Endpoint>,
+    /// If it has a key.
+    pub(in crate::net) nonce: Option<Nonce>,
+    /// If it answers who has one.
+    pub(in crate::net) proof: Option<Digest>,
 }
 
 /// What is wrong with a greeting.
@@ -34,18 +50,28 @@ pub(in crate::net) enum Flaw {
     Version(u16),
     /// It keeps no rule.
     Malformed,
+    /// It comes without a key, and this side has one.
+    KeyMissing,
+    /// It comes with a key, and this side has none.
+    KeyUnknown,
+    /// Its proof isn't one.
+    KeyWrong,
 }
 
 /// What comes before a greeting's body.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) struct Prefix {
     kind: u8,
+    parts: u8,
     /// How long the body is.
     pub(in crate::net) len: usize,
 }
 
-const ENDPOINT: u8 = 1;
+const SIDE: u8 = 1;
 const REFUSAL: u8 = 2;
+const HAS_ENDPOINT: u8 = 1;
+const HAS_NONCE: u8 = 2;
+const HAS_PROOF: u8 = 4;
 
 impl Prefix {
     pub(in crate::net) fn parse(bytes: &[u8; PREFIX_LEN]) -> Result<Prefix, Flaw> {
@@ -53,59 +79,103 @@ impl Prefix {
         if bytes[..8] != MAGIC {
             return Err(Flaw::NotAdverb);
         }
-        // A refusal is understood whatever the version, or nobody would know why.
-        let (version, kind, len) = (number(8), bytes[10], usize::from(number(12)));
+        let (version, kind, parts, len) = (number(8), bytes[10], bytes[11], usize::from(number(12)));
+        let prefix = Prefix { kind, parts, len };
         match kind {
-            REFUSAL if len <= LONGEST_REASON => Ok(Prefix { kind, len }),
+            // A refusal is understood whatever the version, or nobody would know why.
+            REFUSAL if len <= LONGEST_REASON => Ok(prefix),
             _ if version != VERSION => Err(Flaw::Version(version)),
-            ENDPOINT if len == ENDPOINT_LEN => Ok(Prefix { kind, len }),
+            SIDE if parts & !(HAS_ENDPOINT | HAS_NONCE | HAS_PROOF) == 0
+                && len == side_len(parts)
+                && number(14) == 0 =>
+            {
+                Ok(prefix)
+            }
             _ => Err(Flaw::Malformed),
         }
     }
 }
 
+/// How long a side's greeting is behind the prefix.
+fn side_len(parts: u8) -> usize {
+    let len = |part: u8, len: usize| if parts & part == 0 { 0 } else { len };
+    len(HAS_ENDPOINT, ENDPOINT_LEN) + len(HAS_NONCE, NONCE_LEN) + len(HAS_PROOF, PROOF_LEN)
+}
+
 impl Greeting {
     pub(in crate::net) fn emit(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        let kind = match self {
-            Greeting::Endpoint(endpoint) => {
-                body.extend_from_slice(&endpoint.gid.bytes());
-                body.extend_from_slice(&endpoint.lid.to_le_bytes());
-                body.extend_from_slice(&endpoint.mtu.to_le_bytes());
-                body.extend_from_slice(&endpoint.qpn.get().to_le_bytes());
-                body.extend_from_slice(&endpoint.psn.get().to_le_bytes());
-                ENDPOINT
+        let (kind, parts) = match self {
+            Greeting::Side(side) => {
+                let mut parts = 0;
+                if let Some(endpoint) = &side.endpoint {
+                    parts |= HAS_ENDPOINT;
+                    body.extend_from_slice(&endpoint.gid.bytes());
+                    body.extend_from_slice(&endpoint.lid.to_le_bytes());
+                    body.extend_from_slice(&endpoint.mtu.to_le_bytes());
+                    body.extend_from_slice(&endpoint.qpn.get().to_le_bytes());
+                    body.extend_from_slice(&endpoint.psn.get().to_le_bytes());
+                }
+                if let Some(nonce) = &side.nonce {
+                    parts |= HAS_NONCE;
+                    body.extend_from_slice(nonce);
+                }
+                if let Some(proof) = &side.proof {
+                    parts |= HAS_PROOF;
+                    body.extend_from_slice(proof);
+                }
+                (SIDE, parts)
             }
             Greeting::Refusal(reason) => {
                 let end =
                     (0..=reason.len().min(LONGEST_REASON)).rev().find(|end| reason.is_char_boundary(*end));
                 body.extend_from_slice(&reason.as_bytes()[..end.unwrap_or(0)]);
-                REFUSAL
+                (REFUSAL, 0)
             }
         };
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&[kind, 0]);
+        bytes.extend_from_slice(&[kind, parts]);
         bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
         bytes.extend_from_slice(&[0, 0]);
         bytes.extend_from_slice(&body);
         bytes
     }
 
-    pub(in crate::net) fn parse(prefix: Prefix, body: &[u8]) -> Result<Greeting, Flaw> {
+    /// The greeting that these bytes begin with: what the connection manager carries has zeros behind it.
+    pub(in crate::net) fn parse(bytes: &[u8]) -> Result<Greeting, Flaw> {
+        let (prefix, rest) = bytes.split_first_chunk().ok_or(Flaw::NotAdverb)?;
+        let prefix = Prefix::parse(prefix)?;
+        let body = rest.get(..prefix.len).ok_or(Flaw::Malformed)?;
         if prefix.kind == REFUSAL {
             return Ok(Greeting::Refusal(String::from_utf8_lossy(body).into_owned()));
         }
-        let (gid, rest) = body.split_first_chunk::<16>().ok_or(Flaw::Malformed)?;
-        let [l0, l1, m0, m1, q0, q1, q2, q3, p0, p1, p2, p3] = *rest else { return Err(Flaw::Malformed) };
-        Ok(Greeting::Endpoint(Endpoint {
-            gid: Gid::new(*gid),
-            lid: u16::from_le_bytes([l0, l1]),
-            mtu: u16::from_le_bytes([m0, m1]),
-            qpn: Qpn::new(u32::from_le_bytes([q0, q1, q2, q3])).ok_or(Flaw::Malformed)?,
-            psn: Psn::new(u32::from_le_bytes([p0, p1, p2, p3])).ok_or(Flaw::Malformed)?,
-        }))
+        let mut side = Side::default();
+        let mut rest = body;
+        if prefix.parts & HAS_ENDPOINT != 0 {
+            let endpoint;
+            (endpoint, rest) = rest.split_first_chunk::<ENDPOINT_LEN>().ok_or(Flaw::Malformed)?;
+            side.endpoint = Some(parse_endpoint(endpoint)?);
+        }
+        if prefix.parts & HAS_NONCE != 0 {
+            let nonce;
+            (nonce, rest) = rest.split_first_chunk().ok_or(Flaw::Malformed)?;
+            side.nonce = Some(*nonce);
+        }
+        if prefix.parts & HAS_PROOF != 0 {
+            side.proof = Some(*rest.first_chunk().ok_or(Flaw::Malformed)?);
+        }
+        Ok(Greeting::Side(side))
     }
+}
+
+fn parse_endpoint(bytes: &[u8; ENDPOINT_LEN]) -> Result<Endpoint, Flaw> {
+    let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let word = |at: usize| u32::from(number(at)) | u32::from(number(at + 2)) << 16;
+    let gid = Gid::new(std::array::from_fn(|at| bytes[at]));
+    let qpn = Qpn::new(word(20)).ok_or(Flaw::Malformed)?;
+    let psn = Psn::new(word(24)).ok_or(Flaw::Malformed)?;
+    Ok(Endpoint { lid: number(16), mtu: number(18), ..Endpoint::new(gid, qpn, psn) })
 }
 
 /// What each side sends first over its queue pair.
@@ -115,6 +185,8 @@ pub(in crate::net) struct Hello {
     pub(in crate::net) ring: RemoteMemory,
     /// How many writes may be on their way or unread.
     pub(in crate::net) writes: u32,
+    /// The longest message that this side takes.
+    pub(in crate::net) longest_message: u32,
 }
 
 /// How long it is.
@@ -129,6 +201,7 @@ impl Hello {
         bytes[12..16].copy_from_slice(&(self.ring.len as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.ring.addr.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.ring.rkey.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.longest_message.to_le_bytes());
         bytes
     }
 
@@ -136,7 +209,7 @@ impl Hello {
         let bytes: &[u8; HELLO_LEN] =
             bytes.try_into().map_err(|_| Violation("the first message has a wrong length"))?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if bytes[..8] != MAGIC || bytes[8..10] != VERSION.to_le_bytes() || word(28) != 0 {
+        if bytes[..8] != MAGIC || bytes[8..10] != VERSION.to_le_bytes() {
             return Err(Violation("the first message isn't of this version"));
         }
         let (writes, len) = (word(8) >> 16, word(12));
@@ -146,7 +219,12 @@ impl Hello {
         {
             return Err(Violation("a ring that is too short or too long"));
         }
+        let longest_message = word(28);
+        if longest_message > LONGEST_MESSAGE {
+            return Err(Violation("it would take longer messages than there are"));
+        }
         let addr = u64::from(word(16)) | u64::from(word(20)) << 32;
-        Ok(Hello { ring: RemoteMemory { addr, rkey: word(24), len: len.into() }, writes })
+        let ring = RemoteMemory { addr, rkey: word(24), len: len.into() };
+        Ok(Hello { ring, writes, longest_message })
     }
 }

@@ -7,6 +7,7 @@ pub(super) mod handshake;
 mod immediate;
 mod inbound;
 mod outbound;
+pub(super) mod proof;
 
 pub(super) use frame::{
     ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, LONGEST_NAME, OFFER_LEN, frame_len,

@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::handshake::{Flaw, Greeting, HELLO_LEN, Hello, PREFIX_LEN, Prefix};
+use super::handshake::{Flaw, Greeting, HELLO_LEN, Hello, LONGEST_REASON, PREFIX_LEN, Prefix, Side};
+use super::proof::{Ends, Introduction, Role};
 use super::*;
 use crate::memory::RemoteMemory;
+use crate::net::Key;
 use crate::verbs::{Endpoint, Gid, Psn, Qpn};
 
 /// A ring with a byte for each of its bytes, between a writer and a reader that are as slow as they like.
@@ -135,13 +137,9 @@ proptest! {
         if let Ok(hello) = Hello::parse(&bytes) {
             prop_assert_eq!(&hello.emit()[..], &bytes[..]);
         }
-        let mut prefix = [0; PREFIX_LEN];
-        prefix[..8].copy_from_slice(b"adverb\r\n");
-        for (to, byte) in prefix[8..].iter_mut().zip(&bytes) {
-            *to = *byte;
-        }
-        if let Ok(prefix) = Prefix::parse(&prefix) {
-            let _ = Greeting::parse(prefix, bytes.get(8..).unwrap_or_default());
+        let greeting = [b"adverb\r\n", &bytes[..]].concat();
+        if let Ok(Greeting::Side(side)) = Greeting::parse(&greeting) {
+            prop_assert!(greeting.starts_with(&Greeting::Side(side).emit()));
         }
     }
 
@@ -216,31 +214,43 @@ fn frames_and_greetings_are_what_they_were() {
             assert!(Frame::parse(&bytes[..frame.len() - 1]).is_err());
         }
     }
-    let endpoint = Endpoint {
-        gid: Gid::new([3; 16]),
-        lid: 5,
-        mtu: 4096,
-        qpn: Qpn::new(0x12_3456).unwrap(),
-        psn: Psn::new(0xff_ffff).unwrap(),
-    };
-    for greeting in
-        [Greeting::Endpoint(endpoint), Greeting::Refusal("no".into()), Greeting::Refusal("é".repeat(200))]
-    {
+    let (endpoint, nonce, proof) = (Some(endpoint(3)), Some([4; 32]), Some([5; 32]));
+    let sides = [
+        Side { endpoint, ..Side::default() },
+        Side { endpoint, nonce, proof: None },
+        Side { endpoint: None, nonce, proof },
+        Side { endpoint, nonce, proof },
+        Side::default(),
+    ];
+    for greeting in sides.map(Greeting::Side).into_iter().chain([Greeting::Refusal("no".into())]) {
         let bytes = greeting.emit();
-        let (prefix, body) = bytes.split_first_chunk().unwrap();
-        let prefix = Prefix::parse(prefix).unwrap();
-        assert_eq!(prefix.len, body.len());
-        let parsed = Greeting::parse(prefix, body).unwrap();
-        match &greeting {
-            Greeting::Refusal(reason) if reason.len() > 256 => {
-                assert_eq!(parsed, Greeting::Refusal("é".repeat(128)));
-            }
-            _ => assert_eq!(parsed, greeting),
-        }
+        assert_eq!(Greeting::parse(&bytes), Ok(greeting.clone()));
+        assert_eq!(Greeting::parse(&[&bytes[..], &[0; 9]].concat()), Ok(greeting), "zeros may follow");
+        assert!(Greeting::parse(&bytes[..bytes.len() - 1]).is_err());
     }
-    let hello = Hello { ring: RemoteMemory { addr: 1 << 63, rkey: 9, len: 4096 }, writes: 256 };
+    let long = Greeting::parse(&Greeting::Refusal("é".repeat(200)).emit());
+    assert_eq!(long, Ok(Greeting::Refusal("é".repeat(LONGEST_REASON / 2))));
+    let ring = RemoteMemory { addr: 1 << 63, rkey: 9, len: 4096 };
+    let hello = Hello { ring, writes: 256, longest_message: 1 << 30 };
     assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
     assert!(Hello::parse(&hello.emit()[..HELLO_LEN - 1]).is_err());
+    assert!(Hello::parse(&Hello { longest_message: (1 << 30) + 1, ..hello }.emit()).is_err());
+}
+
+/// Greetings fit the connection manager's messages.
+#[test]
+fn greetings_fit_what_carries_them() {
+    let side = Side { endpoint: None, nonce: Some([1; 32]), proof: None };
+    assert!(Greeting::Side(side).emit().len() <= crate::verbs::cm::MAX_CONNECT_DATA);
+    let side = Side { proof: Some([1; 32]), ..side };
+    assert!(Greeting::Side(side).emit().len() <= crate::verbs::cm::MAX_ACCEPT_DATA);
+    let refusal = Greeting::Refusal("x".repeat(LONGEST_REASON));
+    assert!(refusal.emit().len() <= crate::verbs::cm::MAX_REJECT_DATA);
+}
+
+fn endpoint(number: u8) -> Endpoint {
+    let (gid, qpn) = (Gid::new([number; 16]), Qpn::new(0x12_3400 + u32::from(number)).unwrap());
+    Endpoint { lid: 5, mtu: 2048, ..Endpoint::new(gid, qpn, Psn::new(0xff_ffff).unwrap()) }
 }
 
 #[test]
@@ -253,4 +263,93 @@ fn other_versions_are_refused_but_for_what_they_refuse() {
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::Version(200));
     prefix[0] = b'x';
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::NotAdverb);
+}
+
+/// Two sides meet, and each says the other's hello opened: or what was wrong with it.
+fn meet(
+    connector: Option<&Key>,
+    listener: Option<&Key>,
+    harm: impl Fn(&mut Side, &mut Side, &mut Ends),
+) -> Result<(), (Role, Flaw)> {
+    let asking = Introduction::new(connector, [1; 32]);
+    let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
+    let (mut seen, mut answer_seen) = (ends, Side::default());
+    let Greeting::Side(mut asked) = asking.ask(None) else { panic!("it isn't a refusal") };
+    harm(&mut asked, &mut answer_seen, &mut seen);
+    let answering = Introduction::new(listener, [2; 32]);
+    let answered = answering.answer(&asked, None, &seen).map_err(|flaw| (Role::Listener, flaw))?;
+    let (Greeting::Side(mut answer), listeners) = answered else { panic!("it isn't a refusal") };
+    harm(&mut answer_seen, &mut answer, &mut seen);
+    let connectors = asking.answered(&answer, &ends).map_err(|flaw| (Role::Connector, flaw))?;
+    let Some((connectors, listeners)) = connectors.zip(listeners) else { return Ok(()) };
+    for (from, to, role) in
+        [(&connectors, &listeners, Role::Listener), (&listeners, &connectors, Role::Connector)]
+    {
+        let sealed = [&from.seal(b"hello")[..], b"hello"].concat();
+        assert_eq!(to.open(&sealed), Ok(&b"hello"[..]), "{role:?}");
+        assert_eq!(from.open(&sealed), Err(Flaw::KeyWrong), "what was said is no good to who said it");
+        for at in 0..sealed.len() {
+            let mut harmed = sealed.clone();
+            harmed[at] ^= 1;
+            assert_eq!(to.open(&harmed), Err(Flaw::KeyWrong), "byte {at}");
+            assert!(to.open(&sealed[..at]).is_err(), "{at} bytes");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_who_has_the_key_is_met() {
+    let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
+    let meet_with = |connector, listener| meet(connector, listener, |_, _, _| {});
+    assert_eq!(meet_with(None, None), Ok(()));
+    assert_eq!(meet_with(Some(&key), Some(&key)), Ok(()));
+    assert_eq!(meet_with(Some(&key), Some(&other)), Err((Role::Connector, Flaw::KeyWrong)));
+    assert_eq!(meet_with(None, Some(&key)), Err((Role::Listener, Flaw::KeyMissing)));
+    assert_eq!(meet_with(Some(&key), None), Err((Role::Listener, Flaw::KeyUnknown)));
+}
+
+#[test]
+fn who_changes_what_they_say_to_each_other_is_noticed() {
+    let key = Key::new([7; 32]).unwrap();
+    let with = |harm: fn(&mut Side, &mut Side, &mut Ends)| meet(Some(&key), Some(&key), harm);
+    let wrong = Err((Role::Connector, Flaw::KeyWrong));
+    assert_eq!(with(|asked, _, _| asked.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
+    assert_eq!(with(|_, answer, _| answer.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
+    assert_eq!(with(|_, answer, _| answer.proof.iter_mut().for_each(|proof| proof[31] ^= 0x80)), wrong);
+    // Another queue pair was put in the place of one of theirs.
+    assert_eq!(with(|_, _, ends| ends.connector = endpoint(9)), wrong);
+    assert_eq!(with(|_, _, ends| ends.listener.qpn = Qpn::new(9).unwrap()), wrong);
+    assert_eq!(with(|_, _, ends| ends.listener.psn = Psn::new(9).unwrap()), wrong);
+    assert_eq!(with(|_, answer, _| answer.proof = None), Err((Role::Connector, Flaw::Malformed)));
+    let stripped =
+        |_: &mut Side, answer: &mut Side, _: &mut Ends| (answer.nonce, answer.proof) = (None, None);
+    assert_eq!(with(stripped), Err((Role::Connector, Flaw::KeyMissing)));
+    assert_eq!(
+        with(|asked, _, _| asked.proof = asked.nonce),
+        Err((Role::Listener, Flaw::Malformed)),
+        "who asks proves nothing"
+    );
+}
+
+#[test]
+fn what_was_said_before_is_no_good_again() {
+    let key = Key::new([7; 32]).unwrap();
+    let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
+    let asking = Introduction::new(Some(&key), [1; 32]);
+    let Greeting::Side(asked) = asking.ask(None) else { panic!("it isn't a refusal") };
+    let answer = |nonce| {
+        let answered = Introduction::new(Some(&key), nonce).answer(&asked, None, &ends).unwrap();
+        let (Greeting::Side(answer), Some(seal)) = answered else { panic!("it isn't a refusal") };
+        (answer, seal)
+    };
+    let (first, _) = answer([2; 32]);
+    let sealed = asking.answered(&first, &ends).unwrap().unwrap();
+    let sealed = [&sealed.seal(b"hello")[..], b"hello"].concat();
+    // The same greeting again, word by word, and the same queue pairs: only the listener's number is another.
+    let (_, seal) = answer([3; 32]);
+    assert_eq!(seal.open(&sealed), Err(Flaw::KeyWrong));
+    // The listener's answer again, to who asks with another number.
+    let again = Introduction::new(Some(&key), [4; 32]).answered(&first, &ends);
+    assert!(matches!(again, Err(Flaw::KeyWrong)));
 }

@@ -10,7 +10,7 @@ use super::{Connection, Deadline, Path};
 use crate::backend::connection_manager::{Depths, Event, Identifier};
 use crate::backend::{ReadyToReceive, StateChange};
 use crate::error::{Error, Result};
-use crate::verbs::{ConnectOptions, QueuePair};
+use crate::verbs::{ConnectOptions, Endpoint, QueuePair};
 
 /// On the way to a connection: the peer was asked, or accepted.
 ///
@@ -21,6 +21,8 @@ pub struct Connecting {
     queue_pair: Option<QueuePair>,
     identifier: Arc<Identifier>,
     path: Option<Path>,
+    /// The peer's queue pair, once it is known.
+    peer: Option<Endpoint>,
     role: Role,
     deadline: Deadline,
 }
@@ -41,7 +43,8 @@ impl Connecting {
         role: Role,
         deadline: Deadline,
     ) -> Connecting {
-        Connecting { queue_pair: Some(queue_pair), identifier, path: Some(path), role, deadline }
+        let (queue_pair, path) = (Some(queue_pair), Some(path));
+        Connecting { queue_pair, identifier, path, peer: None, role, deadline }
     }
 
     /// The connection, if it is there by now. Call it when the descriptor is readable, and at the latest at the
@@ -59,7 +62,7 @@ impl Connecting {
         match self.advance(&queue_pair, &path)? {
             Some(private_data) => {
                 let identifier = Arc::clone(&self.identifier);
-                Ok(Some(Connection::new(queue_pair, identifier, path, private_data)))
+                Ok(Some(Connection::new(queue_pair, identifier, path, self.peer, private_data)))
             }
             None => {
                 (self.queue_pair, self.path) = (Some(queue_pair), Some(path));
@@ -79,10 +82,13 @@ impl Connecting {
             match (event, &mut self.role) {
                 (Event::Response { private_data }, Role::Active { options, depths }) => {
                     let ready = make_ready(queue_pair, &self.identifier, options, *depths);
-                    if let Err(error) = ready.and_then(|()| self.identifier.establish()) {
-                        // The peer believes that it is connected.
-                        let _ = self.identifier.reject(&[]);
-                        return Err(error);
+                    match ready.and_then(|peer| self.identifier.establish().map(|()| peer)) {
+                        Ok(peer) => self.peer = Some(peer),
+                        Err(error) => {
+                            // The peer believes that it is connected.
+                            let _ = self.identifier.reject(&[]);
+                            return Err(error);
+                        }
                     }
                     return Ok(Some(private_data));
                 }
@@ -141,13 +147,13 @@ pub(super) fn depths(queue_pair: &QueuePair, options: &ConnectOptions) -> Depths
     }
 }
 
-/// Brings a queue pair to ready-to-send, with what both sides have said.
+/// Brings a queue pair to ready-to-send, with what both sides have said; returns what is known of the peer's.
 pub(super) fn make_ready(
     queue_pair: &QueuePair,
     identifier: &Identifier,
     options: &ConnectOptions,
     depths: Depths,
-) -> Result<()> {
+) -> Result<Endpoint> {
     let (mut remote, mut send) = identifier.ready(queue_pair.transport())?;
     // What the other side says is never more than what this side can.
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
@@ -160,7 +166,15 @@ pub(super) fn make_ready(
     send.rnr_retry = options.rnr_retry;
     queue_pair.traffic(options.traffic).apply(&mut remote.address);
     queue_pair.psn.store(send.psn.get(), Ordering::Relaxed);
+    let peer = Endpoint {
+        gid: remote.address.gid,
+        lid: remote.address.lid,
+        qpn: remote.qpn,
+        psn: remote.psn,
+        mtu: remote.mtu.bytes(),
+    };
     let (transport, connection) = (queue_pair.transport(), Some(remote));
     queue_pair.change(&StateChange::ReadyToReceive(ReadyToReceive { transport, connection }))?;
-    queue_pair.change(&StateChange::ReadyToSend(send))
+    queue_pair.change(&StateChange::ReadyToSend(send))?;
+    Ok(peer)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Deadline, Path};
 use crate::backend::connection_manager::{Event, Identifier};
 use crate::error::{Error, Result};
-use crate::verbs::QueuePair;
+use crate::verbs::{Endpoint, QueuePair};
 
 /// A queue pair that is connected to a peer's, by the connection manager.
 ///
@@ -22,6 +22,8 @@ pub struct Connection {
     queue_pair: QueuePair,
     identifier: Arc<Identifier>,
     path: Path,
+    /// The peer's queue pair, if this side asked for the connection: who accepted knew it before.
+    peer: Option<Endpoint>,
     private_data: Vec<u8>,
     /// Neither side has asked for its end.
     connected: AtomicBool,
@@ -50,10 +52,17 @@ impl Connection {
         queue_pair: QueuePair,
         identifier: Arc<Identifier>,
         path: Path,
+        peer: Option<Endpoint>,
         private_data: Vec<u8>,
     ) -> Connection {
         let (connected, ended) = (AtomicBool::new(true), AtomicBool::new(false));
-        Connection { queue_pair, identifier, path, private_data, connected, ended }
+        Connection { queue_pair, identifier, path, peer, private_data, connected, ended }
+    }
+
+    /// Its parts, for who looks after the queue pair otherwise: that, what holds the connection up, what is known of the peer's
+    /// queue pair, and what the peer sent along.
+    pub(crate) fn into_parts(self) -> (QueuePair, Hold, Option<Endpoint>, Vec<u8>) {
+        (self.queue_pair, Hold(self.identifier), self.peer, self.private_data)
     }
 
     /// The queue pair: ready to send.
@@ -162,6 +171,22 @@ impl Connection {
 }
 
 event_source!(Connection);
+
+/// Holds a connection up whose queue pair somebody else has. Dropping it, after the queue pair, ends it: the peer is told,
+/// once.
+pub(crate) struct Hold(Arc<Identifier>);
+
+impl Hold {
+    /// Whether the peer has ended the connection, or the device is going away.
+    pub(crate) fn has_ended(&self) -> Result<bool> {
+        while let Some(event) = self.0.take_event()? {
+            if let Event::Disconnected | Event::DeviceRemoved = event {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request, Use};
 use crate::error::{Error, Result};
-use crate::verbs::{ConnectOptions, QueuePair};
+use crate::verbs::{ConnectOptions, Endpoint, QueuePair};
 
 /// Listens for peers that want to be connected.
 ///
@@ -212,12 +212,22 @@ impl Incoming {
     /// If the private data is too long, the queue pair doesn't fit the path, or the peer has given up already. The queue
     /// pair is gone then, and the request rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<Connecting> {
-        check_private_data(private_data, MAX_ACCEPT_DATA, "an acceptance")?;
+        self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
+    }
+
+    /// The same, with private data that is made when both queue pairs are known: ours, ready to send, and the peer's.
+    pub(crate) fn begin_accept_with(
+        self,
+        queue_pair: QueuePair,
+        private_data: impl FnOnce(&QueuePair, &Endpoint) -> Vec<u8>,
+    ) -> Result<Connecting> {
         self.path.check(&queue_pair)?;
         let deadline = Deadline::new(self.timeout);
         let options = &self.options;
         let depths = depths(&queue_pair, options).min(self.depths);
-        make_ready(&queue_pair, &self.identifier, options, depths)?;
+        let peer = make_ready(&queue_pair, &self.identifier, options, depths)?;
+        let private_data = &private_data(&queue_pair, &peer);
+        check_private_data(private_data, MAX_ACCEPT_DATA, "an acceptance")?;
         self.identifier.accept(&Parameters {
             qpn: queue_pair.qpn(),
             shared_receives: queue_pair.recv.own().is_none(),

@@ -133,6 +133,7 @@ use std::time::Duration;
 pub use adverb_proto::vocabulary::RejectReason;
 
 pub use connecting::Connecting;
+pub(crate) use connection::Hold;
 pub use connection::{Connection, ConnectionEvent};
 pub use connector::{Connector, Resolving, Route};
 pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, LookingUp};

@@ -1,0 +1,277 @@
+//! Who comes to a listener.
+
+use std::io::{self, PipeReader, PipeWriter};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::{Handshake, device, not_bound, not_watched, verb};
+use crate::backend::Watch;
+use crate::error::{Error, Result};
+use crate::net::link::{Link, Parts};
+use crate::net::{Exchange, Options};
+use crate::verbs::Device;
+use crate::verbs::cm;
+
+/// A listener, of threads or of tasks: it can be stopped and started again.
+pub(in crate::net) struct Listening {
+    address: SocketAddr,
+    options: Options,
+    arrivals: Mutex<Option<Arrivals>>,
+}
+
+/// What came of accepting.
+pub(in crate::net) enum Accepted {
+    Connection(Box<Link>),
+    /// Nobody, until the bell can be read, or this time has passed.
+    Wait(Arc<Bell>, Duration),
+}
+
+/// Readable when somebody may have come, or the listener was stopped.
+pub(in crate::net) struct Bell {
+    watch: Watch,
+    /// Ends with the listening.
+    _stop: PipeReader,
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+/// Where peers come, and those that have come and aren't connections yet: each in its own time, so that nobody waits for
+/// another.
+struct Arrivals {
+    tcp: Option<TcpListener>,
+    manager: Option<cm::Listener>,
+    pending: Vec<Handshake>,
+    /// Whether so many are pending that nobody else is looked at.
+    is_full: bool,
+    bell: Arc<Bell>,
+    /// Dropped, it rings the bell.
+    _stop: PipeWriter,
+}
+
+/// How many may be on their way to be a connection. More wait to be looked at.
+const MOST_PENDING: usize = 256;
+/// How many ports are tried if any will do, because one may be taken in one way and free in the other.
+const ATTEMPTS: usize = 16;
+
+impl Listening {
+    /// Begins to listen at the first of the addresses that can be had.
+    pub(in crate::net) fn bind(addresses: &[SocketAddr], options: &Options) -> Result<Listening> {
+        let mut failure = None;
+        for address in addresses {
+            match Listening::at(*address, options) {
+                Ok(listening) => return Ok(listening),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| not_bound(io::Error::other("the name has no address"))))
+    }
+
+    fn at(address: SocketAddr, options: &Options) -> Result<Listening> {
+        let mut options = options.clone();
+        let ip = address.ip().to_canonical();
+        if !ip.is_unspecified() {
+            // Opened now, once, and kept.
+            options.device = Some(device(ip, &options)?);
+        }
+        let mut tried = 0;
+        loop {
+            match Arrivals::open(address, &options) {
+                Ok((arrivals, address)) => {
+                    return Ok(Listening { address, options, arrivals: Mutex::new(Some(arrivals)) });
+                }
+                Err(error) if address.port() != 0 || tried == ATTEMPTS || !is_taken(&error) => {
+                    return Err(error);
+                }
+                Err(_) => tried += 1,
+            }
+        }
+    }
+
+    pub(in crate::net) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next connection, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the listener is stopped, or no more can be accepted.
+    pub(in crate::net) fn poll(&self) -> Result<Accepted> {
+        let mut arrivals = self.arrivals.lock();
+        let Some(arrivals) = &mut *arrivals else {
+            let error = io::Error::other("the listener is stopped");
+            return Err(verb("accepting a connection", error, "`start` has it listen again"));
+        };
+        match arrivals.poll(&self.options)? {
+            Some(link) => Ok(Accepted::Connection(link)),
+            None => Ok(Accepted::Wait(Arc::clone(&arrivals.bell), arrivals.left())),
+        }
+    }
+
+    pub(in crate::net) fn is_listening(&self) -> bool {
+        self.arrivals.lock().is_some()
+    }
+
+    /// Listens again at the address where it did before.
+    pub(in crate::net) fn start(&self) -> Result<()> {
+        let mut arrivals = self.arrivals.lock();
+        if arrivals.is_none() {
+            *arrivals = Some(Arrivals::open(self.address, &self.options)?.0);
+        }
+        Ok(())
+    }
+
+    /// Listens no more; who waits for a connection is told.
+    pub(in crate::net) fn stop(&self) {
+        // Handshakes are given up without holding up who looks whether it still listens.
+        let stopped = self.arrivals.lock().take();
+        drop(stopped);
+    }
+}
+
+impl Arrivals {
+    /// Listens at an address: over TCP, or by the connection manager, or both at the same port.
+    fn open(address: SocketAddr, options: &Options) -> Result<(Arrivals, SocketAddr)> {
+        let (watch, (reader, writer)) =
+            (Watch::new().map_err(not_watched)?, io::pipe().map_err(not_watched)?);
+        let (tcp, address) = match options.exchange {
+            Exchange::ConnectionManager => (None, address),
+            Exchange::Auto | Exchange::Tcp => {
+                let tcp = TcpListener::bind(address).map_err(not_bound)?;
+                tcp.set_nonblocking(true).map_err(not_bound)?;
+                let address = tcp.local_addr().map_err(not_bound)?;
+                (Some(tcp), address)
+            }
+        };
+        let manager = match options.exchange {
+            Exchange::ConnectionManager => Some(listen(address, options)?),
+            Exchange::Auto if has_manager(address, options) => match listen(address, options) {
+                Ok(manager) => Some(manager),
+                Err(error) if is_taken(&error) => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%address, %error, "only TCP, not the connection manager");
+                    None
+                }
+            },
+            Exchange::Auto | Exchange::Tcp => None,
+        };
+        let address = manager
+            .as_ref()
+            .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_address().port()));
+        watch.add(reader.as_fd()).map_err(not_watched)?;
+        let bell = Arc::new(Bell { watch, _stop: reader });
+        let arrivals = Arrivals { tcp, manager, pending: Vec::new(), is_full: false, bell, _stop: writer };
+        for fd in arrivals.doors() {
+            arrivals.bell.watch.add(fd).map_err(not_watched)?;
+        }
+        Ok((arrivals, address))
+    }
+
+    /// Where peers come.
+    fn doors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (tcp, manager) = (self.tcp.as_ref().map(AsFd::as_fd), self.manager.as_ref().map(AsFd::as_fd));
+        tcp.into_iter().chain(manager)
+    }
+
+    /// Looks at the doors, or lets those wait who are there, as there is room.
+    fn mind_the_doors(&mut self) -> Result<()> {
+        let is_full = self.pending.len() >= MOST_PENDING;
+        if is_full != self.is_full {
+            self.is_full = is_full;
+            let watch = &self.bell.watch;
+            let minded =
+                self.doors().try_for_each(|fd| if is_full { watch.remove(fd) } else { watch.add(fd) });
+            minded.map_err(not_watched)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in who has come, and goes on with those that have. Returns one that has become a connection.
+    fn poll(&mut self, options: &Options) -> Result<Option<Box<Link>>> {
+        while self.pending.len() < MOST_PENDING
+            && let Some((peer, handshake)) = self.next(options)?
+        {
+            let watched = handshake.and_then(|handshake| {
+                self.bell.watch.add(handshake.as_fd()).map_err(not_watched)?;
+                Ok(handshake)
+            });
+            match watched {
+                Ok(handshake) => self.pending.push(handshake),
+                Err(error) => tracing::warn!(%peer, %error, "a peer could not be connected"),
+            }
+        }
+        let mut index = 0;
+        while let Some(handshake) = self.pending.get_mut(index) {
+            match handshake.poll() {
+                Ok(None) => index += 1,
+                Ok(Some(link)) => {
+                    self.pending.swap_remove(index);
+                    self.mind_the_doors()?;
+                    return Ok(Some(link));
+                }
+                Err(error) => {
+                    let peer = handshake.peer();
+                    tracing::warn!(%peer, %error, "a peer could not be connected");
+                    self.pending.swap_remove(index);
+                }
+            }
+        }
+        self.mind_the_doors()?;
+        Ok(None)
+    }
+
+    /// The next who has come, and what is begun with it.
+    fn next(&self, options: &Options) -> Result<Option<(SocketAddr, Result<Handshake>)>> {
+        if let Some(tcp) = &self.tcp {
+            match tcp.accept() {
+                Ok((stream, peer)) => {
+                    return Ok(Some((peer, Handshake::with_stream(stream, peer, options))));
+                }
+                Err(error) if is_the_peers(&error) => {}
+                Err(error) => return Err(verb("accepting a connection", error, "")),
+            }
+        }
+        let Some(manager) = &self.manager else { return Ok(None) };
+        let Some(request) = manager.try_accept()? else { return Ok(None) };
+        let peer = request.path().peer_address();
+        Ok(Some((peer, Handshake::with_request(request, options))))
+    }
+
+    /// Until when somebody has to become a connection.
+    fn left(&self) -> Duration {
+        self.pending.iter().map(Handshake::left).min().unwrap_or(Duration::MAX)
+    }
+}
+
+/// Whether nobody has come, or who came has gone.
+fn is_the_peers(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted | ConnectionReset)
+}
+
+fn listen(address: SocketAddr, options: &Options) -> Result<cm::Listener> {
+    let builder = cm::Listener::builder().timeout(options.connect_timeout).options(Parts::connect_options());
+    builder.bind(address)
+}
+
+/// Whether the devices of connections to an address have a connection manager there.
+fn has_manager(address: SocketAddr, options: &Options) -> bool {
+    let ip = address.ip().to_canonical();
+    match &options.device {
+        Some(device) => device.attributes().connection_manager && device.has_address(ip),
+        None => ip.is_unspecified() && Device::list_hardware().is_ok_and(|devices| !devices.is_empty()),
+    }
+}
+
+/// Whether somebody else listens there.
+fn is_taken(error: &Error) -> bool {
+    matches!(error, Error::Verb { error, .. } if error.kind() == io::ErrorKind::AddrInUse)
+}

@@ -1,0 +1,277 @@
+//! How two sides find each other: over TCP and by the connection manager, for threads and for tasks, with a key and without.
+
+#![cfg(feature = "soft")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::net::{Exchange, Key, Options};
+use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
+
+/// Two software devices on a network in memory, whose addresses begin with this.
+fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 2] {
+    let switch = Switch::default();
+    [1, 2].map(|last| {
+        let [a, b, c] = network;
+        let address = IpAddr::from([a, b, c, last]);
+        let mut device = SoftDevice::on(&switch, address);
+        if let Some(faults) = faults {
+            device = device.faults(faults);
+        }
+        (address, device.open().unwrap())
+    })
+}
+
+/// The options of both sides, and where the listener is to be.
+fn sides(
+    exchange: Exchange,
+    network: [u8; 3],
+    faults: Option<FaultConfig>,
+) -> (Options, Options, SocketAddr) {
+    let [(_, client), (address, server)] = devices(network, faults);
+    let options = |device| {
+        let options = Options::new().device(device).exchange(exchange).timeout(Duration::from_secs(30));
+        options.connect_timeout(Duration::from_secs(10))
+    };
+    // The network in memory has no TCP.
+    let address = if exchange == Exchange::ConnectionManager { address } else { [127, 0, 0, 1].into() };
+    (options(&client), options(&server), SocketAddr::new(address, 0))
+}
+
+fn meet(client: &Options, listener: &Listener) -> (Connection, Connection) {
+    let address = listener.local_address();
+    scope(|scope| {
+        let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
+        let server = listener.accept().unwrap();
+        (client.join().unwrap(), server)
+    })
+}
+
+/// Both sides say something, short and long, and close.
+fn talk((client, server): (Connection, Connection)) {
+    let long = vec![7; 100_000];
+    scope(|scope| {
+        for (one, other) in [(&client, &server), (&server, &client)] {
+            scope.spawn(|| {
+                one.send(b"hello").unwrap();
+                one.send(&long).unwrap();
+                assert_eq!(&other.recv().unwrap().unwrap()[..], b"hello");
+                assert_eq!(&other.recv().unwrap().unwrap()[..], &long);
+            });
+        }
+    });
+    client.close().unwrap();
+    assert!(server.recv().unwrap().is_none());
+}
+
+#[test]
+fn sides_find_each_other_in_every_way() {
+    let key = Key::new([7; 32]).unwrap();
+    for (number, exchange) in
+        [Exchange::Auto, Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate()
+    {
+        let (client, server, address) = sides(exchange, [10, 20, number as u8], None);
+        for (client, server) in [(client.clone(), server.clone()), (client.key(&key), server.key(&key))] {
+            let listener = Listener::bind_with(address, &server).unwrap();
+            assert_ne!(listener.local_address().port(), 0);
+            for _ in 0..3 {
+                talk(meet(&client, &listener));
+            }
+        }
+    }
+}
+
+#[test]
+fn sides_find_each_other_where_packets_are_lost() {
+    let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(3) };
+    let (client, server, address) = sides(Exchange::ConnectionManager, [10, 21, 0], Some(faults));
+    let key = Key::new([7; 32]).unwrap();
+    let listener = Listener::bind_with(address, &server.key(&key)).unwrap();
+    for _ in 0..5 {
+        talk(meet(&client.clone().key(&key), &listener));
+    }
+}
+
+#[test]
+fn a_listener_is_found_in_both_ways_at_one_port() {
+    let device = Device::open("soft").unwrap();
+    let address = device.gids().unwrap()[0].gid.ip();
+    let options = Options::new().device(&device).timeout(Duration::from_secs(30));
+    let listener = Listener::bind_with((address, 0), &options).unwrap();
+    for exchange in [Exchange::ConnectionManager, Exchange::Tcp, Exchange::Auto] {
+        talk(meet(&options.clone().exchange(exchange), &listener));
+    }
+}
+
+#[test]
+fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
+    let device = Device::open("soft").unwrap();
+    let address = device.gids().unwrap()[0].gid.ip();
+    let options = Options::new().device(&device).connect_timeout(Duration::from_secs(5));
+    let (by_manager, by_tcp) =
+        (options.clone().exchange(Exchange::ConnectionManager), options.exchange(Exchange::Tcp));
+    let start = Instant::now();
+    let listener = Listener::bind_with((address, 0), &by_tcp).unwrap();
+    let error = Connector::new().options(&by_manager).connect(listener.local_address()).unwrap_err();
+    assert!(error.to_string().contains("nobody listens on port"), "{error}");
+    let listener = Listener::bind_with((address, 0), &by_manager).unwrap();
+    let error = Connector::new().options(&by_tcp).connect(listener.local_address()).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[test]
+fn nobody_waits_longer_than_it_may() {
+    let (client, server, address) = sides(Exchange::ConnectionManager, [10, 22, 0], None);
+    let client = client.connect_timeout(Duration::from_millis(300));
+    let start = Instant::now();
+    let error = Connector::new().options(&client).connect("10.22.0.9:7471").unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    // A listener that nobody looks after says nothing.
+    let listener = Listener::bind_with(address, &server).unwrap();
+    let error = Connector::new().options(&client).connect(listener.local_address()).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_listener_that_is_stopped_can_be_started_again() {
+    for (number, exchange) in [Exchange::Auto, Exchange::ConnectionManager].into_iter().enumerate() {
+        let (client, server, address) = sides(exchange, [10, 23, number as u8], None);
+        let listener = Listener::bind_with(address, &server).unwrap();
+        let address = listener.local_address();
+        let (left, right) = meet(&client, &listener);
+        for _ in 0..3 {
+            scope(|scope| {
+                let waiting = [(); 2].map(|()| scope.spawn(|| listener.accept().unwrap_err()));
+                sleep(Duration::from_millis(50));
+                listener.stop();
+                for waiting in waiting {
+                    let error = waiting.join().unwrap();
+                    assert!(error.to_string().contains("stopped"), "{error}");
+                }
+            });
+            assert!(!listener.is_listening());
+            listener.stop();
+            listener.accept().unwrap_err();
+            Connector::new().options(&client).connect(address).unwrap_err();
+            listener.start().unwrap();
+            listener.start().unwrap();
+            assert!(listener.is_listening() && listener.local_address() == address);
+            talk(meet(&client, &listener));
+        }
+        drop(listener);
+        Connector::new().options(&client).connect(address).unwrap_err();
+        // What was connected before needs no listener.
+        talk((left, right));
+    }
+}
+
+#[test]
+fn a_port_is_one_listeners() {
+    let (_, server, address) = sides(Exchange::ConnectionManager, [10, 24, 0], None);
+    let listener = Listener::bind_with(address, &server).unwrap();
+    Listener::bind_with(listener.local_address(), &server).unwrap_err();
+}
+
+/// What becomes of a client at a listener with other options: the client's error, in words.
+fn refused(client: &Options, server: &Options, address: SocketAddr) -> String {
+    let listener = Listener::bind_with(address, server).unwrap();
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap_err());
+        let start = Instant::now();
+        let error = Connector::new().options(client).connect(listener.local_address()).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        listener.stop();
+        accepting.join().unwrap();
+        error.to_string()
+    })
+}
+
+#[test]
+fn who_has_another_key_or_none_is_refused_with_a_reason() {
+    let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
+    for (number, exchange) in [Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate() {
+        let (client, server, address) = sides(exchange, [10, 25, number as u8], None);
+        let with = |options: &Options, key: Option<&Key>| {
+            key.map_or(options.clone(), |key| options.clone().key(key))
+        };
+        for (clients, servers, reason) in [
+            (None, Some(&key), "refused the connection: it has no key, and this side wants one"),
+            (Some(&key), None, "refused the connection: it has a key, and this side has none"),
+            (Some(&other), Some(&key), "refused the connection: its key is another"),
+        ] {
+            let error = refused(&with(&client, clients), &with(&server, servers), address);
+            assert!(error.contains(reason), "{exchange:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn messages_longer_than_the_peer_takes_are_refused_here() {
+    let (client, server, address) = sides(Exchange::Auto, [10, 26, 0], None);
+    let listener = Listener::bind_with(address, &server.longest_message(100_000)).unwrap();
+    let (client, server) = meet(&client, &listener);
+    for len in [100_001, 1 << 20] {
+        let error = client.send(&vec![0; len]).unwrap_err();
+        assert!(matches!(error.error, Error::TooLong { most: 100_000, .. }), "{error}");
+    }
+    client.send(&vec![0; 100_000]).unwrap();
+    assert_eq!(server.recv().unwrap().unwrap().len(), 100_000);
+    server.send(&vec![0; 200_000]).unwrap();
+    assert_eq!(client.recv().unwrap().unwrap().len(), 200_000);
+}
+
+#[cfg(feature = "tokio")]
+mod tasks {
+    use adverb::net::{Connector, Listener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn find_each_other_in_every_way_and_a_stopped_listener_can_be_started_again() {
+        let key = Key::new([7; 32]).unwrap();
+        for (number, exchange) in
+            [Exchange::Auto, Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate()
+        {
+            let (client, server, address) = sides(exchange, [10, 30, number as u8], None);
+            let (connector, server) = (Connector::new().options(&client.key(&key)), server.key(&key));
+            let listener = Listener::bind_with(address, &server).await.unwrap();
+            let address = listener.local_address();
+            for _ in 0..3 {
+                let (left, right) = tokio::join!(connector.connect(address), listener.accept());
+                let (left, right) = (left.unwrap(), right.unwrap());
+                let (waiting, ()) = tokio::join!(listener.accept(), async {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    listener.stop();
+                });
+                let error = waiting.unwrap_err();
+                assert!(error.to_string().contains("stopped"), "{error}");
+                connector.connect(address).await.unwrap_err();
+                listener.start().unwrap();
+                left.send(b"hello").await.unwrap();
+                assert_eq!(&right.recv().await.unwrap().unwrap()[..], b"hello");
+                left.close().await.unwrap();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn with_another_key_are_refused() {
+        for (number, exchange) in [Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate() {
+            let (client, server, address) = sides(exchange, [10, 31, number as u8], None);
+            let client = Connector::new().options(&client.key(&Key::new([1; 32]).unwrap()));
+            let server = server.key(&Key::new([2; 32]).unwrap());
+            let listener = Listener::bind_with(address, &server).await.unwrap();
+            let address = listener.local_address();
+            let error = tokio::select! {
+                error = client.connect(address) => error.unwrap_err(),
+                _ = listener.accept() => panic!("nobody is to be connected"),
+            };
+            assert!(matches!(error, Error::Refused { .. }), "{error}");
+        }
+    }
+}
