@@ -332,6 +332,10 @@ impl Link {
     /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
     pub(super) fn try_send(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
         let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
+        // Also for what waits for something else than room.
+        if let Some(end) = &state.end {
+            return Err(self.ended(end));
+        }
         if state.is_gone || state.is_shut && !matches!(body, Body::Gone) {
             return Err(self.disconnected("this side has ended it", ""));
         }

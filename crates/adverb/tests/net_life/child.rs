@@ -1,0 +1,75 @@
+//! Other processes: this program again, with a part to play.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use adverb::net::Options;
+use adverb::net::blocking::{Connector, Listener};
+use adverb::verbs::Device;
+
+use crate::Letters;
+
+/// What says which part.
+const PART: &str = "ADVERB_PART";
+
+/// Options with which a peer that is gone is soon noticed.
+pub(crate) fn options() -> Options {
+    Options::new().device(&Device::open("soft").unwrap()).keepalive(Duration::from_millis(200))
+}
+
+/// A process that plays a part, and ends with this value.
+pub(crate) struct Process(Child);
+
+impl Process {
+    pub(crate) fn start(part: &str) -> Process {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "child::plays_its_part", "--nocapture"]).env(PART, part);
+        Process(program.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// The next word that it says.
+    pub(crate) fn says(&mut self, word: &str) -> String {
+        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        // What the test's harness says isn't for us. It may be on the same line.
+        let mut words =
+            lines.map_while(Result::ok).filter_map(|line| Some(line.split_once(word)?.1.trim().to_owned()));
+        words.next().unwrap_or_else(|| panic!("a process ended before it said {word}"))
+    }
+
+    /// As `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What such a process does. (In a run of all tests, nothing.)
+#[test]
+fn plays_its_part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let connection = match part.split_once(' ') {
+        Some(("connect", address)) => {
+            let address: SocketAddr = address.parse().unwrap();
+            Connector::new().options(&options()).connect(address).unwrap()
+        }
+        _ => {
+            let listener = Listener::bind_with("127.0.0.1:0", &options()).unwrap();
+            println!("listening {}", listener.local_address());
+            listener.accept().unwrap()
+        }
+    };
+    // Until it is killed.
+    let letters = Letters::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| crate::kill::send_all(&connection, &letters));
+        scope.spawn(|| crate::kill::recv_all(&connection, &letters));
+    });
+}
