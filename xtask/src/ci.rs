@@ -38,6 +38,7 @@ const STEPS: &[&str] = &[
     "soak --seconds 20",
     "conformance --backend ibv",
     "interop",
+    "net",
     "asan",
 ];
 

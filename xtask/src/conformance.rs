@@ -3,12 +3,12 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use crate::{Cli, packages, process};
+use crate::{Cli, process};
 
 /// The options of `cargo xtask conformance`.
 #[derive(Debug, clap::Args)]
@@ -147,14 +147,7 @@ fn run_links_in(directory: &Path, args: &Args) -> Result<ExitCode> {
 /// Runs the suite that is in a directory, as nobody in particular and without capabilities; says whether it passed.
 fn run_soft_in(directory: &Path, args: &Args, link: Link, loss: u32) -> Result<bool> {
     let binary = directory.join("adverb");
-    let mut command = if packages::is_root() {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
-        command.args(["--bounding-set=-all", "--no-new-privs"]).arg(binary);
-        command
-    } else {
-        Command::new(binary)
-    };
+    let mut command = process::as_nobody(&binary);
     let report = directory.join("conformance.json");
     command.args(["selftest", "--device", "soft", "--link", link.name(), "--loss", &loss.to_string()]);
     command.arg("--report").arg(&report);

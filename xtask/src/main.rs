@@ -19,6 +19,7 @@ mod hack;
 mod interop;
 mod metadata;
 mod miri;
+mod net;
 mod overhead;
 mod package;
 mod packages;
@@ -79,6 +80,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Have the software NIC and soft-RoCE, or C programs on it, do everything with each other.
     Interop(interop::Args),
+    /// Have connections do everything between every pair of devices: the software NIC and soft-RoCE.
+    Net(net::Args),
     /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
     Sim(sim::Args),
     /// Have processes work with each other for a while over a network that fails, and kill some.
@@ -138,6 +141,7 @@ impl Command {
             Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),
             Self::Interop(args) => return interop::run(&args),
+            Self::Net(args) => return net::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
             Self::Traffic => traffic::run()?,

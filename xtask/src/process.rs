@@ -2,12 +2,12 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::paths;
+use crate::{packages, paths};
 
 /// `cargo ARGUMENTS…` (split at spaces) in the root of the clone, with the tools that `setup` installed on its PATH.
 pub(crate) fn cargo(arguments: &str) -> Command {
@@ -30,6 +30,17 @@ pub(crate) fn search_path() -> Vec<PathBuf> {
 /// The path of a program, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+/// A program as nobody in particular runs it: without capabilities, and without a way to get any.
+pub(crate) fn as_nobody(program: &Path) -> Command {
+    if !packages::is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+    command.args(["--bounding-set=-all", "--no-new-privs"]).arg(program);
+    command
 }
 
 /// Says what it runs, runs it, and fails if it does. What it prints goes straight to our own output.

@@ -46,7 +46,7 @@ pub(crate) struct Args {
 }
 
 /// The shell functions that jobs call.
-const FUNCTIONS: &str = include_str!("guest.sh");
+pub(crate) const FUNCTIONS: &str = include_str!("guest.sh");
 
 /// How long one guest may take, booting included.
 const SECONDS: u64 = 1500;

@@ -1,0 +1,200 @@
+//! Two processes that play every case of connections with each other, each on a device of its own: what `cargo xtask net`
+//! runs.
+//!
+//! ```text
+//! net_pair listen  DEVICE ADDRESS CONTROL [--loss PERCENT]
+//! net_pair connect DEVICE CONTROL [--loss PERCENT] [--flavours CLIENT-SERVER]… [--only CASE]…
+//! net_pair list
+//! ```
+//!
+//! `ADDRESS` is that of the device, by which the other reaches it; `CONTROL` is where the two agree over TCP on what comes
+//! next. Who connects says what became of each case: a line with `ok` or `FAILED`, the case, the flavours, the seconds and,
+//! if it failed, why.
+
+// The cases are those of a test.
+#[path = "../tests/net_pairs/cases/mod.rs"]
+mod cases;
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::mpsc::sync_channel;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use adverb::net::Options;
+use adverb::verbs::{Device, FaultConfig, SoftDevice};
+
+use cases::{CASES, Case, End, Flavour, Listening, Role};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// How long a case may take: longer than anything in it may.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result = Arguments::new(&words).and_then(|arguments| match &arguments.words[..] {
+        ["listen", device, address, control] => {
+            listen(&arguments.open(device)?, address.parse()?, control).map(|()| 0)
+        }
+        ["connect", device, control] => connect(&arguments, &arguments.open(device)?, control),
+        ["list"] => {
+            CASES.iter().for_each(|case| println!("{}", case.name));
+            Ok(0)
+        }
+        _ => Err("see the head of examples/net_pair.rs for what can be said".into()),
+    });
+    match result {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What was said on the command line.
+struct Arguments<'a> {
+    words: Vec<&'a str>,
+    loss: u32,
+    flavours: Vec<&'a str>,
+    only: Vec<&'a str>,
+}
+
+impl<'a> Arguments<'a> {
+    fn new(words: &'a [String]) -> Outcome<Arguments<'a>> {
+        let mut arguments = Arguments { words: Vec::new(), loss: 0, flavours: Vec::new(), only: Vec::new() };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().map(String::as_str).ok_or(format!("{word} needs a value"));
+            match word.as_str() {
+                "--loss" => arguments.loss = value()?.parse()?,
+                "--flavours" => arguments.flavours.push(value()?),
+                "--only" => arguments.only.push(value()?),
+                word => arguments.words.push(word),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The device of a name; of a software NIC's packets some are lost, if that was asked for.
+    fn open(&self, name: &str) -> Outcome<Device> {
+        if self.loss == 0 {
+            return Ok(Device::open(name)?);
+        }
+        let address =
+            name.strip_prefix("soft:").ok_or("only a software NIC with an address can lose packets")?;
+        let faults = FaultConfig { loss: self.loss * 10_000, ..FaultConfig::new(1) };
+        Ok(SoftDevice::at(address.parse()?).faults(faults).open()?)
+    }
+}
+
+/// Plays what it is told, until who connects has gone.
+fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
+    let (stream, _) = TcpListener::bind(control)?.accept()?;
+    let mut control = Control::new(stream)?;
+    while let Some(line) = control.hear()? {
+        let (name, flavour) = line.split_once(' ').ok_or("no case and flavour")?;
+        let case = CASES.iter().find(|case| case.name == name).ok_or("no such case")?;
+        let options = case.options(Role::Server, Options::new().device(device));
+        let listening = Listening::bind(flavour.parse()?, &options, address)?;
+        control.say(&listening.address().to_string())?;
+        let played = play(move || case.play(Role::Server, listening.accept().expect("it is connected to")));
+        control.say(&played.err().unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+/// Has the other side play every case with this one; gives how many failed.
+fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome<usize> {
+    let start = Instant::now();
+    let stream = loop {
+        match TcpStream::connect(control) {
+            // The other side was only just started.
+            Err(_) if start.elapsed() < Duration::from_secs(20) => sleep(Duration::from_millis(20)),
+            connected => break connected?,
+        }
+    };
+    let mut control = Control::new(stream)?;
+    let mut failed = 0;
+    for case in CASES.iter().filter(|case| arguments.only.is_empty() || arguments.only.contains(&case.name)) {
+        for (client, server) in case.flavours() {
+            let flavours = format!("{client}-{server}");
+            if !arguments.flavours.is_empty() && !arguments.flavours.contains(&&*flavours) {
+                continue;
+            }
+            let start = Instant::now();
+            let reasons = play_with(&mut control, case, device, client, server)?;
+            let (word, seconds) =
+                (if reasons.is_empty() { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
+            failed += usize::from(!reasons.is_empty());
+            println!("{word} {} {flavours} {seconds:.1} {reasons}", case.name);
+        }
+    }
+    Ok(failed)
+}
+
+/// Plays a case with the other side. Says what went wrong, which is nothing if all is well.
+fn play_with(
+    control: &mut Control,
+    case: &'static Case,
+    device: &Device,
+    client: Flavour,
+    server: Flavour,
+) -> Outcome<String> {
+    control.say(&format!("{} {server}", case.name))?;
+    let address: SocketAddr = control.hear()?.ok_or("the other side is gone")?.parse()?;
+    let options = case.options(Role::Client, Options::new().device(device));
+    let played = play(move || {
+        case.play(Role::Client, End::connect(client, &options, address).expect("it is listened to"));
+    });
+    let theirs = control.hear()?.ok_or("the other side is gone")?;
+    let ours = played.err().unwrap_or_default();
+    let reasons = [("client: ", ours), ("server: ", theirs)];
+    let reasons = reasons.into_iter().filter(|(_, why)| !why.is_empty());
+    Ok(reasons.map(|(who, why)| who.to_owned() + &why).collect::<Vec<_>>().join("; "))
+}
+
+/// Does it, within a time; if it panics, says why, in a line.
+fn play(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let (tell, told) = sync_channel(1);
+    std::thread::spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(case)).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
+            text.replace('\n', " ")
+        });
+        _ = tell.send(result);
+    });
+    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("it isn't done after {PATIENCE:?}")))
+}
+
+/// What the two sides agree over: lines.
+struct Control {
+    from: BufReader<TcpStream>,
+    to: TcpStream,
+}
+
+impl Control {
+    fn new(stream: TcpStream) -> Outcome<Control> {
+        stream.set_nodelay(true)?;
+        // Whatever it waits for takes no longer than a case, or its end was noticed.
+        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        Ok(Control { from: BufReader::new(stream.try_clone()?), to: stream })
+    }
+
+    fn say(&mut self, line: &str) -> Outcome {
+        Ok(self.to.write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    /// The next line, if there is one.
+    fn hear(&mut self) -> Outcome<Option<String>> {
+        let mut line = String::new();
+        let len = self.from.read_line(&mut line)?;
+        Ok((len > 0).then(|| line.trim_end().to_owned()))
+    }
+}

@@ -1,0 +1,211 @@
+//! One end of a connection, of threads or of tasks, with the same methods: all wait.
+
+use std::fmt;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use adverb::memory::{MemoryRegion, Pool, RegisteredBuf};
+use adverb::net::{self, Message, Options, Outgoing, Rights, blocking};
+use adverb::{Error, Result};
+use tokio::runtime::Runtime;
+
+/// For whom a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flavour {
+    Threads,
+    Tasks,
+}
+
+impl Flavour {
+    pub(crate) const ALL: [Flavour; 2] = [Flavour::Threads, Flavour::Tasks];
+}
+
+impl fmt::Display for Flavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Flavour::Threads => "threads",
+            Flavour::Tasks => "tasks",
+        })
+    }
+}
+
+impl FromStr for Flavour {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Flavour, String> {
+        let found = Flavour::ALL.into_iter().find(|flavour| flavour.to_string() == word);
+        found.ok_or_else(|| format!("{word} is neither threads nor tasks"))
+    }
+}
+
+/// One end of a connection.
+pub(crate) enum End {
+    Threads(blocking::Connection),
+    Tasks(net::Connection),
+}
+
+/// Calls the same method of either, and waits.
+macro_rules! either {
+    ($end:expr, $type:ident, $connection:ident => $call:expr) => {
+        match $end {
+            $type::Threads($connection) => $call,
+            $type::Tasks($connection) => wait($call),
+        }
+    };
+}
+
+impl End {
+    pub(crate) fn connect(flavour: Flavour, options: &Options, address: SocketAddr) -> Result<End> {
+        match flavour {
+            Flavour::Threads => {
+                blocking::Connector::new().options(options).connect(address).map(End::Threads)
+            }
+            Flavour::Tasks => wait(net::Connector::new().options(options).connect(address)).map(End::Tasks),
+        }
+    }
+
+    pub(crate) fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+        Ok(either!(self, End, connection => connection.send(message))?)
+    }
+
+    pub(crate) fn send_with_imm<'a>(&self, message: impl Into<Outgoing<'a>>, immediate: u32) -> Result<()> {
+        Ok(either!(self, End, connection => connection.send_with_imm(message, immediate))?)
+    }
+
+    /// Says whether there was room.
+    pub(crate) fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
+        let sent = match self {
+            End::Threads(connection) => connection.try_send(message),
+            End::Tasks(connection) => connection.try_send(message),
+        };
+        match sent.map_err(Error::from) {
+            Ok(()) => Ok(true),
+            Err(Error::WouldBlock { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn recv(&self) -> Result<Option<Message>> {
+        either!(self, End, connection => connection.recv())
+    }
+
+    pub(crate) fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+        either!(self, End, connection => connection.recv_timeout(timeout))
+    }
+
+    pub(crate) fn shutdown(&self) -> Result<()> {
+        either!(self, End, connection => connection.shutdown())
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        either!(self, End, connection => connection.close())
+    }
+
+    pub(crate) fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
+        either!(self, End, connection => connection.expose(name, len, rights))
+    }
+
+    pub(crate) fn remote(&self, name: &str) -> Result<Far<'_>> {
+        Ok(match self {
+            End::Threads(connection) => Far::Threads(connection.remote(name)?),
+            End::Tasks(connection) => Far::Tasks(wait(connection.remote(name))?),
+        })
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        match self {
+            End::Threads(connection) => connection.pool(),
+            End::Tasks(connection) => connection.pool(),
+        }
+    }
+}
+
+/// The other end's memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Far<'a> {
+    Threads(blocking::Remote<'a>),
+    Tasks(net::Remote<'a>),
+}
+
+impl Far<'_> {
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Far::Threads(remote) => remote.len(),
+            Far::Tasks(remote) => remote.len(),
+        }
+    }
+
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
+        either!(self, Far, remote => remote.read(range))
+    }
+
+    pub(crate) fn read_many<const N: usize>(&self, ranges: [Range<u64>; N]) -> Result<Vec<RegisteredBuf>> {
+        either!(self, Far, remote => remote.read_many(ranges))
+    }
+
+    pub(crate) fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+        Ok(either!(self, Far, remote => remote.write(offset, bytes))?)
+    }
+
+    pub(crate) fn write_with_imm<'a>(
+        &self,
+        offset: u64,
+        bytes: impl Into<Outgoing<'a>>,
+        immediate: u32,
+    ) -> Result<()> {
+        Ok(either!(self, Far, remote => remote.write_with_imm(offset, bytes, immediate))?)
+    }
+
+    pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
+        either!(self, Far, remote => remote.fetch_add(offset, add))
+    }
+
+    pub(crate) fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
+        either!(self, Far, remote => remote.compare_swap(offset, compare, swap))
+    }
+}
+
+/// Where an end waits for the other.
+pub(crate) enum Listening {
+    Threads(blocking::Listener),
+    Tasks(net::Listener),
+}
+
+impl Listening {
+    /// At a free port of the address.
+    pub(crate) fn bind(flavour: Flavour, options: &Options, address: IpAddr) -> Result<Listening> {
+        let address = SocketAddr::new(address, 0);
+        Ok(match flavour {
+            Flavour::Threads => Listening::Threads(blocking::Listener::bind_with(address, options)?),
+            Flavour::Tasks => Listening::Tasks(wait(net::Listener::bind_with(address, options))?),
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        match self {
+            Listening::Threads(listener) => listener.local_address(),
+            Listening::Tasks(listener) => listener.local_address(),
+        }
+    }
+
+    pub(crate) fn accept(&self) -> Result<End> {
+        Ok(match self {
+            Listening::Threads(listener) => End::Threads(listener.accept()?),
+            Listening::Tasks(listener) => End::Tasks(wait(listener.accept())?),
+        })
+    }
+}
+
+/// Waits for what a task does. Many threads may at once.
+pub(super) fn wait<T>(future: impl Future<Output = T>) -> T {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let runtime = RUNTIME.get_or_init(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().expect("there is room for a runtime")
+    });
+    runtime.block_on(future)
+}

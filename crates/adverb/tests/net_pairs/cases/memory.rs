@@ -1,0 +1,113 @@
+//! One-sided: memory that the other end reaches.
+
+use std::sync::atomic::Ordering;
+use std::thread::scope;
+
+use adverb::Error;
+use adverb::net::Rights;
+
+use super::{End, check, fill};
+
+const TABLE: usize = 1 << 20;
+
+/// Does everything to the other end's memory, which does nothing meanwhile.
+pub(super) fn reach(end: End) {
+    let remote = end.remote("table").unwrap();
+    assert_eq!(remote.len(), TABLE as u64);
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"there is a row");
+    assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
+    remote.write(100, b"written").unwrap();
+    let rows = remote.read_many([100..107, 4096..4101, 0..0, 0..TABLE as u64]).unwrap();
+    assert_eq!((&rows[0][..], &rows[1][..], rows[2].len()), (&b"written"[..], &b"a row"[..], 0));
+    assert_eq!((rows[3].len(), &rows[3][100..107]), (TABLE, &b"written"[..]));
+
+    let mut all = end.pool().alloc(TABLE).unwrap();
+    fill(7, &mut all);
+    remote.write(0, all).unwrap();
+    check(7, TABLE, &remote.read(0..TABLE as u64).unwrap());
+
+    remote.write(8, &[0; 8]).unwrap();
+    assert_eq!(remote.fetch_add(8, 5).unwrap(), 0);
+    assert_eq!(remote.compare_swap(8, 5, 7).unwrap(), 5);
+    assert_eq!(remote.compare_swap(8, 5, 9).unwrap(), 7);
+    assert_eq!(remote.fetch_add(8, u64::MAX).unwrap(), 7);
+
+    // Written, then told.
+    remote.write_with_imm(0, b"news", 42).unwrap();
+    end.close().unwrap();
+}
+
+pub(super) fn expose(end: End) {
+    let table = end.expose("table", TABLE, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+    table.write(4096, b"a row").unwrap();
+    end.send(b"there is a row").unwrap();
+    let message = end.recv().unwrap().unwrap();
+    assert_eq!((message.len(), message.immediate()), (0, Some(42)));
+    let mut bytes = [0; 4];
+    table.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"news");
+    assert_eq!(table.word(8).unwrap().load(Ordering::Relaxed), 6);
+    assert!(end.recv().unwrap().is_none());
+}
+
+const THREADS: u64 = 4;
+const EACH: u64 = 100;
+
+pub(super) fn count(end: End) {
+    scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let remote = end.remote("counter").unwrap();
+                for _ in 0..EACH {
+                    remote.fetch_add(0, 1).unwrap();
+                    end.send(b"counted").unwrap();
+                }
+            });
+        }
+    });
+    end.close().unwrap();
+}
+
+pub(super) fn be_counted_in(end: End) {
+    let counter = end.expose("counter", 8, Rights::ATOMIC).unwrap();
+    for _ in 0..THREADS * EACH {
+        assert_eq!(&end.recv().unwrap().unwrap()[..], b"counted");
+    }
+    assert!(end.recv().unwrap().is_none());
+    assert_eq!(counter.word(0).unwrap().load(Ordering::Relaxed), THREADS * EACH);
+}
+
+/// Tries what can't be; the connection goes on.
+pub(super) fn overreach(end: End) {
+    let log = end.remote("log").unwrap();
+    assert!(matches!(log.write(0, b"x"), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(log.compare_swap(0, 0, 1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(log.read(63..65), Err(Error::OutOfBounds { .. })));
+    let words = end.remote("words").unwrap();
+    assert!(matches!(words.read(0..8), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(words.write(0, b"x"), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(words.fetch_add(4, 1), Err(Error::Unaligned { .. })));
+    assert!(matches!(words.fetch_add(64, 1), Err(Error::OutOfBounds { .. })));
+    let box_ = end.remote("box").unwrap();
+    assert!(matches!(box_.read(0..1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(box_.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
+    // What may be, is.
+    assert_eq!(log.read(0..64).unwrap().len(), 64);
+    assert_eq!(words.fetch_add(56, 3).unwrap(), 0);
+    box_.write(63, b"x").unwrap();
+    end.close().unwrap();
+}
+
+pub(super) fn expose_little(end: End) {
+    let log = end.expose("log", 64, Rights::READ).unwrap();
+    let words = end.expose("words", 64, Rights::ATOMIC).unwrap();
+    let box_ = end.expose("box", 64, Rights::WRITE).unwrap();
+    assert!(end.recv().unwrap().is_none());
+    assert_eq!(words.word(56).unwrap().load(Ordering::Relaxed), 3);
+    let mut bytes = [0; 64];
+    box_.read(0, &mut bytes).unwrap();
+    assert_eq!((bytes[..63] == [0; 63], bytes[63]), (true, b'x'));
+    log.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 64]);
+}

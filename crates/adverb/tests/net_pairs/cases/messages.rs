@@ -1,0 +1,251 @@
+//! Messages: what is sent arrives, once, whole and in order.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::Rights;
+
+use super::{End, Random, check, fill};
+
+/// Up to which length messages are copied, unless options say otherwise.
+const EAGER: usize = 16 << 10;
+
+/// Every way in which messages travel, and one byte beside it.
+const LENGTHS: &[usize] =
+    &[0, 1, 15, 16, 17, 1000, EAGER - 1, EAGER, EAGER + 1, 64 << 10, (64 << 10) + 1, 1_000_000, 8 << 20];
+
+/// Sends messages, some with 32 bits beside them, and wants them back.
+pub(super) fn send_lengths(end: End) {
+    for (number, &len) in LENGTHS.iter().enumerate() {
+        let mut buffer = end.pool().alloc(len).unwrap();
+        fill(number, &mut buffer);
+        let immediate = (number % 2 == 0).then_some(!(number as u32));
+        match immediate {
+            // Registered memory and bytes of any kind by turns.
+            Some(immediate) => end.send_with_imm(buffer, immediate).unwrap(),
+            None => end.send(&buffer[..]).unwrap(),
+        }
+        let message = end.recv().unwrap().expect("it comes back");
+        check(number, len, &message);
+        assert_eq!(message.immediate(), immediate);
+    }
+    end.close().unwrap();
+}
+
+/// Sends back what comes, as it came.
+pub(super) fn echo(end: End) {
+    while let Some(message) = end.recv().unwrap() {
+        match message.immediate() {
+            Some(immediate) => end.send_with_imm(message, immediate).unwrap(),
+            None => end.send(message).unwrap(),
+        }
+    }
+    end.close().unwrap();
+}
+
+const LONGEST: usize = 64 << 20;
+
+pub(super) fn send_longest(end: End) {
+    let mut buffer = end.pool().alloc(LONGEST).unwrap();
+    fill(1, &mut buffer);
+    end.send(buffer).unwrap();
+    end.close().unwrap();
+}
+
+pub(super) fn recv_longest(end: End) {
+    check(1, LONGEST, &end.recv().unwrap().expect("there is one"));
+    assert!(end.recv().unwrap().is_none());
+    end.close().unwrap();
+}
+
+pub(super) fn exchange_long(end: End) {
+    exchange(end, 300, 64 << 10);
+}
+
+pub(super) fn exchange_short(end: End) {
+    exchange(end, 1_000, 300);
+}
+
+/// Sends and receives so many messages at once, of lengths up to `most`, as the other end does.
+fn exchange(end: End, count: usize, most: usize) {
+    scope(|scope| {
+        scope.spawn(|| {
+            let (mut random, mut bytes) = (Random(1), vec![0; most]);
+            for number in 0..count {
+                let len = random.len(most);
+                fill(number, &mut bytes[..len]);
+                if number % 3 == 0 {
+                    end.send_with_imm(&bytes[..len], number as u32).unwrap();
+                } else {
+                    end.send(&bytes[..len]).unwrap();
+                }
+            }
+            end.shutdown().unwrap();
+        });
+        let mut random = Random(1);
+        for number in 0..count {
+            let message = end.recv().unwrap().expect("there are more");
+            check(number, random.len(most), &message);
+            assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+        }
+        assert!(end.recv().unwrap().is_none());
+        assert!(end.recv().unwrap().is_none());
+    });
+    end.close().unwrap();
+}
+
+const THREADS: usize = 4;
+const EACH: usize = 250;
+
+pub(super) fn send_from_threads(end: End) {
+    scope(|scope| {
+        for sender in 0..THREADS {
+            let end = &end;
+            scope.spawn(move || {
+                for number in 0..EACH {
+                    end.send(&(sender * EACH + number).to_le_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    end.close().unwrap();
+}
+
+pub(super) fn recv_by_threads(end: End) {
+    let sum = AtomicUsize::new(0);
+    scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let Some(message) = end.recv().unwrap() {
+                    let number = usize::from_le_bytes((&message[..]).try_into().unwrap());
+                    // One more, so that also the first counts.
+                    sum.fetch_add(number + 1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(sum.into_inner(), (1..=THREADS * EACH).sum::<usize>());
+    end.close().unwrap();
+}
+
+/// Lengths of what comes after the end of the other direction.
+const ANSWERS: &[usize] = &[0, 100, 100_000, 5];
+
+pub(super) fn shut_down(end: End) {
+    for number in 0..3 {
+        end.send(&[number; 10]).unwrap();
+    }
+    end.shutdown().unwrap();
+    let error = end.send(b"more").unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    for (number, &len) in ANSWERS.iter().enumerate() {
+        check(number, len, &end.recv().unwrap().expect("it still comes"));
+    }
+    assert!(end.recv().unwrap().is_none());
+    end.close().unwrap();
+}
+
+pub(super) fn answer_after_the_end(end: End) {
+    for number in 0..3 {
+        assert_eq!(&end.recv().unwrap().expect("it was sent")[..], [number; 10]);
+    }
+    assert!(end.recv().unwrap().is_none());
+    for (number, &len) in ANSWERS.iter().enumerate() {
+        let mut bytes = vec![0; len];
+        fill(number, &mut bytes);
+        end.send(&bytes).unwrap();
+    }
+    end.close().unwrap();
+}
+
+/// How many messages are sent before closing, and how long each is.
+const LAST: usize = 24;
+
+fn last_len(number: usize) -> usize {
+    if number.is_multiple_of(4) { 100_000 } else { 10 + number }
+}
+
+pub(super) fn send_and_close(end: End) {
+    for number in 0..LAST {
+        let mut bytes = vec![0; last_len(number)];
+        fill(number, &mut bytes);
+        end.send(&bytes).unwrap();
+    }
+    end.close().unwrap();
+}
+
+pub(super) fn recv_late(end: End) {
+    sleep(Duration::from_millis(200));
+    for number in 0..LAST {
+        check(number, last_len(number), &end.recv().unwrap().expect("it was sent"));
+    }
+    assert!(end.recv().unwrap().is_none());
+}
+
+/// Sends until there is no room, and then has the other end go on.
+pub(super) fn fill_up(end: End) {
+    let go = end.remote("go").unwrap();
+    let mut sent = 0;
+    let mut try_send = |end: &End| {
+        let mut bytes = [0; 100];
+        fill(sent, &mut bytes);
+        let taken = end.try_send(&bytes).unwrap();
+        sent += usize::from(taken);
+        assert!(sent < 100, "{sent} messages were sent to who doesn't receive");
+        taken
+    };
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(200) {
+        try_send(&end);
+    }
+    assert!(!try_send(&end) && sent >= 2, "{sent}");
+    assert!(end.pool().stats().used <= 1 << 20, "{:?}", end.pool());
+    go.fetch_add(0, 1).unwrap();
+    for number in sent..sent + 200 {
+        let mut bytes = [0; 100];
+        fill(number, &mut bytes);
+        end.send(&bytes).unwrap();
+    }
+    end.send(&(sent + 200).to_le_bytes()).unwrap();
+    end.close().unwrap();
+}
+
+/// Receives nothing until it is told to, and then all.
+pub(super) fn stop(end: End) {
+    let go = end.expose("go", 8, Rights::ATOMIC).unwrap();
+    let start = Instant::now();
+    while go.word(0).unwrap().load(Ordering::Acquire) == 0 {
+        assert!(start.elapsed() < super::PATIENCE);
+        sleep(Duration::from_millis(5));
+    }
+    let mut received = 0;
+    let sent = loop {
+        let message = end.recv().unwrap().expect("the last says how many there were");
+        assert!(end.pool().stats().used <= 1 << 20, "{:?}", end.pool());
+        if let Ok(count) = message[..].try_into() {
+            break usize::from_le_bytes(count);
+        }
+        check(received, 100, &message);
+        received += 1;
+    };
+    assert_eq!(received, sent);
+    assert!(end.recv().unwrap().is_none());
+}
+
+pub(super) fn wait_in_vain(end: End) {
+    let start = Instant::now();
+    let error = end.recv_timeout(Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    end.send(b"are you there?").unwrap();
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"yes");
+    end.close().unwrap();
+}
+
+pub(super) fn say_nothing_for_a_while(end: End) {
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"are you there?");
+    end.send(b"yes").unwrap();
+    assert!(end.recv().unwrap().is_none());
+}

@@ -1,0 +1,30 @@
+//! Connections between two threads of a process, and between threads and tasks: the cases that `cargo xtask net` has two
+//! processes play on different devices.
+
+#![cfg(all(feature = "soft", feature = "tokio"))]
+
+mod cases;
+
+use std::thread::scope;
+
+use adverb::net::Options;
+use adverb::verbs::Device;
+
+use cases::{CASES, End, Listening, Role};
+
+/// Plays a case in this process, on the software NIC unless another device is named, with every kind of ends.
+fn play_here(name: &str) {
+    let case = CASES.iter().find(|case| case.name == name).expect("there is such a case");
+    let device = Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap();
+    let options = |role| case.options(role, Options::new().device(&device));
+    for (client, server) in case.flavours() {
+        println!("{client} with {server}");
+        let listening =
+            Listening::bind(server, &options(Role::Server), "127.0.0.1".parse().unwrap()).unwrap();
+        scope(|scope| {
+            scope.spawn(|| case.play(Role::Server, listening.accept().unwrap()));
+            let end = End::connect(client, &options(Role::Client), listening.address()).unwrap();
+            case.play(Role::Client, end);
+        });
+    }
+}
