@@ -608,7 +608,8 @@ impl<S: Sink> Device<S> {
         !self.ready.is_empty()
     }
 
-    /// Whether all that is to be sent is a few acknowledgements: who is about to post something may send them together.
+    /// Whether all that is to be sent is a few acknowledgements, and nobody waits for a NAK or an answer: who is about to
+    /// post something may send them together.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= FEW && self.ready.iter().all(only)

@@ -55,7 +55,7 @@ impl QueuePair {
     /// The next packet, unless it must wait. Acknowledgements needn't: they are short, and a peer waits for them.
     pub(super) fn poll_paced<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if self.pacer.as_mut()?.must_wait(cx.now) {
-            let only = self.responder.responses.is_only_acknowledging();
+            let only = self.responder.responses.is_concluding();
             return if only { self.next_response(cx) } else { None };
         }
         let outgoing = self.poll_packet(cx)?;

@@ -251,7 +251,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn may_transmit(&self) -> bool {
         if self.pacer.as_ref().is_some_and(|pacer| pacer.paused) {
-            return self.notification_due || self.responder.responses.is_only_acknowledging();
+            return self.notification_due || self.responder.responses.is_concluding();
         }
         self.notification_due || self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
     }

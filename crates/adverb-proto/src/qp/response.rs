@@ -86,8 +86,14 @@ impl Responses {
 
     /// Whether there is something to be said, and it is just an acknowledgement or a NAK.
     #[inline]
-    pub(super) fn is_only_acknowledging(&self) -> bool {
+    pub(super) fn is_concluding(&self) -> bool {
         self.pending != Pending::Nothing && self.queue.is_empty()
+    }
+
+    /// Whether there is something to be said, and it is just an acknowledgement.
+    #[inline]
+    pub(super) fn is_only_acknowledging(&self) -> bool {
+        self.pending == Pending::Ack && self.queue.is_empty()
     }
 
     /// How many answers wait or are saved.

@@ -168,15 +168,27 @@ impl Engine {
         self.serve(Some(cq))
     }
 
-    /// Sends what was posted. Acknowledgements that wait for who polls go on waiting: somebody waits for what is posted.
+    /// Sends what was posted, and behind it the acknowledgements that wait for who polls. If there is nothing, they go on
+    /// waiting.
     pub(super) fn push(&mut self, now: Time) -> io::Result<Work> {
         if self.failed {
             return Ok(Work::Done);
         }
         let most = self.burst();
         let sent = self.transmit(now, most)?;
+        if !self.device.may_transmit() {
+            self.deferred = None;
+        }
         self.tell();
         Ok(if sent < most { Work::Done } else { Work::More })
+    }
+
+    /// Sends the acknowledgements that wait for who polls: whose they are may be about to end.
+    pub(super) fn acknowledge(&mut self) -> io::Result<Work> {
+        if self.deferred.take().is_none() {
+            return Ok(Work::Done);
+        }
+        self.push(self.now())
     }
 
     fn serve(&mut self, poller: Option<Cq>) -> io::Result<Work> {
@@ -279,7 +291,8 @@ impl Engine {
         let mut count = 0;
         self.send_unsent()?;
         while count < most && !self.unsent.is_full() {
-            if self.deferred.is_some() && self.device.is_only_acknowledging() {
+            // Behind what is sent anyway they cost little: being shorter, they are the ends of its trains.
+            if count == 0 && self.deferred.is_some() && self.device.is_only_acknowledging() {
                 break;
             }
             let Some(transmit) = self.device.poll_transmit(now) else { break };

@@ -362,6 +362,8 @@ impl Nic {
     /// Ends a queue pair, in whatever state it is, and says whether there was one. After this none of its requests' memory
     /// is touched; those that hadn't completed never do.
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
+        // What was received before counts, and its sender is to know that.
+        self.acknowledge();
         let ended = self.end(|engine| {
             let was_there = engine.device.destroy_qp(qpn);
             engine.qps.remove(&qpn);
@@ -386,6 +388,7 @@ impl Nic {
     ///
     /// If there is no such queue pair, no such way from its state, or a value is out of its range.
     pub fn modify_qp(&self, qpn: Qpn, transition: &Transition) -> Result<(), Error> {
+        self.acknowledge();
         self.work(|engine| Ok(engine.device.modify_qp(engine.now(), qpn, transition)?))
     }
 
@@ -588,6 +591,13 @@ impl Nic {
         stopped.map_err(|error| PostStopped { posted, error })
     }
 
+    /// Sends the acknowledgements that wait for who polls.
+    fn acknowledge(&self) {
+        let mut engine = self.shared.engine.lock();
+        let work = self.drive(&mut engine, Engine::acknowledge);
+        progress::wake(&self.shared, &mut engine, work);
+    }
+
     /// Does the adapter's work; whatever goes wrong makes the adapter fail.
     fn drive(&self, engine: &mut Engine, drive: impl FnOnce(&mut Engine) -> io::Result<Work>) -> Work {
         let driven = catch_unwind(AssertUnwindSafe(|| drive(engine)));
@@ -607,6 +617,7 @@ impl Drop for Nic {
         if !self.is_ours() {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
+        self.acknowledge();
         self.shared.engine.lock().closing = true;
         self.shared.kick.announce();
         // It ends without panicking: it catches its own.

@@ -349,6 +349,8 @@ struct Wire {
     ready: Arc<Channel>,
     peer: Arc<Channel>,
     fault: Arc<Mutex<Option<WireFault>>>,
+    /// How many packets it was given at once, each time.
+    batches: Arc<Mutex<Vec<usize>>>,
 }
 
 use std::net::SocketAddr;
@@ -366,6 +368,7 @@ impl Link for Wire {
             Some(WireFault::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
             None => {}
         }
+        self.batches.lock().push(packets.len());
         // Never all of them at once.
         let taken = packets.len().min(7);
         for packet in &packets[..taken] {
@@ -402,6 +405,12 @@ impl Link for Wire {
 
 /// Two adapters with a wire between them, and what makes the first one's end fail.
 fn two() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>) {
+    let (one, other, fault, _) = two_counting();
+    (one, other, fault)
+}
+
+/// The same, and how many packets the second one gave its end at once, each time.
+fn two_counting() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>, Arc<Mutex<Vec<usize>>>) {
     let (out, other_come) = channel();
     let (other_out, come) = channel();
     let (ready, other_ready) = (Arc::new(Channel::new().unwrap()), Arc::new(Channel::new().unwrap()));
@@ -412,13 +421,21 @@ fn two() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>) {
         ready: Arc::clone(&ready),
         peer: Arc::clone(&other_ready),
         fault: Arc::clone(&fault),
+        batches: Arc::default(),
     };
-    let other =
-        Wire { out: other_out, come: other_come, ready: other_ready, peer: ready, fault: Arc::default() };
+    let batches = Arc::<Mutex<Vec<usize>>>::default();
+    let other = Wire {
+        out: other_out,
+        come: other_come,
+        ready: other_ready,
+        peer: ready,
+        fault: Arc::default(),
+        batches: Arc::clone(&batches),
+    };
     let open = |address: &str, wire| {
         Nic::open(NicOptions::new([address.parse().unwrap()], wire).mtu(PathMtu::Mtu1024)).unwrap()
     };
-    (open("10.0.0.1", one), open("10.0.0.2", other), fault)
+    (open("10.0.0.1", one), open("10.0.0.2", other), fault, batches)
 }
 
 #[test]
@@ -459,6 +476,60 @@ fn what_was_polled_is_acknowledged_by_an_application_that_never_polls_again() {
         assert!(there.values() == here.values());
         assert!(one.completion().outcome.is_ok());
     }
+}
+
+#[test]
+fn an_acknowledgement_travels_with_the_answer() {
+    let (first, second, _, batches) = two_counting();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let here = Area::new(&first, one.pd, 64);
+    let there = Area::new(&second, other.pd, 64);
+    const ROUNDS: usize = 50;
+    for _ in 0..ROUNDS {
+        other.receive(1, &[there.segment(0, 8)]).unwrap();
+        one.receive(1, &[here.segment(0, 8)]).unwrap();
+        one.send(2, SendOperation::Send, &[here.segment(0, 8)]).unwrap();
+        while other.completion().wr_id != 1 {}
+        other.send(2, SendOperation::Send, &[there.segment(0, 8)]).unwrap();
+        while one.completion().wr_id != 1 {}
+    }
+    // Where the test had to wait for a processor, the thread has acknowledged before there was an answer.
+    let together = batches.lock().iter().filter(|&&packets| packets == 2).count();
+    assert!(together > ROUNDS / 2, "{together} of {ROUNDS}: {:?}", batches.lock());
+}
+
+/// What was received is acknowledged, though all that its receiver does is end.
+fn received_then(end: impl FnOnce(&End<'_>)) {
+    let (first, second, _) = two();
+    let one = End::new(&first, Transport::Rc);
+    {
+        let other = End::new(&second, Transport::Rc);
+        one.connect(&other);
+        other.connect(&one);
+        other.receive(1, &[]).unwrap();
+        one.send(2, SendOperation::Send, &[]).unwrap();
+        assert!(other.completion().outcome.is_ok());
+        end(&other);
+    }
+    drop(second);
+    assert!(one.completion().outcome.is_ok(), "it was received, and its sender doesn't know");
+}
+
+#[test]
+fn what_was_received_is_acknowledged_before_its_queue_pair_is_destroyed() {
+    received_then(|end| assert!(end.nic.destroy_qp(end.qpn)));
+}
+
+#[test]
+fn what_was_received_is_acknowledged_before_its_queue_pair_is_in_error() {
+    received_then(|end| end.nic.modify_qp(end.qpn, &Transition::Error).unwrap());
+}
+
+#[test]
+fn what_was_received_is_acknowledged_before_its_adapter_is_closed() {
+    received_then(|_| ());
 }
 
 #[test]
