@@ -348,12 +348,17 @@ struct Wire {
     come: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
     ready: Arc<Channel>,
     peer: Arc<Channel>,
-    fault: Arc<Mutex<Option<WireFault>>>,
-    /// How many packets it was given at once, each time.
-    batches: Arc<Mutex<Vec<usize>>>,
+    fault: Planted,
+    batches: Batches,
 }
 
 use std::net::SocketAddr;
+
+/// What is wrong with a wire.
+type Planted = Arc<Mutex<Option<WireFault>>>;
+
+/// How many packets a wire was given at once, each time.
+type Batches = Arc<Mutex<Vec<usize>>>;
 
 #[derive(Clone, Copy)]
 enum WireFault {
@@ -404,13 +409,13 @@ impl Link for Wire {
 }
 
 /// Two adapters with a wire between them, and what makes the first one's end fail.
-fn two() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>) {
+fn two() -> (Nic, Nic, Planted) {
     let (one, other, fault, _) = two_counting();
     (one, other, fault)
 }
 
 /// The same, and how many packets the second one gave its end at once, each time.
-fn two_counting() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>, Arc<Mutex<Vec<usize>>>) {
+fn two_counting() -> (Nic, Nic, Planted, Batches) {
     let (out, other_come) = channel();
     let (other_out, come) = channel();
     let (ready, other_ready) = (Arc::new(Channel::new().unwrap()), Arc::new(Channel::new().unwrap()));
@@ -423,7 +428,7 @@ fn two_counting() -> (Nic, Nic, Arc<Mutex<Option<WireFault>>>, Arc<Mutex<Vec<usi
         fault: Arc::clone(&fault),
         batches: Arc::default(),
     };
-    let batches = Arc::<Mutex<Vec<usize>>>::default();
+    let batches = Batches::default();
     let other = Wire {
         out: other_out,
         come: other_come,
