@@ -52,23 +52,26 @@ enum Link {
     Mem,
     /// UDP sockets.
     Udp,
+    /// UDP sockets at another port than RoCE's, which addresses say.
+    UdpPort,
 }
 
 impl Link {
-    const ALL: [Link; 3] = [Link::Loopback, Link::Mem, Link::Udp];
+    const ALL: [Link; 4] = [Link::Loopback, Link::Mem, Link::Udp, Link::UdpPort];
 
     const fn name(self) -> &'static str {
         match self {
             Link::Loopback => "loopback",
             Link::Mem => "mem",
             Link::Udp => "udp",
+            Link::UdpPort => "udp-port",
         }
     }
 
     /// The losses that are tried over it, if nothing else is asked for.
     const fn losses(self) -> &'static [u32] {
         match self {
-            Link::Loopback | Link::Mem => &[0],
+            Link::Loopback | Link::Mem | Link::UdpPort => &[0],
             Link::Udp => &[0, 1, 5],
         }
     }

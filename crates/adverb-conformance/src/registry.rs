@@ -148,7 +148,7 @@ impl Need {
 
 /// Whether the device has an address of a kind that is good beyond its link.
 fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
-    Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.ip())))
+    Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.udp_address().ip())))
 }
 
 /// An IP address that the connection manager can use the device by.

@@ -174,8 +174,13 @@ impl Loop {
         let (from, to) = if from == 0 { (a, b) } else { (b, a) };
         let icrc = if self.link == Link::Checked { IcrcCheck::Identification(0) } else { IcrcCheck::Trusted };
         let source = SocketAddr::new(from.address, 0xc000);
-        let arrival =
-            Arrival { source, destination: to.address, icrc, congested: false, route: Default::default() };
+        let arrival = Arrival {
+            source,
+            destination: (to.address, 4791).into(),
+            icrc,
+            congested: false,
+            route: Default::default(),
+        };
         let mut any = false;
         self.wire.clear();
         self.ends.clear();

@@ -94,7 +94,7 @@ use multicast::Groups;
 ///
 /// // The fabric: each packet comes straight back.
 /// let arrival = Arrival {
-///     source: (address, 0xc000).into(), destination: address, icrc: IcrcCheck::Identification(0),
+///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::Identification(0),
 ///     congested: false, route: Default::default(),
 /// };
 /// let mut bytes = Vec::new();

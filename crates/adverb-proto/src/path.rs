@@ -2,16 +2,16 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use adverb_wire::{Flow, Packet, Qpn, ROCE_PORT};
+use adverb_wire::{Flow, Packet, Qpn};
 
 use crate::mutation::mutant;
+use crate::vocabulary::Gid;
 
 /// Between which addresses a connection's packets go, or a datagram does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    local: IpAddr,
-    remote: IpAddr,
-    source_port: u16,
+    source: SocketAddr,
+    destination: SocketAddr,
     flow: Flow,
     route: Route,
 }
@@ -28,14 +28,18 @@ pub struct Route {
 }
 
 impl Path {
-    /// The path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6.
+    /// The path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. An address may be one that [says a
+    /// port](Gid::udp_address): packets then go there, or come from there.
     ///
     /// The UDP source port stays the same for a connection, so that its packets take the same way through a fabric
     /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
-        let source = SocketAddr::new(local, source_port);
-        let flow = Flow::new(source, SocketAddr::new(remote, ROCE_PORT))?;
-        Some(Path { local, remote, source_port, flow, route: Route::default() })
+        let (mut source, destination) = (Gid::from(local).udp_address(), Gid::from(remote).udp_address());
+        if !Gid::PORTS.contains(&source.port()) {
+            source.set_port(source_port);
+        }
+        let flow = Flow::new(source, destination)?;
+        Some(Path { source, destination, flow, route: Route::default() })
     }
 
     /// The same path, on which packets are treated like this.
@@ -68,19 +72,29 @@ impl Path {
         0xc000 | ((label ^ label >> 14) & 0x3fff) as u16
     }
 
-    /// Our address.
-    pub const fn local(&self) -> IpAddr {
-        self.local
+    /// Our address, which may say a port.
+    pub fn local(&self) -> IpAddr {
+        Gid::from(self.source).ip()
     }
 
-    /// The peer's address.
-    pub const fn remote(&self) -> IpAddr {
-        self.remote
+    /// The peer's address, which may say a port.
+    pub fn remote(&self) -> IpAddr {
+        Gid::from(self.destination).ip()
+    }
+
+    /// The address and UDP port that packets are sent from.
+    pub const fn source(&self) -> SocketAddr {
+        self.source
+    }
+
+    /// The address and UDP port that packets are sent to.
+    pub const fn destination(&self) -> SocketAddr {
+        self.destination
     }
 
     /// The UDP port that packets are sent from.
     pub const fn source_port(&self) -> u16 {
-        self.source_port
+        self.source.port()
     }
 
     /// What computes the ICRCs of packets that are sent.
@@ -120,8 +134,8 @@ impl<T: AddressVector + ?Sized> AddressVector for &T {
 pub struct Arrival {
     /// Where it comes from.
     pub source: SocketAddr,
-    /// The address that it was sent to.
-    pub destination: IpAddr,
+    /// The address and port that it was sent to.
+    pub destination: SocketAddr,
     /// How its ICRC is to be checked.
     pub icrc: IcrcCheck,
     /// Whether a switch on its way was congested, and marked it: the IP header's ECN bits are both 1.
@@ -147,7 +161,7 @@ pub enum IcrcCheck {
 /// peer, and datagrams often come several from one sender.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Incoming {
-    cached: Option<(SocketAddr, IpAddr, Flow)>,
+    cached: Option<(SocketAddr, SocketAddr, Flow)>,
 }
 
 impl Incoming {
@@ -161,9 +175,7 @@ impl Incoming {
         let flow = match self.cached {
             Some((from, to, flow)) if from == source && to == destination => flow,
             _ => {
-                let Some(flow) = Flow::new(source, SocketAddr::new(destination, ROCE_PORT)) else {
-                    return false;
-                };
+                let Some(flow) = Flow::new(source, destination) else { return false };
                 self.cached = Some((source, destination, flow));
                 flow
             }
@@ -200,5 +212,29 @@ mod tests {
         let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd77::1".parse().unwrap());
         assert_eq!(Path::new(v4, v6, 0xc000), None);
         assert!(Path::new(v6, v6, 0xc000).is_some());
+        // Which they are is said by where packets go.
+        let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
+        assert!(at_port.is_ipv6() && Path::new(v4, at_port, 0xc000).is_some());
+        assert_eq!(Path::new(v6, at_port, 0xc000), None);
+    }
+
+    #[test]
+    fn an_address_that_says_a_port_is_sent_to_and_from_there() {
+        let usual: IpAddr = "10.0.0.1".parse().unwrap();
+        let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
+        let there = Path::new(usual, at_port, 0xc123).unwrap();
+        assert_eq!(
+            (there.source(), there.destination()),
+            (SocketAddr::new(usual, 0xc123), "10.0.0.2:4792".parse().unwrap())
+        );
+        assert_eq!((there.local(), there.remote()), (usual, at_port));
+        let back = Path::new(at_port, usual, 0xc123).unwrap();
+        assert_eq!(
+            (back.source(), back.destination()),
+            ("10.0.0.2:4792".parse().unwrap(), SocketAddr::new(usual, 4791))
+        );
+        assert_eq!((back.local(), back.remote()), (at_port, usual));
+        assert_eq!(*there.flow(), Flow::new(there.source(), there.destination()).unwrap());
+        assert_eq!(*back.flow(), Flow::new(back.source(), back.destination()).unwrap());
     }
 }

@@ -15,7 +15,7 @@ use adverb_proto::{
     Transition,
 };
 use adverb_wire::cm::Timeout;
-use adverb_wire::{Operation, Packet, Psn, Qpn, RnrTimer};
+use adverb_wire::{Operation, Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
 
 use crate::Random;
 use crate::fabric::{Bottleneck, Fabric, Fate, Faults, InFlight};
@@ -254,7 +254,7 @@ impl Run {
         let icrc = IcrcCheck::Identification(0);
         let arrival = Arrival {
             source,
-            destination: node.address,
+            destination: SocketAddr::new(node.address, ROCE_PORT),
             icrc,
             congested: packet.congested,
             route: Default::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use adverb_proto::memory::{HeapMemory, Pd};
 use adverb_proto::vocabulary::QpState;
 use adverb_proto::{Arrival, Cq, Device, Event, IcrcCheck, Sink, Time};
-use adverb_wire::{Header, Operation, Packet, Qpn};
+use adverb_wire::{Header, Operation, Packet, Qpn, ROCE_PORT};
 
 use crate::area::Area;
 use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
@@ -264,7 +264,7 @@ impl World {
         let (source, destination) = (self.nodes[packet.from].address, self.nodes[packet.to].address);
         let arrival = Arrival {
             source: SocketAddr::new(source, packet.source_port),
-            destination,
+            destination: SocketAddr::new(destination, ROCE_PORT),
             icrc: IcrcCheck::Identification(packet.identification),
             congested: packet.congested,
             route: Default::default(),

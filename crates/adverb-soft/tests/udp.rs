@@ -54,6 +54,42 @@ fn open_v6() -> UdpLink {
 }
 
 #[test]
+fn a_link_at_another_port_receives_and_sends_there() {
+    let usual = open_loopback(|_| ());
+    let mut config = UdpConfig::new(usual.local().ip());
+    config.port = 4792;
+    let mut other = UdpLink::open(&config).unwrap();
+    assert_eq!((other.local().ip(), other.local().port()), (usual.local().ip(), 4792));
+    assert_eq!(other.gid().udp_address(), other.local());
+    assert_eq!(other.source_port(other.local().ip(), 0xc123), 4792);
+    // More than one train, so that those are numbered as their ICRCs say, too.
+    let mut usual = usual;
+    for (from, to) in [(0, 1), (1, 0)] {
+        let links = [&mut usual, &mut other];
+        let packet = between(links[from], links[to], b"");
+        let flow = Flow::new(packet.source, packet.destination).unwrap();
+        let bytes: Vec<Vec<u8>> = (0..100).map(|psn| datagram(&flow, 0, psn, b"some bytes!!")).collect();
+        let packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..packet }).collect();
+        let mut rest = &packets[..];
+        while !rest.is_empty() {
+            rest = &rest[links[from].send(rest).unwrap()..];
+        }
+        for (psn, got) in (0..).zip(collect(links[to], 100)) {
+            assert_eq!((got.source, got.destination), (packet.source, packet.destination));
+            let parsed = adverb_wire::Packet::parse(&got.bytes).unwrap();
+            assert_eq!(parsed.header().psn.get(), psn);
+            assert!(flow.solve(&parsed).unwrap() < 64);
+        }
+    }
+    assert_eq!(UdpLink::open(&config).unwrap_err().kind(), ErrorKind::AddrInUse);
+    for (address, port) in [(config.address, 4790), (config.address, 0), ("fd77::1".parse().unwrap(), 4792)] {
+        let mut config = UdpConfig::new(address);
+        config.port = port;
+        assert_eq!(UdpLink::open(&config).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
 fn packets_of_all_lengths_come_whole_and_in_order() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let bytes: Vec<u8> = (0..5000).map(|number| (number % 251) as u8).collect();

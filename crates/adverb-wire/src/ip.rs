@@ -75,19 +75,20 @@ impl IpHeader {
         }
     }
 
-    /// Where the datagram comes from.
+    /// Where the datagram comes from: IPv4 where the address is a mapped one, which IPv6 never carries, but a UD receive
+    /// may show.
     pub const fn source(&self) -> IpAddr {
         match self {
             IpHeader::V4(ip) => IpAddr::V4(ip.source),
-            IpHeader::V6(ip) => IpAddr::V6(ip.source),
+            IpHeader::V6(ip) => ip.source.to_canonical(),
         }
     }
 
-    /// Where the datagram goes to.
+    /// Where the datagram goes to: IPv4 where the address is a mapped one.
     pub const fn destination(&self) -> IpAddr {
         match self {
             IpHeader::V4(ip) => IpAddr::V4(ip.destination),
-            IpHeader::V6(ip) => IpAddr::V6(ip.destination),
+            IpHeader::V6(ip) => ip.destination.to_canonical(),
         }
     }
 

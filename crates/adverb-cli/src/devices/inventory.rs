@@ -149,6 +149,8 @@ pub(super) struct Gid {
     pub gid: String,
     /// The IP address that it stands for, with RoCE.
     pub ip: Option<IpAddr>,
+    /// The UDP port of a software device that has another than RoCE's 4791, so that only Adverb's devices reach it.
+    pub udp_port: Option<u16>,
     /// What goes on the wire for it.
     #[serde(rename = "type")]
     pub gid_type: GidType,
@@ -290,6 +292,7 @@ pub(super) mod samples {
             index,
             gid: gid.to_owned(),
             ip: ip.parse::<IpAddr>().ok(),
+            udp_port: None,
             gid_type,
             netdev: (gid_type != GidType::InfiniBand).then(|| "enp65s0f0np0".to_owned()),
             link_local: gid.starts_with("fe80"),
@@ -357,6 +360,7 @@ mod tests {
                                 "index": 0,
                                 "gid": "fe80::e42:a1ff:fe12:3456",
                                 "ip": "fe80::e42:a1ff:fe12:3456",
+                                "udp_port": null,
                                 "type": "roce_v1",
                                 "netdev": "enp65s0f0np0",
                                 "link_local": true,
@@ -367,6 +371,7 @@ mod tests {
                                 "index": 3,
                                 "gid": "::ffff:192.0.2.7",
                                 "ip": "192.0.2.7",
+                                "udp_port": null,
                                 "type": "roce_v2",
                                 "netdev": "enp65s0f0np0",
                                 "link_local": false,

@@ -1,5 +1,7 @@
 //! The inventory as text for people.
 
+use std::net::{IpAddr, SocketAddr};
+
 use super::inventory::{
     Device, Gid, GidType, Inventory, LinkLayer, PassedOver, Port, PortState, Problem, Software, Unusable,
 };
@@ -105,8 +107,7 @@ fn gid_table(devices: &[Device]) -> Table<8> {
                 port_name(device, port),
                 gid.index.to_string(),
                 gid.gid.clone(),
-                // An IPv6 address is the GID itself.
-                gid.ip.filter(|ip| ip.is_ipv4()).map(|ip| ip.to_string()).unwrap_or_default(),
+                place(gid),
                 gid_type(gid.gid_type).to_owned(),
                 gid.netdev.clone().unwrap_or_default(),
                 gid.passed_over.map(passed_over).unwrap_or_default().to_owned(),
@@ -114,6 +115,15 @@ fn gid_table(devices: &[Device]) -> Table<8> {
         }
     }
     table
+}
+
+/// What a GID stands for, where that can't be seen from it.
+fn place(gid: &Gid) -> String {
+    match (gid.ip, gid.udp_port) {
+        (Some(ip), Some(port)) => SocketAddr::new(ip, port).to_string(),
+        (Some(IpAddr::V4(ip)), None) => ip.to_string(),
+        _ => String::new(),
+    }
 }
 
 /// What the marks of the GID table mean; nothing if there are none.
@@ -127,6 +137,9 @@ fn legend(devices: &[Device]) -> String {
     if chosen.iter().any(|gid| gid.gid_type != GidType::InfiniBand) {
         text += " It prefers RoCE v2, as v1 isn't routed; then what isn't link-local (fe80::), as that means \
                  nothing beyond one link; then IPv4; then the lowest index.";
+    }
+    if ports(devices).any(|(_, port)| port.gids.iter().any(|gid| gid.udp_port.is_some())) {
+        text += " Where a UDP port is shown, another program has RoCE's 4791, and only Adverb's devices reach this one.";
     }
     wrap(&text)
 }
@@ -266,6 +279,17 @@ mlx5_0/1  active  Ethernet  1024     4096        1 GiB    -
   as that means nothing beyond one link; then IPv4; then the lowest index.
 "
         );
+    }
+
+    #[test]
+    fn a_port_that_is_not_roces_is_shown() {
+        let mut gid = samples::gid(0, "100::12b8:c000:207", "192.0.2.7", GidType::RoceV2);
+        gid.udp_port = Some(4792);
+        let mut port = samples::port(LinkLayer::Ethernet, vec![gid]);
+        port.choose(0);
+        let text = tables(&inventory(vec![samples::device("soft:100::12b8:c000:207", vec![port])]));
+        assert!(text.contains("100::12b8:c000:207  192.0.2.7:4792  RoCE v2"), "{text}");
+        assert!(text.contains("only Adverb's"), "{text}");
     }
 
     #[test]

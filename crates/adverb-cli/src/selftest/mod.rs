@@ -3,11 +3,12 @@
 mod progress;
 
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use adverb::verbs::{Device, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
+use adverb::verbs::{Device, FaultConfig, Gid, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 use adverb_conformance::{Deviations, Options, Outcome, Report, Suite};
 use anyhow::{Context, Result, ensure};
 
@@ -67,6 +68,8 @@ enum Link {
     Mem,
     /// UDP sockets.
     Udp,
+    /// UDP sockets where another device has RoCE's port: addresses say which they have instead.
+    UdpPort,
 }
 
 /// Opens the software device that the options describe, if they do.
@@ -84,6 +87,16 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
             SoftDevice::on(&switch, "10.77.0.1".parse()?).address("fd77::1".parse()?).hairpin()
         }
         Link::Udp => SoftDevice::new().hairpin(),
+        Link::UdpPort => {
+            // One that hardly anybody else has.
+            let port = Gid::PORTS.start() + (std::process::id() % 256) as u16;
+            let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
+            let device = SoftDevice::at(at(Ipv4Addr::LOCALHOST.into())).hairpin();
+            match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
+                Ok(_) => device.address(at(Ipv6Addr::LOCALHOST.into())),
+                Err(_) => device,
+            }
+        }
     };
     if args.loss > 0 {
         device = device.faults(FaultConfig { loss: args.loss * 10_000, ..FaultConfig::new(args.seed) });

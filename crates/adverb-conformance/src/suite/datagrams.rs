@@ -169,7 +169,7 @@ fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
 
 fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
-    let good = |gid: adverb::verbs::Gid| gid.ip().is_ipv6() && !gid.is_link_local();
+    let good = |gid: adverb::verbs::Gid| gid.udp_address().is_ipv6() && !gid.is_link_local();
     let gid = gids.iter().map(|entry| entry.gid).find(|gid| good(*gid)).context("no IPv6")?;
     let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;

@@ -42,7 +42,7 @@ fn group_of_ipv6(number: u8) -> IpAddr {
 
 /// A group of the family of the queue pair's address.
 fn group_for(side: &Side, number: u8) -> IpAddr {
-    if side.qp.endpoint().gid.ip().is_ipv4() { group(number) } else { group_of_ipv6(number) }
+    if side.qp.endpoint().gid.udp_address().is_ipv4() { group(number) } else { group_of_ipv6(number) }
 }
 
 /// Queue pairs that are ready, at the address that datagrams use by default or the given one.
@@ -94,7 +94,8 @@ fn a_datagram_to_a_group_reaches_all_its_members(fixture: &Fixture) -> Result<()
 
 fn a_datagram_to_a_group_of_ipv6_reaches_all_its_members(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
-    let global = gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.ip().is_ipv6());
+    let global =
+        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_address().is_ipv6());
     let sides = sides(fixture, 3, global.map(Gid::ip))?;
     for member in &sides[1..] {
         member.qp.join_multicast(group_of_ipv6(1))?;
@@ -260,7 +261,7 @@ fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
 
 fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
-    let is_ipv4 = sides[0].qp.endpoint().gid.ip().is_ipv4();
+    let is_ipv4 = sides[0].qp.endpoint().gid.udp_address().is_ipv4();
     let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
     is_refused(sides[0].qp.join_multicast(other))?;
     is_refused(sides[0].qp.multicast_recipient(other, QKEY).map(drop))

@@ -91,7 +91,8 @@ fn a_datagram_carries_what_its_address_handle_says(fixture: &Fixture) -> Result<
 /// Datagrams between global addresses of IPv6.
 fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
     let gids = fixture.device.gids()?;
-    let global = gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.ip().is_ipv6());
+    let global =
+        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_address().is_ipv6());
     datagrams(fixture, global.map(Gid::ip))
 }
 

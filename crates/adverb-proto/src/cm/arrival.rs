@@ -122,7 +122,7 @@ impl Manager {
             listener: ListenerId(listener),
             ends,
             service: req.service_id,
-            source: ip.map(|(header, _)| header.source()),
+            source: ip.map(|(header, _)| ends.source(&header)),
             transport,
             remote_qpn: req.qpn,
             path_mtu: connection.path_mtu,
@@ -484,7 +484,7 @@ fn examine(
     }
     if has_ip_header(req.service_id) {
         match req.ip() {
-            Ok((header, _)) if header.source().ip() == ends.remote && header.destination() == ends.local => {}
+            Ok((header, _)) if ends.are_named_by(&header) => {}
             _ => return Err(plain(RejectReason::ConsumerReject)),
         }
     }

@@ -1,7 +1,7 @@
 //! What a manager is made with, and what goes into its calls.
 
 use core::fmt;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
 use adverb_wire::cm::{Bits, DataTooLong, Ece, IpHeader, PortSpace, ServiceId, Timeout};
@@ -9,7 +9,7 @@ use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 
 use super::State;
 use crate::Time;
-use crate::vocabulary::{PathMtu, Qpn, Transport};
+use crate::vocabulary::{Gid, PathMtu, Qpn, Transport};
 
 /// The Q_Key that `rdma_cm` gives the datagram queue pairs of the UDP port space, unless something else is asked for
 /// (`RDMA_UDP_QKEY` in Linux's `include/rdma/rdma_cm.h`).
@@ -26,7 +26,18 @@ pub struct Ends {
 
 impl Ends {
     pub(super) fn is_one_family(&self) -> bool {
-        self.local.is_ipv4() == self.remote.is_ipv4()
+        is_ipv4(self.local) == is_ipv4(self.remote)
+    }
+
+    /// Whether the IP header of a request names these ends. Beside an address that says a port, IPv4 addresses are mapped.
+    pub(super) fn are_named_by(&self, header: &IpHeader) -> bool {
+        Gid::from(header.source().ip()) == Gid::from(self.remote)
+            && Gid::from(header.destination()) == Gid::from(self.local)
+    }
+
+    /// The peer's end as the IP header of a request says it.
+    pub(super) fn source(&self, header: &IpHeader) -> SocketAddr {
+        SocketAddr::new(self.remote, header.source().port())
     }
 }
 
@@ -225,13 +236,22 @@ pub(super) fn private_data<const N: usize>(
     data: &[u8],
 ) -> Result<adverb_wire::cm::PrivateData<N>, CallError> {
     let data = if has_ip_header(service) {
-        let header =
-            IpHeader::new((ends.local, source_port).into(), ends.remote).ok_or(CallError::Families)?;
-        header.before(data)
+        let mapped = |address: IpAddr| IpAddr::V6(Gid::from(address).bytes().into());
+        let (local, remote) = match ends {
+            // One of them says a port, in the form of IPv6.
+            _ if ends.local.is_ipv4() != ends.remote.is_ipv4() => (mapped(ends.local), mapped(ends.remote)),
+            Ends { local, remote } => (local, remote),
+        };
+        IpHeader::new((local, source_port).into(), remote).ok_or(CallError::Families)?.before(data)
     } else {
         adverb_wire::cm::PrivateData::new(data)
     };
     data.map_err(CallError::PrivateData)
+}
+
+/// Whether packets to an address are IPv4's, though it may say a port.
+pub(super) fn is_ipv4(address: IpAddr) -> bool {
+    Gid::from(address).udp_address().is_ipv4()
 }
 
 /// Whether requests for this service begin with an IP header.

@@ -169,11 +169,7 @@ impl Manager {
         };
         let (source, data) = match (has_ip_header(service), request.ip()) {
             (false, _) => (None, &request.private_data.as_bytes()[..]),
-            (true, Ok((header, data)))
-                if header.source().ip() == ends.remote && header.destination() == ends.local =>
-            {
-                (Some(header.source()), data)
-            }
+            (true, Ok((header, data))) if ends.are_named_by(&header) => (Some(ends.source(&header)), data),
             _ => return refuse(SidrStatus::Rejected),
         };
         let id = ListenerId(listener);

@@ -7,6 +7,7 @@ use adverb_wire::cm::ServiceId;
 
 use super::agenda::Agenda;
 use super::connection::{Connection, State};
+use super::parameters::is_ipv4;
 use super::{Bind, Listen};
 use crate::Time;
 use crate::hash::NumberHasher;
@@ -216,7 +217,7 @@ impl Table {
 
     /// Who listens for a service at one of our addresses: the one that was most exact about it.
     pub(super) fn listener(&self, service: ServiceId, address: IpAddr) -> Option<(u32, &Listener)> {
-        let binds = [Some(Bind::Address(address)), address.is_ipv4().then_some(Bind::AnyV4), Some(Bind::Any)];
+        let binds = [Some(Bind::Address(address)), is_ipv4(address).then_some(Bind::AnyV4), Some(Bind::Any)];
         let id = binds.into_iter().flatten().find_map(|bind| self.services.get(&(service, bind)))?;
         Some((*id, self.listeners.get(id)?))
     }

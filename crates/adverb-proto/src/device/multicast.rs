@@ -100,7 +100,7 @@ impl<S: Sink> Device<S> {
         memory: &mut impl Memory,
     ) {
         let (qpn, psn) = (received.header.dest_qp, received.header.psn);
-        let group = Gid::from(arrival.destination);
+        let group = Gid::from(arrival.destination.ip());
         if !matches!(received.header.operation, Operation::Ud(_)) {
             return self.drop_packet(now, qpn, psn, DropReason::Transport);
         }

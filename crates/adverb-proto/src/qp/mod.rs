@@ -219,7 +219,10 @@ impl QueuePair {
     #[inline]
     pub(crate) fn is_peer(&self, arrival: &Arrival) -> bool {
         match &self.path {
-            Some(path) => arrival.source.ip() == path.remote() && arrival.destination == path.local(),
+            Some(path) => {
+                arrival.source.ip() == path.destination().ip()
+                    && arrival.destination.ip() == path.source().ip()
+            }
             None => true,
         }
     }

@@ -1,5 +1,7 @@
 //! The responder of datagrams (vol. 1, 9.8.3; `rxe_resp.c`).
 
+use core::net::IpAddr;
+
 use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_LEN, Ud};
 
 use super::{Context, QueuePair, Received};
@@ -7,7 +9,7 @@ use crate::event::{DropReason, Sink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::path::{Arrival, IcrcCheck};
-use crate::vocabulary::{CompletedOperation, Status, Success};
+use crate::vocabulary::{CompletedOperation, Gid, Status, Success};
 
 impl QueuePair {
     /// Takes a datagram in. Its ICRC has been checked.
@@ -63,9 +65,15 @@ const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
 fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
-    let Some(mut ip) = IpHeader::between(arrival.source.ip(), arrival.destination) else {
-        return [0; GRH_LEN];
+    let ends = [arrival.source, arrival.destination].map(Gid::from);
+    let between = if ends.iter().any(|end| end.has_port()) {
+        // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
+        let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
+        IpHeader::between(source, destination)
+    } else {
+        IpHeader::between(arrival.source.ip(), arrival.destination.ip())
     };
+    let Some(mut ip) = between else { return [0; GRH_LEN] };
     // As far as it is known: the rest has its usual values.
     let route = &arrival.route;
     let class = route.traffic_class | if arrival.congested { CONGESTION_EXPERIENCED } else { 0 };

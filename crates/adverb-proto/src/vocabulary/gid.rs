@@ -3,7 +3,8 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// A global identifier: 128 bits that address a port. In RoCE it is an IP address, IPv4 in its IPv6-mapped form.
+/// A global identifier: 128 bits that address a port. In RoCE it is an IP address, IPv4 in its IPv6-mapped form. One that
+/// begins with 100:: may be that of a software device and say its UDP port, too ([`udp_address`](Gid::udp_address)).
 ///
 /// ```
 /// use adverb_proto::vocabulary::Gid;

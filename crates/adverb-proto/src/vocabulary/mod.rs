@@ -6,6 +6,7 @@
 mod access;
 mod completion;
 mod gid;
+mod gid_port;
 mod request;
 mod state;
 mod status;

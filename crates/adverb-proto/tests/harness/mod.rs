@@ -323,7 +323,7 @@ impl End {
     pub(crate) fn arrival(&self) -> Arrival {
         Arrival {
             source: SocketAddr::new(self.peer, 0xc123),
-            destination: self.address,
+            destination: SocketAddr::new(self.address, ROCE_PORT),
             icrc: IcrcCheck::Identification(0),
             congested: false,
             route: Default::default(),

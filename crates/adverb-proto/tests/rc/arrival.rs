@@ -47,7 +47,7 @@ fn packet_from_another_address_is_dropped() {
 fn packet_to_another_address_is_dropped() {
     let mut end = solo();
     let bytes = end.forge(&write(&end), b"abcd");
-    let arrival = Arrival { destination: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)), ..end.arrival() };
+    let arrival = Arrival { destination: "10.0.0.9:4791".parse().unwrap(), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Address);
 }

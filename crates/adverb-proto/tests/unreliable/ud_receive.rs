@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use adverb_proto::memory::Pd;
-use adverb_proto::vocabulary::{CompletedOperation, QpState, Qpn, RecvRequest, Status, Transport};
+use adverb_proto::vocabulary::{CompletedOperation, Gid, QpState, Qpn, RecvRequest, Status, Transport};
 use adverb_proto::{Arrival, DropReason, IcrcCheck, Init, ModifyError, Notice, PostError, Transition, Wake};
 use adverb_wire::{
     Flow, GRH_LEN, Header, IpHeader, MAX_HEADER_LEN, Operation, Psn, ROCE_PORT, Rc, Send, Uc, Ud,
@@ -79,6 +79,34 @@ fn route_header_of_ipv6_is_its_whole_header() {
     assert_eq!((ip.source(), ip.destination()), (peer, address));
     assert_eq!(u16::from_be_bytes([grh[4], grh[5]]), 8 + 12 + 8 + 8 + 4);
     assert_eq!(end.bytes(GRH_LEN, 8), b"hello!!!");
+}
+
+#[test]
+fn route_header_says_the_ports_of_devices_that_have_their_own() {
+    let (usual, other) = ("10.0.0.2:49443".parse().unwrap(), "10.0.0.2:4792".parse().unwrap());
+    let (here, at_port) = ("10.0.0.1:4791".parse().unwrap(), "10.0.0.1:4800".parse().unwrap());
+    for (source, destination) in [(usual, at_port), (other, here), (other, at_port)] {
+        let mut end = solo();
+        end.post_recv(1, 0, 256);
+        let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
+        let flow = Flow::new(source, destination).unwrap();
+        let mut head = [0; MAX_HEADER_LEN];
+        let emitted = flow.emit(&header, 0, &[b"abcd"], &mut head).unwrap();
+        let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
+        let arrival = Arrival { source, destination, ..end.arrival() };
+        // The ICRC covers the ports.
+        let elsewhere = Arrival { destination: SocketAddr::new(destination.ip(), 4900), ..arrival };
+        end.deliver_as(&elsewhere, &bytes);
+        assert_eq!(end.device.statistics().icrc_errors, 1);
+        end.deliver_as(&arrival, &bytes);
+        let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
+        let ip = IpHeader::from_grh(&grh).unwrap();
+        assert_eq!(
+            (Gid::from(ip.source()), Gid::from(ip.destination())),
+            (source.into(), destination.into())
+        );
+        assert_eq!(end.bytes(GRH_LEN, 4), b"abcd");
+    }
 }
 
 #[test]

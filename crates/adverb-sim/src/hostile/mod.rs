@@ -200,7 +200,7 @@ impl<'a> Attack<'a> {
     fn arrival(&mut self) -> Arrival {
         let mut arrival = Arrival {
             source: SocketAddr::new(PEER, PORT),
-            destination: LOCAL,
+            destination: SocketAddr::new(LOCAL, ROCE_PORT),
             icrc: match self.choices.below(8) {
                 0 => IcrcCheck::Trusted,
                 1 => IcrcCheck::AnyIdentification,
@@ -211,7 +211,7 @@ impl<'a> Attack<'a> {
         };
         match self.choices.below(64) {
             0 => arrival.source.set_ip(LOCAL),
-            1 => arrival.destination = PEER,
+            1 => arrival.destination.set_ip(PEER),
             2 => arrival.source.set_port(4791),
             _ => {}
         }

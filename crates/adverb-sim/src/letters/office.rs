@@ -7,7 +7,7 @@ use std::time::Duration;
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
 use adverb_proto::vocabulary::{Access, Qpn, SendOperation, Status, Transport};
 use adverb_proto::{Arrival, Cq, Device, DropReason, Event, IcrcCheck, Sink, Srq, Time};
-use adverb_wire::{Opcode, Packet};
+use adverb_wire::{Opcode, Packet, ROCE_PORT};
 
 use super::plan::Letters;
 use crate::Random;
@@ -328,6 +328,7 @@ impl Office {
         let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
+        let destination = SocketAddr::new(destination, ROCE_PORT);
         let arrival =
             Arrival { source, destination, icrc, congested: packet.congested, route: Default::default() };
         let members = |station: &&Station| {

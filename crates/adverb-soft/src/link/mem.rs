@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use adverb_proto::IcrcCheck;
+use adverb_proto::vocabulary::Gid;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
@@ -69,8 +70,14 @@ impl Switch {
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if there is one at this address, or if the system gives no event descriptor.
+    /// `AddrInUse` if there is one at this address, `InvalidInput` if it says a UDP port ([`Gid::udp_address`]), or if the
+    /// system gives no event descriptor.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
+        if Gid::from(address).has_port() {
+            let text =
+                format!("{address} says a UDP port, and there are none in memory: take any other address");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         let port = Arc::new(Port { queue: Mutex::default(), event, overflows: AtomicU64::new(0) });
         let mut ports = self.shared.ports.write();

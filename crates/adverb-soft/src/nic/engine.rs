@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::vocabulary::Gid;
 use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
 use adverb_wire::cm::PathMtu;
-use adverb_wire::{Packet, Qpn, ROCE_PORT};
+use adverb_wire::{Packet, Qpn};
 
 use super::NicEvent;
 use super::gsi::Gsi;
@@ -26,8 +26,8 @@ pub(super) struct Engine {
     pub(super) memory: RegisteredMemory,
     pub(super) gsi: Gsi,
     link: Option<Box<dyn Link>>,
-    /// Packets that come from these addresses' queue pairs to these addresses' queue pairs need no link.
-    addresses: Vec<IpAddr>,
+    /// Packets that come from queue pairs at these addresses and ports to queue pairs there need no link.
+    addresses: Vec<SocketAddr>,
     /// Unless this is set.
     pub(super) hairpin: bool,
     /// How many packets of one queue pair may be under way.
@@ -77,7 +77,7 @@ pub(super) enum Work {
 
 impl Engine {
     pub(super) fn new(
-        addresses: Vec<IpAddr>,
+        addresses: Vec<SocketAddr>,
         link: Option<Box<dyn Link>>,
         event_channel: Arc<Channel>,
         mtu: PathMtu,
@@ -273,7 +273,7 @@ impl Engine {
             let Ok(packet) = Packet::parse(incoming.bytes) else { return };
             let arrival = Arrival {
                 source: incoming.source,
-                destination: incoming.destination.ip(),
+                destination: incoming.destination,
                 icrc: incoming.icrc,
                 congested: incoming.congested(),
                 route: Route {
@@ -297,13 +297,12 @@ impl Engine {
             }
             let Some(transmit) = self.device.poll_transmit(now) else { break };
             count += 1;
-            let (local, remote) = (transmit.path.local(), transmit.path.remote());
+            let (source, destination) = (transmit.path.source(), transmit.path.destination());
             let route = transmit.path.route();
-            let source = SocketAddr::new(local, transmit.path.source_port());
             let is_short = self.link.is_none() || !self.hairpin;
-            let is_ours = is_short && self.addresses.contains(&remote);
+            let is_ours = is_short && self.addresses.contains(&destination);
             // What goes to a group may go to members here and elsewhere.
-            let is_group = remote.is_multicast();
+            let is_group = destination.ip().is_multicast();
             if !is_ours && self.link.is_some() {
                 let start = self.unsent.bytes.len();
                 // Memory that can't be read is a packet that is lost.
@@ -313,7 +312,7 @@ impl Engine {
                     let hop_limit = route.hop_limit.unwrap_or(0);
                     self.unsent.push(Unsented {
                         source,
-                        remote,
+                        destination,
                         traffic_class,
                         hop_limit,
                         flow_label: route.flow_label,
@@ -325,14 +324,9 @@ impl Engine {
                 self.payload.clear();
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
                     let header = transmit.header;
-                    let arrival = Arrival {
-                        source,
-                        destination: remote,
-                        icrc: IcrcCheck::Trusted,
-                        congested: false,
-                        route,
-                    };
-                    if is_ours || self.device.has_members(remote.into()) {
+                    let arrival =
+                        Arrival { source, destination, icrc: IcrcCheck::Trusted, congested: false, route };
+                    if is_ours || self.device.has_members(destination.ip().into()) {
                         self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
                     }
                 }
@@ -475,7 +469,7 @@ struct Unsent {
 /// A packet that the link hasn't taken yet.
 struct Unsented {
     source: SocketAddr,
-    remote: IpAddr,
+    destination: SocketAddr,
     traffic_class: u8,
     hop_limit: u8,
     flow_label: u32,
@@ -515,7 +509,7 @@ impl Unsent {
         let packet = &self.packets[index];
         Outgoing {
             source: packet.source,
-            destination: SocketAddr::new(packet.remote, ROCE_PORT),
+            destination: packet.destination,
             traffic_class: packet.traffic_class,
             hop_limit: packet.hop_limit,
             flow_label: packet.flow_label,
@@ -575,10 +569,17 @@ mod tests {
         let mut unsent = Unsent::default();
         for number in 0..6u8 {
             let source = SocketAddr::new([10, 0, 0, 1].into(), 0xc000 + u16::from(number % 2));
-            let remote = [10, 0, 0, 2].into();
+            let destination = SocketAddr::new([10, 0, 0, 2].into(), 4791);
             unsent.bytes.push(number);
             let bytes = usize::from(number)..usize::from(number) + 1;
-            unsent.push(Unsented { source, remote, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes });
+            unsent.push(Unsented {
+                source,
+                destination,
+                traffic_class: 0,
+                hop_limit: 0,
+                flow_label: 0,
+                bytes,
+            });
         }
         unsent.sort();
         let numbers: Vec<u8> = (0..6).map(|index| unsent.packet(index).bytes[0]).collect();

@@ -44,7 +44,8 @@ impl NicOptions {
         NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, hairpin: false }
     }
 
-    /// An adapter with these addresses, whose packets to others go over a link.
+    /// An adapter with these addresses, whose packets to others go over a link. Where that receives at another UDP port than
+    /// 4791, the address says so ([`Gid::udp_address`]).
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
         NicOptions::boxed(addresses, Box::new(link))
     }
@@ -143,7 +144,8 @@ impl Nic {
         let readiness = link.as_ref().and_then(|link| link.readiness());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
-        let engine = Engine::new(addresses.clone(), link, Arc::clone(&event_channel), mtu);
+        let ports = addresses.iter().map(|address| Gid::from(*address).udp_address()).collect();
+        let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
         engine.hairpin = hairpin;
         let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()? });
@@ -166,7 +168,7 @@ impl Nic {
         self.shared.engine.lock().failed
     }
 
-    /// The adapter's addresses.
+    /// The adapter's addresses, which may say a UDP port ([`Gid::udp_address`]).
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }

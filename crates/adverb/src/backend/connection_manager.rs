@@ -63,7 +63,7 @@ impl Identifier {
             if let Some(device) = soft::toward(local, peer) {
                 return Identifier::of_software(purpose, vec![device]);
             }
-            if peer.is_loopback() && !is_hardwares(local.unwrap_or(peer)) {
+            if soft::is_loopback(peer) && !is_hardwares(local.unwrap_or(peer)) {
                 let device = soft::open_toward(local, peer)?;
                 return Identifier::of_software(purpose, vec![device]);
             }

@@ -183,18 +183,24 @@ impl Device {
     /// There are software devices on any machine, which need no privilege. They speak RoCEv2 from UDP port 4791.
     ///
     /// - `soft` is for programs on this machine. It has 127.0.0.1 and ::1, or, if another process has them, another address
-    ///   in 127.0.0.0/8.
+    ///   in 127.0.0.0/8, and another port of ::1.
     /// - `soft:192.0.2.7` or `soft:2001:db8::7` is at this address of the machine, for anybody who can reach it. Whoever
     ///   can send UDP packets there can send RDMA packets, so that it must be named.
     ///
     /// In one process, opening a software device that is open gives another handle to the same one.
+    ///
+    /// Where another process has port 4791 of an IPv4 address that is named, or of ::1, or Linux's soft-RoCE has that of
+    /// every address, the device takes one of the 256 ports behind it, and a warning is logged. Its GID then says the port:
+    /// 192.0.2.7's 4792 is `100::12b8:c000:207` ([`Gid::udp_address`]). Devices of Adverb that are told this GID as any other
+    /// send there; RDMA adapters and soft-RoCE can't. So between machines leave 4791 to the device. `soft:` and such a GID
+    /// opens one at just that port.
     ///
     /// ```
     /// # #[cfg(feature = "soft")] {
     /// use adverb::verbs::Device;
     ///
     /// let device = Device::open("soft")?;
-    /// assert!(device.gids()?.iter().all(|entry| entry.gid.ip().is_loopback()));
+    /// assert!(device.gids()?.iter().all(|entry| entry.gid.udp_address().ip().is_loopback()));
     /// # }
     /// # Ok::<(), adverb::Error>(())
     /// ```
@@ -334,7 +340,7 @@ impl Device {
     ///
     /// Which index is right is the first thing that goes wrong with RoCE: the table has link-local addresses, and the
     /// same address twice, for RoCE v1 and v2. This takes the given address, or the best there is: RoCE v2 before v1,
-    /// IPv4 before IPv6 before link-local.
+    /// IPv4 before IPv6 before those that say a port, which only Adverb reaches, before link-local.
     ///
     /// # Errors
     ///
@@ -345,6 +351,7 @@ impl Device {
             (
                 entry.gid_type == GidType::RoceV1,
                 entry.gid.is_link_local(),
+                entry.gid.has_port(),
                 entry.gid.ip().is_ipv6(),
                 entry.index,
             )

@@ -140,7 +140,7 @@ impl QueuePair {
         if !group.is_multicast() {
             return refuse(format!("{group} isn't a multicast address"));
         }
-        let ours = self.gid.gid.ip();
+        let ours = self.gid.gid.udp_address().ip();
         if group.is_ipv4() != ours.is_ipv4() {
             return refuse(format!(
                 "the group {group} is of another family than the queue pair's address {ours}: make the queue pair with \
@@ -172,7 +172,7 @@ impl Memberships {
 
 /// Joins a group as far as IP goes, on the network interface of a GID.
 fn join_ip(group: IpAddr, gid: &GidEntry, netdev: &str) -> std::io::Result<UdpSocket> {
-    match (group, gid.gid.ip()) {
+    match (group, gid.gid.udp_address().ip()) {
         (IpAddr::V4(group), IpAddr::V4(ours)) => {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             socket.join_multicast_v4(&group, &ours)?;

@@ -397,7 +397,7 @@ impl QueuePair {
         let Error::Verb { action, error, .. } = error else { return error };
         let (ours, theirs) = (self.gid.gid, remote.gid);
         let hint = if ours.is_link_local() != theirs.is_link_local()
-            || ours.ip().is_ipv4() != theirs.ip().is_ipv4()
+            || ours.udp_address().is_ipv4() != theirs.udp_address().is_ipv4()
         {
             format!(
                 "GID index {} of {} is {ours}, and the peer's is {theirs}: name an address of the peer's kind with \
@@ -406,7 +406,7 @@ impl QueuePair {
                 self.domain.device().name()
             )
         } else {
-            format!("is there a route from {} to {}?", ours.ip(), theirs.ip())
+            format!("is there a route from {} to {}?", ours.udp_address().ip(), theirs.udp_address().ip())
         };
         Error::Verb { action, error, hint: hint.into() }
     }

@@ -42,12 +42,25 @@ pub struct SoftDevice(SoftOptions);
 
 impl SoftDevice {
     /// A device for programs on this machine, as `soft` is, but one of its own: at 127.0.0.1 and ::1, or, if they are taken,
-    /// at another address in 127.0.0.0/8.
+    /// at another address in 127.0.0.0/8 and another port of ::1.
     pub fn new() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Sockets))
     }
 
-    /// A device at an address of this machine, as `soft:192.0.2.7` is.
+    /// A device at an address of this machine, as `soft:192.0.2.7` is. There may be several: the first has UDP port 4791, and
+    /// the GIDs of others say which they have ([`Device::open`]).
+    ///
+    /// ```
+    /// use adverb::verbs::SoftDevice;
+    ///
+    /// let address = "127.9.8.7".parse()?;
+    /// let one = SoftDevice::at(address).open()?;
+    /// let other = SoftDevice::at(address).open()?;
+    /// let [one, other] = [&one, &other].map(|device| device.gids().unwrap()[0].gid.udp_address());
+    /// assert_eq!((one.ip(), other.ip()), (address, address));
+    /// assert_ne!(one.port(), other.port());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn at(address: IpAddr) -> SoftDevice {
         SoftDevice::new().address(address)
     }
@@ -122,7 +135,7 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// If the address is taken, also by a device of this process, or isn't this machine's; if the file can't be made.
+    /// If the address isn't this machine's, or all its ports are taken; if the file can't be made.
     pub fn open(self) -> Result<Device> {
         Device::soft(&self.0)
     }

@@ -61,31 +61,36 @@ fn asking(connector: Connector, peer: SocketAddr) -> thread::JoinHandle<adverb::
     thread::spawn(move || connector.timeout(PATIENCE).look_up(peer))
 }
 
+/// Looks for a datagram queue pair at an address, from another, and sends datagrams both ways.
+pub(crate) fn exercise(connector: Connector, address: IpAddr) {
+    let (listener, peer) = listen(address);
+    let asking = asking(connector.private_data(b"where are you?"), peer);
+    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
+    assert!(starts_with(request.private_data(), b"where are you?"));
+    assert_eq!(request.path().local_address().ip(), address);
+    let mut server = Post::new(request.path(), 4);
+    request.answer(&server.queue_pair, b"here").unwrap();
+    let service = asking.join().unwrap().unwrap();
+    assert!(starts_with(service.private_data(), b"here"));
+    assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), DATAGRAM_QKEY));
+    assert_eq!(service.path().peer_address(), peer);
+
+    let mut client = Post::new(service.path(), 4);
+    let recipient = service.recipient(&client.queue_pair).unwrap();
+    for text in [&b"ping"[..], b"once more"] {
+        client.send(SendRequest::send(client.buffer(text)), &recipient);
+        let came = server.receive();
+        assert_eq!(&came.message[..], text);
+        let sender = came.reply_to(&server.queue_pair, DATAGRAM_QKEY).unwrap();
+        server.send(SendRequest::send(server.buffer(b"pong")), &sender);
+        assert_eq!(&client.receive().message[..], b"pong");
+    }
+}
+
 #[test]
 fn datagram_queue_pairs_are_found_over_every_address_and_talk_both_ways() {
     for address in addresses() {
-        let (listener, peer) = listen(address);
-        let asking = asking(Connector::new().private_data(b"where are you?"), peer);
-        let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
-        assert!(starts_with(request.private_data(), b"where are you?"));
-        assert_eq!(request.path().local_address().ip(), address);
-        let mut server = Post::new(request.path(), 4);
-        request.answer(&server.queue_pair, b"here").unwrap();
-        let service = asking.join().unwrap().unwrap();
-        assert!(starts_with(service.private_data(), b"here"));
-        assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), DATAGRAM_QKEY));
-        assert_eq!(service.path().peer_address(), peer);
-
-        let mut client = Post::new(service.path(), 4);
-        let recipient = service.recipient(&client.queue_pair).unwrap();
-        for text in [&b"ping"[..], b"once more"] {
-            client.send(SendRequest::send(client.buffer(text)), &recipient);
-            let came = server.receive();
-            assert_eq!(&came.message[..], text);
-            let sender = came.reply_to(&server.queue_pair, DATAGRAM_QKEY).unwrap();
-            server.send(SendRequest::send(server.buffer(b"pong")), &sender);
-            assert_eq!(&client.receive().message[..], b"pong");
-        }
+        exercise(Connector::new(), address);
     }
 }
 

@@ -1,11 +1,17 @@
 //! What only software devices can be asked for: several of them in one process.
 
-use adverb::verbs::{FaultConfig, PathMtu, SoftDevice, Switch};
+use adverb::verbs::{FaultConfig, Gid, PathMtu, SoftDevice, Switch};
 
 use super::*;
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
+}
+
+/// A loopback address that hardly any other process has.
+fn loopback(last: u8) -> IpAddr {
+    let process = std::process::id();
+    [127, 184 + (process >> 8 & 15) as u8, process as u8, last].into()
 }
 
 /// Connects from one device to another, each way, and sends messages.
@@ -102,4 +108,42 @@ fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
         Connector::new().local(SocketAddr::new(one, 0)).resolve(SocketAddr::new(other, 1)).unwrap_err();
     println!("{error}");
     assert!(matches!(error, Error::Unreachable { .. }) && error.hint().is_some(), "{error}");
+}
+
+#[test]
+fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
+    let host = loopback(1);
+    let devices = [(); 3].map(|()| SoftDevice::at(host).open().unwrap());
+    let [usual, one, other] = [0, 1, 2].map(|index: usize| devices[index].gids().unwrap()[0].gid);
+    for (from, to) in [(usual, one), (one, usual), (one, other)] {
+        let (client, server) = exercise(from.ip(), to.ip());
+        drop((client, server));
+    }
+    // Nobody who is asked for the address would come to one of these.
+    drop(devices);
+    let _taken = std::net::UdpSocket::bind((host, 4791)).unwrap();
+    let error = Listener::bind(SocketAddr::new(host, 0)).unwrap_err();
+    assert!(error.hint().is_some_and(|hint| hint.contains("an address of its own")), "{error}");
+    // Whoever connects needs no port that is known.
+    let server = SoftDevice::at(loopback(2)).open().unwrap();
+    let _client = SoftDevice::at(host).open().unwrap();
+    let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
+    let (from, peer) = (SocketAddr::new(host, 0), listener.local_address());
+    let client =
+        thread::spawn(move || connect(&Connector::new().timeout(PATIENCE).local(from), peer).unwrap());
+    let (server, _desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let (client, _client_desk) = client.join().unwrap();
+    let ours = client.path().local_address().ip();
+    assert_eq!(Gid::from(ours).udp_address(), SocketAddr::new(host, 4792));
+    assert_eq!(server.path().peer_address().ip(), ours);
+}
+
+#[test]
+fn datagram_queue_pairs_are_found_where_a_port_is_said() {
+    let host = loopback(3);
+    let devices = [(); 2].map(|()| SoftDevice::at(host).open().unwrap());
+    let [usual, other] = [0, 1].map(|index: usize| devices[index].gids().unwrap()[0].gid.ip());
+    for (from, to) in [(usual, other), (other, usual)] {
+        datagrams::exercise(Connector::new().local(SocketAddr::new(from, 0)), to);
+    }
 }

@@ -22,6 +22,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use adverb_proto::IcrcCheck;
+use adverb_proto::vocabulary::Gid;
 use adverb_wire::ROCE_PORT;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -37,6 +38,9 @@ pub struct UdpConfig {
     pub address: IpAddr,
     /// Which interface a link-local IPv6 address belongs to, by its index; else 0.
     pub scope_id: u32,
+    /// The UDP port to receive at: 4791, where others expect us, or one of [`Gid::PORTS`], from which packets are then sent,
+    /// too. IPv6 addresses but ::1 have only the first: no other can be told.
+    pub port: u16,
     /// How many source ports there are to send from, of those from 0xC000 on: at least one.
     pub source_ports: u16,
     /// How many bytes the kernel is to keep for us, if it lets us have that much. What comes when it is full is lost.
@@ -49,11 +53,12 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// The usual: 16 source ports, 8 MiB, peers of any kind.
+    /// The usual: port 4791, 16 source ports, 8 MiB, peers of any kind.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
             scope_id: 0,
+            port: ROCE_PORT,
             source_ports: 16,
             receive_buffer: 8 << 20,
             strict: false,
@@ -78,7 +83,8 @@ pub struct UdpStatistics {
 
 /// RoCEv2 from UDP sockets, without a privilege, with whatever speaks it: RDMA adapters, Linux's soft-RoCE, Adverb.
 ///
-/// One socket receives, on port 4791; others send, from a port each.
+/// One socket receives, on port 4791; others send, from a port each. Where 4791 can't be had, one socket does both, on
+/// another port, and [`gid`](UdpLink::gid) says which: only Adverb's devices can reach it.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
@@ -125,9 +131,9 @@ impl UdpLink {
     ///
     /// # Errors
     ///
-    /// - `AddrInUse` if something listens to port 4791 at this address;
+    /// - `AddrInUse` if something listens to the port at this address;
     /// - `AddrNotAvailable` if the address isn't one of this machine's;
-    /// - `InvalidInput` if it is no single address, or no source ports are asked for;
+    /// - `InvalidInput` if it is no single address, peers couldn't be told the port, or no source ports are asked for;
     /// - `Unsupported` if the kernel sends other identifications than 0.
     pub fn open(config: &UdpConfig) -> io::Result<UdpLink> {
         let address = config.address;
@@ -142,18 +148,29 @@ impl UdpLink {
             IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, port)),
             IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, port, 0, config.scope_id)),
         };
-        let local = at(ROCE_PORT);
+        let local = at(config.port);
+        if Gid::from(local).udp_address().port() != config.port {
+            let text = format!("peers of {address} can't be told the UDP port {}: only 4791", config.port);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         let (receiving, receive_buffer) = socket::receiving(local, config)?;
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         readiness.add(&receiving, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
-        let sending = socket::sending(at, config.source_ports, interface)?;
+        let is_usual = config.port == ROCE_PORT;
+        let sending = if is_usual {
+            socket::sending(at, config.source_ports, interface)?
+        } else {
+            let socket = receiving.try_clone()?;
+            socket::send_on(&socket, address, interface)?;
+            vec![(config.port, socket)]
+        };
         let identification_checked = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
         };
-        for (_, socket) in &sending {
-            socket::deafen(socket);
+        if is_usual {
+            sending.iter().for_each(|(_, socket)| socket::deafen(socket));
         }
         let icrc = match address {
             IpAddr::V6(_) => IcrcCheck::Identification(0),
@@ -187,6 +204,11 @@ impl UdpLink {
     /// The address and port that packets are received at.
     pub const fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// How peers name the address and port.
+    pub fn gid(&self) -> Gid {
+        Gid::from(self.local)
     }
 
     /// How many bytes the kernel keeps for us, its own bookkeeping included: a packet takes about twice its length. What

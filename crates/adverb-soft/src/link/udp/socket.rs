@@ -100,17 +100,7 @@ pub(super) fn sending(
         }
         match bind(at(port)) {
             Ok(socket) => {
-                if let IpAddr::V4(local) = at(port).ip() {
-                    let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
-                    setsockopt(&socket, MulticastInterface, &local)?;
-                    // Not what ICMP claims about the path, but what the interface can do. And see the module's
-                    // documentation.
-                    setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
-                } else {
-                    setsockopt(&socket, MulticastInterface6, &interface.cast_signed())?;
-                    setsockopt(&socket, MtuDiscover6, &libc::IPV6_PMTUDISC_PROBE)?;
-                }
-                setsockopt(&socket, SndBuf, &SEND_BUFFER)?;
+                send_on(&socket, at(port).ip(), interface)?;
                 sockets.push((port, socket));
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -122,6 +112,20 @@ pub(super) fn sending(
         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     }
     Ok(sockets)
+}
+
+/// Has a socket send as packets are to be sent, from this address; what goes to groups by this interface.
+pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::Result<()> {
+    if let IpAddr::V4(local) = local {
+        let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
+        setsockopt(socket, MulticastInterface, &local)?;
+        // Not what ICMP claims about the path, but what the interface can do. And see the module's documentation.
+        setsockopt(socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
+    } else {
+        setsockopt(socket, MulticastInterface6, &interface.cast_signed())?;
+        setsockopt(socket, MtuDiscover6, &libc::IPV6_PMTUDISC_PROBE)?;
+    }
+    Ok(setsockopt(socket, SndBuf, &SEND_BUFFER)?)
 }
 
 /// Leaves a socket that only sends as little room as possible for what it receives, which nobody will read.

@@ -23,7 +23,7 @@ use adverb_soft::Inbox;
 use adverb_wire::cm::{ServiceId, Timeout};
 use parking_lot::Mutex;
 
-pub(in crate::backend) use self::choice::{listening, open_listening, open_toward, toward};
+pub(in crate::backend) use self::choice::{is_loopback, listening, open_listening, open_toward, toward};
 use self::ports::Lease;
 pub(super) use self::ports::Ports;
 pub(in crate::backend) use super::Device;

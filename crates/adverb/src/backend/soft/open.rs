@@ -1,13 +1,13 @@
 //! Opening software NICs, and finding those that are open.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use adverb_proto::Congestion;
-use adverb_proto::vocabulary::PathMtu;
+use adverb_proto::vocabulary::{Gid, PathMtu};
 use adverb_soft::link::{
     Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink,
 };
@@ -27,7 +27,10 @@ pub(crate) fn is_soft(name: &str) -> bool {
 enum Place {
     /// At a loopback address.
     Anywhere,
+    /// At an address, whatever the UDP port, unless it says one.
     At(IpAddr),
+    /// Where packets to this address go.
+    Exactly(IpAddr),
 }
 
 impl Place {
@@ -58,7 +61,7 @@ impl Device {
         let mut options = Options::new(LinkKind::Sockets);
         let name = match place {
             Place::Anywhere => Some(ANYWHERE),
-            Place::At(address) => {
+            Place::At(address) | Place::Exactly(address) => {
                 options.addresses.push(address);
                 None
             }
@@ -70,7 +73,7 @@ impl Device {
     pub(crate) fn build(options: &Options) -> Result<Arc<Device>> {
         let mut registry = Registry::lock();
         for address in &options.addresses {
-            // If somebody is just closing one here; one that stays open has the address.
+            // If somebody is just closing one here; one that stays open has the port.
             drop(registry.find(Place::At(*address)));
         }
         Ok(registry.add(Device::make(options, None)?))
@@ -92,8 +95,13 @@ impl Device {
         Ok(Device::new(nic, name, is_on_interface, options.congestion))
     }
 
-    /// The NIC that is open in this process and has this address.
+    /// The NIC that is open in this process and gets what is sent to this address.
     pub(crate) fn at(address: IpAddr) -> Option<Arc<Device>> {
+        Registry::lock().find(Place::Exactly(address))
+    }
+
+    /// The same, or else one that is at this address with another UDP port.
+    pub(crate) fn near(address: IpAddr) -> Option<Arc<Device>> {
         Registry::lock().find(Place::At(address))
     }
 
@@ -153,9 +161,17 @@ impl Registry {
 
     /// The one that was opened last of those that are here.
     fn find(&mut self, place: Place) -> Option<Arc<Device>> {
+        if let Place::At(address) = place
+            && let Some(device) = self.find(Place::Exactly(address))
+        {
+            return Some(device);
+        }
         let is_here = |entry: &&Entry| match place {
             Place::Anywhere => entry.name == ANYWHERE,
-            Place::At(address) => entry.addresses.contains(&address),
+            Place::At(address) => {
+                entry.addresses.iter().any(|ours| Gid::from(*ours).udp_address().ip() == address)
+            }
+            Place::Exactly(address) => entry.addresses.contains(&address),
         };
         while let Some(entry) = self.0.iter().rev().find(is_here) {
             if let Some(device) = entry.device.upgrade() {
@@ -228,11 +244,11 @@ impl Options {
                     [] => anywhere(self.strict)?,
                     addresses => addresses
                         .iter()
-                        .map(|address| at(*address, self.strict))
+                        .map(|address| near(*address, self.strict).inspect(|(link, _)| warn(*address, link)))
                         .collect::<io::Result<_>>()?,
                 };
                 let mtu = links.iter().map(|(_, mtu)| *mtu).min().unwrap_or(PathMtu::Mtu4096);
-                self.over(links.into_iter().map(|(link, _)| (link.local().ip(), link)).collect())?.mtu(mtu)
+                self.over(links.into_iter().map(|(link, _)| (link.gid().ip(), link)).collect())?.mtu(mtu)
             }
             LinkKind::Memory(ref switch) => {
                 let attach = |address: &IpAddr| Ok((*address, switch.attach(*address)?));
@@ -253,7 +269,7 @@ impl Options {
             last => {
                 let mut bundle = Bundle::new()?;
                 for (address, link) in links.into_iter().chain(last) {
-                    bundle.add(address, link)?;
+                    bundle.add(Gid::from(address).udp_address().ip(), link)?;
                 }
                 Box::new(bundle)
             }
@@ -270,7 +286,7 @@ impl Options {
 }
 
 /// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
-/// at another of the addresses that every machine has for itself.
+/// at another of the addresses that every machine has for itself, or at another port of ::1, which has no others.
 fn anywhere(strict: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
@@ -283,7 +299,7 @@ fn anywhere(strict: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
             opened => break opened,
         }
     };
-    let v6 = at(Ipv6Addr::LOCALHOST.into(), strict);
+    let v6 = near(Ipv6Addr::LOCALHOST.into(), strict);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
@@ -299,8 +315,38 @@ pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
 }
 
-/// Sockets at an address, and the payload of the longest packet that they send.
+/// Sockets at an address, and at another port of it if somebody has the usual one and there is a GID that says so.
+fn near(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
+    let is_taken = |opened: &io::Result<_>| {
+        opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    };
+    let mut opened = at(address, strict);
+    let others = Gid::PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
+    for other in others.filter(|other| other.has_port()) {
+        if !is_taken(&opened) {
+            break;
+        }
+        opened = at(other.ip(), strict);
+    }
+    opened
+}
+
+/// Tells of a port that isn't the one that was to be expected.
+fn warn(asked: IpAddr, link: &UdpLink) {
+    if link.gid() != Gid::from(asked) {
+        tracing::warn!(
+            address = %asked,
+            port = link.local().port(),
+            gid = %link.gid(),
+            "another program, or rdma_rxe, has UDP port 4791: only Adverb's devices can reach the one that is opened"
+        );
+    }
+}
+
+/// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
 fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
+    let place = Gid::from(address).udp_address();
+    let address = place.ip();
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
         let Interface { name, mtu, .. } = &interface;
@@ -309,6 +355,7 @@ fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
     })?;
     let mut config = UdpConfig::new(address);
     config.strict = strict;
+    config.port = place.port();
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;
     }

@@ -7,6 +7,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
+use adverb_proto::vocabulary::Gid;
+
 use super::super::Device;
 use crate::error::{Error, Result};
 
@@ -15,7 +17,9 @@ pub(in crate::backend) fn listening(address: IpAddr) -> Vec<Arc<Device>> {
     if !address.is_unspecified() {
         return Device::at(address).into_iter().collect();
     }
-    let fits = |device: &Arc<Device>| address.is_ipv6() || device.nic.addresses().iter().any(IpAddr::is_ipv4);
+    let fits = |device: &Arc<Device>| {
+        address.is_ipv6() || device.nic.addresses().iter().any(|ours| place(*ours).is_ipv4())
+    };
     Device::all().into_iter().filter(fits).collect()
 }
 
@@ -25,34 +29,44 @@ pub(in crate::backend) fn listening(address: IpAddr) -> Vec<Arc<Device>> {
 ///
 /// If another process has the address, or it can't be opened.
 pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>> {
-    let is_usual =
-        address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
-    if !is_usual {
-        return Device::open(&format!("soft:{address}"));
-    }
-    let device = Device::open("soft")?;
+    let device = open(address)?;
     if address.is_unspecified() || device.nic.addresses().contains(&address) {
         return Ok(device);
     }
     Err(Error::Verb {
         action: format!("listening at {address}"),
         error: io::Error::from_raw_os_error(libc::EADDRINUSE),
-        hint: "another process has a software device there: give each program that listens an address of its own, \
-               127.0.0.2, say"
-            .into(),
+        hint: format!(
+            "another process has a software device there: give each program that listens an address of its own, \
+             127.0.0.2, say; or listen at every address (0.0.0.0 or ::), and have Adverb's programs connect to {}",
+            device.nic.addresses().first().map_or(address, |address| *address)
+        )
+        .into(),
     })
+}
+
+/// Opens one at a loopback address, or another if that is unspecified or the usual one.
+fn open(address: IpAddr) -> Result<Arc<Device>> {
+    let is_usual =
+        address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
+    if is_usual { Device::open("soft") } else { Device::open(&format!("soft:{address}")) }
 }
 
 /// One that is open and leads from `local`, if that is said, to a peer.
 pub(in crate::backend) fn toward(local: Option<IpAddr>, peer: IpAddr) -> Option<Arc<Device>> {
     if let Some(local) = local.filter(|local| !local.is_unspecified()) {
-        return Device::at(local);
+        return Device::near(local);
     }
     let at_loopback = || {
         let has = |device: &Arc<Device>| loopback(device, peer).is_some();
-        if peer.is_loopback() { Device::all().into_iter().find(has) } else { None }
+        if is_loopback(peer) { Device::all().into_iter().find(has) } else { None }
     };
-    Device::at(peer).or_else(at_loopback).or_else(|| Device::at(route(peer)?))
+    Device::at(peer).or_else(at_loopback).or_else(|| Device::near(route(peer)?))
+}
+
+/// Whether a peer is on this machine, at an address of the loopback interface.
+pub(in crate::backend) fn is_loopback(peer: IpAddr) -> bool {
+    place(peer).is_loopback()
 }
 
 /// Opens one that leads from `local`, if that is said, to a peer at a loopback address.
@@ -63,45 +77,37 @@ pub(in crate::backend) fn toward(local: Option<IpAddr>, peer: IpAddr) -> Option<
 pub(in crate::backend) fn open_toward(local: Option<IpAddr>, peer: IpAddr) -> Result<Arc<Device>> {
     match local.filter(|local| !local.is_unspecified()) {
         Some(local) => open_listening(local),
-        None if peer.is_ipv6() => open_listening(peer),
+        // There is only one, and another port will do.
+        None if place(peer).is_ipv6() => open(Ipv6Addr::LOCALHOST.into()),
         // The usual address is left to those who listen.
         None => open_anywhere(),
     }
 }
 
-/// Opens one at a loopback address that nobody has.
+/// Opens one at a loopback address that hardly anybody has.
 fn open_anywhere() -> Result<Arc<Device>> {
-    let mut tried = 0;
-    loop {
-        let address = super::super::open::any_loopback().map_err(|error| Error::Verb {
-            action: "choosing a loopback address".to_owned(),
-            error,
-            hint: "".into(),
-        })?;
-        match Device::open(&format!("soft:{address}")) {
-            Err(Error::Verb { error, .. })
-                if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS =>
-            {
-                tried += 1;
-            }
-            opened => return opened,
-        }
-    }
+    let address = super::super::open::any_loopback().map_err(|error| Error::Verb {
+        action: "choosing a loopback address".to_owned(),
+        error,
+        hint: "".into(),
+    })?;
+    open(address.into())
 }
-
-/// How many addresses are tried that others may have.
-const ATTEMPTS: usize = 16;
 
 /// The address of a NIC from which to connect to a peer.
 pub(super) fn source(device: &Device, wanted: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
     let addresses = device.nic.addresses();
     let has = |address: &IpAddr| addresses.contains(address);
-    let fits = |address: &&IpAddr| address.is_ipv4() == peer.is_ipv4();
+    let at = |address: IpAddr| {
+        let exact = Some(address).filter(has);
+        exact.or_else(|| addresses.iter().find(|ours| place(**ours) == address).copied())
+    };
+    let fits = |address: &&IpAddr| place(**address).is_ipv4() == place(peer).is_ipv4();
     match wanted {
-        Some(wanted) => Some(wanted).filter(has).filter(|wanted| fits(&wanted)),
+        Some(wanted) => at(wanted).filter(|wanted| fits(&wanted)),
         None => Some(peer)
             .filter(has)
-            .or_else(|| route(peer).filter(has))
+            .or_else(|| at(route(peer)?))
             .or_else(|| loopback(device, peer))
             .or_else(|| addresses.iter().find(fits).copied()),
     }
@@ -109,12 +115,22 @@ pub(super) fn source(device: &Device, wanted: Option<IpAddr>, peer: IpAddr) -> O
 
 /// The NIC's address of this machine's own, of a peer's family.
 fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
-    let fits = |address: &&IpAddr| address.is_loopback() && address.is_ipv4() == peer.is_ipv4();
+    let peer = place(peer);
+    let fits = |address: &&IpAddr| {
+        let place = place(**address);
+        place.is_loopback() && place.is_ipv4() == peer.is_ipv4()
+    };
     device.nic.addresses().iter().find(fits).copied()
+}
+
+/// Where packets to an address go, which may say a port.
+fn place(address: IpAddr) -> IpAddr {
+    Gid::from(address).udp_address().ip()
 }
 
 /// The address of this machine from which packets to a peer go, as the system would have it. Nothing is sent.
 fn route(peer: IpAddr) -> Option<IpAddr> {
+    let peer = place(peer);
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;

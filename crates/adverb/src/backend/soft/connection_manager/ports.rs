@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use adverb_proto::cm::Bind;
+use adverb_proto::vocabulary::Gid;
 
 use super::super::Device;
 use crate::backend::connection_manager::Use;
@@ -27,7 +28,7 @@ impl Holder {
         let overlaps = match (self.bind, other.bind) {
             (Bind::Address(one), Bind::Address(other)) => one == other,
             (Bind::AnyV4, Bind::Address(address)) | (Bind::Address(address), Bind::AnyV4) => {
-                address.is_ipv4()
+                Gid::from(address).udp_address().is_ipv4()
             }
             _ => true,
         };

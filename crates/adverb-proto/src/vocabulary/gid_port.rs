@@ -1,0 +1,130 @@
+//! GIDs that carry a UDP port.
+//!
+//! A GID in RoCE is an IP address, and packets to it go to UDP port 4791. So an address has room for one device, unless a
+//! GID can say another port. Adverb's say it within 100::/64, to which nobody routes anything (RFC 6666):
+//!
+//! ```text
+//! bytes  0  1   2 … 9   10 11   12 13 14 15
+//!        01 00    0      port   IPv4 address, or 0.0.0.1 for ::1
+//! ```
+//!
+//! - The port is one of [`Gid::PORTS`]; whatever else is in that network is the IPv6 address that it looks like.
+//! - IPv6 addresses but ::1 have no such form: they would fill the GID. A network has plenty of them.
+//! - Who receives at such a port also sends from it, so that receivers of datagrams can tell whom to answer. RoCEv2's other
+//!   senders use source ports from 0xC000 on (Annex A17.9), which are none of these.
+//! - Only Adverb knows of this: adapters and Linux's soft-RoCE send to port 4791 of whatever the GID looks like.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::ops::RangeInclusive;
+
+use adverb_wire::ROCE_PORT;
+
+use super::Gid;
+
+/// What such GIDs begin with.
+const PREFIX: [u8; 10] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// What stands for ::1.
+const LOCALHOST_V6: Ipv4Addr = Ipv4Addr::new(0, 0, 0, 1);
+
+impl Gid {
+    /// The UDP ports that a GID can say beside 4791.
+    pub const PORTS: RangeInclusive<u16> = ROCE_PORT + 1..=ROCE_PORT + 256;
+
+    /// Where packets to this GID go: to port 4791 of the address that it is, or, for those of a software device that
+    /// couldn't have that port, to the address and the port that it says.
+    ///
+    /// ```
+    /// use adverb_proto::vocabulary::Gid;
+    ///
+    /// let usual = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
+    /// assert_eq!(usual.udp_address().to_string(), "192.0.2.7:4791");
+    /// let other = Gid::from("192.0.2.7:4792".parse::<std::net::SocketAddr>().unwrap());
+    /// assert_eq!(other.to_string(), "100::12b8:c000:207");
+    /// assert_eq!(other.udp_address().to_string(), "192.0.2.7:4792");
+    /// ```
+    pub fn udp_address(self) -> SocketAddr {
+        if let [prefix @ .., p, q, a, b, c, d] = self.bytes()
+            && prefix == PREFIX
+            && Gid::PORTS.contains(&u16::from_be_bytes([p, q]))
+        {
+            let port = u16::from_be_bytes([p, q]);
+            return match Ipv4Addr::new(a, b, c, d) {
+                LOCALHOST_V6 => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port),
+                address => SocketAddr::new(address.into(), port),
+            };
+        }
+        SocketAddr::new(self.ip(), ROCE_PORT)
+    }
+
+    /// Whether it says a port of its own, so that only Adverb can send there.
+    pub fn has_port(self) -> bool {
+        self.udp_address().port() != ROCE_PORT
+    }
+}
+
+/// The GID of whoever receives at this address and UDP port, or has sent a packet from there.
+impl From<SocketAddr> for Gid {
+    fn from(address: SocketAddr) -> Gid {
+        let ip = address.ip();
+        let host = match ip {
+            IpAddr::V4(ip) => ip,
+            IpAddr::V6(Ipv6Addr::LOCALHOST) => LOCALHOST_V6,
+            IpAddr::V6(_) => return Gid::from(ip),
+        };
+        if !Gid::PORTS.contains(&address.port()) {
+            return Gid::from(ip);
+        }
+        let mut bytes = [0; 16];
+        bytes[..10].copy_from_slice(&PREFIX);
+        bytes[10..12].copy_from_slice(&address.port().to_be_bytes());
+        bytes[12..].copy_from_slice(&host.octets());
+        Gid::new(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        Gid::from(text.parse::<IpAddr>().unwrap())
+    }
+
+    #[test]
+    fn an_address_and_its_port_go_into_a_gid_and_back() {
+        for (address, text) in [
+            ("127.0.0.9:4792", "100::12b8:7f00:9"),
+            ("192.0.2.7:5047", "100::13b7:c000:207"),
+            ("[::1]:4792", "100::12b8:0:1"),
+            ("192.0.2.7:4791", "::ffff:192.0.2.7"),
+            ("[::1]:4791", "::1"),
+            ("[2001:db8::7]:4791", "2001:db8::7"),
+        ] {
+            let address: SocketAddr = address.parse().unwrap();
+            let gid = Gid::from(address);
+            assert_eq!(gid.to_string(), text);
+            assert_eq!(gid.udp_address(), address);
+            assert_eq!(Gid::from(gid.ip()), gid, "as an IP address it is the same");
+            assert_eq!(gid.has_port(), address.port() != 4791);
+        }
+    }
+
+    #[test]
+    fn who_sends_from_a_port_of_roces_is_at_the_usual_one() {
+        for port in [0, 4790, 4791, 5048, 0xc000, 0xffff] {
+            assert_eq!(Gid::from(SocketAddr::new([192, 0, 2, 7].into(), port)), gid("192.0.2.7"));
+        }
+        // And no other IPv6 address has a form that says a port.
+        assert_eq!(Gid::from("[2001:db8::7]:4792".parse::<SocketAddr>().unwrap()), gid("2001:db8::7"));
+    }
+
+    #[test]
+    fn only_those_that_say_such_a_port_say_any() {
+        for text in
+            ["100::", "100::12b7:c000:207", "100::13b8:c000:207", "100::1:12b8:c000:207", "101::12b8:0:1"]
+        {
+            assert_eq!(gid(text).udp_address(), SocketAddr::new(text.parse().unwrap(), 4791), "{text}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Software devices where another has UDP port 4791: at one address, in one process and in two.
+
+#![cfg(feature = "soft")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use adverb::Error;
+use adverb::verbs::{
+    CompletionQueue, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, Recipient, RequestId,
+    SendRequest, SoftDevice, Switch, Transport,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const QKEY: u32 = 0x77;
+const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
+
+/// A loopback address that no other test has.
+fn address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let process = std::process::id();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) as u8;
+    Ipv4Addr::new(127, 216 + (process >> 8 & 15) as u8, process as u8, number).into()
+}
+
+fn gid(device: &Device) -> Gid {
+    device.gids().unwrap()[0].gid
+}
+
+/// A queue pair of each kind on a device, that is to talk to those of another.
+struct Desk {
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+    queue_pairs: [QueuePair; 3],
+}
+
+impl Desk {
+    fn new(device: &Device) -> Desk {
+        let domain = device.protection_domain().unwrap();
+        let cq = device.completion_queue(1024).create().unwrap();
+        let queue_pairs = TRANSPORTS.map(|transport| {
+            let queue_pair = domain.queue_pair(transport).qkey(QKEY).completion_queue(&cq).create().unwrap();
+            if transport == Transport::Ud {
+                queue_pair.activate().unwrap();
+            }
+            queue_pair
+        });
+        Desk { domain, cq, queue_pairs }
+    }
+
+    fn endpoints(&self) -> [Endpoint; 3] {
+        [0, 1, 2].map(|index| self.queue_pairs[index].endpoint())
+    }
+
+    /// Connects, and makes ready to receive one message on each, and two datagrams.
+    fn connect(&self, peers: &[Endpoint; 3]) -> [RequestId; 4] {
+        for (queue_pair, peer) in self.queue_pairs.iter().zip(peers).take(2) {
+            queue_pair.connect(peer).unwrap();
+        }
+        [0, 1, 2, 2]
+            .map(|index| self.queue_pairs[index].post_recv(self.domain.buffer(4136).unwrap()).unwrap())
+    }
+
+    fn post(&self, queue_pair: &QueuePair, text: &str, to: Option<&Recipient>) {
+        let mut buffer = self.domain.buffer(text.len()).unwrap();
+        buffer.copy_from_slice(text.as_bytes());
+        let mut request = SendRequest::send(buffer);
+        if let Some(recipient) = to {
+            request = request.to(recipient);
+        }
+        let sending = queue_pair.post_send(request).unwrap();
+        self.cq.wait(sending, PATIENCE).unwrap().success().unwrap();
+    }
+
+    /// Sends a message on each, as the first of the two; receives one on each; and answers the datagram, knowing nothing of
+    /// its sender but what it brought.
+    fn talk(&self, receiving: [RequestId; 4], peers: &[Endpoint; 3], is_first: bool) {
+        let [reliable, unreliable, datagram, other] = receiving;
+        let (datagram, thanks) = if is_first { (other, datagram) } else { (datagram, other) };
+        let [.., ud] = &self.queue_pairs;
+        let send = || {
+            for (queue_pair, peer) in self.queue_pairs.iter().zip(peers) {
+                let is_ud = queue_pair.transport() == Transport::Ud;
+                let recipient = is_ud.then(|| queue_pair.recipient(peer, QKEY).unwrap());
+                self.post(queue_pair, "hello", recipient.as_ref());
+            }
+            let thanks = self.cq.wait(thanks, PATIENCE).unwrap().into_datagram().unwrap();
+            assert_eq!(&thanks.message[..], b"thanks");
+        };
+        if is_first {
+            send();
+        }
+        for receive in [reliable, unreliable] {
+            let message = self.cq.wait(receive, PATIENCE).unwrap().into_message().unwrap();
+            assert_eq!(&message[..], b"hello");
+        }
+        let datagram = self.cq.wait(datagram, PATIENCE).unwrap().into_datagram().unwrap();
+        assert_eq!(&datagram.message[..], b"hello");
+        let header = datagram.ip.unwrap();
+        assert_eq!(Gid::from(header.source()), peers[2].gid);
+        assert_eq!(Gid::from(header.destination()), ud.endpoint().gid);
+        self.post(ud, "thanks", Some(&datagram.reply_to(ud, QKEY).unwrap()));
+        if !is_first {
+            send();
+        }
+    }
+}
+
+fn exchange(one: &Device, other: &Device) {
+    let (here, there) = (Desk::new(one), Desk::new(other));
+    let (ours, theirs) = (here.endpoints(), there.endpoints());
+    let (receiving, theirs_receiving) = (here.connect(&theirs), there.connect(&ours));
+    std::thread::scope(|scope| {
+        scope.spawn(|| there.talk(theirs_receiving, &ours, false));
+        here.talk(receiving, &theirs, true);
+    });
+}
+
+#[test]
+fn devices_at_one_address_have_a_port_each_and_talk() {
+    let address = address();
+    let open = || SoftDevice::at(address).open().unwrap();
+    let devices = [open(), open(), open()];
+    for (device, port) in devices.iter().zip(4791..) {
+        let gid = gid(device);
+        assert_eq!(gid.udp_address(), SocketAddr::new(address, port));
+        assert_eq!(device.name(), format!("soft:{}", gid.ip()));
+        assert_eq!(device.gids().unwrap()[0].netdev.as_deref(), Some("lo"));
+        assert!(UdpSocket::bind((address, port)).is_err());
+    }
+    let [usual, one, other] = &devices;
+    for (from, to) in [(usual, one), (one, usual), (one, other), (one, one)] {
+        exchange(from, to);
+    }
+    // By the address, the one that everybody reaches; by the GID, the others.
+    assert_eq!(Device::open(&format!("soft:{address}")).unwrap().name(), usual.name());
+    assert_eq!(Device::open(other.name()).unwrap().attributes().guid, other.attributes().guid);
+    assert_eq!(Device::by_address(gid(one).ip()).unwrap().name(), one.name());
+}
+
+#[test]
+fn where_a_port_is_taken_another_is_found_and_given_again() {
+    let address = address();
+    let taken = UdpSocket::bind((address, 4791)).unwrap();
+    let _too = UdpSocket::bind((address, 4792)).unwrap();
+    let device = Device::open(&format!("soft:{address}")).unwrap();
+    assert_eq!(gid(&device).udp_address(), SocketAddr::new(address, 4793));
+    drop(taken);
+    let again = Device::open(&format!("soft:{address}")).unwrap();
+    assert_eq!(again.name(), device.name());
+    drop((device, again));
+    let usual = Device::open(&format!("soft:{address}")).unwrap();
+    assert_eq!(gid(&usual).udp_address(), SocketAddr::new(address, 4791));
+}
+
+#[test]
+fn a_port_that_is_named_is_the_one_or_none() {
+    let address = address();
+    let named = Gid::from(SocketAddr::new(address, 4800));
+    let device = Device::open(&format!("soft:[{}]", named.ip())).unwrap();
+    assert_eq!(gid(&device), named);
+    let error = SoftDevice::at(named.ip()).open().unwrap_err();
+    assert!(matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrInUse));
+    // Nothing here is an address of this machine's that says a port.
+    let error = Device::open("soft:100::1:0:0:1").unwrap_err();
+    assert!(
+        matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrNotAvailable)
+    );
+    let error = SoftDevice::on(&Switch::default(), named.ip()).open().unwrap_err();
+    assert!(error.to_string().contains("says a UDP port"), "{error}");
+}
+
+#[test]
+fn devices_at_the_only_loopback_address_of_ipv6_talk() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        return println!("skipped: this machine has no IPv6");
+    }
+    let open = || SoftDevice::at(Ipv6Addr::LOCALHOST.into()).open().unwrap();
+    let (one, other) = (open(), open());
+    assert_ne!(gid(&one), gid(&other));
+    assert!(gid(&other).has_port() && gid(&other).udp_address().ip() == Ipv6Addr::LOCALHOST);
+    exchange(&one, &other);
+    exchange(&other, &one);
+}
+
+#[test]
+fn groups_are_reached_from_a_port_and_at_one() {
+    let group = IpAddr::V4(Ipv4Addr::new(239, 255, 79, std::process::id() as u8));
+    let address = address();
+    let devices = [(); 2].map(|()| SoftDevice::at(address).open().unwrap());
+    let [one, other] = [0, 1].map(|index| Desk::new(&devices[index]));
+    for (from, to) in [(&one, &other), (&other, &one), (&other, &other)] {
+        let ([.., sender], [.., member]) = (&from.queue_pairs, &to.queue_pairs);
+        member.join_multicast(group).unwrap();
+        let receive = member.post_recv(to.domain.buffer(4136).unwrap()).unwrap();
+        from.post(sender, "hello", Some(&sender.multicast_recipient(group, QKEY).unwrap()));
+        let datagram = to.cq.wait(receive, PATIENCE).unwrap().into_datagram().unwrap();
+        let header = datagram.ip.unwrap();
+        assert_eq!(Gid::from(header.source()), sender.endpoint().gid);
+        assert_eq!(header.destination(), group);
+        member.leave_multicast(group).unwrap();
+    }
+}
+
+/// The form of endpoints in a line of text: an address, a number and a sequence number each.
+fn to_line(endpoints: &[Endpoint; 3]) -> String {
+    let one = |end: &Endpoint| format!("{} {} {}", end.gid.ip(), end.qpn.get(), end.psn.get());
+    endpoints.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+fn from_line(line: &str) -> [Endpoint; 3] {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let one = |index: usize| {
+        let [ip, qpn, psn] = &words[3 * index..][..3] else { panic!("{line}") };
+        let (qpn, psn) = (Qpn::truncate(qpn.parse().unwrap()), Psn::wrapping(psn.parse().unwrap()));
+        Endpoint::new(Gid::from(ip.parse::<IpAddr>().unwrap()), qpn, psn)
+    };
+    [0, 1, 2].map(one)
+}
+
+/// What marks the lines that are for the other process.
+const MARK: &str = "for the other process: ";
+
+/// What names the address to a process that is the other one.
+const OTHER: &str = "ADVERB_TEST_OTHER_PROCESS";
+
+#[test]
+fn devices_at_one_address_in_two_processes_talk() {
+    let address = address();
+    let device = Device::open(&format!("soft:{address}")).unwrap();
+    assert!(!gid(&device).has_port());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+        .env(OTHER, address.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+    let mut heard = from.lines().map_while(Result::ok);
+    let mut hear = || heard.find_map(|line| Some(line.split_once(MARK)?.1.to_owned())).expect("a line");
+    let desk = Desk::new(&device);
+    let peers = from_line(&hear());
+    assert_eq!(peers[0].gid.udp_address(), SocketAddr::new(address, 4792));
+    let receiving = desk.connect(&peers);
+    writeln!(to, "{}", to_line(&desk.endpoints())).unwrap();
+    assert_eq!(hear(), "ready");
+    desk.talk(receiving, &peers, true);
+    assert_eq!(hear(), "done");
+    drop(to);
+    assert!(child.wait().unwrap().success());
+}
+
+/// Not a test by itself: the other process of the one above.
+#[test]
+#[ignore = "run by devices_at_one_address_in_two_processes_talk"]
+fn the_other_process() {
+    let Ok(address) = std::env::var(OTHER) else { return };
+    let device = Device::open(&format!("soft:{address}")).unwrap();
+    let desk = Desk::new(&device);
+    println!("{MARK}{}", to_line(&desk.endpoints()));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let peers = from_line(&line);
+    let receiving = desk.connect(&peers);
+    println!("{MARK}ready");
+    desk.talk(receiving, &peers, false);
+    println!("{MARK}done");
+    // Until the other has closed its end: what it was sent may have to be sent again.
+    std::io::stdin().read_line(&mut line).unwrap();
+}
