@@ -1,6 +1,7 @@
 //! Every public type may be sent to another thread and shared with others: post on one, poll on another, drop on a third.
 
-#![cfg(feature = "soft")]
+// With every feature that brings types.
+#![cfg(all(feature = "soft", feature = "tokio"))]
 
 use std::collections::BTreeSet;
 
@@ -119,13 +120,11 @@ shared_between_threads!(TYPES:
     verbs::Transport,
 );
 
-#[cfg(feature = "tokio")]
 shared_between_threads!(TASKS: net::Connection, net::Connector, net::Listener, net::Remote['static]);
 
 /// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`.)
 const TRAITS: &[(&str, &str)] = &[("memory", "Memory")];
 
-#[cfg(feature = "tokio")]
 #[test]
 fn every_public_type_is_asserted_to_be_send_and_sync() {
     let asserted: BTreeSet<_> = TYPES.iter().chain(TASKS).chain(TRAITS).copied().collect();
@@ -146,7 +145,6 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
 }
 
 /// The types and traits that a `mod.rs` makes public: those that it re-exports, and its own.
-#[cfg(feature = "tokio")]
 fn public_names(source: &str) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for statement in source.split("pub use ").skip(1).filter_map(|text| text.split(';').next()) {
