@@ -19,6 +19,7 @@ const STEPS: &[&str] = &[
     "package",
     "doc",
     "test",
+    "examples",
     "loom",
     "miri",
     "exhaustive",

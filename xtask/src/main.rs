@@ -13,6 +13,7 @@ mod coverage;
 mod deny;
 mod device_tests;
 mod doc;
+mod examples;
 mod fmt;
 mod fuzz;
 mod hack;
@@ -66,6 +67,8 @@ enum Command {
     Doc,
     /// Run the tests and doctests, all but the long ones (see `exhaustive`).
     Test,
+    /// Run the examples of connections, each as a server and as a client.
+    Examples,
     /// Run the exhaustive and property tests of adverb-wire, optimised.
     Exhaustive,
     /// Try every order of events in what is shared between threads without locks.
@@ -134,6 +137,7 @@ impl Command {
             Self::Clippy => clippy::run()?,
             Self::Doc => doc::run()?,
             Self::Test => test::run()?,
+            Self::Examples => examples::run()?,
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,

@@ -11,15 +11,11 @@ use adverb::net::blocking::{Connection, Listener, connect};
 
 const ROUNDS: u32 = 1000;
 
-fn main() -> adverb::Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["serve", address] => serve(address),
-        [address] => ask(address),
-        _ => {
-            println!("usage: echo [serve] ADDRESS:PORT");
-            Ok(())
-        }
+fn main() -> std::io::Result<()> {
+    match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [command, address] if command == "serve" => Ok(serve(address)?),
+        [address] => Ok(ask(address)?),
+        _ => Err(std::io::Error::other("usage: echo [serve] ADDRESS:PORT")),
     }
 }
 

@@ -15,6 +15,7 @@ fn main() -> adverb::Result<()> {
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
             let listener = Listener::bind(address)?;
+            println!("listening at {}", listener.local_address());
             loop {
                 let connection = listener.accept()?;
                 let counter = connection.expose("counter", 8, Rights::READ | Rights::ATOMIC)?;

@@ -105,9 +105,12 @@ async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, most: usize)
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_all_lengths_go_both_ways_at_once() {
-    for (options, total, most) in
-        [(options(), 4 << 20, 300_000), (options(), 200_000, 50), (tiny(options()), 100_000, 700)]
-    {
+    for (options, total, most) in [
+        (options(), 4 << 20, 300_000),
+        (options().longest_message(1000), 200_000, 5_000),
+        (options(), 200_000, 50),
+        (tiny(options()), 100_000, 700),
+    ] {
         let (left, right) = pair(&options).await;
         let ((left_reader, left_writer), (right_reader, right_writer)) =
             (left.into_split(), tokio::io::split(right));

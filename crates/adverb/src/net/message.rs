@@ -156,6 +156,13 @@ impl From<SendError> for Error {
     }
 }
 
+/// Drops the buffer, which goes home.
+impl From<SendError> for std::io::Error {
+    fn from(error: SendError) -> std::io::Error {
+        error.error.into()
+    }
+}
+
 impl fmt::Debug for Source<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

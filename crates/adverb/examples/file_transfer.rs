@@ -1,0 +1,59 @@
+//! Sends a file: the receiver's device reads it from the buffers that it was read into.
+//!
+//! ```text
+//! $ cargo run --release --example file_transfer -- receive 127.0.0.1:7471 copy
+//! $ cargo run --release --example file_transfer -- send 127.0.0.1:7471 original
+//! ```
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+use adverb::net::blocking::{Listener, connect};
+
+/// How much is sent at a time.
+const PIECE: usize = 1 << 20;
+
+fn main() -> io::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["receive", address, path] => receive(address, path),
+        ["send", address, path] => send(address, path),
+        _ => Err(io::Error::other("usage: file_transfer receive|send ADDRESS:PORT FILE")),
+    }
+}
+
+fn receive(address: &str, path: &str) -> io::Result<()> {
+    let listener = Listener::bind(address)?;
+    println!("listening at {}", listener.local_address());
+    let connection = listener.accept()?;
+    let (mut file, mut len) = (File::create(path)?, 0);
+    while let Some(piece) = connection.recv()? {
+        file.write_all(&piece)?;
+        len += piece.len() as u64;
+    }
+    // Only now does the sender know that it is all here.
+    connection.send(&len.to_le_bytes())?;
+    println!("received {len} bytes from {}", connection.peer_address());
+    Ok(connection.close()?)
+}
+
+fn send(address: &str, path: &str) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let connection = connect(address)?;
+    let start = Instant::now();
+    loop {
+        let mut piece = connection.pool().alloc(PIECE)?;
+        let len = file.read(&mut piece)?;
+        if len == 0 {
+            break;
+        }
+        piece.resize(len)?;
+        connection.send(piece)?;
+    }
+    connection.shutdown()?;
+    let answer = connection.recv()?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let len = u64::from_le_bytes(answer[..].try_into().map_err(io::Error::other)?);
+    println!("sent {len} bytes in {:?}", start.elapsed());
+    Ok(connection.close()?)
+}

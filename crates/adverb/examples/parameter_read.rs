@@ -1,0 +1,59 @@
+//! A server with the parameters of a model, which clients read out of its memory while it goes on to train.
+//!
+//! ```text
+//! $ cargo run --release --example parameter_read -- serve 127.0.0.1:7471
+//! $ cargo run --release --example parameter_read -- 127.0.0.1:7471
+//! ```
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use adverb::net::Rights;
+use adverb::net::blocking::{Listener, connect};
+
+/// How many bytes of parameters there are, behind their version.
+const LEN: usize = 1 << 16;
+
+fn main() -> std::io::Result<()> {
+    match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [command, address] if command == "serve" => Ok(serve(address)?),
+        [address] => Ok(read(address)?),
+        _ => Err(std::io::Error::other("usage: parameter_read [serve] ADDRESS:PORT")),
+    }
+}
+
+fn serve(address: &str) -> adverb::Result<()> {
+    let listener = Listener::bind(address)?;
+    println!("listening at {}", listener.local_address());
+    let (connection, mut step) = (listener.accept()?, 0);
+    let parameters = connection.expose("parameters", 8 + LEN, Rights::READ)?;
+    // The client sends nothing: it reads, of which this side sees nothing, until it closes the connection.
+    while connection.recv_timeout(Duration::from_millis(1)).is_err() {
+        step += 1;
+        train(&parameters, step)?;
+    }
+    println!("trained {step} steps meanwhile");
+    connection.close()
+}
+
+/// The version is odd while the parameters change.
+fn train(parameters: &adverb::memory::MemoryRegion, step: u64) -> adverb::Result<()> {
+    parameters.word(0)?.store(2 * step - 1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    parameters.write(8, &[step as u8; LEN])?;
+    parameters.word(0)?.store(2 * step, Ordering::Release);
+    Ok(())
+}
+
+fn read(address: &str) -> adverb::Result<()> {
+    let connection = connect(address)?;
+    let parameters = connection.remote("parameters")?;
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(2));
+        // Done in this order: if the version is the same before and after, all are of that version.
+        let read = parameters.read_many([0..8, 8..8 + LEN as u64, 0..8])?;
+        let is_whole = read[0][..] == read[2][..] && read[0][0] % 2 == 0;
+        println!("{:?} …: {}", &read[1][..4], if is_whole { "of one step" } else { "of two, once more" });
+    }
+    connection.close()
+}
