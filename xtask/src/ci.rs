@@ -30,6 +30,7 @@ const STEPS: &[&str] = &[
     "overhead",
     "deny",
     "fuzz --seconds 100",
+    "fuzz --seconds 60 meeting",
     "vm smoke",
     "device-tests",
     "conformance --backend soft --loss 0",

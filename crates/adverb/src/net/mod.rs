@@ -22,6 +22,9 @@
 mod asynchronous;
 pub mod blocking;
 mod bootstrap;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod key;
 mod link;
 mod message;

@@ -1,0 +1,407 @@
+//! Whoever comes to a listener and isn't who it should be: refused, logged, and told nothing. What strangers say is made by
+//! hand, as docs/protocol.md has it.
+
+#![cfg(feature = "soft")]
+
+mod common;
+
+use std::fmt::{Debug, Write as _};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread::{scope, sleep};
+use std::time::Duration;
+
+use adverb::Error;
+use adverb::net::blocking::{Connector, Listener};
+use adverb::net::{Exchange, Key, Options};
+use adverb::verbs::{
+    Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status, Switch, cm,
+};
+use common::End;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// The software NIC, unless another device is named.
+fn device() -> Device {
+    Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
+}
+
+fn options(device: &Device) -> Options {
+    Options::new().device(device).connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(30))
+}
+
+fn key() -> Key {
+    Key::new([7; 32]).unwrap()
+}
+
+/// A side's greeting: its endpoint, nonce and proof, as far as there are any.
+fn greeting(endpoint: Option<Endpoint>, nonce: Option<[u8; 32]>, proof: Option<[u8; 32]>) -> Vec<u8> {
+    let mut body = Vec::new();
+    if let Some(endpoint) = endpoint {
+        body.extend_from_slice(&endpoint.gid.bytes());
+        body.extend_from_slice(&endpoint.lid.to_le_bytes());
+        body.extend_from_slice(&endpoint.mtu.to_le_bytes());
+        body.extend_from_slice(&endpoint.qpn.get().to_le_bytes());
+        body.extend_from_slice(&endpoint.psn.get().to_le_bytes());
+    }
+    let parts =
+        u8::from(endpoint.is_some()) | u8::from(nonce.is_some()) << 1 | u8::from(proof.is_some()) << 2;
+    body.extend(nonce.into_iter().chain(proof).flatten());
+    [b"adverb\r\n\x01\x00\x01", &[parts, body.len() as u8, 0, 0, 0][..], &body].concat()
+}
+
+/// A queue pair that is anybody's, and a listener's answer to it.
+struct Stranger {
+    end: End,
+    /// Closed, the listener would know that it has given up.
+    _stream: TcpStream,
+    answer: Vec<u8>,
+}
+
+const RECEIVE: u64 = 99;
+
+impl Stranger {
+    /// Greets a listener in its own way, and connects to the queue pair that it is told.
+    fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Stranger {
+        let end = End::new(device, 8, false);
+        for _ in 0..4 {
+            end.queue_pair.post_recv(RecvRequest::new(end.buffer(0, 256)).tag(RECEIVE)).unwrap();
+        }
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        stream.write_all(&greet(end.queue_pair.endpoint())).unwrap();
+        let mut answer = vec![0; 16];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..11], *b"adverb\r\n\x01\x00\x01", "{}", String::from_utf8_lossy(&answer));
+        let mut body = vec![0; usize::from(answer[12])];
+        stream.read_exact(&mut body).unwrap();
+        answer.extend(body);
+        let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().unwrap());
+        let gid = Gid::new(answer[16..32].try_into().unwrap());
+        let peer = Endpoint::new(gid, Qpn::new(word(36)).unwrap(), Psn::new(word(40)).unwrap());
+        end.queue_pair.connect(&peer).unwrap();
+        Stranger { end, _stream: stream, answer }
+    }
+
+    fn send(&self, bytes: &[u8]) -> Option<Status> {
+        let mut buffer = self.end.domain.buffer(bytes.len()).unwrap();
+        buffer.copy_from_slice(bytes);
+        self.end.run(SendRequest::send(buffer)).outcome().err().map(|failure| failure.status)
+    }
+
+    /// What comes to it within a while.
+    fn heard(&self) -> Option<Vec<u8>> {
+        let mut done = Vec::new();
+        for _ in 0..30 {
+            self.end.completions.poll(&mut done).unwrap();
+            for completion in done.drain(..) {
+                if completion.tag() == RECEIVE && completion.is_ok() {
+                    return Some(completion.into_message().unwrap().to_vec());
+                }
+            }
+            sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+/// Accepts at a listener while something is done to it, and then stops it. Returns what was logged of those who weren't
+/// connected.
+fn besiege(listener: &Listener, siege: impl FnOnce()) -> Vec<String> {
+    struct Stop<'a>(&'a Listener);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.stop();
+        }
+    }
+    let log = Log::default();
+    scope(|scope| {
+        // Also if the siege finds a fault, so that nobody waits for ever.
+        let stop = Stop(listener);
+        let accepting = scope.spawn(|| {
+            tracing::subscriber::with_default(log.clone(), || {
+                let error = listener.accept().unwrap_err();
+                assert!(error.to_string().contains("stopped"), "{error}");
+            });
+        });
+        siege();
+        drop(stop);
+        accepting.join().unwrap();
+    });
+    listener.start().unwrap();
+    std::mem::take(&mut log.0.lock().unwrap())
+}
+
+/// Whether somebody who has what it takes is connected all the same.
+fn admits(listener: &Listener, options: &Options) {
+    scope(|scope| {
+        let client = scope.spawn(|| Connector::new().options(options).connect(listener.local_address()));
+        let server = listener.accept().unwrap();
+        let client = client.join().unwrap().unwrap();
+        client.send(b"hello").unwrap();
+        assert_eq!(&server.recv().unwrap().unwrap()[..], b"hello");
+    });
+}
+
+#[test]
+fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
+    let device = device();
+    let options = options(&device).key(&key());
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let asks = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
+    let logged = besiege(&listener, || {
+        let address = listener.local_address();
+        let stranger = Stranger::new(&device, address, asks);
+        // An endpoint, a nonce and a proof, and not a byte more.
+        assert_eq!((stranger.answer[11], stranger.answer.len()), (7, 16 + 28 + 32 + 32));
+        // Its queue pair lets nobody do anything, whatever the key: it isn't the memory that refuses.
+        let place = RemoteAddress { addr: 0x1000, rkey: 0x1234 };
+        let write = stranger.end.run(SendRequest::write(stranger.end.buffer(1, 8), place));
+        assert_eq!(write.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
+        let stranger = Stranger::new(&device, address, asks);
+        let read = stranger.end.run(SendRequest::read(stranger.end.buffer(1, 8), place));
+        assert_eq!(read.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
+        // One message is taken, and no answer comes to what isn't a proof.
+        for lie in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
+            let stranger = Stranger::new(&device, address, asks);
+            stranger.send(lie);
+            assert_eq!(stranger.heard(), None);
+            assert_ne!(stranger.send(lie), None, "there was one receive");
+        }
+    });
+    let proofs = logged.iter().filter(|line| line.contains("its proof is of another key")).count();
+    assert_eq!(proofs, 4, "{logged:#?}");
+    admits(&listener, &options);
+}
+
+#[test]
+fn what_was_overheard_is_no_good() {
+    let switch = Switch::default();
+    let file = std::env::temp_dir().join(format!("adverb-overheard-{}.pcapng", std::process::id()));
+    let open = |last: u8| SoftDevice::on(&switch, IpAddr::from([10, 40, 0, last]));
+    let (victim, server) = (open(1).capture(&file).open().unwrap(), open(2).open().unwrap());
+    let options = options(&server).key(&key());
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+
+    // Somebody sits between who connects and the listener, and writes down what they say.
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (asked, answered) = scope(|scope| {
+        let client = scope.spawn(|| {
+            let options = options.clone().device(&victim);
+            Connector::new().options(&options).connect(middle.local_addr().unwrap()).unwrap()
+        });
+        let middle = scope.spawn(|| {
+            let (mut from, mut to) =
+                (middle.accept().unwrap().0, TcpStream::connect(listener.local_address()).unwrap());
+            let (mut asked, mut answered) = (vec![0; 16 + 28 + 32], vec![0; 16 + 28 + 32 + 32]);
+            from.read_exact(&mut asked).unwrap();
+            to.write_all(&asked).unwrap();
+            to.read_exact(&mut answered).unwrap();
+            from.write_all(&answered).unwrap();
+            // It is a good relay, and stays until they have met.
+            to.read_to_end(&mut Vec::new()).unwrap();
+            (asked, answered)
+        });
+        let server = listener.accept().unwrap();
+        let client = client.join().unwrap();
+        client.send(b"hello").unwrap();
+        assert_eq!(&server.recv().unwrap().unwrap()[..], b"hello");
+        middle.join().unwrap()
+    });
+    drop(victim);
+    let packets = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let at = packets.windows(8).position(|bytes| bytes == b"adverb\r\n").expect("a hello was sent");
+    let sealed = packets[at - 32..at + 32].to_vec();
+
+    let attacker = open(3).open().unwrap();
+    let logged = besiege(&listener, || {
+        let nonce = asked[44..].try_into().unwrap();
+        // The same nonce, and the same proof.
+        let stranger = Stranger::new(&attacker, listener.local_address(), |endpoint| {
+            greeting(Some(endpoint), Some(nonce), None)
+        });
+        assert_ne!(stranger.answer[44..], answered[44..], "the listener never says the same twice");
+        stranger.send(&sealed);
+        assert_eq!(stranger.heard(), None);
+        // The very same greeting, of a queue pair that is long gone; and then who said it goes.
+        let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+        stream.write_all(&asked).unwrap();
+        stream.read_exact(&mut [0; 16 + 28 + 32 + 32]).unwrap();
+        drop(stream);
+        sleep(Duration::from_millis(100));
+    });
+    assert!(logged[0].contains("its proof is of another key"), "{logged:#?}");
+    assert!(logged[1].contains("has given up") && logged[1].contains("is its key the same?"), "{logged:#?}");
+    admits(&listener, &options);
+
+    // The listener's answer again, to another client: somebody else listens in its place.
+    let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = scope(|scope| {
+        let client = scope.spawn(|| {
+            let connector = Connector::new().options(&options.clone().device(&attacker));
+            connector.connect(impostor.local_addr().unwrap()).unwrap_err()
+        });
+        let mut stream = impostor.accept().unwrap().0;
+        stream.read_exact(&mut [0; 16 + 28 + 32]).unwrap();
+        stream.write_all(&answered).unwrap();
+        // Nothing more is said to it.
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+        client.join().unwrap()
+    });
+    assert!(error.to_string().contains("its key is another"), "{error}");
+}
+
+/// Random numbers that are the same every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % count
+    }
+
+    /// A greeting, cut short, changed, prolonged, or nothing like one.
+    fn harm(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+        match self.below(4) {
+            0 => bytes.truncate(self.below(bytes.len())),
+            1 => {
+                let at = self.below(bytes.len());
+                bytes[at] ^= 1 << self.below(8);
+            }
+            2 => {
+                let at = self.below(16);
+                bytes[at..].iter_mut().for_each(|byte| *byte = self.below(256) as u8);
+            }
+            _ => bytes = (0..self.below(56)).map(|_| self.below(256) as u8).collect(),
+        }
+        bytes
+    }
+}
+
+#[test]
+fn no_bytes_stop_a_listener() {
+    const COUNT: usize = 300;
+    let device = device();
+    for key in [None, Some(key())] {
+        let mut options = options(&device).connect_timeout(Duration::from_millis(500));
+        if let Some(key) = &key {
+            options = options.key(key);
+        }
+        let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+        let mut random = Random(1);
+        let logged = besiege(&listener, || {
+            let end = End::new(&device, 8, false);
+            for _ in 0..COUNT {
+                let nonce = key.as_ref().map(|_| [3; 32]);
+                let bytes = random.harm(greeting(Some(end.queue_pair.endpoint()), nonce, None));
+                let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+                // It may be refused before it has said all.
+                let _ = stream.write_all(&bytes);
+                if random.below(2) == 0 {
+                    let _ = stream.shutdown(std::net::Shutdown::Write);
+                    let _ = stream.read(&mut [0; 200]);
+                }
+            }
+            // Their time is up.
+            sleep(Duration::from_millis(700));
+        });
+        assert_eq!(logged.len(), COUNT, "each is in the log");
+        admits(&listener, &options.connect_timeout(Duration::from_secs(5)));
+    }
+}
+
+#[test]
+fn no_private_data_stops_a_listener() {
+    let device = Device::open("soft").unwrap();
+    let address = SocketAddr::new(device.gids().unwrap()[0].gid.ip(), 0);
+    let options = options(&device).exchange(Exchange::ConnectionManager).key(&key());
+    let listener = Listener::bind_with(address, &options).unwrap();
+    let mut random = Random(2);
+    let logged = besiege(&listener, || {
+        for _ in 0..50 {
+            let data = random.harm(greeting(None, Some([3; 32]), None));
+            let connector = cm::Connector::new().timeout(Duration::from_secs(5)).private_data(&data);
+            let made = connector.connect(listener.local_address(), |path| {
+                let (domain, completions) =
+                    (device.protection_domain()?, device.completion_queue(8).create()?);
+                path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
+            });
+            match made {
+                // It is to prove that it has the key, and doesn't.
+                Ok(connection) => drop(connection),
+                Err(Error::Rejected { private_data, .. }) => {
+                    assert!(private_data.starts_with(b"adverb\r\n\x01\x00\x02"), "{private_data:?}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        sleep(Duration::from_millis(100));
+    });
+    assert_eq!(logged.len(), 50, "{logged:#?}");
+    admits(&listener, &options);
+}
+
+#[test]
+fn who_offers_more_than_is_taken_is_disconnected() {
+    let device = device();
+    let options = options(&device).longest_message(100_000);
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let (server, stranger) = scope(|scope| {
+        let server = scope.spawn(|| listener.accept().unwrap());
+        let stranger =
+            Stranger::new(&device, listener.local_address(), |endpoint| greeting(Some(endpoint), None, None));
+        let ring = stranger.end.domain.region(4096, adverb::verbs::Access::LOCAL_WRITE).unwrap().remote();
+        let mut hello = b"adverb\r\n\x01\x00".to_vec();
+        hello.extend(64u16.to_le_bytes());
+        hello.extend(4096u32.to_le_bytes());
+        hello.extend(ring.addr.to_le_bytes());
+        hello.extend(ring.rkey.to_le_bytes());
+        hello.extend((1u32 << 30).to_le_bytes());
+        assert_eq!(stranger.send(&hello), None);
+        (server.join().unwrap(), stranger)
+    });
+    let hello = stranger.heard().expect("the listener says hello");
+    assert_eq!(hello[28..32], 100_000u32.to_le_bytes());
+    let before = server.pool().stats().used;
+    let mut offer = stranger.end.buffer(0, 32);
+    offer[0] = 2;
+    offer[4..8].copy_from_slice(&100_001u32.to_le_bytes());
+    let addr = u64::from_le_bytes(hello[16..24].try_into().unwrap());
+    let rkey = u32::from_le_bytes(hello[24..28].try_into().unwrap());
+    let write = SendRequest::write_immediate(offer, RemoteAddress { addr, rkey }, 0);
+    assert!(stranger.end.run(write).is_ok());
+    let error = server.recv().unwrap_err();
+    assert!(error.to_string().contains("longer than it was told to send"), "{error}");
+    assert!(server.pool().stats().used <= before + 4096, "{:?}", server.pool());
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn event(&self, event: &Event<'_>) {
+        struct Line(String);
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                write!(self.0, "{field}: {value:?} ").unwrap();
+            }
+        }
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
