@@ -1,8 +1,10 @@
 //! Connections for tasks: what has to wait lets others run.
 
+mod address_space;
 mod remote;
 mod stream;
 
+pub use address_space::AddressSpace;
 pub use remote::Remote;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 

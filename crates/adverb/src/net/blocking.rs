@@ -1,8 +1,10 @@
 //! Connections for threads: every call waits until it is done.
 
+mod address_space;
 mod remote;
 mod stream;
 
+pub use address_space::AddressSpace;
 pub use remote::Remote;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 

@@ -34,7 +34,9 @@ mod remote;
 mod wait;
 
 #[cfg(feature = "tokio")]
-pub use asynchronous::{Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect};
+pub use asynchronous::{
+    AddressSpace, Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect,
+};
 pub use key::Key;
 pub use message::{Message, Outgoing, SendError};
 pub use options::{Exchange, Options};

@@ -37,6 +37,11 @@ impl Rights {
         self.0
     }
 
+    /// The bits of memory that is named by its addresses.
+    pub(super) fn bits_by_address(self) -> u8 {
+        self.0 | BY_ADDRESS
+    }
+
     pub(super) fn access(self) -> Access {
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::REMOTE_READ, self.contains(Rights::READ));
@@ -45,6 +50,9 @@ impl Rights {
         access
     }
 }
+
+/// Beside the rights: that peers name the memory by its addresses.
+const BY_ADDRESS: u8 = 8;
 
 impl BitOr for Rights {
     type Output = Rights;
@@ -55,6 +63,18 @@ impl BitOr for Rights {
 }
 
 impl Announced {
+    /// Whether peers name it by its addresses.
+    pub(super) fn is_by_address(&self) -> bool {
+        self.rights & BY_ADDRESS != 0
+    }
+
+    /// Which bytes of it have these addresses, if it has all of them.
+    pub(super) fn offsets(&self, addresses: &Range<u64>) -> Option<Range<u64>> {
+        let start = addresses.start.checked_sub(self.addr)?;
+        let end = addresses.end.checked_sub(self.addr).filter(|end| start <= *end && *end <= self.len)?;
+        Some(start..end)
+    }
+
     /// The bytes of a range, if it lies within the memory and the right to them was given. What the device would refuse
     /// would end the connection.
     pub(super) fn place(&self, offset: u64, len: usize, right: Rights) -> Result<RemoteAddress> {

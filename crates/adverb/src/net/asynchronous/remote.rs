@@ -57,8 +57,8 @@ impl Connection {
 /// connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote<'a> {
-    connection: &'a Connection,
-    memory: Announced,
+    pub(super) connection: &'a Connection,
+    pub(super) memory: Announced,
 }
 
 impl Remote<'_> {
@@ -79,7 +79,7 @@ impl Remote<'_> {
     /// Dropped, it is done or not; its buffer stays until then.
     pub async fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
         let mut asked = self.memory.read(&self.connection.link, &range)?;
-        self.finish_read(&mut asked).await
+        self.connection.finish_read(&mut asked).await
     }
 
     /// Reads several pieces, all at once.
@@ -98,12 +98,7 @@ impl Remote<'_> {
         let link = &self.connection.link;
         let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
         let mut asked = asked.collect::<Result<Vec<_>>>()?;
-        let mut buffers = Vec::with_capacity(asked.len());
-        link.post_all(&mut asked)?;
-        for asked in &mut asked {
-            buffers.push(self.finish_read(asked).await?);
-        }
-        Ok(buffers)
+        self.connection.finish_many(&mut asked).await
     }
 
     /// Writes bytes. Returns when they are in the peer's memory.
@@ -117,7 +112,7 @@ impl Remote<'_> {
     /// Dropped, it is done or not; its buffer stays until then.
     pub async fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
-        match self.finish(&mut asked).await {
+        match self.connection.finish(&mut asked).await {
             Ok(_) => Ok(()),
             Err(error) => Err(asked.refused(error)),
         }
@@ -153,7 +148,7 @@ impl Remote<'_> {
     /// Dropped, it is done or not; its buffer stays until then.
     pub async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
-        self.finish(&mut asked).await.map(word)
+        self.connection.finish(&mut asked).await.map(word)
     }
 
     /// Makes a word `swap` if it is `compare`, and returns what it was. The offset must be a multiple of 8.
@@ -167,16 +162,28 @@ impl Remote<'_> {
     /// Dropped, it is done or not; its buffer stays until then.
     pub async fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
-        self.finish(&mut asked).await.map(word)
+        self.connection.finish(&mut asked).await.map(word)
+    }
+}
+
+/// What is asked of the peer's memory, until it is done.
+impl Connection {
+    pub(super) async fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<RegisteredBuf>> {
+        let mut buffers = Vec::with_capacity(asked.len());
+        self.link.post_all(asked)?;
+        for asked in asked {
+            buffers.push(self.finish_read(asked).await?);
+        }
+        Ok(buffers)
     }
 
     async fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
-        let gone = || self.connection.link.disconnected("a buffer didn't come back", "");
+        let gone = || self.link.disconnected("a buffer didn't come back", "");
         self.finish(asked).await?.ok_or_else(gone)
     }
 
     async fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
-        let (timeout, waiting) = (self.connection.link.options.timeout, "waiting for the peer's memory");
-        self.connection.wait(timeout, waiting, |link, state| link.finish(state, asked)).await
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer's memory");
+        self.wait(timeout, waiting, |link, state| link.finish(state, asked)).await
     }
 }

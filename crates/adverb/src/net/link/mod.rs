@@ -111,6 +111,8 @@ pub(super) struct State {
     exposed: Vec<MemoryRegion>,
     /// What the peer exposes.
     announced: HashMap<String, Announced>,
+    /// What it exposes by address, the latest last.
+    addresses: Vec<Announced>,
     /// One-sided operations that somebody waits for, by their numbers.
     operations: HashMap<u64, operation::Operation>,
     next_operation: u64,
@@ -242,6 +244,7 @@ impl Link {
             offers: VecDeque::new(),
             exposed: Vec::new(),
             announced: HashMap::new(),
+            addresses: Vec::new(),
             operations: HashMap::new(),
             next_operation: 0,
             reads_to_tell: 0,

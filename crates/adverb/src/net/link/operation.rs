@@ -1,8 +1,10 @@
 //! One-sided operations: memory that is exposed, and requests whose completions somebody waits for.
 
+use std::ops::Range;
+
 use super::{Body, End, Link, OPERATION, Ready, State, progress};
 use crate::error::{Error, Result};
-use crate::memory::{MemoryRegion, Payload, RegisteredBuf};
+use crate::memory::{Memory, MemoryRegion, Payload, RegisteredBuf};
 use crate::net::message::{Outgoing, SendError, Source};
 use crate::net::protocol::{Announced, LONGEST_NAME};
 use crate::net::remote::Rights;
@@ -58,11 +60,44 @@ impl Link {
             return Err(Error::TooLong { len: name.len() as u64, most: LONGEST_NAME as u64 });
         }
         let region = self.pool.protection_domain().region(len, rights.access())?;
-        let remote = region.remote();
-        let memory =
-            Announced { addr: remote.addr, len: remote.len, rkey: remote.rkey, rights: rights.bits() };
-        let body = Body::Announcement { name: name.to_owned(), memory, region: region.clone() };
-        Ok((region, Ready { body, immediate: None }))
+        Ok(announcement(region, name, rights.bits()))
+    }
+
+    /// Lets the peer reach memory by addresses from `base` on, and makes what tells it so.
+    pub(in crate::net) fn expose_addresses(
+        &self,
+        base: u64,
+        memory: impl Memory,
+        rights: Rights,
+    ) -> Result<(MemoryRegion, Ready<'static>)> {
+        let region = self.pool.protection_domain().register_at(memory, base, rights.access())?;
+        Ok(announcement(region, "", rights.bits_by_address()))
+    }
+
+    /// Whether the peer has exposed any memory by address.
+    pub(in crate::net) fn has_addresses(&self, state: &State) -> Result<Option<()>> {
+        match &state.end {
+            _ if !state.addresses.is_empty() => Ok(Some(())),
+            Some(end) => Err(self.ended(end)),
+            None if state.peer_is_shut => {
+                Err(self.disconnected("the peer sends no more, and hasn't exposed any address", ""))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The peer's memory that has all of these addresses, and which part of it they are.
+    pub(in crate::net) fn find(&self, addresses: &Range<u64>) -> Result<(Announced, Range<u64>)> {
+        let state = self.lock();
+        let found =
+            state.addresses.iter().rev().find_map(|memory| Some((*memory, memory.offsets(addresses)?)));
+        found.ok_or_else(|| Error::InvalidRequest {
+            reason: format!(
+                "the peer has no memory exposed that has the addresses {:#x} to {:#x}",
+                addresses.start, addresses.end
+            )
+            .into(),
+        })
     }
 
     /// The peer's memory of this name, if it was announced.
@@ -153,6 +188,14 @@ impl Link {
             _ => self.pool.copy_from(message.bytes()).map_err(|error| message.refused(error)),
         }
     }
+}
+
+/// A region that is to be exposed, and what tells the peer so.
+fn announcement(region: MemoryRegion, name: &str, rights: u8) -> (MemoryRegion, Ready<'static>) {
+    let remote = region.remote();
+    let memory = Announced { addr: remote.addr, len: remote.len, rkey: remote.rkey, rights };
+    let body = Body::Announcement { name: name.to_owned(), memory, region: region.clone() };
+    (region, Ready { body, immediate: None })
 }
 
 /// Takes in the completion of an operation.

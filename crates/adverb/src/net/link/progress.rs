@@ -342,10 +342,15 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
                 let name = this.get(begin..begin + name_len as usize);
                 let name = name.and_then(|name| std::str::from_utf8(name).ok());
                 let name = name.ok_or(Violation("an announcement that makes no sense"))?;
-                if state.announced.len() >= MOST_ANNOUNCED && !state.announced.contains_key(name) {
+                let count = state.announced.len() + state.addresses.len();
+                if count >= MOST_ANNOUNCED && !state.announced.contains_key(name) {
                     return Err(Violation("it exposes more than anybody can remember"));
                 }
-                state.announced.insert(name.to_owned(), memory);
+                if memory.is_by_address() {
+                    state.addresses.push(memory);
+                } else {
+                    state.announced.insert(name.to_owned(), memory);
+                }
             }
             FrameKind::End => state.peer_is_shut = true,
             FrameKind::Gone => {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use adverb::memory::{MemoryRegion, Pool, RegisteredBuf};
+use adverb::memory::{MemoryRegion, Pages, Pool, RegisteredBuf};
 use adverb::net::{self, Message, Options, Outgoing, Rights, blocking};
 use adverb::{Error, Result};
 use tokio::runtime::Runtime;
@@ -116,6 +116,17 @@ impl End {
         })
     }
 
+    pub(crate) fn expose_addresses(&self, base: u64, memory: Pages, rights: Rights) -> Result<MemoryRegion> {
+        either!(self, End, connection => connection.expose_addresses(base, memory, rights))
+    }
+
+    pub(crate) fn address_space(&self) -> Result<Space<'_>> {
+        Ok(match self {
+            End::Threads(connection) => Space::Threads(connection.address_space()?),
+            End::Tasks(connection) => Space::Tasks(wait(connection.address_space())?),
+        })
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         match self {
             End::Threads(connection) => connection.pool(),
@@ -166,6 +177,44 @@ impl Far<'_> {
 
     pub(crate) fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         either!(self, Far, remote => remote.compare_swap(offset, compare, swap))
+    }
+}
+
+/// The other end's memory, by its addresses.
+#[derive(Clone, Copy)]
+pub(crate) enum Space<'a> {
+    Threads(blocking::AddressSpace<'a>),
+    Tasks(net::AddressSpace<'a>),
+}
+
+impl Space<'_> {
+    pub(crate) fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
+        either!(self, Space, space => space.read(addresses))
+    }
+
+    pub(crate) fn read_many<const N: usize>(&self, addresses: [Range<u64>; N]) -> Result<Vec<RegisteredBuf>> {
+        either!(self, Space, space => space.read_many(addresses))
+    }
+
+    pub(crate) fn write<'a>(&self, address: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+        Ok(either!(self, Space, space => space.write(address, bytes))?)
+    }
+
+    pub(crate) fn write_with_imm<'a>(
+        &self,
+        address: u64,
+        bytes: impl Into<Outgoing<'a>>,
+        immediate: u32,
+    ) -> Result<()> {
+        Ok(either!(self, Space, space => space.write_with_imm(address, bytes, immediate))?)
+    }
+
+    pub(crate) fn fetch_add(&self, address: u64, add: u64) -> Result<u64> {
+        either!(self, Space, space => space.fetch_add(address, add))
+    }
+
+    pub(crate) fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64> {
+        either!(self, Space, space => space.compare_swap(address, compare, swap))
     }
 }
 

@@ -1,9 +1,11 @@
 //! One-sided: memory that the other end reaches.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::thread::scope;
 
 use adverb::Error;
+use adverb::memory::Pages;
 use adverb::net::Rights;
 
 use super::{End, check, fill};
@@ -110,4 +112,56 @@ pub(super) fn expose_little(end: End) {
     assert_eq!((bytes[..63] == [0; 63], bytes[63]), (true, b'x'));
     log.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 64]);
+}
+
+/// Where two pieces of memory are, of two pages each, with nothing between them and after them.
+const HERE: u64 = 0x10_0000_0000;
+const THERE: u64 = 0x7000_0000_0000;
+const PIECE: u64 = 8192;
+
+/// Does everything to the other end's memory, and names it by its addresses alone.
+pub(super) fn reach_addresses(end: End) {
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"exposed");
+    let space = end.address_space().unwrap();
+    assert_eq!(&space.read(HERE + 4096..HERE + 4101).unwrap()[..], b"a row");
+    space.write(THERE, b"written").unwrap();
+    let rows = space.read_many([THERE..THERE + 7, HERE + 4096..HERE + 4101, HERE..HERE + PIECE]).unwrap();
+    assert_eq!((&rows[0][..], &rows[1][..]), (&b"written"[..], &b"a row"[..]));
+    assert_eq!((rows[2].len(), &rows[2][4096..4101]), (PIECE as usize, &b"a row"[..]));
+    assert_eq!(space.fetch_add(HERE + 8, 5).unwrap(), 0);
+    assert_eq!(space.compare_swap(HERE + 8, 5, 7).unwrap(), 5);
+
+    // What isn't exposed, or not for this, is refused; the connection goes on.
+    let nobodys = [HERE - 1..HERE + 1, HERE + PIECE - 1..HERE + PIECE + 1, 0..1, u64::MAX - 8..u64::MAX];
+    let backwards = Range { start: HERE + 8, end: HERE };
+    for addresses in nobodys.into_iter().chain([HERE..THERE + 1, backwards]) {
+        let error = space.read(addresses.clone()).unwrap_err();
+        assert!(matches!(error, Error::InvalidRequest { .. }), "{addresses:x?}: {error}");
+    }
+    for address in [HERE - 1, HERE + PIECE - 2, THERE + PIECE, u64::MAX - 1] {
+        assert!(matches!(space.write(address, b"xyz"), Err(Error::InvalidRequest { .. })), "{address:x}");
+    }
+    assert!(matches!(space.fetch_add(THERE, 1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(space.fetch_add(HERE + 4, 1), Err(Error::Unaligned { .. })));
+    assert!(matches!(space.fetch_add(u64::MAX - 7, 1), Err(Error::InvalidRequest { .. })));
+
+    space.write_with_imm(THERE + PIECE - 4, b"last", 42).unwrap();
+    end.close().unwrap();
+}
+
+pub(super) fn expose_addresses(end: End) {
+    let rights = Rights::READ | Rights::WRITE;
+    let piece = || Pages::new(PIECE as usize).unwrap();
+    let here = end.expose_addresses(HERE, piece(), rights | Rights::ATOMIC).unwrap();
+    let there = end.expose_addresses(THERE, piece(), rights).unwrap();
+    here.write(4096, b"a row").unwrap();
+    end.send(b"exposed").unwrap();
+    let message = end.recv().unwrap().unwrap();
+    assert_eq!((message.len(), message.immediate()), (0, Some(42)));
+    let (mut first, mut last) = ([0; 7], [0; 4]);
+    there.read(0, &mut first).unwrap();
+    there.read(PIECE as usize - 4, &mut last).unwrap();
+    assert_eq!((&first, &last), (b"written", b"last"));
+    assert_eq!(here.word(8).unwrap().load(Ordering::Relaxed), 7);
+    assert!(end.recv().unwrap().is_none());
 }

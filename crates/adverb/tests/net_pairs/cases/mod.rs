@@ -115,6 +115,7 @@ cases! {
         memory_is_reached_without_the_peers_program(usual) memory::reach, memory::expose;
         words_are_counted_while_messages_pass(tiny) memory::count, memory::be_counted_in;
         what_there_is_no_right_to_is_refused(usual) memory::overreach, memory::expose_little;
+        memory_is_reached_by_its_addresses_alone(usual) memory::reach_addresses, memory::expose_addresses;
         a_peer_that_is_gone_is_noticed(watchful) failure::notice, failure::vanish;
     }
     tasks {
