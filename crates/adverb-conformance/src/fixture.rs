@@ -1,7 +1,9 @@
 //! What tests stand on: a device, and pairs of queue pairs that are connected to each other.
 
 use std::fmt;
+use std::fs;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -611,4 +613,33 @@ pub(crate) fn original(completion: Completion) -> Result<u64> {
     completion.success()?;
     let buffer = completion.into_buffer().context("the completion has no buffer")?;
     Ok(u64::from_ne_bytes(buffer[..].try_into()?))
+}
+
+/// A thread that is about to sleep.
+pub(crate) struct Sleeper(PathBuf);
+
+impl Sleeper {
+    pub(crate) fn this_thread() -> Result<Sleeper> {
+        let task = fs::read_link("/proc/thread-self").context("there is no /proc")?;
+        Ok(Sleeper(Path::new("/proc").join(task).join("status")))
+    }
+
+    /// Waits until it sleeps: on a busy machine, a thread may begin long after it was made.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let start = Instant::now();
+        let mut before = String::new();
+        loop {
+            // Its state, and how often it gave way to others: while neither changes, it doesn't only wait for a lock.
+            let status = fs::read_to_string(&self.0).context("the thread is gone")?;
+            let lines =
+                status.lines().filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));
+            let now: String = lines.collect();
+            if now.contains("(sleeping)") && now == before {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < PATIENCE, "the thread never sleeps");
+            before = now;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }

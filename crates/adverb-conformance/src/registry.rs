@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use adverb::verbs::{Device, LinkLayer, PortState};
+use adverb::verbs::{Device, GidEntry, LinkLayer, PortState};
 
 use crate::fixture::Fixture;
 use crate::suite;
@@ -154,7 +154,10 @@ fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Resul
 /// An IP address that the connection manager can use the device by.
 pub(crate) fn address(device: &Device) -> adverb::Result<Option<IpAddr>> {
     let gids = device.gids()?;
-    let mut usable = gids.iter().filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local());
+    // The addresses of hardware without an interface are another network namespace's; a software device has its own manager.
+    let is_soft = device.name().starts_with("soft");
+    let is_usable = |entry: &&GidEntry| (entry.netdev.is_some() || is_soft) && !entry.gid.is_link_local();
+    let mut usable = gids.iter().filter(is_usable);
     Ok(usable.next().map(|entry| entry.gid.ip()))
 }
 

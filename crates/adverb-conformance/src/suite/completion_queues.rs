@@ -1,5 +1,6 @@
 //! Completion queues: their size, their interrupts, and waiting for what is marked.
 
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use adverb::Error;
@@ -7,7 +8,7 @@ use adverb::verbs::{SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, MOMENT, PATIENCE, take};
+use crate::fixture::{Fixture, MOMENT, PATIENCE, Sleeper, take};
 use crate::registry::tests;
 
 tests! { "completion queues";
@@ -179,12 +180,16 @@ fn who_polls_for_solicited_completions_sleeps_through_others(fixture: &Fixture) 
         pair.right.offer(8)?;
     }
     std::thread::scope(|scope| {
+        let (sender, sleepers) = mpsc::channel();
         let waiting = scope.spawn(|| {
+            drop(sender.send(Sleeper::this_thread()?));
+            drop(sender);
             let mut completions = Vec::new();
             pair.right.cq.poll_solicited(&mut completions, PATIENCE)?;
             anyhow::Ok((completions.len(), Instant::now()))
         });
-        std::thread::sleep(MOMENT);
+        // What is there before it sleeps wouldn't let it sleep.
+        sleepers.recv()?.wait()?;
         for _ in 0..3 {
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }

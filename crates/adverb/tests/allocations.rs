@@ -1,0 +1,140 @@
+//! Once everything has been used, messages between software devices allocate nothing: neither where they are posted and
+//! polled, nor on the devices' threads. Alone in its process, whose allocations are counted.
+
+#![cfg(feature = "soft")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use adverb::memory::{Buffer, MemoryRegion};
+use adverb::verbs::{
+    Access, Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, SendRequest, SoftDevice,
+    Switch, Transport,
+};
+
+/// Counts allocations.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller upholds what the system allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds what the system allocator asks for.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// How many requests are under way at once.
+const DEPTH: usize = 16;
+
+/// How many requests of each kind are looked at, and how often.
+const REQUESTS: usize = 10_000;
+const ROUNDS: usize = 4;
+
+struct End {
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+    queue_pair: QueuePair,
+    /// What completed, in a list that is used again and again.
+    done: Vec<Completion>,
+}
+
+impl End {
+    fn new(device: &Device) -> End {
+        let domain = device.protection_domain().unwrap();
+        let cq = device.completion_queue(256).create().unwrap();
+        let queue_pair =
+            domain.queue_pair(Transport::Rc).completion_queue(&cq).depth(64, 64).create().unwrap();
+        End { domain, cq, queue_pair, done: Vec::with_capacity(256) }
+    }
+
+    fn buffers(&self, length: usize) -> Vec<Buffer> {
+        (0..DEPTH).map(|_| self.domain.buffer(length).unwrap()).collect()
+    }
+}
+
+/// Takes the buffers back that have come, until all have.
+fn gather(ends: [(&mut End, &mut Vec<Buffer>); 2]) {
+    let start = Instant::now();
+    let [(one, ours), (other, theirs)] = ends;
+    while ours.len() < DEPTH || theirs.len() < DEPTH {
+        for (end, buffers) in [(&mut *one, &mut *ours), (&mut *other, &mut *theirs)] {
+            end.cq.poll(&mut end.done).unwrap();
+            for completion in end.done.drain(..) {
+                assert!(completion.is_ok(), "{completion:?}");
+                buffers.push(completion.into_buffer().unwrap());
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "something is missing");
+    }
+}
+
+/// Sends and writes so many messages from one end to the other, and says how often that allocated.
+fn run(one: &mut End, other: &mut End, region: &MemoryRegion, length: usize, requests: usize) -> [u64; 2] {
+    let (mut ours, mut theirs) = (one.buffers(length), other.buffers(length));
+    let mut counts = [0; 2];
+    for (is_write, count) in [false, true].into_iter().zip(&mut counts) {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        for _ in 0..requests / DEPTH {
+            if !is_write {
+                for buffer in theirs.drain(..) {
+                    other.queue_pair.post_recv(buffer).unwrap();
+                }
+            }
+            for buffer in ours.drain(..) {
+                let request = match is_write {
+                    true => SendRequest::write(buffer, region.remote().at(0)),
+                    false => SendRequest::send(buffer),
+                };
+                one.queue_pair.post_send(request).unwrap();
+            }
+            gather([(&mut *one, &mut ours), (&mut *other, &mut theirs)]);
+        }
+        *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    }
+    counts
+}
+
+#[test]
+fn messages_allocate_nothing() {
+    let loopback = SoftDevice::alone().open().unwrap();
+    let switch = Switch::default();
+    let [here, there] = ["10.0.0.1", "10.0.0.2"]
+        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+    let process = std::process::id();
+    let host = |last| IpAddr::V4(Ipv4Addr::new(127, 232 + (process >> 8 & 15) as u8, process as u8, last));
+    let [client, server] = [1, 2].map(|last| SoftDevice::at(host(last)).open().unwrap());
+    for (name, one, other) in
+        [("loopback", &loopback, &loopback), ("mem", &here, &there), ("udp", &client, &server)]
+    {
+        for length in [8, 4096] {
+            let (mut one, mut other) = (End::new(one), End::new(other));
+            one.queue_pair.connect(&other.queue_pair.endpoint()).unwrap();
+            other.queue_pair.connect(&one.queue_pair.endpoint()).unwrap();
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let region = other.domain.region(length, access).unwrap();
+            // Lists grow to what they hold at most, at which they may arrive late; a message that needs memory needs it always.
+            let mut counts = [[0; 2]; ROUNDS];
+            for counts in &mut counts {
+                *counts = run(&mut one, &mut other, &region, length, REQUESTS);
+            }
+            println!("{name}, {length} bytes: {counts:?} allocations for SENDs and WRITEs");
+            let least = counts.iter().fold([u64::MAX; 2], |[a, b], [c, d]| [a.min(*c), b.min(*d)]);
+            assert_eq!(least, [0, 0], "{name}, {length} bytes: {counts:?}");
+            let most = counts[1..].iter().flatten().sum::<u64>();
+            assert!(most <= 128, "{name}, {length} bytes: {counts:?}");
+        }
+    }
+}
