@@ -17,10 +17,11 @@ fn play_here(name: &str) {
     let case = CASES.iter().find(|case| case.name == name).expect("there is such a case");
     let device = Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap();
     let options = |role| case.options(role, Options::new().device(&device));
+    // Where the device is: that is where its connection manager is found.
+    let address = device.gid_for(1, None).unwrap().gid.ip();
     for (client, server) in case.flavours() {
         println!("{client} with {server}");
-        let listening =
-            Listening::bind(server, &options(Role::Server), "127.0.0.1".parse().unwrap()).unwrap();
+        let listening = Listening::bind(server, &options(Role::Server), address).unwrap();
         scope(|scope| {
             scope.spawn(|| case.play(Role::Server, listening.accept().unwrap()));
             let end = End::connect(client, &options(Role::Client), listening.address()).unwrap();

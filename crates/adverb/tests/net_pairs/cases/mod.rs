@@ -15,7 +15,7 @@ mod messages;
 
 use std::time::Duration;
 
-use adverb::net::Options;
+use adverb::net::{Exchange, Key, Options};
 
 pub(crate) use end::{End, Flavour, Listening};
 
@@ -103,6 +103,8 @@ macro_rules! cases {
 cases! {
     everybody {
         messages_of_every_class_of_length_come_back(usual) messages::send_lengths, messages::echo;
+        sides_with_a_key_meet_over_tcp(keyed_over_tcp) messages::send_lengths, messages::echo;
+        sides_with_a_key_meet_by_the_connection_manager(keyed_by_manager) messages::send_lengths, messages::echo;
         a_message_of_64_mib_arrives(patient) messages::send_longest, messages::recv_longest;
         messages_go_both_ways_at_once(usual) messages::exchange_long, messages::exchange_long;
         everything_wraps_in_the_smallest_rings(tiny) messages::exchange_short, messages::exchange_short;
@@ -126,6 +128,14 @@ cases! {
 
 fn usual(_: Role, options: Options) -> Options {
     options
+}
+
+fn keyed_over_tcp(_: Role, options: Options) -> Options {
+    options.exchange(Exchange::Tcp).key(&Key::new([7; 32]).unwrap())
+}
+
+fn keyed_by_manager(_: Role, options: Options) -> Options {
+    options.exchange(Exchange::ConnectionManager).key(&Key::new([7; 32]).unwrap())
 }
 
 /// For messages that take longer than connecting may.
