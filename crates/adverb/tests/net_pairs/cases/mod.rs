@@ -12,6 +12,7 @@ mod end;
 mod failure;
 mod memory;
 mod messages;
+mod streams;
 
 use std::time::Duration;
 
@@ -118,6 +119,8 @@ cases! {
         words_are_counted_while_messages_pass(tiny) memory::count, memory::be_counted_in;
         what_there_is_no_right_to_is_refused(usual) memory::overreach, memory::expose_little;
         memory_is_reached_by_its_addresses_alone(usual) memory::reach_addresses, memory::expose_addresses;
+        bytes_go_both_ways_as_streams(usual) streams::exchange_much, streams::exchange_much;
+        streams_wrap_in_the_smallest_rings(tiny) streams::exchange_little, streams::exchange_little;
         a_peer_that_is_gone_is_noticed(watchful) failure::notice, failure::vanish;
     }
     tasks {
