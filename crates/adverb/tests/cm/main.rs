@@ -1,6 +1,9 @@
 //! The connection manager at work, on the first device that has addresses; skipped, with the reason printed, where there
 //! is none.
 
+// Without an engine there is nothing to connect.
+#![cfg(any(feature = "ibv", feature = "soft"))]
+
 mod cmatose;
 mod datagrams;
 mod drop_order;
