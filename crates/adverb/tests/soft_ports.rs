@@ -148,7 +148,10 @@ fn where_a_port_is_taken_another_is_found_and_given_again() {
     let _too = UdpSocket::bind((address, 4792)).unwrap();
     let device = Device::open(&format!("soft:{address}")).unwrap();
     assert_eq!(gid(&device).udp_address(), SocketAddr::new(address, 4793));
-    drop(taken);
+    // By the address, its GID is found, though it says more.
+    let found = Device::by_address(address).unwrap();
+    assert_eq!(found.gid_for(1, Some(address)).unwrap().gid, gid(&device));
+    drop((taken, found));
     let again = Device::open(&format!("soft:{address}")).unwrap();
     assert_eq!(again.name(), device.name());
     drop((device, again));

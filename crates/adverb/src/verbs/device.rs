@@ -356,7 +356,9 @@ impl Device {
                 entry.index,
             )
         };
-        let fits = |entry: &&GidEntry| address.is_none_or(|address| entry.gid == Gid::from(address));
+        // One that says a port has the address, too.
+        let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_address().ip() == address;
+        let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
             let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
             let what = match address {
