@@ -46,6 +46,22 @@ fn the_descriptor_is_readable_until_nothing_is_left() {
 }
 
 #[test]
+fn the_descriptor_is_readable_only_for_who_looks() {
+    let switch = Switch::new(SwitchConfig::default());
+    let mut here = switch.attach(address(1)).unwrap();
+    let mut there = switch.attach(address(2)).unwrap();
+    there.watch(false).unwrap();
+    here.send(&[packet(1, 2, b"x")]).unwrap();
+    assert!(!is_readable(&there));
+    there.watch(true).unwrap();
+    assert!(is_readable(&there), "what came before is never seen");
+    assert_eq!(drain(&mut there).len(), 1);
+    assert!(!is_readable(&there));
+    here.send(&[packet(1, 2, b"y")]).unwrap();
+    assert!(is_readable(&there));
+}
+
+#[test]
 fn what_finds_a_full_queue_is_lost_and_counted() {
     let config = SwitchConfig { packets: 3, bytes: 10, ..SwitchConfig::default() };
     let switch = Switch::new(config);

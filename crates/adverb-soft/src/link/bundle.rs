@@ -112,6 +112,10 @@ impl Link for Bundle {
         self.is_ready.then_some(self.readiness.0.as_fd())
     }
 
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        self.links.iter_mut().try_for_each(|(_, link)| link.watch(is_watched))
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.links.iter().filter_map(|(_, link)| link.deadline()).min()
     }

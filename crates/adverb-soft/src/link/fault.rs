@@ -265,6 +265,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.readiness()
     }
 
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        self.inner.watch(is_watched)
+    }
+
     fn deadline(&self) -> Option<Instant> {
         let due = self.held.peek().map(|Reverse(held)| held.due);
         due.into_iter().chain(self.inner.deadline()).min()

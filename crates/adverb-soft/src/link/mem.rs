@@ -187,6 +187,12 @@ impl Link for MemLink {
         Some(self.port.event.as_fd())
     }
 
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        let mut queue = self.port.queue.lock();
+        queue.unwatched = !is_watched;
+        self.port.signal(&mut queue)
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         self.leave(group);
         self.shared.groups.write().entry(group).or_default().push(Arc::clone(&self.port));
@@ -233,6 +239,8 @@ struct Queue {
     /// Whether the descriptor is readable. It is written only when it isn't, and read only when nothing waits, so that a
     /// stream of packets costs no system call.
     signalled: bool,
+    /// Whether nobody looks at the descriptor: then it isn't written.
+    unwatched: bool,
     /// Whether the device is gone.
     closed: bool,
 }
@@ -262,11 +270,17 @@ impl Port {
             });
         }
         self.overflows.fetch_add(lost, Ordering::Relaxed);
-        if !queue.signalled && !queue.batch.entries.is_empty() {
+        self.signal(&mut queue)?;
+        Ok(true)
+    }
+
+    /// Makes the descriptor readable, if it isn't and should be.
+    fn signal(&self, queue: &mut Queue) -> io::Result<()> {
+        if !queue.unwatched && !queue.signalled && !queue.batch.entries.is_empty() {
             queue.signalled = true;
             self.event.write(1)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Takes what waits, in exchange for an empty batch; says whether anything did.

@@ -95,9 +95,20 @@ pub trait Link: Send {
     /// If the link no longer works.
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
 
-    /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0. `None` if there
-    /// is none: then only calling that tells.
+    /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0, for who
+    /// [looks](Link::watch). `None` if there is none: then only calling that tells.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Says whether anybody sleeps on the descriptor from now on; at first somebody may. While nobody does it needn't become
+    /// readable, which can take a system call for each packet.
+    ///
+    /// # Errors
+    ///
+    /// If the link no longer works.
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        _ = is_watched;
+        Ok(())
+    }
 
     /// When to call [`receive`](Link::receive) at the latest, though the descriptor shows nothing: a wrapper may hold
     /// packets back.
@@ -146,6 +157,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         (**self).readiness()
+    }
+
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        (**self).watch(is_watched)
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -122,6 +122,10 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.readiness()
     }
 
+    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+        self.inner.watch(is_watched)
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
     }

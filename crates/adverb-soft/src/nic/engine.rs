@@ -56,7 +56,15 @@ pub(super) struct Engine {
     pub(super) armed: bool,
     /// Whether the thread leaves the link to an application that polls.
     pub(super) resting: bool,
-    /// How often it did so since the link was looked at.
+    /// Whether somebody who waits for an event serves the link meanwhile.
+    pub(super) watched: bool,
+    /// How often the thread was woken since then, though it needn't have been.
+    pub(super) vain: u32,
+    /// Whether the thread therefore leaves the link to who waits.
+    pub(super) relieved: bool,
+    /// Whether the link was told that somebody sleeps on its descriptor.
+    awaited: bool,
+    /// How often an application polled since the link was looked at.
     unserved: u32,
     /// How often it did so altogether.
     glances: u32,
@@ -109,6 +117,10 @@ impl Engine {
             polled: None,
             armed: false,
             resting: false,
+            watched: false,
+            vain: 0,
+            relieved: false,
+            awaited: true,
             unserved: 0,
             glances: 0,
             deferred: None,
@@ -138,6 +150,17 @@ impl Engine {
     /// Until when an application that polls is taken to do so, if one does.
     pub(super) fn attended_until(&self) -> Option<Time> {
         if self.armed { None } else { self.polled.map(|polled| polled + ATTENDED) }
+    }
+
+    /// Tells the link whether somebody sleeps on its descriptor: the thread, if it doesn't leave that to others, or who waits.
+    pub(super) fn tell_link(&mut self) -> io::Result<()> {
+        let awaited = self.watched || !(self.resting || self.relieved);
+        if std::mem::replace(&mut self.awaited, awaited) != awaited
+            && let Some(link) = &mut self.link
+        {
+            link.watch(awaited)?;
+        }
+        Ok(())
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.

@@ -8,11 +8,12 @@ mod progress;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::vocabulary::{Access, Completion, Gid, PathMtu, RecvRequest, SendRequest};
@@ -129,6 +130,8 @@ struct Shared {
     engine: Mutex<Engine>,
     /// Wakes the thread.
     kick: Channel,
+    /// Says when the link has something.
+    readiness: Option<OwnedFd>,
 }
 
 impl Nic {
@@ -148,11 +151,11 @@ impl Nic {
         let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
         engine.hairpin = hairpin;
-        let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()? });
+        let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()?, readiness });
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("adverb-nic".to_owned())
-            .spawn(move || progress::run(&served, readiness.as_ref()))?;
+            .spawn(move || progress::run(&served))?;
         let owner = std::process::id();
         Ok(Nic { shared, event_channel, addresses, mtu, thread: Some(thread), owner })
     }
@@ -341,6 +344,38 @@ impl Nic {
             }
             Ok(())
         })
+    }
+
+    /// Waits for an event of a completion queue's channel, and takes it; `false` if none came in time, and `None` is no
+    /// limit. Meanwhile the adapter's work is done here, unless somebody who waits does it already.
+    ///
+    /// # Errors
+    ///
+    /// If the system can't wait.
+    pub fn wait(&self, channel: &Channel, timeout: Option<Duration>) -> io::Result<bool> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let watch = progress::Watch::begin(&self.shared);
+        let readiness = watch.as_ref().and(self.shared.readiness.as_ref());
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            progress::sleep(channel, readiness, left)?;
+            if channel.take()? {
+                return Ok(true);
+            }
+            if watch.is_some() {
+                let mut engine = self.shared.engine.lock();
+                // If there is more, it is here that it is done.
+                _ = self.drive(&mut engine, Engine::drive);
+                progress::wake(&self.shared, &mut engine, Work::Done);
+                drop(engine);
+                if channel.take()? {
+                    return Ok(true);
+                }
+            }
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+        }
     }
 
     /// Makes a queue pair, and gives its number, which can't be guessed. Its windows are made smaller if what is under way

@@ -12,17 +12,18 @@ use nix::sys::time::TimeSpec;
 
 use super::Shared;
 use super::engine::{ATTENDED, Engine, Work};
+use crate::channel::Channel;
 
-/// Serves until the adapter is closed or fails. `readiness` says when the link has something.
-pub(super) fn run(shared: &Shared, readiness: Option<&OwnedFd>) {
-    while !catch_unwind(AssertUnwindSafe(|| step(shared, readiness))).unwrap_or_else(|_| {
+/// Serves until the adapter is closed or fails.
+pub(super) fn run(shared: &Shared) {
+    while !catch_unwind(AssertUnwindSafe(|| step(shared))).unwrap_or_else(|_| {
         shared.engine.lock().fail();
         true
     }) {}
 }
 
 /// Does what there is to be done, and sleeps until there is more; says whether that was all.
-fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
+fn step(shared: &Shared) -> bool {
     // Announcements are only for waking, so they are taken before looking.
     while shared.kick.take().unwrap_or(false) {}
     let mut engine = shared.engine.lock();
@@ -31,7 +32,7 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
     }
     let now = engine.now();
     // An application that polls does all this on its own core: it isn't disturbed, unless it stops.
-    let is_attended = readiness.is_some() && engine.attended_until().is_some_and(|until| now < until);
+    let is_attended = shared.readiness.is_some() && engine.attended_until().is_some_and(|until| now < until);
     if !is_attended {
         match engine.drive() {
             Ok(Work::Done) => {}
@@ -45,9 +46,16 @@ fn step(shared: &Shared, readiness: Option<&OwnedFd>) -> bool {
     let until = if is_attended { now + ATTENDED } else { engine.deadline() };
     engine.asleep_until = until;
     engine.resting = is_attended;
+    engine.vain += u32::from(engine.watched);
+    engine.relieved = engine.watched && engine.vain > MOST_VAIN;
+    if engine.tell_link().is_err() {
+        engine.fail();
+        return true;
+    }
+    let readiness = if is_attended || engine.relieved { None } else { shared.readiness.as_ref() };
     let timeout = (until != Time::MAX).then(|| until - engine.now());
     drop(engine);
-    if sleep(shared, if is_attended { None } else { readiness }, timeout).is_err() {
+    if sleep(&shared.kick, readiness, timeout).is_err() {
         // It can't happen to descriptors that are open; and an adapter that nobody serves is none.
         shared.engine.lock().fail();
         return true;
@@ -66,9 +74,50 @@ pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     }
 }
 
-/// Sleeps until the link has something, somebody wakes the thread, or the time is over.
-fn sleep(shared: &Shared, readiness: Option<&OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
-    let kick = PollFd::new(shared.kick.as_fd(), PollFlags::POLLIN);
+/// One who waits for an event, and serves the link meanwhile: then what comes for it needn't wake the thread first, which
+/// would wake it. There is only one, so that not all are woken by everything.
+pub(super) struct Watch<'a>(&'a Shared);
+
+impl<'a> Watch<'a> {
+    /// Begins, if nobody else does that already, and there is a link.
+    pub(super) fn begin(shared: &'a Shared) -> Option<Watch<'a>> {
+        shared.readiness.as_ref()?;
+        let mut engine = shared.engine.lock();
+        if engine.watched || engine.failed {
+            return None;
+        }
+        engine.watched = true;
+        engine.vain = 0;
+        let watch = Watch(shared);
+        if engine.tell_link().is_err() {
+            engine.fail();
+        }
+        drop(engine);
+        Some(watch)
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut engine = self.0.engine.lock();
+        engine.watched = false;
+        if engine.relieved {
+            engine.relieved = false;
+            self.0.kick.announce();
+        }
+    }
+}
+
+/// How often the thread is woken beside who waits before it leaves the link to that: calling it back costs as much.
+const MOST_VAIN: u32 = 4;
+
+/// Sleeps until the link has something, if that is given, something is announced, or the time is over.
+pub(super) fn sleep(
+    channel: &Channel,
+    readiness: Option<&OwnedFd>,
+    timeout: Option<Duration>,
+) -> io::Result<()> {
+    let kick = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
     let mut both = [kick.clone(), kick];
     let count = match readiness {
         Some(readiness) => {

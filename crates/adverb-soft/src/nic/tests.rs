@@ -466,6 +466,68 @@ fn peers_are_served_while_the_application_does_nothing() {
 }
 
 #[test]
+fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
+    let (first, second, _) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let here = Area::new(&first, one.pd, 64);
+    let there = Area::new(&second, other.pd, 64);
+    here.fill(7);
+    let is_relieved = || second.shared.engine.lock().relieved;
+    assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
+    std::thread::scope(|scope| {
+        second.arm(other.cq, Wake::Any).unwrap();
+        let waiter = scope.spawn(|| second.wait(&other.channel, None));
+        // What nobody is told of comes, until the thread leaves that to who waits.
+        let start = Instant::now();
+        while !is_relieved() {
+            one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
+            assert!(one.completion().outcome.is_ok());
+            assert!(start.elapsed() < PATIENCE, "the thread is woken again and again");
+        }
+        assert!(!waiter.is_finished());
+        other.receive(2, &[]).unwrap();
+        one.send(3, SendOperation::Send, &[]).unwrap();
+        assert!(waiter.join().unwrap().unwrap());
+    });
+    assert!(!is_relieved());
+    assert!(other.completion().outcome.is_ok());
+    assert!(one.completion().outcome.is_ok());
+    // Nobody waits any more, and still there is somebody to answer.
+    for round in 0..10 {
+        here.fill(round);
+        one.send(4, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
+        assert!(one.completion().outcome.is_ok());
+        assert!(there.values() == here.values());
+    }
+}
+
+#[test]
+fn one_who_waits_serves_and_others_just_wait() {
+    let (first, second, _) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let idle = Channel::new().unwrap();
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| second.wait(&idle, None));
+        while !second.shared.engine.lock().watched {
+            std::thread::yield_now();
+        }
+        second.arm(other.cq, Wake::Any).unwrap();
+        let waiter = scope.spawn(|| second.wait(&other.channel, Some(PATIENCE)));
+        other.receive(1, &[]).unwrap();
+        one.send(2, SendOperation::Send, &[]).unwrap();
+        assert!(waiter.join().unwrap().unwrap(), "who serves doesn't announce");
+        assert!(second.shared.engine.lock().watched);
+        idle.announce();
+        assert!(watching.join().unwrap().unwrap());
+    });
+    assert!(!second.shared.engine.lock().watched);
+}
+
+#[test]
 fn what_was_polled_is_acknowledged_by_an_application_that_never_polls_again() {
     let (first, second, _) = two();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));

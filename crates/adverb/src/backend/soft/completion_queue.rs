@@ -9,7 +9,7 @@ use adverb_proto::{Cq, Wake};
 use adverb_soft::Channel;
 
 use super::{Device, refusal};
-use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, wait_either};
+use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome};
 use crate::error::{Error, Result};
 
 pub(crate) struct CompletionQueue {
@@ -109,12 +109,11 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        let waited = wait_either(self.channel()?.as_fd(), None, timeout).map_err(|error| Error::Verb {
+        self.device.nic.wait(self.channel()?, timeout).map_err(|error| Error::Verb {
             action: "waiting for an event of a completion queue".to_owned(),
             error,
             hint: "".into(),
-        })?;
-        Ok(waited && self.take_event()?)
+        })
     }
 
     fn channel(&self) -> Result<&Channel> {
