@@ -14,7 +14,7 @@ pub(crate) struct Args {
     rounds: u8,
 }
 
-/// The links, and why each misses what it misses.
+/// The links.
 const LINKS: &[&str] = &["loopback", "mem", "udp"];
 
 /// How many requests are under way at once.
@@ -81,21 +81,27 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a link can't do better.
+/// Why a link can't do better, as it was measured: system calls were counted with strace, instructions with callgrind, and
+/// times taken of the same calls from C, on two processors where nothing else ran.
 fn cause(link: &str, name: &str) -> &'static str {
     match (link, name) {
         (_, "notify") => {
-            "the thread that sleeps is woken through an eventfd: two context switches, of the kernel's scheduler"
+            "there and back (see `process`), and one wake-up: from a write to an eventfd until who sleeps on it runs, 3.0 µs \
+             pass even in C, and 3 more where its processor was asleep; the write itself takes 3.0, too"
         }
         ("udp", "post") => {
-            "a post sends: a system call, in which the packet goes all the way to the peer's socket"
+            "one system call: 1.2 µs of 2.1 are `sendmsg`, in which the packet goes all the way to the peer's socket (1.1 \
+             with `sendto`); the rest are 3300 instructions"
         }
-        ("udp", "process") => "two packets through the kernel, there and back",
-        ("udp" | "mem", "wqe-1" | "cqe-1") => "one at a time is a round trip each: see `process`",
+        ("udp", "process") => "four system calls: `sendmsg` and `recvmsg` there and back are 3.4 µs in C",
+        ("udp" | "mem", "wqe-1" | "cqe-1") => "one at a time is a round trip each: see `post` and `process`",
         ("udp", _) => "a packet through sockets costs most of a µs, also when many travel as one",
-        ("mem", _) => "each packet is written, copied through a switch, checked and answered",
+        ("mem", "post") => {
+            "no system call: 3100 instructions, to post, to write the packet and to copy it into the switch"
+        }
+        ("mem", _) => "no system call: each packet is written, copied through a switch, checked and answered",
         _ => {
-            "one lock, two system clocks and the whole of requester and responder, in the one thread that posts"
+            "no system call: one lock, and the whole of requester and responder, in the one thread that posts"
         }
     }
 }
