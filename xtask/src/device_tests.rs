@@ -8,7 +8,7 @@ use clap::Parser;
 use crate::{Cli, process};
 
 /// The test programs. Elsewhere their tests say that there is no device, and pass.
-const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers"];
+const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "net_strangers"];
 
 /// Where programs written in C are that talk to the software NIC, which is in the namespace `peer`: their addresses and its
 /// own, and what leads to them.
@@ -20,7 +20,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut words: Vec<String> = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).into();
     for program in PROGRAMS {
         let path = process::build(&format!("test -p adverb --release --no-run --test {program}"))?;
-        words.extend(["--run".to_owned(), process::quote(&path)]);
+        // Tests of connections are on the software NIC unless another device is named.
+        let device = if program.starts_with("net") { "env ADVERB_DEVICE=rxe0 " } else { "" };
+        words.extend(["--run".to_owned(), format!("{device}{}", process::quote(&path))]);
         if *program == "cm" {
             let test = format!("{} --test-threads 1 written_in_c", process::quote(&path));
             let line = format!("ip netns exec peer env ADVERB_C_PROGRAMS='{C_PROGRAMS}' {test}");

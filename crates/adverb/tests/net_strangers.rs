@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::{scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::blocking::{Connector, Listener};
@@ -109,7 +109,7 @@ impl Stranger {
 
 /// Accepts at a listener while something is done to it, and then stops it. Returns what was logged of those who weren't
 /// connected.
-fn besiege(listener: &Listener, siege: impl FnOnce()) -> Vec<String> {
+fn besiege(listener: &Listener, siege: impl FnOnce(&Log)) -> Vec<String> {
     struct Stop<'a>(&'a Listener);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -126,7 +126,7 @@ fn besiege(listener: &Listener, siege: impl FnOnce()) -> Vec<String> {
                 assert!(error.to_string().contains("stopped"), "{error}");
             });
         });
-        siege();
+        siege(&log);
         drop(stop);
         accepting.join().unwrap();
     });
@@ -151,7 +151,7 @@ fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
     let options = options(&device).key(&key());
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     let asks = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
-    let logged = besiege(&listener, || {
+    let logged = besiege(&listener, |log| {
         let address = listener.local_address();
         let stranger = Stranger::new(&device, address, asks);
         // An endpoint, a nonce and a proof, and not a byte more.
@@ -170,6 +170,8 @@ fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
             assert_eq!(stranger.heard(), None);
             assert_ne!(stranger.send(lie), None, "there was one receive");
         }
+        // Those whose queue pairs were refused, too.
+        log.wait(6);
     });
     let proofs = logged.iter().filter(|line| line.contains("its proof is of another key")).count();
     assert_eq!(proofs, 4, "{logged:#?}");
@@ -217,7 +219,7 @@ fn what_was_overheard_is_no_good() {
     let sealed = packets[at - 32..at + 32].to_vec();
 
     let attacker = open(3).open().unwrap();
-    let logged = besiege(&listener, || {
+    let logged = besiege(&listener, |log| {
         let nonce = asked[44..].try_into().unwrap();
         // The same nonce, and the same proof.
         let stranger = Stranger::new(&attacker, listener.local_address(), |endpoint| {
@@ -231,7 +233,7 @@ fn what_was_overheard_is_no_good() {
         stream.write_all(&asked).unwrap();
         stream.read_exact(&mut [0; 16 + 28 + 32 + 32]).unwrap();
         drop(stream);
-        sleep(Duration::from_millis(100));
+        log.wait(2);
     });
     assert!(logged[0].contains("its proof is of another key"), "{logged:#?}");
     assert!(logged[1].contains("has given up") && logged[1].contains("is its key the same?"), "{logged:#?}");
@@ -292,7 +294,7 @@ fn no_bytes_stop_a_listener() {
         }
         let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
         let mut random = Random(1);
-        let logged = besiege(&listener, || {
+        let logged = besiege(&listener, |log| {
             let end = End::new(&device, 8, false);
             for _ in 0..COUNT {
                 let nonce = key.as_ref().map(|_| [3; 32]);
@@ -305,8 +307,8 @@ fn no_bytes_stop_a_listener() {
                     let _ = stream.read(&mut [0; 200]);
                 }
             }
-            // Their time is up.
-            sleep(Duration::from_millis(700));
+            // Of some, when their time is up.
+            log.wait(COUNT);
         });
         assert_eq!(logged.len(), COUNT, "each is in the log");
         admits(&listener, &options.connect_timeout(Duration::from_secs(5)));
@@ -315,14 +317,18 @@ fn no_bytes_stop_a_listener() {
 
 #[test]
 fn no_private_data_stops_a_listener() {
-    let device = Device::open("soft").unwrap();
-    let address = SocketAddr::new(device.gids().unwrap()[0].gid.ip(), 0);
+    let device = device();
+    let address = SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0);
     let options = options(&device).exchange(Exchange::ConnectionManager).key(&key());
     let listener = Listener::bind_with(address, &options).unwrap();
     let mut random = Random(2);
-    let logged = besiege(&listener, || {
-        for _ in 0..50 {
-            let data = random.harm(greeting(None, Some([3; 32]), None));
+    let logged = besiege(&listener, |log| {
+        for number in 0..50 {
+            let mut data = greeting(None, Some([3; 32]), None);
+            match number {
+                0 => data[8] = 7,
+                _ => data = random.harm(data),
+            }
             let connector = cm::Connector::new().timeout(Duration::from_secs(5)).private_data(&data);
             let made = connector.connect(listener.local_address(), |path| {
                 let (domain, completions) =
@@ -334,11 +340,13 @@ fn no_private_data_stops_a_listener() {
                 Ok(connection) => drop(connection),
                 Err(Error::Rejected { private_data, .. }) => {
                     assert!(private_data.starts_with(b"adverb\r\n\x01\x00\x02"), "{private_data:?}");
+                    let reason = String::from_utf8_lossy(&private_data[16..]);
+                    assert!(number > 0 || reason.contains("it speaks version 7"), "{reason}");
                 }
                 Err(error) => panic!("{error}"),
             }
         }
-        sleep(Duration::from_millis(100));
+        log.wait(50);
     });
     assert_eq!(logged.len(), 50, "{logged:#?}");
     admits(&listener, &options);
@@ -381,6 +389,17 @@ fn who_offers_more_than_is_taken_is_disconnected() {
 /// What is logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// Waits until so much was logged.
+    fn wait(&self, lines: usize) {
+        let start = Instant::now();
+        while self.0.lock().unwrap().len() < lines {
+            assert!(start.elapsed() < common::PATIENCE, "{:#?}", self.0.lock().unwrap());
+            sleep(Duration::from_millis(1));
+        }
+    }
+}
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
