@@ -3,6 +3,7 @@
 //! Machines are noisy: everything is measured beside its baseline, by turns, several times, and the table has medians.
 
 mod baseline;
+mod net;
 mod report;
 mod seeds;
 mod soft;
@@ -26,6 +27,8 @@ pub(crate) struct Args {
 enum What {
     /// Two processes over UDP, beside UCX over TCP, bare UDP and iperf3; ten thousand connections; and beside soft-RoCE.
     Soft(soft::Args),
+    /// Connections between two processes, beside the device under them and beside TCP.
+    Net(net::Args),
     /// Posting, processing, polling and notifying, over every link, beside what RDMA adapters are said to do.
     Seeds(seeds::Args),
 }
@@ -34,6 +37,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Soft(args) => soft::run(args),
+        What::Net(args) => net::run(args),
         What::Seeds(args) => seeds::run(args),
     }
 }

@@ -13,7 +13,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
@@ -308,6 +308,39 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
+    /// Takes a message that is to go together with others: for many short ones in a row, which cost far less so.
+    ///
+    /// They go when enough have gathered, with the next [`send`](Connection::send), or when this connection is waited for or
+    /// [flushed](Connection::flush); until then the peer doesn't see them.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the message was taken or not.
+    pub async fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+        let mut ready = Some(self.link.ready(message.into(), None)?);
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let fed = self.wait(timeout, waiting, |link, state| link.feed(state, &mut ready)).await;
+        fed.map_err(|error| Ready::refused(ready, error))
+    }
+
+    /// Returns when all that was [fed](Connection::feed) is on its way.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it has lost nothing.
+    pub async fn flush(&self) -> Result<()> {
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        self.wait(timeout, waiting, |link, state| link.is_flushed(state)).await
+    }
+
     /// Sends a message, if there is room for it now.
     ///
     /// # Errors
@@ -411,7 +444,10 @@ impl Connection {
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Result<T> {
         // What is there already needs no clock.
-        if let Some(value) = self.step(&mut ready)? {
+        if let Some(value) = self.look(&mut ready)? {
+            return Ok(value);
+        }
+        if let Some(value) = self.look_for_a_while(timeout, &mut ready).await? {
             return Ok(value);
         }
         within(timeout, waiting, async {
@@ -438,6 +474,37 @@ impl Connection {
             }
         })
         .await
+    }
+
+    /// Looks whether `ready` has something, again and again for as long as that is better than to sleep, while other tasks
+    /// run.
+    async fn look_for_a_while<T>(
+        &self,
+        timeout: Duration,
+        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let patience = self.link.lock().waiting.patience.begin().min(timeout);
+        if patience.is_zero() {
+            return Ok(None);
+        }
+        let (start, mut value) = (Instant::now(), Ok(None));
+        while let Ok(None) = value
+            && start.elapsed() < patience
+        {
+            tokio::task::yield_now().await;
+            value = self.look(ready);
+        }
+        self.link.lock().waiting.patience.end(!matches!(value, Ok(None)));
+        value
+    }
+
+    /// Looks whether `ready` has something.
+    fn look<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
+        let (value, has_news) = self.link.look_once(ready);
+        if has_news {
+            self.news.notify_waiters();
+        }
+        value
     }
 
     /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have.

@@ -244,6 +244,52 @@ impl Connection {
         self.send_timeout(message.into(), Some(immediate), self.link.options.timeout)
     }
 
+    /// Takes a message that is to go together with others: for many short ones in a row, which cost far less so.
+    ///
+    /// They go when enough have gathered, with the next [`send`](Connection::send), or when this connection is waited for or
+    /// [flushed](Connection::flush); until then the peer doesn't see them.
+    ///
+    /// ```
+    /// # use adverb::net::blocking::{Listener, connect};
+    /// # let listener = Listener::bind("127.0.0.1:0")?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || {
+    /// #     let connection = listener.accept()?;
+    /// #     let mut count = 0;
+    /// #     while connection.recv()?.is_some() { count += 1; }
+    /// #     connection.close()?;
+    /// #     Ok::<_, adverb::Error>(count)
+    /// # });
+    /// let connection = connect(address)?;
+    /// for number in 0..1000_u32 {
+    ///     connection.feed(&number.to_le_bytes())?;
+    /// }
+    /// connection.flush()?;
+    /// # connection.close()?;
+    /// # assert_eq!(server.join().unwrap()?, 1000);
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    pub fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+        let mut ready = Some(self.link.ready(message.into(), None)?);
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let fed = self.link.wait(timeout, waiting, |link, state| link.feed(state, &mut ready));
+        fed.map_err(|error| Ready::refused(ready, error))
+    }
+
+    /// Returns when all that was [fed](Connection::feed) is on its way.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Connection::send).
+    pub fn flush(&self) -> Result<()> {
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        self.link.wait(timeout, waiting, |link, state| link.is_flushed(state))
+    }
+
     /// Sends a message, if there is room for it now.
     ///
     /// # Errors

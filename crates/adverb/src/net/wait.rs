@@ -1,10 +1,10 @@
-//! Waiting, for threads.
+//! Waiting, for threads; and for how long to look before one sleeps.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::link::{Link, State};
 use crate::error::{Error, Result};
-use crate::verbs::Deadline;
+use crate::verbs::{Completion, Deadline};
 
 /// Who waits for a connection.
 #[derive(Default)]
@@ -13,6 +13,48 @@ pub(super) struct Waiting {
     leader: bool,
     /// How many threads wait for news from it.
     followers: u32,
+    pub(super) patience: Patience,
+}
+
+/// For how long who waits looks for what is to come, before it sleeps: falling asleep and being woken takes longer than a
+/// message and its answer. Who looks in vain looks for half as long the next time, and soon only once in a while.
+#[derive(Debug)]
+pub(super) struct Patience {
+    time: Duration,
+    /// How many waits there were without looking.
+    slept: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { time: LONGEST_LOOK, slept: 0 }
+    }
+}
+
+/// About as long as falling asleep and being woken takes on both sides of a connection.
+const LONGEST_LOOK: Duration = Duration::from_micros(50);
+/// What isn't worth looking for.
+const SHORTEST_LOOK: Duration = Duration::from_micros(4);
+/// After how many waits without looking it is tried again.
+const SLEEPS: u32 = 64;
+
+impl Patience {
+    /// How long to look this time.
+    pub(super) fn begin(&mut self) -> Duration {
+        if self.time < SHORTEST_LOOK {
+            self.slept += 1;
+            if self.slept < SLEEPS {
+                return Duration::ZERO;
+            }
+            *self = Patience { time: LONGEST_LOOK, slept: 0 };
+        }
+        self.time
+    }
+
+    /// Takes in whether looking has helped.
+    pub(super) fn end(&mut self, has_helped: bool) {
+        self.time = if has_helped { LONGEST_LOOK } else { self.time / 2 };
+    }
 }
 
 impl Link {
@@ -25,9 +67,15 @@ impl Link {
     ) -> Result<T> {
         let mut deadline = None;
         let mut state = self.lock();
-        loop {
+        let mut value = self.at_once(&mut state, &mut ready, |state| self.drive_unless_led(state));
+        if let Ok(None) = value {
+            // Nobody is kept waiting for what was gathered here by who waits for the answer.
+            self.flush(&mut state);
             self.drive_unless_led(&mut state);
-            match ready(self, &mut state) {
+            value = ready(self, &mut state);
+        }
+        loop {
+            match value {
                 Ok(None) => {}
                 result => {
                     self.tell_followers(&state);
@@ -43,21 +91,45 @@ impl Link {
                 state.waiting.followers += 1;
                 self.news.wait_for(&mut state, left.min(FAR));
                 state.waiting.followers -= 1;
+                value = ready(self, &mut state);
                 continue;
             }
             state.waiting.leader = true;
+            let patience = state.waiting.patience.begin().min(left);
+            let mut done = std::mem::take(&mut state.done);
             drop(state);
-            let mut done = Vec::new();
-            let slice = left.min(self.options.keepalive);
-            let polled = self.completions().poll_timeout(&mut done, slice);
+            let mut polled = self.look(&mut done, patience);
+            let has_helped = !matches!(polled, Ok(0));
+            if !has_helped {
+                polled = self.completions().poll_timeout(&mut done, left.min(self.options.keepalive));
+            }
             state = self.lock();
             state.waiting.leader = false;
+            if !patience.is_zero() {
+                state.waiting.patience.end(has_helped);
+            }
             let polled = self.polled(&mut state, polled, &mut done);
+            state.done = done;
             if !polled {
                 self.ask(&mut state);
             }
             self.tell_followers(&state);
+            // Before another look at the device, which may have the answer to this to send.
+            value = ready(self, &mut state);
         }
+    }
+
+    /// Polls for as long as this, or until something has come.
+    fn look(&self, done: &mut Vec<Completion>, patience: Duration) -> Result<usize> {
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            let count = self.completions().poll(done)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(0)
     }
 
     /// Drives, unless another thread waits for events: that one would be left waiting for what it was kept from.
@@ -78,3 +150,25 @@ impl Link {
 
 /// Longer than anybody waits, and not too long for a clock.
 const FAR: Duration = Duration::from_secs(1 << 30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_in_vain_soon_sleeps_and_tries_again_once_in_a_while() {
+        let mut patience = Patience::default();
+        let mut looks = 0;
+        for _ in 0..1000 {
+            if !patience.begin().is_zero() {
+                looks += 1;
+                patience.end(false);
+            }
+        }
+        assert!((40..80).contains(&looks), "{looks} of 1000 waits");
+        // Once it helps, it is done every time.
+        while patience.begin().is_zero() {}
+        patience.end(true);
+        assert_eq!(patience.begin(), LONGEST_LOOK);
+    }
+}

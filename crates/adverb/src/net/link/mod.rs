@@ -103,6 +103,11 @@ pub(super) struct State {
     batches: u64,
     /// What has come and wasn't asked for, oldest first.
     inbox: VecDeque<Entry>,
+    /// How many were taken out of it, since the beginning.
+    taken: u64,
+    /// Which of all that came, from the beginning, are to be read from where they are, and which are being read.
+    to_read: VecDeque<u64>,
+    reading: VecDeque<u64>,
     /// How many bytes that is.
     buffered: usize,
     /// Our messages that the peer is to read, oldest first: each a right to one buffer.
@@ -144,8 +149,10 @@ pub(super) struct State {
     end: Option<End>,
     /// Whether anything has changed for those who wait.
     has_news: bool,
+    /// How many calls have gone without a look at the device.
+    unlooked: u32,
     /// Room for completions.
-    done: Vec<Completion>,
+    pub(super) done: Vec<Completion>,
     pub(super) waiting: super::wait::Waiting,
 }
 
@@ -161,6 +168,8 @@ struct Batch {
     buffer: RegisteredBuf,
     len: usize,
     tag: u64,
+    /// Whether it goes as soon as there is room; if not, more is to join it.
+    is_due: bool,
 }
 
 enum Entry {
@@ -222,6 +231,13 @@ const GONE: u64 = 4;
 /// A one-sided operation; its number is above this bit.
 const OPERATION: u64 = 8;
 
+/// How many bytes of messages that are fed go at once: enough that the cost of a write is nothing beside them, and few enough
+/// that many fit a ring.
+const GATHERED: usize = 16 << 10;
+
+/// How many calls may go without a look at the device. Who has to wait looks anyway.
+const UNLOOKED: u32 = 16;
+
 impl Link {
     /// A connection, of parts and their queue pair, which is connected. Who asked for it says hello at once.
     pub(super) fn new(
@@ -240,6 +256,9 @@ impl Link {
             batch: None,
             batches: 0,
             inbox: VecDeque::new(),
+            taken: 0,
+            to_read: VecDeque::new(),
+            reading: VecDeque::new(),
             buffered: 0,
             offers: VecDeque::new(),
             exposed: Vec::new(),
@@ -263,6 +282,7 @@ impl Link {
             peer_is_gone: false,
             end: None,
             has_news: false,
+            unlooked: 0,
             done: Vec::with_capacity(64),
             waiting: super::wait::Waiting::default(),
         };
@@ -405,9 +425,9 @@ impl Link {
         let mut buffer = self.pool.alloc(if goes_now { len } else { longest_write })?;
         put(frame, body, &mut buffer[..len]);
         if !goes_now {
-            state.batch = Some(Batch { buffer, len, tag });
+            state.batch = Some(Batch { buffer, len, tag, is_due: true });
         } else if let Err(buffer) = self.write(state, buffer, len, tag) {
-            state.batch = Some(Batch { buffer, len, tag });
+            state.batch = Some(Batch { buffer, len, tag, is_due: true });
         }
         state.batches += 1;
         match &state.end {
@@ -425,8 +445,35 @@ impl Link {
     ) -> Result<Option<()>> {
         if number.is_none() {
             *number = self.try_send(state, ready)?;
+            // It may have joined what was gathered.
+            self.flush(state);
         }
         number.map_or(Ok(None), |number| self.is_posted(state, number))
+    }
+
+    /// Takes a message that is to go together with others: when enough has gathered, or somebody waits or flushes.
+    pub(super) fn feed(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<()>> {
+        let Some(len) = ready.as_ref().map(Ready::frame_len) else { return Ok(Some(())) };
+        if state.batch.as_ref().is_some_and(|batch| len > batch.buffer.len() - batch.len) {
+            self.flush(state);
+        }
+        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+        let most = GATHERED.min(longest_write);
+        if state.batch.is_none() && len <= most / 2 {
+            state.batch = Some(Batch { buffer: self.pool.alloc(most)?, len: 0, tag: 0, is_due: false });
+            state.batches += 1;
+        }
+        let taken = self.try_send(state, ready);
+        match state.batch.as_ref().map(|batch| batch.len) {
+            // It was refused.
+            Some(0) => {
+                state.batch = None;
+                state.batches -= 1;
+            }
+            Some(len) if len > most / 4 * 3 => self.flush(state),
+            _ => {}
+        }
+        Ok(taken?.map(drop))
     }
 
     /// Takes a message and posts it, if both can be done now.
@@ -442,14 +489,8 @@ impl Link {
     }
 
     fn try_post(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<bool> {
-        let Some(Ready { body, .. }) = ready else { return Ok(true) };
-        let len = frame_len(match body {
-            Body::Bytes(message) => message.bytes().len(),
-            Body::Pieces { len, .. } => *len as usize,
-            Body::Offer { .. } => OFFER_LEN,
-            Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
-            Body::End | Body::Gone => 0,
-        });
+        let Some(len) = ready.as_ref().map(Ready::frame_len) else { return Ok(true) };
+        self.flush(state);
         // Otherwise it would be taken, and wait.
         let is_free = state.batch.is_none() && can_write(state, len);
         if !is_free && state.end.is_none() {
@@ -511,6 +552,7 @@ impl Link {
     pub(super) fn try_recv(&self, state: &mut State) -> Result<Option<Option<Message>>> {
         if let Some(Entry::Message(_)) = state.inbox.front() {
             let Some(Entry::Message(message)) = state.inbox.pop_front() else { unreachable!("it is there") };
+            state.taken += 1;
             state.buffered -= message.len();
             // There may be room for what comes after it.
             self.advance(state);
@@ -534,6 +576,39 @@ impl Link {
         }
     }
 
+    /// What `ready` has without a look at the device, which costs more than many a message. But it is looked at, by `drive`,
+    /// before too many calls have gone without.
+    pub(super) fn at_once<T>(
+        &self,
+        state: &mut State,
+        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        drive: impl FnOnce(&mut State),
+    ) -> Result<Option<T>> {
+        state.unlooked += 1;
+        if state.unlooked > UNLOOKED {
+            drive(state);
+        }
+        ready(self, state)
+    }
+
+    /// Drives the connection, if `ready` has nothing before that, and looks whether it has something now. Also says whether
+    /// anything is new for others who wait.
+    pub(super) fn look_once<T>(
+        &self,
+        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> (Result<Option<T>>, bool) {
+        let mut state = self.lock();
+        let mut has_news = false;
+        let mut value = self.at_once(&mut state, ready, |state| has_news = self.drive(state));
+        if let Ok(None) = value {
+            self.flush(&mut state);
+            has_news |= self.drive(&mut state);
+            value = ready(self, &mut state);
+        }
+        // What was asked for may have made room for more.
+        (value, has_news | std::mem::take(&mut state.has_news))
+    }
+
     /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have. Also says
     /// whether anything is new for others who wait.
     pub(super) fn step<T>(
@@ -545,13 +620,12 @@ impl Link {
         let mut value = ready(self, &mut state);
         if let Ok(None) = value {
             // What came before the arming makes no event: look again before waiting.
-            if let Err(error) = self.completions.arm(false) {
-                return (Err(error), has_news);
-            }
-            has_news |= self.drive(&mut state);
-            value = ready(self, &mut state);
+            value = self.completions.arm(false).and_then(|()| {
+                has_news |= self.drive(&mut state);
+                ready(self, &mut state)
+            });
         }
-        (value, has_news)
+        (value, has_news | std::mem::take(&mut state.has_news))
     }
 
     /// Takes in what has happened, and does what can be done. Says whether anything is new for those who wait.
@@ -570,6 +644,7 @@ impl Link {
         polled: Result<usize>,
         done: &mut Vec<Completion>,
     ) -> bool {
+        state.unlooked = 0;
         if let Err(error) = &polled {
             end(state, error.to_string(), "");
         }
@@ -602,6 +677,17 @@ impl Link {
 }
 
 impl Ready<'_> {
+    /// How many bytes its frame takes.
+    fn frame_len(&self) -> usize {
+        frame_len(match &self.body {
+            Body::Bytes(message) => message.bytes().len(),
+            Body::Pieces { len, .. } => *len as usize,
+            Body::Offer { .. } => OFFER_LEN,
+            Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
+            Body::End | Body::Gone => 0,
+        })
+    }
+
     /// Why it wasn't sent, with the buffer that it was made of, if it wasn't taken.
     pub(super) fn refused(ready: Option<Ready<'_>>, error: Error) -> SendError {
         let buffer = match ready.map(|ready| ready.body) {

@@ -134,7 +134,9 @@ impl Link {
         self.read_ring(state);
         if state.end.is_none() {
             self.read_offers(state);
-            self.flush(state);
+            if state.batch.as_ref().is_some_and(|batch| batch.is_due) {
+                self.flush(state);
+            }
             self.tell(state);
         }
     }
@@ -176,42 +178,41 @@ impl Link {
 
     /// Begins to read messages from where they are, while there is room for them.
     fn read_offers(&self, state: &mut State) {
-        let mut index = 0;
-        while let Some(entry) = state.inbox.get(index) {
-            if let Entry::Offer { len, remote, immediate } = *entry {
-                let is_next = index == 0;
-                // Devices don't move just any length at once.
-                let parts = (len as usize).div_ceil(state.longest_request).max(1);
-                if parts as u32 > state.send_depth {
-                    return end(state, "a message is longer than this device can read".to_owned(), "");
-                }
-                let has_room = state.in_flight + parts as u32 <= state.send_depth;
-                if !has_room || !is_next && state.buffered + len as usize > self.options.read_ahead {
-                    return;
-                }
-                let mut rest = match self.pool.alloc(len as usize) {
-                    Ok(buffer) => buffer,
-                    Err(error) => return end(state, error.to_string(), ""),
-                };
-                state.inbox[index] = Entry::Reading { come: None, parts: parts as u32, immediate };
-                state.buffered += len as usize;
-                let mut at = remote;
-                while rest.len() > state.longest_request {
-                    let Ok(part) = rest.split_to(state.longest_request) else { return };
-                    self.post(state, SendRequest::read(part, at), true);
-                    at.addr = at.addr.wrapping_add(state.longest_request as u64);
-                }
-                self.post(state, SendRequest::read(rest, at), true);
+        while let Some(&number) = state.to_read.front() {
+            let index = (number - state.taken) as usize;
+            let Some(&Entry::Offer { len, remote, immediate }) = state.inbox.get(index) else { return };
+            let is_next = index == 0;
+            // Devices don't move just any length at once.
+            let parts = (len as usize).div_ceil(state.longest_request).max(1);
+            if parts as u32 > state.send_depth {
+                return end(state, "a message is longer than this device can read".to_owned(), "");
             }
-            index += 1;
+            let has_room = state.in_flight + parts as u32 <= state.send_depth;
+            if !has_room || !is_next && state.buffered + len as usize > self.options.read_ahead {
+                return;
+            }
+            let mut rest = match self.pool.alloc(len as usize) {
+                Ok(buffer) => buffer,
+                Err(error) => return end(state, error.to_string(), ""),
+            };
+            state.inbox[index] = Entry::Reading { come: None, parts: parts as u32, immediate };
+            state.reading.extend(state.to_read.pop_front());
+            state.buffered += len as usize;
+            let mut at = remote;
+            while rest.len() > state.longest_request {
+                let Ok(part) = rest.split_to(state.longest_request) else { return };
+                self.post(state, SendRequest::read(part, at), true);
+                at.addr = at.addr.wrapping_add(state.longest_request as u64);
+            }
+            self.post(state, SendRequest::read(rest, at), true);
         }
     }
 
-    /// Writes the frames that wait, if there is room for them.
-    pub(super) fn flush(&self, state: &mut State) {
-        let Some(Batch { buffer, len, tag }) = state.batch.take() else { return };
+    /// Writes the frames that wait, if there is room for them; if not, they go when there is.
+    pub(in crate::net) fn flush(&self, state: &mut State) {
+        let Some(Batch { buffer, len, tag, .. }) = state.batch.take() else { return };
         if let Err(buffer) = self.write(state, buffer, len, tag) {
-            state.batch = Some(Batch { buffer, len, tag });
+            state.batch = Some(Batch { buffer, len, tag, is_due: true });
         }
     }
 
@@ -289,8 +290,8 @@ pub(super) fn has_room(state: &State) -> bool {
 
 /// A part of the oldest message that is being read has come. (Reads complete in order.)
 fn has_read(state: &mut State, buffer: RegisteredBuf) {
-    let reading = state.inbox.iter_mut().find(|entry| matches!(entry, Entry::Reading { .. }));
-    let Some(entry) = reading else { return };
+    let Some(number) = state.reading.front() else { return };
+    let Some(entry) = state.inbox.get_mut((number - state.taken) as usize) else { return };
     let Entry::Reading { come, parts, immediate } = entry else { return };
     *parts -= 1;
     let buffer = match come.take() {
@@ -305,6 +306,7 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
         return;
     }
     *entry = Entry::Message(Message { buffer, immediate: *immediate });
+    state.reading.pop_front();
     state.reads_to_tell += 1;
 }
 
@@ -330,11 +332,12 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
                 state.inbox.push_back(Entry::Message(Message { buffer: this, immediate: frame.immediate }));
             }
             FrameKind::Offer { len, addr, rkey } => {
-                let waiting = state.inbox.iter().filter(|entry| !matches!(entry, Entry::Message(_))).count();
+                let waiting = state.to_read.len() + state.reading.len();
                 if waiting + state.reads_to_tell as usize >= OFFERS as usize {
                     return Err(Violation("it offers more than it may"));
                 }
                 let remote = RemoteAddress { addr, rkey };
+                state.to_read.push_back(state.taken + state.inbox.len() as u64);
                 state.inbox.push_back(Entry::Offer { len, remote, immediate: frame.immediate });
             }
             FrameKind::Announcement { name_len, memory } => {

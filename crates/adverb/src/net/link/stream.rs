@@ -21,8 +21,11 @@ impl Link {
     ) -> Result<Option<usize>> {
         let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
         let Some(PeerRing { longest_write, longest_message, .. }) = state.outbound else { return Ok(None) };
-        let taken = state.batch.as_ref().map_or(0, |batch| batch.len);
-        let room = (longest_write - taken).saturating_sub(HEADER_LEN) / UNIT as usize * UNIT as usize;
+        // What was gathered before goes first.
+        self.flush(state);
+        let (taken, most) =
+            state.batch.as_ref().map_or((0, longest_write), |batch| (batch.len, batch.buffer.len()));
+        let room = (most - taken).saturating_sub(HEADER_LEN) / UNIT as usize * UNIT as usize;
         let is_full = taken > 0 && len > room && room < SHORTEST_CUT.min(longest_write / 2);
         if is_full && state.end.is_none() && !state.peer_is_gone {
             return Ok(None);

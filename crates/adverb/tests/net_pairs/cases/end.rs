@@ -76,6 +76,14 @@ impl End {
         Ok(either!(self, End, connection => connection.send_with_imm(message, immediate))?)
     }
 
+    pub(crate) fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+        Ok(either!(self, End, connection => connection.feed(message))?)
+    }
+
+    pub(crate) fn flush(&self) -> Result<()> {
+        either!(self, End, connection => connection.flush())
+    }
+
     /// Says whether there was room.
     pub(crate) fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
         let sent = match self {

@@ -96,6 +96,52 @@ fn exchange(end: End, count: usize, most: usize) {
     end.close().unwrap();
 }
 
+/// How many messages are fed before each is acknowledged that came, and how often.
+const FED: usize = 300;
+const TIMES: usize = 3;
+
+fn fed_len(number: usize) -> usize {
+    // Among the short ones some that don't gather: longer than half of what goes at once, and those that are read.
+    match number % 100 {
+        50 => 9_000,
+        99 => 40_000,
+        rest => rest,
+    }
+}
+
+/// Feeds messages, and some of them sends; then waits for an answer, or flushes, or closes.
+pub(super) fn feed(end: End) {
+    for time in 0..TIMES {
+        for number in 0..FED {
+            let mut bytes = vec![0; fed_len(number)];
+            fill(number, &mut bytes);
+            match number % 70 {
+                0 => end.send(&bytes).unwrap(),
+                1 => while !end.try_send(&bytes).unwrap() {},
+                _ => end.feed(&bytes).unwrap(),
+            }
+        }
+        match time {
+            0 => {}
+            1 => end.flush().unwrap(),
+            _ => return end.close().unwrap(),
+        }
+        assert_eq!(&end.recv().unwrap().expect("an answer")[..], b"all came");
+    }
+}
+
+pub(super) fn take_fed(end: End) {
+    for time in 0..TIMES {
+        for number in 0..FED {
+            check(number, fed_len(number), &end.recv().unwrap().expect("there are more"));
+        }
+        if time + 1 < TIMES {
+            end.send(b"all came").unwrap();
+        }
+    }
+    assert!(end.recv().unwrap().is_none());
+}
+
 const THREADS: usize = 4;
 const EACH: usize = 250;
 

@@ -110,6 +110,8 @@ cases! {
         messages_go_both_ways_at_once(usual) messages::exchange_long, messages::exchange_long;
         everything_wraps_in_the_smallest_rings(tiny) messages::exchange_short, messages::exchange_short;
         the_ends_need_not_agree(unequal) messages::exchange_short, messages::exchange_short;
+        what_is_fed_goes_in_order_and_before_anybody_waits(usual) messages::feed, messages::take_fed;
+        what_is_fed_fits_the_smallest_rings(tiny) messages::feed, messages::take_fed;
         many_threads_share_a_connection(tiny) messages::send_from_threads, messages::recv_by_threads;
         one_direction_ends_and_the_other_goes_on(usual) messages::shut_down, messages::answer_after_the_end;
         closing_delivers_what_was_sent(usual) messages::send_and_close, messages::recv_late;

@@ -1,0 +1,101 @@
+//! Streams of bytes, over tokio's TCP and over connections: each message is so many bytes, written with one call.
+
+use std::time::{Duration, Instant};
+
+use adverb::net;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::connection::{address, options, runtime};
+use crate::peer::{self, Peer};
+use crate::{Meter, Outcome, SHORT, Work, processor_time, say, say_round_trips};
+
+pub(crate) fn begin(peer: &mut Peer, work: Work) -> Outcome {
+    let address = peer.hear()?;
+    runtime()?.block_on(async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        write(stream, work).await
+    })
+}
+
+pub(crate) fn begin_stream(peer: &mut Peer, device: &str, work: Work) -> Outcome {
+    let (options, address) = (options(device)?, peer.hear()?);
+    runtime()?.block_on(async {
+        let connection = net::Connector::new().options(&options).connect(address).await?;
+        write(connection.into_stream(), work).await
+    })
+}
+
+async fn write(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> Outcome {
+    match work {
+        Work::Rate { time, len } => {
+            let bytes = vec![7; len];
+            let mut meter = Meter::new(time);
+            let mut count = 0;
+            while meter.goes_on(count) {
+                stream.write_all(&bytes).await?;
+                count += 1;
+            }
+            stream.flush().await?;
+            meter.say(count, len)?;
+        }
+        Work::Latency { times } => {
+            let mut rounds = Vec::with_capacity(times);
+            for _ in 0..times {
+                let start = Instant::now();
+                stream.write_all(&[7; SHORT]).await?;
+                stream.read_exact(&mut [0; SHORT]).await?;
+                rounds.push(start.elapsed());
+            }
+            say_round_trips(rounds);
+        }
+        Work::Idle { time } => {
+            let processor = processor_time();
+            _ = tokio::time::timeout(time, stream.read_u8()).await;
+            say("processor-seconds", (processor_time() - processor).as_secs_f64());
+        }
+    }
+    stream.shutdown().await?;
+    // Until the other side is done, too.
+    _ = tokio::time::timeout(crate::PATIENCE, stream.read_u8()).await;
+    Ok(())
+}
+
+pub(crate) fn serve(address: &str, work: Work) -> Outcome<Duration> {
+    runtime()?.block_on(async {
+        let listener = TcpListener::bind((address, 0)).await?;
+        peer::tell(&listener.local_addr()?.to_string());
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        read(stream, work).await
+    })
+}
+
+pub(crate) fn serve_stream(device: &str, work: Work) -> Outcome<Duration> {
+    runtime()?.block_on(async {
+        let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
+        peer::tell(&listener.local_address().to_string());
+        read(listener.accept().await?.into_stream(), work).await
+    })
+}
+
+async fn read(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> Outcome<Duration> {
+    let processor = processor_time();
+    match work {
+        Work::Rate { .. } => {
+            let mut bytes = vec![0; 1 << 20];
+            while stream.read(&mut bytes).await? > 0 {}
+        }
+        Work::Latency { .. } => {
+            let mut bytes = [0; SHORT];
+            while stream.read_exact(&mut bytes).await.is_ok() {
+                stream.write_all(&bytes).await?;
+            }
+        }
+        Work::Idle { time } => _ = tokio::time::timeout(time, stream.read_u8()).await,
+    }
+    let processor = processor_time() - processor;
+    stream.shutdown().await?;
+    Ok(processor)
+}

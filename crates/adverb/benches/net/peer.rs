@@ -1,0 +1,89 @@
+//! The other process, and what is said between the two: a line each time, over pipes.
+
+use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::Outcome;
+
+/// The other process, as the first sees it.
+pub(crate) struct Peer {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub(crate) fn start(who: &str, device: &str, work: &[String]) -> Outcome<Peer> {
+        let program = std::env::current_exe()?;
+        // On a processor of its own, if one is named.
+        let mut command = match std::env::var("PEER_CPU") {
+            Ok(cpu) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &cpu]).arg(program);
+                command
+            }
+            Err(_) => Command::new(program),
+        };
+        let mut child = command
+            .args(["serve", who, device])
+            .args(work)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let to = child.stdin.take();
+        let from = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+        Ok(Peer { child, to, from })
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) -> Outcome {
+        let to = self.to.as_mut().ok_or("it was dismissed")?;
+        Ok(to.write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    pub(crate) fn hear(&mut self) -> Outcome<String> {
+        read(&mut self.from)
+    }
+
+    /// Says that it is over, and hears what the peer has to say of it.
+    pub(crate) fn dismiss(mut self) -> Outcome<String> {
+        drop(self.to.take());
+        let last = self.hear();
+        let status = self.child.wait()?;
+        if !status.success() {
+            return Err(format!("the other process failed: {status}").into());
+        }
+        last
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It is there only if something went wrong before it was dismissed; and then nobody can be told.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// Tells the process that started this one.
+pub(crate) fn tell(line: &str) {
+    println!("{line}");
+    _ = stdout().flush();
+}
+
+/// Hears from the process that started this one.
+pub(crate) fn hear() -> Outcome<String> {
+    read(&mut stdin().lock())
+}
+
+/// Waits until the process that started this one says that it is over.
+pub(crate) fn until_dismissed() {
+    _ = std::io::copy(&mut stdin().lock(), &mut std::io::sink());
+}
+
+fn read(from: &mut impl BufRead) -> Outcome<String> {
+    let mut line = String::new();
+    if from.read_line(&mut line)? == 0 {
+        return Err("the other process said nothing".into());
+    }
+    Ok(line.trim_end().to_owned())
+}

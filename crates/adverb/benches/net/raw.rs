@@ -1,0 +1,175 @@
+//! The device itself: SENDs on a queue pair, by processes that poll.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use adverb::memory::MemoryRegion;
+use adverb::verbs::{
+    Access, Completion, CompletionQueue, ConnectOptions, Device, QueuePair, RecvRequest, SendRequest,
+    Transport,
+};
+
+use crate::peer::{self, Peer};
+use crate::{Meter, Outcome, PATIENCE, SHORT, Work, processor_time, round_trips};
+
+/// How many requests are posted with one doorbell.
+pub(crate) const BATCH: u32 = 64;
+
+/// What each side works with.
+struct Desk {
+    completions: CompletionQueue,
+    queue_pair: QueuePair,
+    memory: MemoryRegion,
+    len: usize,
+    depth: u32,
+}
+
+impl Desk {
+    fn new(device: &str, work: Work) -> Outcome<Desk> {
+        let device = Device::open(device)?;
+        let domain = device.protection_domain()?;
+        let (len, depth) = match work {
+            // As many bytes as fit a cache, more or less, but not more messages than a queue is long.
+            Work::Rate { len, .. } => (len, ((4 << 20) / len).clamp(8, 2048) as u32),
+            _ => (SHORT, 16),
+        };
+        let completions = device.completion_queue(2 * depth + 8).create()?;
+        let memory = domain.region(len * depth as usize, Access::LOCAL_WRITE)?;
+        let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions);
+        let queue_pair = queue_pair.depth(depth, depth).create()?;
+        Ok(Desk { completions, queue_pair, memory, len, depth })
+    }
+
+    fn meet(&self, endpoint: &str) -> Outcome {
+        // Should the receiver be made to wait for a processor, and run out of receives, it is soon asked again.
+        let options = ConnectOptions::new().min_rnr_timer(6);
+        Ok(self.queue_pair.connect_with(&serde_json::from_str(endpoint)?, &options)?)
+    }
+
+    fn receive(&self, number: u32) -> Outcome<RecvRequest> {
+        let at = (number % self.depth) as usize * self.len;
+        Ok(RecvRequest::new(self.memory.slice(at..at + self.len)?).tag(1))
+    }
+
+    fn send(&self, number: u64) -> Outcome<SendRequest> {
+        let at = (number % u64::from(self.depth)) as usize * self.len;
+        Ok(SendRequest::send(self.memory.slice(at..at + self.len)?))
+    }
+
+    fn fill_receives(&self) -> Outcome {
+        let receives = (0..self.depth).map(|number| self.receive(number)).collect::<Outcome<Vec<_>>>()?;
+        self.queue_pair.post_recvs(receives)?;
+        Ok(())
+    }
+
+    /// Polls once, and says how many completions have this tag.
+    fn poll(&self, done: &mut Vec<Completion>, tag: u64) -> Outcome<u32> {
+        self.completions.poll(done)?;
+        let mut found = 0;
+        for completion in done.drain(..) {
+            completion.success()?;
+            found += u32::from(completion.tag() == tag);
+        }
+        Ok(found)
+    }
+
+    fn endpoint(&self) -> Outcome<String> {
+        Ok(serde_json::to_string(&self.queue_pair.endpoint())?)
+    }
+}
+
+pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Outcome {
+    let desk = Desk::new(device, work)?;
+    desk.fill_receives()?;
+    desk.meet(&peer.hear()?)?;
+    peer.tell(&desk.endpoint()?)?;
+    peer.hear()?;
+    let mut done = Vec::with_capacity(desk.depth as usize);
+    match work {
+        Work::Rate { time, len } => {
+            let batch = u64::from(batch.min(desk.depth / 2));
+            let mut meter = Meter::new(time);
+            let (mut posted, mut completed) = (0, 0);
+            while meter.goes_on(completed) {
+                while posted - completed + batch <= u64::from(desk.depth) {
+                    if batch == 1 {
+                        let request = desk.send(posted)?;
+                        // One in many says for all that they are done.
+                        desk.queue_pair.post_send(if posted % 16 == 15 {
+                            request
+                        } else {
+                            request.unsignaled()
+                        })?;
+                    } else {
+                        let request = |number| {
+                            let request = desk.send(posted + number).expect("it is within the memory");
+                            if number == batch - 1 { request } else { request.unsignaled() }
+                        };
+                        desk.queue_pair.post_sends((0..batch).map(request))?;
+                    }
+                    posted += batch;
+                }
+                completed += u64::from(desk.poll(&mut done, 0)?);
+            }
+            meter.say(completed, len)?;
+            // What asked for no completion is done with one that does.
+            let (deadline, mut last) = (Instant::now() + PATIENCE, Some(desk.send(posted)?));
+            while completed <= posted {
+                if posted - completed < u64::from(desk.depth)
+                    && let Some(last) = last.take()
+                {
+                    desk.queue_pair.post_send(last)?;
+                }
+                completed += u64::from(desk.poll(&mut done, 0)?);
+                if Instant::now() > deadline {
+                    return Err(format!("{completed} of {posted} messages were acknowledged").into());
+                }
+            }
+        }
+        Work::Latency { times } => {
+            let mut received = 0;
+            round_trips(times, || {
+                desk.queue_pair.post_send(desk.send(0)?)?;
+                while desk.poll(&mut done, 1)? == 0 {}
+                desk.queue_pair.post_recv(desk.receive(received)?)?;
+                received += 1;
+                Ok(())
+            })?;
+        }
+        Work::Idle { .. } => return Err("who polls is never idle".into()),
+    }
+    Ok(())
+}
+
+pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
+    let desk = Desk::new(device, work)?;
+    desk.fill_receives()?;
+    peer::tell(&desk.endpoint()?);
+    desk.meet(&peer::hear()?)?;
+    peer::tell("ready");
+    let processor = processor_time();
+    let over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&over);
+    std::thread::spawn(move || {
+        peer::until_dismissed();
+        seen.store(true, Ordering::Relaxed);
+    });
+    let mut done = Vec::with_capacity(desk.depth as usize);
+    let mut receives = Vec::with_capacity(desk.depth as usize);
+    let mut received = 0;
+    while !over.load(Ordering::Relaxed) {
+        let count = desk.poll(&mut done, 1)?;
+        if let (Work::Latency { .. }, 1..) = (work, count) {
+            desk.queue_pair.post_send(desk.send(0)?)?;
+        }
+        for _ in 0..count {
+            receives.push(desk.receive(received)?);
+            received += 1;
+        }
+        if !receives.is_empty() {
+            desk.queue_pair.post_recvs(receives.drain(..))?;
+        }
+    }
+    Ok(processor_time() - processor)
+}
