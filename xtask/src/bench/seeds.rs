@@ -82,12 +82,12 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Why a link can't do better, as it was measured: system calls were counted with strace, instructions with callgrind, and
-/// times taken of the same calls from C, on two processors where nothing else ran.
+/// times taken of the same calls from C.
 fn cause(link: &str, name: &str) -> &'static str {
     match (link, name) {
         (_, "notify") => {
-            "there and back (see `process`), and one wake-up: from a write to an eventfd until who sleeps on it runs, 3.0 µs \
-             pass even in C, and 3 more where its processor was asleep; the write itself takes 3.0, too"
+            "there and back (see `process`), and a wake-up: from a write to an eventfd until who sleeps on it runs, 3.0 µs pass in \
+             a C program that does nothing else"
         }
         ("udp", "post") => {
             "one system call: 1.2 µs of 2.1 are `sendmsg`, in which the packet goes all the way to the peer's socket (1.1 \
