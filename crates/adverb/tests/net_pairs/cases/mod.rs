@@ -106,6 +106,7 @@ cases! {
         messages_of_every_class_of_length_come_back(usual) messages::send_lengths, messages::echo;
         sides_with_a_key_meet_over_tcp(keyed_over_tcp) messages::send_lengths, messages::echo;
         sides_with_a_key_meet_by_the_connection_manager(keyed_by_manager) messages::send_lengths, messages::echo;
+        who_can_be_found_over_tcp_only_is_found(found_over_tcp) messages::shut_down, messages::answer_after_the_end;
         a_message_of_64_mib_arrives(patient) messages::send_longest, messages::recv_longest;
         messages_go_both_ways_at_once(usual) messages::exchange_long, messages::exchange_long;
         everything_wraps_in_the_smallest_rings(tiny) messages::exchange_short, messages::exchange_short;
@@ -137,6 +138,14 @@ fn usual(_: Role, options: Options) -> Options {
 
 fn keyed_over_tcp(_: Role, options: Options) -> Options {
     options.exchange(Exchange::Tcp).key(&Key::new([7; 32]).unwrap())
+}
+
+/// The connection manager is asked first where there is hardware, and says that nobody is there.
+fn found_over_tcp(role: Role, options: Options) -> Options {
+    match role {
+        Role::Client => options,
+        Role::Server => options.exchange(Exchange::Tcp),
+    }
 }
 
 fn keyed_by_manager(_: Role, options: Options) -> Options {
