@@ -247,7 +247,9 @@ async fn a_peer_that_ends_at_once_is_an_error() {
 #[tokio::test]
 async fn a_peer_may_send_messages() {
     let (left, right) = connections(&options()).await;
+    left.feed(b"fed").await.unwrap();
     let mut left = left.into_stream();
+    assert_eq!(&right.recv().await.unwrap().unwrap()[..], b"fed");
     for message in [&b"one "[..], b"", &bytes(0, 100_000)] {
         right.send_with_imm(message, 7).await.unwrap();
     }

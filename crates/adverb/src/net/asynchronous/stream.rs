@@ -26,14 +26,14 @@ use crate::net::link::{Link, State};
 /// A connection as a stream of bytes, as TCP's are: for all that reads and writes those, hyper and tonic among them.
 ///
 /// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
-///   peer reads too slowly. Whatever waits is sent when there is room, whether anybody flushes or not. Long writes go in
-///   pieces of a quarter of the peer's [ring](Options::ring).
+///   peer reads too slowly. Whatever waits is sent when there is room, whether anybody flushes or not. Of long writes the
+///   peer's device reads copies from this side's memory.
 /// - **Flushing** returns when all is on its way.
 /// - **Shutting down** ends what this side sends, and returns when the peer's device has all of it. Reading goes on.
 /// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
 ///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
 /// - **Dropping** it closes the connection, in a task of its own, as [`Connection::close`] does: the peer gets what was
-///   written, and the end.
+///   written, and the end, if it reads within the options' [`connect_timeout`](Options::connect_timeout).
 ///
 /// Nothing is timed out: the options' [`timeout`](Options::timeout) isn't looked at. Where messages begin and end isn't seen,
 /// nor are the 32 bits beside them; so the peer may as well send and receive messages.
@@ -118,6 +118,8 @@ impl Connection {
 
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
+        // What was fed and not flushed goes with what is written.
+        connection.link.flush(&mut connection.link.lock());
         let waiting = Arc::<Waiting>::default();
         let shared = Arc::new(Shared {
             connection: Some(connection),

@@ -15,8 +15,8 @@ use crate::net::link::Link;
 /// A connection as a stream of bytes, as TCP's are.
 ///
 /// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
-///   peer reads too slowly. What waits is sent when this side writes, flushes or reads again. Long writes go in pieces of a
-///   quarter of the peer's [ring](Options::ring).
+///   peer reads too slowly. What waits is sent when this side writes, flushes or reads again. Of long writes the
+///   peer's device reads copies from this side's memory.
 /// - **Flushing** returns when all is on its way.
 /// - [**Shutting down**](Stream::shutdown) ends what this side sends. Reading goes on.
 /// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
@@ -76,6 +76,8 @@ impl Connection {
 
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
+        // What was fed and not flushed goes with what is written.
+        connection.link.flush(&mut connection.link.lock());
         let shared = Arc::new(Shared(Some(connection)));
         let reader = ReadHalf { shared: Arc::clone(&shared), rest: None };
         Stream { reader, writer: WriteHalf { shared } }

@@ -707,14 +707,19 @@ fn put(frame: &Frame, body: &[IoSlice<'_>], out: &mut [u8]) {
         FrameKind::Announcement { name_len, .. } => (HEADER_LEN + ANNOUNCEMENT_LEN, name_len),
         FrameKind::Offer { .. } | FrameKind::End | FrameKind::Gone => return,
     };
-    let (mut rest, padding) = out[begin..].split_at_mut(len as usize);
-    for piece in body {
-        let (to_piece, behind) = rest.split_at_mut(piece.len().min(rest.len()));
-        to_piece.copy_from_slice(&piece[..to_piece.len()]);
-        rest = behind;
-    }
-    debug_assert!(rest.is_empty(), "there are as many bytes as the frame says");
+    let (to_body, padding) = out[begin..].split_at_mut(len as usize);
+    gather(body, to_body);
     padding.fill(0);
+}
+
+/// Copies as many of the pieces' bytes as there is room for, which must be filled by them.
+fn gather(pieces: &[IoSlice<'_>], mut out: &mut [u8]) {
+    for piece in pieces {
+        let (to_piece, behind) = out.split_at_mut(piece.len().min(out.len()));
+        to_piece.copy_from_slice(&piece[..to_piece.len()]);
+        out = behind;
+    }
+    debug_assert!(out.is_empty(), "there are as many bytes as were promised");
 }
 
 /// Whether a write of `len` bytes can be posted now.
