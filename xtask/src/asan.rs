@@ -19,7 +19,7 @@ const PROGRAMS: &[&str] = &[
     "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows --test tiers",
     "test --package adverb --lib --no-run",
     // What needs a device but no hardware.
-    "build --package adverb --features tokio --test pool --test net --test net_async",
+    "build --package adverb --features tokio --test pool --test net --test net_async --test net_stream",
 ];
 
 /// The tests of the conformance suite in which requests are cut off, by what their groups or names contain.
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
     process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
 
-    for test in ["pool", "net", "net_async"] {
+    for test in ["pool", "net", "net_async", "net_stream"] {
         process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "20000"))?;
     }
 

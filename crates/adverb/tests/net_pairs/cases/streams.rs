@@ -8,9 +8,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::end::wait;
 use super::{End, Random};
 
-/// How many are written or read at a time, at most.
-const PIECE: usize = 100_000;
-
 /// The byte at this place of a stream.
 fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
@@ -22,18 +19,19 @@ fn check(from: usize, bytes: &[u8]) {
 }
 
 pub(super) fn exchange_much(end: End) {
-    write_and_read(end, 1 << 20);
+    write_and_read(end, 1 << 20, 100_000);
 }
 
 pub(super) fn exchange_little(end: End) {
-    write_and_read(end, 50_000);
+    // Too short to be read from where they are.
+    write_and_read(end, 50_000, 3_000);
 }
 
-/// Writes so many bytes, reads as many that the other end writes meanwhile, up to its end, and closes.
-fn write_and_read(end: End, total: usize) {
+/// Writes so many bytes, at most `most` at a time, reads as many that the other end writes meanwhile, up to its end, and closes.
+fn write_and_read(end: End, total: usize, most: usize) {
     let bytes: Vec<u8> = (0..total).map(byte).collect();
     let (mut lens, mut at) = (Random(5), 0);
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; most];
     match end {
         End::Threads(connection) => {
             let (mut reader, mut writer) = connection.into_stream().into_split();
@@ -41,13 +39,13 @@ fn write_and_read(end: End, total: usize) {
                 scope.spawn(|| {
                     let (mut lens, mut rest) = (Random(6), &bytes[..]);
                     while !rest.is_empty() {
-                        let len = (1 + lens.len(PIECE - 1)).min(rest.len());
+                        let len = (1 + lens.len(most - 1)).min(rest.len());
                         rest = &rest[writer.write(&rest[..len]).unwrap()..];
                     }
                     writer.shutdown().unwrap();
                 });
                 loop {
-                    let len = 1 + lens.len(PIECE - 1);
+                    let len = 1 + lens.len(most - 1);
                     let count = reader.read(&mut piece[..len]).unwrap();
                     check(at, &piece[..count]);
                     at += count;
@@ -62,14 +60,14 @@ fn write_and_read(end: End, total: usize) {
             let writing = async {
                 let (mut lens, mut rest) = (Random(6), &bytes[..]);
                 while !rest.is_empty() {
-                    let len = (1 + lens.len(PIECE - 1)).min(rest.len());
+                    let len = (1 + lens.len(most - 1)).min(rest.len());
                     rest = &rest[writer.write(&rest[..len]).await.unwrap()..];
                 }
                 writer.shutdown().await.unwrap();
             };
             let reading = async {
                 loop {
-                    let len = 1 + lens.len(PIECE - 1);
+                    let len = 1 + lens.len(most - 1);
                     let count = reader.read(&mut piece[..len]).await.unwrap();
                     check(at, &piece[..count]);
                     at += count;
