@@ -593,6 +593,7 @@ impl Link {
 
     /// Drives the connection, if `ready` has nothing before that, and looks whether it has something now. Also says whether
     /// anything is new for others who wait.
+    #[cfg(feature = "tokio")]
     pub(super) fn look_once<T>(
         &self,
         ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
