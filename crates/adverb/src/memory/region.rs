@@ -11,6 +11,7 @@ use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
 use super::{Buffer, Memory};
 use crate::backend;
 use crate::error::{Error, Result};
+use crate::verbs::ProtectionDomain;
 
 /// Registered memory that may be shared, with the device and with peers.
 ///
@@ -223,12 +224,43 @@ impl MemoryRegion {
         }
     }
 
+    /// The same memory, with the same rights, in another domain, for peers that come over that; it stays as long as either.
+    pub(crate) fn again_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
+        self.0.check_mapped(0, 0)?;
+        let (memory, access) = (Again(self.clone()), self.access());
+        if self.0.is_at_its_own_address() {
+            domain.register(memory, access)
+        } else {
+            domain.register_at(memory, self.0.names.addr, access)
+        }
+    }
+
     /// The bytes as atomics: the only way in which shared memory is touched.
     fn atomics(&self, offset: usize, len: usize) -> Result<&[AtomicU8]> {
         self.0.check_mapped(offset, len)?;
         // SAFETY: in bounds as checked; AtomicU8 has the layout of u8; the memory lives as long as the region, which
         // the slice borrows; and nobody reaches it but through atomics, the device, and peers through theirs.
         Ok(unsafe { std::slice::from_raw_parts(self.0.address.add(offset).as_ptr().cast(), len) })
+    }
+}
+
+/// Memory that is registered already.
+struct Again(MemoryRegion);
+
+// SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was
+// checked when this was made. Who has either region reaches the bytes by
+// atomics only, as peers do, and neither becomes a buffer: it isn't exclusive, and the first has another handle.
+unsafe impl Memory for Again {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.0.0.address
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        false
     }
 }
 

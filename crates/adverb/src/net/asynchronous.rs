@@ -13,6 +13,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
@@ -21,7 +22,8 @@ use tokio::sync::Notify;
 
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready, State};
-use super::{Message, Options, Outgoing, SendError};
+use super::session::{self, Bell, Paths};
+use super::{Message, Options, Outgoing, SendError, Unacknowledged};
 use crate::backend::readable_by_tasks;
 use crate::error::{Error, Result};
 use crate::memory::Pool;
@@ -45,6 +47,7 @@ pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
 #[must_use]
 pub struct Connector {
     options: Options,
+    also_at: Vec<String>,
 }
 
 impl Connector {
@@ -56,6 +59,15 @@ impl Connector {
     /// How its connections are to be.
     pub fn options(mut self, options: &Options) -> Connector {
         self.options = options.clone();
+        self
+    }
+
+    /// Other addresses at which the same program listens, as `host:port`: tried when those that are named to
+    /// [`connect`](Connector::connect) can't be reached, and when a connection is to [go on](Options::reconnect) over another
+    /// path. Names are looked up each time. Which device of this machine is used follows from the route to the address, unless
+    /// the options name one.
+    pub fn also_at(mut self, address: impl Into<String>) -> Connector {
+        self.also_at.push(address.into());
         self
     }
 
@@ -71,19 +83,26 @@ impl Connector {
     ///
     /// Dropped, it leaves nothing behind.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
+        let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
+        let paths = Paths { addresses, names: self.also_at.clone() };
+        let mut peers = paths.addresses.clone();
+        for name in &paths.names {
+            // One that can't be looked up now may be later.
+            peers.extend(lookup_host(name).await.into_iter().flatten());
+        }
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
-        for peer in lookup_host(address).await.map_err(bootstrap::no_address)? {
+        for peer in peers {
             match self.connect_one(peer, &deadline).await {
-                Ok(connection) => return Ok(connection),
+                Ok(link) => return Connection::new(link, paths),
                 Err(error) => failure = Some(error),
             }
         }
         Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
     }
 
-    async fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Connection> {
-        let (options, ways) = bootstrap::ways(peer, &self.options);
+    async fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Box<Link>> {
+        let (options, ways) = bootstrap::ways(peer, &self.options)?;
         let mut failure = None;
         for way in ways {
             match connect_by(way, peer, &options, deadline).await {
@@ -95,12 +114,7 @@ impl Connector {
     }
 }
 
-async fn connect_by(
-    way: Way,
-    peer: SocketAddr,
-    options: &Options,
-    deadline: &Deadline,
-) -> Result<Connection> {
+async fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
     let mut handshake = match way {
         Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
         Way::Tcp => {
@@ -113,7 +127,7 @@ async fn connect_by(
     };
     loop {
         if let Some(link) = handshake.poll()? {
-            return Connection::new(*link);
+            return Ok(link);
         }
         wait(&handshake, handshake.left()).await?;
     }
@@ -188,7 +202,7 @@ impl Listener {
     pub async fn accept(&self) -> Result<Connection> {
         loop {
             match self.listening.poll()? {
-                Accepted::Connection(link) => return Connection::new(*link),
+                Accepted::Connection(link) => return Connection::new(link, Paths::default()),
                 Accepted::Wait(bell, left) => wait(&*bell, left).await?,
             }
         }
@@ -253,7 +267,7 @@ impl fmt::Debug for Listener {
 /// A future that is dropped takes nothing with it that the device has: buffers stay until their requests are done, and the
 /// connection goes on. What else happens is said of each method.
 pub struct Connection {
-    link: Link,
+    link: Arc<Link>,
     /// Readable when the completion queue has an event.
     events: AsyncFd<OwnedFd>,
     /// Told when a task took something in that others may wait for.
@@ -262,13 +276,22 @@ pub struct Connection {
 
 impl Connection {
     /// For tasks, a connection whose peer has said hello.
-    fn new(link: Link) -> Result<Connection> {
+    fn new(link: Box<Link>, paths: Paths) -> Result<Connection> {
         let broken = |error| {
             bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
         };
-        let events =
-            link.completions().event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
-        let events = readable_by_tasks(events).map_err(broken)?;
+        let lane = link.lane();
+        let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
+        let events = match link.session() {
+            // Which completion queue it has may change.
+            Some(_) => {
+                let bell = Bell::new(events).map_err(broken)?;
+                readable_by_tasks(link.bell.get_or_init(|| bell).as_fd())
+            }
+            None => readable_by_tasks(events),
+        };
+        let events = events.map_err(broken)?;
+        let link = session::settle(link, paths);
         Ok(Connection { link, events, news: Notify::new() })
     }
 
@@ -427,8 +450,19 @@ impl Connection {
     }
 
     /// Where buffers for its messages come from.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> Pool {
         self.link.pool()
+    }
+
+    /// The messages that were sent and that the peer may not have, once a connection that was to
+    /// [go on](Options::reconnect) has ended; taken from it, so that the next call has none. Without that option, none are kept.
+    pub fn unacknowledged(&self) -> Vec<Unacknowledged> {
+        self.link.unacknowledged()
+    }
+
+    #[cfg(all(test, feature = "soft"))]
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
     }
 
     /// The peer's address.
@@ -464,7 +498,7 @@ impl Connection {
                     event = self.events.readable() => {
                         let broken = |error| bootstrap::verb("waiting for an event", error, "");
                         let mut event = event.map_err(broken)?;
-                        while self.link.completions().take_event()? {}
+                        self.link.take_events()?;
                         event.clear_ready();
                     }
                     () = tokio::time::sleep(self.link.options.keepalive) => {

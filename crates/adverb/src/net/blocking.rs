@@ -12,11 +12,13 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready};
-use super::{Message, Options, Outgoing, SendError};
+use super::session::{self, Paths};
+use super::{Message, Options, Outgoing, SendError, Unacknowledged};
 use crate::backend::wait_either;
 use crate::error::Result;
 use crate::memory::Pool;
@@ -36,6 +38,7 @@ pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
 #[must_use]
 pub struct Connector {
     options: Options,
+    also_at: Vec<String>,
 }
 
 impl Connector {
@@ -50,6 +53,15 @@ impl Connector {
         self
     }
 
+    /// Other addresses at which the same program listens, as `host:port`: tried when those that are named to
+    /// [`connect`](Connector::connect) can't be reached, and when a connection is to [go on](Options::reconnect) over another
+    /// path. Names are looked up each time. Which device of this machine is used follows from the route to the address, unless
+    /// the options name one.
+    pub fn also_at(mut self, address: impl Into<String>) -> Connector {
+        self.also_at.push(address.into());
+        self
+    }
+
     /// Connects to a listener. If the name has several addresses, they are tried one after the other.
     ///
     /// # Errors
@@ -58,31 +70,34 @@ impl Connector {
     /// of the same protocol; if there is no device that reaches the peer; all within the options'
     /// [`connect_timeout`](Options::connect_timeout).
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
+        let addresses = address.to_socket_addrs().map_err(bootstrap::no_address)?.collect();
+        let paths = Paths { addresses, names: self.also_at.clone() };
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
-        for peer in address.to_socket_addrs().map_err(bootstrap::no_address)? {
-            match self.connect_one(peer, &deadline) {
-                Ok(connection) => return Ok(connection),
+        for peer in paths.resolve() {
+            match connect_link(peer, &self.options, &deadline) {
+                Ok(link) => return Ok(Connection { link: session::settle(link, paths) }),
                 Err(error) => failure = Some(error),
             }
         }
         Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
     }
-
-    fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Connection> {
-        let (options, ways) = bootstrap::ways(peer, &self.options);
-        let mut failure = None;
-        for way in ways {
-            match connect_by(way, peer, &options, deadline) {
-                Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
-                connected => return connected,
-            }
-        }
-        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
-    }
 }
 
-fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Connection> {
+/// Connects to a listener, by whichever way leads there.
+pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
+    let (options, ways) = bootstrap::ways(peer, options)?;
+    let mut failure = None;
+    for way in ways {
+        match connect_by(way, peer, &options, deadline) {
+            Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
+            connected => return connected,
+        }
+    }
+    Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
+}
+
+fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
     let mut handshake = match way {
         Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
         Way::Tcp => {
@@ -95,7 +110,7 @@ fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline
     };
     loop {
         if let Some(link) = handshake.poll()? {
-            return Ok(Connection { link: *link });
+            return Ok(link);
         }
         wait(&handshake, handshake.left())?;
     }
@@ -155,7 +170,9 @@ impl Listener {
     pub fn accept(&self) -> Result<Connection> {
         loop {
             match self.listening.poll()? {
-                Accepted::Connection(link) => return Ok(Connection { link: *link }),
+                Accepted::Connection(link) => {
+                    return Ok(Connection { link: session::settle(link, Paths::default()) });
+                }
                 Accepted::Wait(bell, left) => wait(&*bell, left)?,
             }
         }
@@ -213,7 +230,7 @@ impl fmt::Debug for Listener {
 /// # Ok::<(), adverb::Error>(())
 /// ```
 pub struct Connection {
-    link: Link,
+    link: Arc<Link>,
 }
 
 impl Connection {
@@ -359,8 +376,19 @@ impl Connection {
     }
 
     /// Where buffers for its messages come from.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> Pool {
         self.link.pool()
+    }
+
+    /// The messages that were sent and that the peer may not have, once a connection that was to
+    /// [go on](Options::reconnect) has ended; taken from it, so that the next call has none. Without that option, none are kept.
+    pub fn unacknowledged(&self) -> Vec<Unacknowledged> {
+        self.link.unacknowledged()
+    }
+
+    #[cfg(all(test, feature = "soft"))]
+    pub(super) fn link(&self) -> &Arc<Link> {
+        &self.link
     }
 
     /// The peer's address.

@@ -101,6 +101,18 @@ impl From<Message> for Outgoing<'_> {
     }
 }
 
+/// A message that was sent, and of which nobody knows whether the peer has it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Unacknowledged {
+    /// How many messages were sent before it over this connection.
+    pub number: u64,
+    /// Its bytes.
+    pub message: RegisteredBuf,
+    /// The 32 bits beside it.
+    pub immediate: Option<u32>,
+}
+
 /// Sending, or writing to a peer's memory, failed: why, and what was to be sent.
 ///
 /// `?` makes an [`Error`] of it; so who doesn't want the buffer back needn't care.

@@ -16,7 +16,8 @@
 //! they have it, before either tells where its memory is. That says who is connected, and protects nothing of what is said
 //! afterwards: RDMA's packets are neither encrypted nor signed.
 //!
-//! Nothing runs in the background: a connection is driven by the calls that use it.
+//! Nothing runs in the background: a connection is driven by the calls that use it. Only while one is broken and to be
+//! [made again](Options::reconnect), a thread sees to that.
 
 #[cfg(feature = "tokio")]
 mod asynchronous;
@@ -31,6 +32,7 @@ mod message;
 mod options;
 mod protocol;
 mod remote;
+mod session;
 mod wait;
 
 #[cfg(feature = "tokio")]
@@ -38,6 +40,6 @@ pub use asynchronous::{
     AddressSpace, Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect,
 };
 pub use key::Key;
-pub use message::{Message, Outgoing, SendError};
+pub use message::{Message, Outgoing, SendError, Unacknowledged};
 pub use options::{Exchange, Options};
 pub use remote::Rights;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Key;
+use super::protocol::handshake::Session;
 use super::protocol::{
     FEWEST_WRITES, HEADER_LEN, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
 };
@@ -32,6 +33,9 @@ pub struct Options {
     pub(super) connect_timeout: Duration,
     pub(super) timeout: Duration,
     pub(super) keepalive: Duration,
+    pub(super) reconnect: Option<Duration>,
+    /// The connection that is to begin or to go on.
+    pub(super) session: Option<Session>,
 }
 
 impl Default for Options {
@@ -49,6 +53,8 @@ impl Default for Options {
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::MAX,
             keepalive: Duration::from_secs(5),
+            reconnect: None,
+            session: None,
         }
     }
 }
@@ -139,6 +145,22 @@ impl Options {
     /// its program does; if it doesn't, the connection ends, within another second or so. `Duration::MAX` is never.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
+        self
+    }
+
+    /// Has the connection go on when its link breaks, if it can be made again within this time: over the same path or another.
+    /// Both sides must want it.
+    ///
+    /// A break is noticed by who uses the connection; who connected then connects again, by itself; the other side's listener must be there, with somebody
+    /// [accepting](super::blocking::Listener::accept). What was sent and hadn't come is sent again, so that no message is lost
+    /// or comes twice as long as both programs live; who waits goes on waiting. One-sided operations that were under way fail,
+    /// because nobody knows whether they were done; memory that was exposed is announced again, and must be
+    /// [found](super::blocking::Connection::remote) again. A break is noticed as it is [otherwise](Options::keepalive).
+    ///
+    /// If the time passes, or the peer doesn't know the connection any more, because its program has ended, the connection
+    /// ends, and [`unacknowledged`](super::blocking::Connection::unacknowledged) has the messages that the peer may not have.
+    pub fn reconnect(mut self, within: Duration) -> Options {
+        self.reconnect = Some(within);
         self
     }
 

@@ -115,7 +115,7 @@ impl Announced {
     pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
         let (place, len) = self.range(range, Rights::READ)?;
         link.check_len(len)?;
-        Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place)))
+        Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place), self.generation))
     }
 
     pub(super) fn write<'a>(
@@ -131,12 +131,12 @@ impl Announced {
             Ok(place) => place,
             Err(error) => return Err(bytes.refused(error)),
         };
-        Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place)))
+        Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place), self.generation))
     }
 
     pub(super) fn fetch_add<'a>(&self, link: &'a Link, offset: u64, add: u64) -> Result<Asked<'a>> {
         let place = self.word(offset)?;
-        Ok(link.ask_for(SendRequest::fetch_add(link.pool().alloc(8)?, place, add)))
+        Ok(link.ask_for(SendRequest::fetch_add(link.pool().alloc(8)?, place, add), self.generation))
     }
 
     pub(super) fn compare_swap<'a>(
@@ -147,7 +147,8 @@ impl Announced {
         swap: u64,
     ) -> Result<Asked<'a>> {
         let place = self.word(offset)?;
-        Ok(link.ask_for(SendRequest::compare_swap(link.pool().alloc(8)?, place, compare, swap)))
+        Ok(link
+            .ask_for(SendRequest::compare_swap(link.pool().alloc(8)?, place, compare, swap), self.generation))
     }
 }
 

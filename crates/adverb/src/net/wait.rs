@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::link::{Link, State};
+use super::link::{Lane, Link, State};
 use crate::error::{Error, Result};
 use crate::verbs::{Completion, Deadline};
 
@@ -10,7 +10,7 @@ use crate::verbs::{Completion, Deadline};
 #[derive(Default)]
 pub(super) struct Waiting {
     /// Whether a thread waits for events. Only that one polls; it takes in what comes for all others.
-    leader: bool,
+    pub(super) leader: bool,
     /// How many threads wait for news from it.
     followers: u32,
     pub(super) patience: Patience,
@@ -65,7 +65,7 @@ impl Link {
         waiting: &'static str,
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut deadline = None;
+        let (mut deadline, mut silence) = (None, Duration::ZERO);
         let mut state = self.lock();
         let mut value = self.at_once(&mut state, &mut ready, |state| self.drive_unless_led(state));
         if let Ok(None) = value {
@@ -87,7 +87,7 @@ impl Link {
             if left.is_zero() {
                 return Err(Error::Timeout { timeout, waiting });
             }
-            if state.waiting.leader {
+            if state.waiting.leader || state.is_broken() {
                 state.waiting.followers += 1;
                 self.news.wait_for(&mut state, left.min(FAR));
                 state.waiting.followers -= 1;
@@ -97,12 +97,17 @@ impl Link {
             state.waiting.leader = true;
             let patience = state.waiting.patience.begin().min(left);
             let mut done = std::mem::take(&mut state.done);
+            let lane = state.lane();
             drop(state);
-            let mut polled = self.look(&mut done, patience);
+            let mut polled = look(&lane, &mut done, patience);
             let has_helped = !matches!(polled, Ok(0));
+            // Over which lane it goes may change, if it may go on.
+            let most = if self.options.reconnect.is_some() { GLANCE } else { Duration::MAX };
+            let slice = left.min(self.options.keepalive).min(most);
             if !has_helped {
-                polled = self.completions().poll_timeout(&mut done, left.min(self.options.keepalive));
+                polled = lane.completions.poll_timeout(&mut done, slice);
             }
+            drop(lane);
             state = self.lock();
             state.waiting.leader = false;
             if !patience.is_zero() {
@@ -110,26 +115,15 @@ impl Link {
             }
             let polled = self.polled(&mut state, polled, &mut done);
             state.done = done;
-            if !polled {
+            silence = if polled { Duration::ZERO } else { silence + slice };
+            if silence >= self.options.keepalive {
+                silence = Duration::ZERO;
                 self.ask(&mut state);
             }
             self.tell_followers(&state);
             // Before another look at the device, which may have the answer to this to send.
             value = ready(self, &mut state);
         }
-    }
-
-    /// Polls for as long as this, or until something has come.
-    fn look(&self, done: &mut Vec<Completion>, patience: Duration) -> Result<usize> {
-        let start = Instant::now();
-        while start.elapsed() < patience {
-            let count = self.completions().poll(done)?;
-            if count > 0 {
-                return Ok(count);
-            }
-            std::hint::spin_loop();
-        }
-        Ok(0)
     }
 
     /// Drives, unless another thread waits for events: that one would be left waiting for what it was kept from.
@@ -148,6 +142,21 @@ impl Link {
     }
 }
 
+/// Polls for as long as this, or until something has come.
+fn look(lane: &Lane, done: &mut Vec<Completion>, patience: Duration) -> Result<usize> {
+    let start = Instant::now();
+    while start.elapsed() < patience {
+        let count = lane.completions.poll(done)?;
+        if count > 0 {
+            return Ok(count);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(0)
+}
+
+/// How often to look whether a connection goes another way.
+const GLANCE: Duration = Duration::from_millis(100);
 /// Longer than anybody waits, and not too long for a clock.
 const FAR: Duration = Duration::from_secs(1 << 30);
 

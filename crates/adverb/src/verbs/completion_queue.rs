@@ -507,8 +507,9 @@ impl Attached {
         &self.completion_queue
     }
 
-    /// Takes out all requests, oldest first. Nobody may post meanwhile, or what is posted may be taken out too.
-    pub(super) fn take_all(&self) -> Vec<Payload> {
+    /// Takes out all requests, oldest first: their tags and memory. Nobody may post meanwhile, or what is posted may be taken
+    /// out too.
+    pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
         self.completing(Completing::take_all).unwrap_or_default()
     }
 

@@ -166,9 +166,9 @@ impl Completing {
         true
     }
 
-    /// Takes out all requests, oldest first: for a queue pair that is no more.
-    pub(super) fn take_all(&mut self) -> Vec<Payload> {
-        std::iter::from_fn(|| self.ring.pop()).map(|request| request.payload).collect()
+    /// Takes out all requests, oldest first, their tags and memory: for a queue pair that is no more.
+    pub(super) fn take_all(&mut self) -> Vec<(u64, Payload)> {
+        std::iter::from_fn(|| self.ring.pop()).map(|request| (request.tag, request.payload)).collect()
     }
 
     /// Takes back the request that was posted last, because the device didn't take it.

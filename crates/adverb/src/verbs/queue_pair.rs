@@ -339,10 +339,18 @@ impl QueuePair {
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.free_windows();
         self.change(&StateChange::Reset)?;
-        let left = self.take_all();
+        let left = self.take_all().into_iter().map(|(_, memory)| memory).collect();
         self.psn.store(random_psn()?.get(), Ordering::Relaxed);
         self.initialise()?;
         Ok(left)
+    }
+
+    /// Has the device forget all its requests, of which those come back that nobody has heard of: tags and memory, sends first.
+    /// It isn't good for anything then.
+    pub(crate) fn forget(&self) -> Result<Vec<(u64, Payload)>> {
+        let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
+        self.change(&StateChange::Reset)?;
+        Ok(self.take_all())
     }
 
     /// Brings it from the reset state to one in which receives may be posted.
@@ -372,8 +380,8 @@ impl QueuePair {
         self.recv.own().map_or(0, |queue| queue.lock().len())
     }
 
-    /// The memory of all its requests, sends first: for when the device has forgotten them.
-    pub(super) fn take_all(&self) -> Vec<Payload> {
+    /// The tags and the memory of all its requests, sends first: for when the device has forgotten them.
+    pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
         let mut left = self.send.take_all();
         left.extend(self.recv.own().map(Attached::take_all).unwrap_or_default());
         left

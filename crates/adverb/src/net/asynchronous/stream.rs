@@ -307,7 +307,7 @@ impl Shared {
         *self.waiting.0[who].lock() = Some(cx.waker().clone());
         loop {
             let mut state = link.lock();
-            link.completions().arm(false)?;
+            state.arm()?;
             // What came before makes no event.
             let has_news = link.drive(&mut state);
             let value = ready(link, &mut state);
@@ -323,7 +323,7 @@ impl Shared {
             };
             let broken = |error| bootstrap::verb("waiting for an event", error, "");
             let mut event = event.map_err(broken)?;
-            while link.completions().take_event()? {}
+            link.take_events()?;
             event.clear_ready();
         }
         if let Some(silence) = silence

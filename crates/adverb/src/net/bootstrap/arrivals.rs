@@ -215,7 +215,11 @@ impl Arrivals {
                 Ok(Some(link)) => {
                     self.pending.swap_remove(index);
                     self.mind_the_doors()?;
-                    return Ok(Some(link));
+                    match link.goes_on() {
+                        // One that is here already goes on.
+                        Some(broken) => broken.adopt(*link),
+                        None => return Ok(Some(link)),
+                    }
                 }
                 Err(error) => {
                     let peer = handshake.peer();

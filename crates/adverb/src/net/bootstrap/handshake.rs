@@ -196,15 +196,14 @@ impl Handshake {
                 self.connected(Link::new(parts, queue_pair, Some(hold), Role::Listener, seal), None)
             }
             Stage::Connected(link, wire) => {
-                while link.completions().take_event()? {}
+                link.take_events()?;
                 let (is_established, _) = link.step(&mut |link, state| link.is_established(state));
                 if is_established?.is_some() {
                     return Ok(Progress::Done(link));
                 }
-                let is_gone = match (&wire, link.hold()) {
-                    (Some(wire), _) => wire.has_ended(),
-                    (None, Some(hold)) => hold.has_ended()?,
-                    (None, None) => false,
+                let is_gone = match &wire {
+                    Some(wire) => wire.has_ended(),
+                    None => link.was_ended_by_manager()?,
                 };
                 if is_gone {
                     return Err(self.gave_up());
@@ -233,7 +232,7 @@ impl Handshake {
 
     /// The queue pairs are connected: the peer's hello is to come.
     fn connected(&mut self, link: Link, wire: Option<Wire>) -> Result<Progress> {
-        if let Some(events) = link.completions().event_fd() {
+        if let Some(events) = link.lane().completions.event_fd() {
             self.watch.add(events).map_err(not_watched)?;
         }
         self.next(Stage::Connected(Box::new(link), wire))

@@ -13,7 +13,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::protocol::handshake::{Flaw, VERSION};
-use super::{Exchange, Options};
+use super::{Exchange, Options, session};
 use crate::error::{Error, Result};
 use crate::verbs::Device;
 
@@ -26,8 +26,11 @@ pub(super) enum Way {
 }
 
 /// The ways to a peer, the best first, and the options with which to go them.
-pub(super) fn ways(peer: SocketAddr, options: &Options) -> (Options, Vec<Way>) {
+pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Way>)> {
     let mut options = options.clone();
+    if options.reconnect.is_some() && options.session.is_none() {
+        options.session = Some(session::begin()?);
+    }
     let local = route(peer.ip());
     if options.exchange == Exchange::Auto && options.device.is_none() {
         // Looked for once. If there is none, whoever needs it says so.
@@ -44,7 +47,7 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> (Options, Vec<Way>) {
         Exchange::Auto if is_hardware && from.is_some() => vec![Way::ConnectionManager(from), Way::Tcp],
         Exchange::Auto => vec![Way::Tcp],
     };
-    (options, ways)
+    Ok((options, ways))
 }
 
 /// Whether another way may lead where this one failed: the peer answered nothing that another would hear too.

@@ -6,13 +6,17 @@
 
 mod operation;
 mod progress;
+mod resume;
 mod stream;
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests;
 
 pub(super) use operation::Asked;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -24,6 +28,7 @@ use super::protocol::{
     ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS,
     Outbound, REPORTS, frame_len,
 };
+use super::session::{Bell, Home};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
 use crate::verbs::cm::Hold;
@@ -75,23 +80,38 @@ impl Parts {
 
 /// A connection whose queue pair is connected; it can be used when the peer has said hello.
 pub(super) struct Link {
-    /// Dropped first: then nobody reads what was offered, or writes to the ring.
-    queue_pair: QueuePair,
-    /// The connection manager's side of it, if that made it.
-    hold: Option<Hold>,
-    completions: CompletionQueue,
-    pool: Pool,
-    ring: MemoryRegion,
+    /// Where the peer was first found.
     peer: SocketAddr,
+    role: Role,
     pub(super) options: Options,
     state: Mutex<State>,
     /// Told when something has changed, or nobody waits for events any more.
     pub(super) news: Condvar,
+    /// Who makes it again when it breaks, if anybody does; and how tasks hear of that.
+    home: OnceLock<Home>,
+    pub(super) bell: OnceLock<Bell>,
+}
+
+/// What a connection goes over, for now.
+pub(super) struct Lane {
+    /// Dropped first: then nobody reads what was offered, or writes to the ring.
+    queue_pair: QueuePair,
+    /// The connection manager's side of it, if that made it.
+    hold: Option<Hold>,
+    pub(super) completions: CompletionQueue,
+    pool: Pool,
+    ring: MemoryRegion,
+    peer: SocketAddr,
 }
 
 pub(super) struct State {
-    /// The peer's ring, once it has said where.
+    lane: Arc<Lane>,
+    /// What is kept and counted so that the connection can go on over another lane.
+    resume: resume::Resume,
+    /// The peer's ring, once it has said where, and as long as it can be reached.
     outbound: Option<PeerRing>,
+    /// Up to which length messages go through that ring, and which length is the most.
+    limits: (usize, u32),
     inbound: Inbound,
     /// What hellos are sealed with, if there is a key.
     seal: Option<Seal>,
@@ -111,9 +131,9 @@ pub(super) struct State {
     /// How many bytes that is.
     buffered: usize,
     /// Our messages that the peer is to read, oldest first: each a right to one buffer.
-    offers: VecDeque<MemoryRegion>,
+    offers: VecDeque<Offered>,
     /// What this side exposes: held while the peer may reach it, which is as long as the connection.
-    exposed: Vec<MemoryRegion>,
+    exposed: Vec<Exposed>,
     /// What the peer exposes.
     announced: HashMap<String, Announced>,
     /// What it exposes by address, the latest last.
@@ -159,9 +179,7 @@ pub(super) struct State {
 struct PeerRing {
     outbound: Outbound,
     memory: RemoteMemory,
-    eager: usize,
     longest_write: usize,
-    longest_message: u32,
 }
 
 struct Batch {
@@ -170,6 +188,22 @@ struct Batch {
     tag: u64,
     /// Whether it goes as soon as there is room; if not, more is to join it.
     is_due: bool,
+    /// The number of the first message in it.
+    first: u64,
+}
+
+/// A message that the peer is to read.
+struct Offered {
+    number: u64,
+    region: MemoryRegion,
+    immediate: Option<u32>,
+}
+
+/// Memory that the peer may reach.
+struct Exposed {
+    name: String,
+    rights: u8,
+    region: MemoryRegion,
 }
 
 enum Entry {
@@ -212,6 +246,8 @@ enum Body<'a> {
         len: u32,
         region: MemoryRegion,
         is_copy: bool,
+        /// For what it was made.
+        lane: Arc<Lane>,
     },
     Announcement {
         name: String,
@@ -238,6 +274,23 @@ const GATHERED: usize = 16 << 10;
 /// How many calls may go without a look at the device. Who has to wait looks anyway.
 const UNLOOKED: u32 = 16;
 
+impl State {
+    /// Whether it can't be used now, and may be again.
+    pub(super) fn is_broken(&self) -> bool {
+        self.resume.is_down() && self.end.is_none()
+    }
+
+    /// What it goes over now.
+    pub(super) fn lane(&self) -> Arc<Lane> {
+        Arc::clone(&self.lane)
+    }
+
+    /// Has an event made when there is something new.
+    pub(super) fn arm(&self) -> Result<()> {
+        self.lane.completions.arm(false)
+    }
+}
+
 impl Link {
     /// A connection, of parts and their queue pair, which is connected. Who asked for it says hello at once.
     pub(super) fn new(
@@ -248,8 +301,12 @@ impl Link {
         seal: Option<Seal>,
     ) -> Link {
         let Parts { completions, pool, ring, peer, options } = parts;
+        let longest_request = queue_pair.longest_message() as usize;
         let state = State {
+            lane: Arc::new(Lane { queue_pair, hold, completions, pool, ring, peer }),
+            resume: resume::Resume::default(),
             outbound: None,
+            limits: (0, LONGEST_MESSAGE),
             inbound: Inbound::new(options.ring, options.writes),
             seal,
             owes_hello: true,
@@ -269,7 +326,7 @@ impl Link {
             reads_to_tell: 0,
             owes_credits: false,
             recvs_to_post: recv_depth(options.writes) - 1,
-            longest_request: queue_pair.longest_message() as usize,
+            longest_request,
             in_flight: 0,
             send_depth: send_depth(options.writes),
             is_unheard: false,
@@ -286,37 +343,69 @@ impl Link {
             done: Vec::with_capacity(64),
             waiting: super::wait::Waiting::default(),
         };
-        let (state, news) = (Mutex::new(state), Condvar::new());
-        let link = Link { queue_pair, hold, completions, pool, ring, peer, options, state, news };
+        let link = Link {
+            peer,
+            role,
+            options,
+            state: Mutex::new(state),
+            news: Condvar::new(),
+            home: OnceLock::new(),
+            bell: OnceLock::new(),
+        };
         if role == Role::Connector {
             link.say_hello(&mut link.lock());
         }
         link
     }
 
-    /// The connection manager's side of it, if that made it.
-    pub(super) fn hold(&self) -> Option<&Hold> {
-        self.hold.as_ref()
+    pub(super) fn role(&self) -> Role {
+        self.role
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
-        self.peer
+        self.lock().lane.peer
     }
 
-    pub(super) fn pool(&self) -> &Pool {
-        &self.pool
+    pub(super) fn pool(&self) -> Pool {
+        self.lock().lane.pool.clone()
+    }
+
+    /// Has it made again when it breaks.
+    pub(super) fn settle(&self, home: Home) {
+        // It is settled once.
+        let _ = self.home.set(home);
+    }
+
+    /// Takes the events of its completion queue.
+    pub(super) fn take_events(&self) -> Result<()> {
+        let lane = self.lane();
+        while lane.completions.take_event()? {}
+        Ok(())
+    }
+
+    /// Whether the connection manager knows that it has ended, if that made it.
+    pub(super) fn was_ended_by_manager(&self) -> Result<bool> {
+        self.lane().hold.as_ref().map_or(Ok(false), Hold::has_ended)
+    }
+
+    /// What it goes over now.
+    pub(super) fn lane(&self) -> Arc<Lane> {
+        self.lock().lane()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    pub(super) fn completions(&self) -> &CompletionQueue {
-        &self.completions
-    }
-
     /// Whether the peer has said hello.
     pub(super) fn is_established(&self, state: &State) -> Result<Option<()>> {
+        if state.resume.is_unknown {
+            // The peer is told before this ends.
+            if self.role == Role::Listener && state.in_flight > 0 && state.end.is_none() {
+                return Ok(None);
+            }
+            return Err(Error::Refused { peer: self.peer, reason: resume::UNKNOWN.to_owned() });
+        }
         match (&state.outbound, &state.end) {
             (Some(_), _) => Ok(Some(())),
             (None, Some(end)) => Err(self.ended(end)),
@@ -330,31 +419,41 @@ impl Link {
         message: Outgoing<'a>,
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
-        let len = message.bytes().len();
-        let limits = self.lock().outbound.as_ref().map(|ring| (ring.eager, ring.longest_message));
-        let (eager, most) = limits.unwrap_or((0, LONGEST_MESSAGE));
-        if len <= eager {
+        let (eager, most) = self.lock().limits;
+        if message.bytes().len() <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
+        self.ready_to_offer(&self.lane(), most, message, immediate)
+    }
+
+    /// Makes a message ready that the peer is to read from where it is.
+    fn ready_to_offer<'a>(
+        &self,
+        lane: &Arc<Lane>,
+        most: u32,
+        message: Outgoing<'a>,
+        immediate: Option<u32>,
+    ) -> Result<Ready<'a>, SendError> {
+        let len = message.bytes().len();
         let Some(len) = u32::try_from(len).ok().filter(|len| *len <= most) else {
             let error = Error::TooLong { len: len as u64, most: most.into() };
             return Err(message.refused(error));
         };
         let (buffer, is_copy) = match message.0 {
-            Source::Buffer(buffer) if buffer.is_of(self.pool.protection_domain()) => (buffer, false),
+            Source::Buffer(buffer) if buffer.is_of(lane.pool.protection_domain()) => (buffer, false),
             // Of another domain, the peer couldn't read it.
-            _ => match self.pool.copy_from(message.bytes()) {
+            _ => match lane.pool.copy_from(message.bytes()) {
                 Ok(copy) => (copy, true),
                 Err(error) => return Err(message.refused(error)),
             },
         };
         let region = buffer.register(Access::REMOTE_READ)?;
-        Ok(Ready { body: Body::Offer { len, region, is_copy }, immediate })
+        Ok(Ready { body: Body::Offer { len, region, is_copy, lane: Arc::clone(lane) }, immediate })
     }
 
     /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
     pub(super) fn try_send(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
-        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
+        let Some(Ready { body, .. }) = ready else { return Ok(Some(state.batches)) };
         // Also for what waits for something else than room.
         if let Some(end) = &state.end {
             return Err(self.ended(end));
@@ -365,6 +464,21 @@ impl Link {
         if state.peer_is_gone {
             return Err(self.disconnected("the peer has closed it", ""));
         }
+        // What the peer may have missed comes first.
+        if state.outbound.is_none() || !state.resume.replay.is_empty() {
+            return Ok(None);
+        }
+        if let Body::Offer { lane, .. } = body
+            && !Arc::ptr_eq(lane, &state.lane)
+        {
+            *ready = ready.take().map(|ready| self.again(state, ready)).transpose()?;
+        }
+        self.take(state, ready)
+    }
+
+    /// Takes a message, whatever it is: see [`try_send`](Link::try_send).
+    fn take(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
+        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
         let one: [IoSlice<'_>; 1];
         let (kind, bytes): (FrameKind, &[IoSlice<'_>]) = match body {
             Body::Bytes(message) => {
@@ -386,15 +500,21 @@ impl Link {
         };
         let frame = Frame { kind, immediate: *immediate };
         let tag = if kind == FrameKind::Gone { GONE } else { DELIVERED };
-        let Some(number) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
+        let number = state.resume.sent;
+        let Some(write) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
+        state.resume.sent += u64::from(kind.is_numbered());
         state.is_shut |= matches!(kind, FrameKind::End | FrameKind::Gone);
         state.is_gone |= kind == FrameKind::Gone;
-        match ready.take().map(|ready| ready.body) {
-            Some(Body::Offer { region, .. }) => state.offers.push_back(region),
-            Some(Body::Announcement { region, .. }) => state.exposed.push(region),
+        match ready.take() {
+            Some(Ready { body: Body::Offer { region, .. }, immediate }) => {
+                state.offers.push_back(Offered { number, region, immediate });
+            }
+            Some(Ready { body: Body::Announcement { name, memory, region }, .. }) => {
+                state.exposed.push(Exposed { name, rights: memory.rights, region });
+            }
             _ => {}
         }
-        Ok(Some(number))
+        Ok(Some(write))
     }
 
     /// Adds a frame to those that wait, or writes it at once if none does. Returns the number of the write, or nothing if
@@ -422,13 +542,10 @@ impl Link {
         }
         let goes_now = can_write(state, len);
         // If it has to wait others may join it.
-        let mut buffer = self.pool.alloc(if goes_now { len } else { longest_write })?;
+        let mut buffer = state.lane.pool.alloc(if goes_now { len } else { longest_write })?;
         put(frame, body, &mut buffer[..len]);
-        if !goes_now {
-            state.batch = Some(Batch { buffer, len, tag, is_due: true });
-        } else if let Err(buffer) = self.write(state, buffer, len, tag) {
-            state.batch = Some(Batch { buffer, len, tag, is_due: true });
-        }
+        let batch = Batch { buffer, len, tag, is_due: true, first: state.resume.sent };
+        state.batch = if goes_now { self.write(state, batch).err() } else { Some(batch) };
         state.batches += 1;
         match &state.end {
             Some(end) => Err(self.ended(end)),
@@ -460,7 +577,13 @@ impl Link {
         let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
         let most = GATHERED.min(longest_write);
         if state.batch.is_none() && len <= most / 2 {
-            state.batch = Some(Batch { buffer: self.pool.alloc(most)?, len: 0, tag: 0, is_due: false });
+            state.batch = Some(Batch {
+                buffer: state.lane.pool.alloc(most)?,
+                len: 0,
+                tag: 0,
+                is_due: false,
+                first: state.resume.sent,
+            });
             state.batches += 1;
         }
         let taken = self.try_send(state, ready);
@@ -492,7 +615,7 @@ impl Link {
         let Some(len) = ready.as_ref().map(Ready::frame_len) else { return Ok(true) };
         self.flush(state);
         // Otherwise it would be taken, and wait.
-        let is_free = state.batch.is_none() && can_write(state, len);
+        let is_free = state.batch.is_none() && state.resume.replay.is_empty() && can_write(state, len);
         if !is_free && state.end.is_none() {
             return Ok(false);
         }
@@ -532,7 +655,8 @@ impl Link {
 
     /// Whether the peer has all that was sent, and either has read it or `is_over`.
     fn is_delivered(&self, state: &mut State, is_over: bool) -> Result<Option<()>> {
-        if state.batch.is_none() && state.offers.is_empty() && state.reads_to_tell == 0 {
+        let is_all_sent = state.batch.is_none() && !state.resume.is_behind();
+        if is_all_sent && state.offers.is_empty() && state.reads_to_tell == 0 {
             // What the peer has read it has, though its device's word for it may not have come.
             let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
             if is_read || state.delivered == state.to_deliver && is_over {
@@ -621,7 +745,7 @@ impl Link {
         let mut value = ready(self, &mut state);
         if let Ok(None) = value {
             // What came before the arming makes no event: look again before waiting.
-            value = self.completions.arm(false).and_then(|()| {
+            value = state.arm().and_then(|()| {
                 has_news |= self.drive(&mut state);
                 ready(self, &mut state)
             });
@@ -632,7 +756,7 @@ impl Link {
     /// Takes in what has happened, and does what can be done. Says whether anything is new for those who wait.
     pub(super) fn drive(&self, state: &mut State) -> bool {
         let mut done = std::mem::take(&mut state.done);
-        let polled = self.completions.poll(&mut done);
+        let polled = state.lane.completions.poll(&mut done);
         self.polled(state, polled, &mut done);
         state.done = done;
         std::mem::take(&mut state.has_news)
@@ -650,6 +774,9 @@ impl Link {
             end(state, error.to_string(), "");
         }
         self.take_in(state, done);
+        if state.resume.is_down() {
+            self.suspend(state);
+        }
         !matches!(polled, Ok(0))
     }
 
@@ -661,7 +788,7 @@ impl Link {
         state.has_news = true;
         for completion in done.drain(..) {
             if let Err(violation) = self.complete(state, completion) {
-                end(state, violation.to_string(), "is the peer of the same version?");
+                end_for_good(state, violation.to_string(), "is the peer of the same version?");
             }
         }
         self.advance(state);
@@ -726,11 +853,22 @@ fn gather(pieces: &[IoSlice<'_>], mut out: &mut [u8]) {
 /// Whether a write of `len` bytes can be posted now.
 fn can_write(state: &State, len: usize) -> bool {
     let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
-    fits && progress::has_room(state) && state.end.is_none()
+    fits && progress::has_room(state) && state.end.is_none() && !state.resume.is_down()
+}
+
+/// Notes why the connection has ended, if nothing else was the reason before; or only that it is down, if it may go on over
+/// another lane.
+fn end(state: &mut State, reason: String, hint: &'static str) {
+    let is_over = state.peer_is_gone || state.is_known_gone;
+    if !is_over && state.end.is_none() && state.resume.goes_down(&reason) {
+        state.has_news = true;
+    } else {
+        end_for_good(state, reason, hint);
+    }
 }
 
 /// Notes why the connection has ended, if nothing else was the reason before.
-fn end(state: &mut State, reason: String, hint: &'static str) {
+fn end_for_good(state: &mut State, reason: String, hint: &'static str) {
     state.has_news = true;
     state.end.get_or_insert(End { reason, hint });
 }

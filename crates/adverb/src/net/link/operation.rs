@@ -25,6 +25,8 @@ pub(in crate::net) struct Asked<'a> {
     link: &'a Link,
     request: Option<SendRequest>,
     id: Option<u64>,
+    /// For which queue pairs of the connection's it was made.
+    generation: u32,
     /// What it was to do something with, once it has failed.
     left: Option<RegisteredBuf>,
 }
@@ -59,7 +61,7 @@ impl Link {
         if name.len() > LONGEST_NAME {
             return Err(Error::TooLong { len: name.len() as u64, most: LONGEST_NAME as u64 });
         }
-        let region = self.pool.protection_domain().region(len, rights.access())?;
+        let region = self.lane().pool.protection_domain().region(len, rights.access())?;
         Ok(announcement(region, name, rights.bits()))
     }
 
@@ -70,7 +72,7 @@ impl Link {
         memory: impl Memory,
         rights: Rights,
     ) -> Result<(MemoryRegion, Ready<'static>)> {
-        let region = self.pool.protection_domain().register_at(memory, base, rights.access())?;
+        let region = self.lane().pool.protection_domain().register_at(memory, base, rights.access())?;
         Ok(announcement(region, "", rights.bits_by_address()))
     }
 
@@ -114,7 +116,7 @@ impl Link {
 
     /// Whether the device moves so many bytes at once.
     pub(in crate::net) fn check_len(&self, len: usize) -> Result<()> {
-        let most = self.queue_pair.longest_message();
+        let most = self.lane().queue_pair.longest_message();
         if len <= most as usize {
             return Ok(());
         }
@@ -122,8 +124,8 @@ impl Link {
     }
 
     /// A request that is to be posted.
-    pub(in crate::net) fn ask_for(&self, request: SendRequest) -> Asked<'_> {
-        Asked { link: self, request: Some(request), id: None, left: None }
+    pub(in crate::net) fn ask_for(&self, request: SendRequest, generation: u32) -> Asked<'_> {
+        Asked { link: self, request: Some(request), id: None, generation, left: None }
     }
 
     /// Posts the request, when there is room, and returns its buffer when it is done.
@@ -152,6 +154,12 @@ impl Link {
         if state.peer_is_gone {
             return Err(self.disconnected("the peer has closed it", ""));
         }
+        if state.resume.is_down() || state.resume.generation != asked.generation {
+            // Nobody knows whether it was done, if it was under way; and the peer's memory is found anew.
+            return Err(
+                self.disconnected("it was made again meanwhile", "find the memory again with `remote`")
+            );
+        }
         if progress::has_room(state)
             && let Some(request) = asked.request.take()
         {
@@ -177,15 +185,27 @@ impl Link {
     }
 
     fn why(&self, state: &State) -> Error {
-        let unknown = End { reason: "an operation failed".to_owned(), hint: "" };
+        let hint =
+            "whether it was done isn't known; if the connection goes on, find the memory again with `remote`";
+        let unknown = End { reason: "it broke while an operation was under way".to_owned(), hint };
         self.ended(state.end.as_ref().unwrap_or(&unknown))
     }
 
     /// Registered memory with what is to be written.
     pub(in crate::net) fn buffer_of(&self, message: Outgoing<'_>) -> Result<RegisteredBuf, SendError> {
         match message.0 {
-            Source::Buffer(buffer) if buffer.is_of(self.pool.protection_domain()) => Ok(buffer),
-            _ => self.pool.copy_from(message.bytes()).map_err(|error| message.refused(error)),
+            Source::Buffer(buffer) if buffer.is_of(self.pool().protection_domain()) => Ok(buffer),
+            _ => self.pool().copy_from(message.bytes()).map_err(|error| message.refused(error)),
+        }
+    }
+}
+
+/// Gives up operations of which nothing was heard.
+pub(super) fn abandon(state: &mut State) {
+    state.operations.retain(|_, operation| !matches!(operation, Operation::Detached));
+    for operation in state.operations.values_mut() {
+        if let Operation::Posted = operation {
+            *operation = Operation::Done(false, None);
         }
     }
 }
@@ -193,7 +213,7 @@ impl Link {
 /// A region that is to be exposed, and what tells the peer so.
 fn announcement(region: MemoryRegion, name: &str, rights: u8) -> (MemoryRegion, Ready<'static>) {
     let remote = region.remote();
-    let memory = Announced { addr: remote.addr, len: remote.len, rkey: remote.rkey, rights };
+    let memory = Announced { addr: remote.addr, len: remote.len, rkey: remote.rkey, rights, generation: 0 };
     let body = Body::Announcement { name: name.to_owned(), memory, region: region.clone() };
     (region, Ready { body, immediate: None })
 }

@@ -1,12 +1,15 @@
 //! What is done with completions, and when.
 
-use super::{Batch, DELIVERED, Entry, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end};
+use super::{
+    Batch, DELIVERED, Entry, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end, end_for_good, resume,
+};
 use crate::error::Result;
 use crate::memory::{RegisteredBuf, RemoteMemory};
 use crate::net::Message;
 use crate::net::protocol::handshake::Hello;
 use crate::net::protocol::{
-    ANNOUNCEMENT_LEN, Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation, longest_write,
+    ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, Immediate, OFFERS, Outbound, Violation,
+    longest_write,
 };
 use crate::verbs::{
     Access, CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, SendRequest,
@@ -31,6 +34,9 @@ impl Link {
             Ok(success) => success,
             Err(failure) => {
                 end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
+                if tag & (DELIVERED | GONE) != 0 {
+                    resume::written(state, completion.into_registered());
+                }
                 return Ok(());
             }
         };
@@ -52,8 +58,13 @@ impl Link {
                 let message = message.map_err(|_| Violation("a message where a write was expected"))?;
                 self.greeted(state, &message)
             }
-            // The buffer of a write goes home.
-            _ => Ok(()),
+            // The buffer of a write goes home, unless it may have to be written again.
+            _ => {
+                if state.resume.is_on && tag & (DELIVERED | GONE) != 0 {
+                    resume::written(state, completion.into_registered());
+                }
+                Ok(())
+            }
         }
     }
 
@@ -68,15 +79,12 @@ impl Link {
             }
             None => message,
         };
-        let Hello { ring: memory, writes, longest_message } = Hello::parse(hello)?;
+        let Hello { ring: memory, writes, longest_message, session } = Hello::parse(hello)?;
+        self.recognise(state, session)?;
         let len = memory.len as u32;
-        state.outbound = Some(PeerRing {
-            outbound: Outbound::new(len, writes),
-            memory,
-            eager: self.options.eager_for(len).min(longest_message as usize),
-            longest_write: longest_write(len) as usize,
-            longest_message,
-        });
+        let longest_write = longest_write(len) as usize;
+        state.limits = (self.options.eager_for(len).min(longest_message as usize), longest_message);
+        state.outbound = Some(PeerRing { outbound: Outbound::new(len, writes), memory, longest_write });
         if state.owes_hello {
             self.say_hello(state);
         }
@@ -87,17 +95,18 @@ impl Link {
     pub(super) fn say_hello(&self, state: &mut State) {
         state.owes_hello = false;
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        access.set(Access::REMOTE_ATOMIC, self.pool.protection_domain().device().attributes().atomics);
-        if let Err(error) = self.queue_pair.change_access(access) {
+        access.set(Access::REMOTE_ATOMIC, state.lane.pool.protection_domain().device().attributes().atomics);
+        if let Err(error) = state.lane.queue_pair.change_access(access) {
             return end(state, error.to_string(), "");
         }
         // All that the peer may send then has a receive, so that it is never told to wait.
         self.post_recvs(state);
         let (writes, longest_message) = (self.options.writes, self.options.longest_message);
-        let hello = Hello { ring: self.ring.remote(), writes, longest_message }.emit();
+        let (ring, session) = (state.lane.ring.remote(), self.session_to_tell(state));
+        let hello = Hello { ring, writes, longest_message, session }.emit();
         let seal = state.seal.as_ref().map(|seal| seal.seal(&hello));
         let message = [seal.as_ref().map_or(&[][..], |seal| seal), &hello].concat();
-        match self.pool.copy_from(&message) {
+        match state.lane.pool.copy_from(&message) {
             Ok(buffer) => drop(self.post(state, SendRequest::send(buffer), true)),
             Err(error) => end(state, error.to_string(), ""),
         }
@@ -111,7 +120,11 @@ impl Link {
         let credits = match immediate {
             Immediate::Read => {
                 // The right to the buffer ends before the buffer goes home.
-                return state.offers.pop_front().map(drop).ok_or(Violation("it read what it wasn't offered"));
+                let offered = state.offers.pop_front();
+                if state.resume.is_on {
+                    resume::forget(state);
+                }
+                return offered.map(drop).ok_or(Violation("it read what it wasn't offered"));
             }
             Immediate::Frames(credits) => {
                 state.inbound.written(len)?;
@@ -120,22 +133,33 @@ impl Link {
             Immediate::Credits(credits) => credits,
         };
         match &mut state.outbound {
-            Some(ring) => ring.outbound.credit(credits),
+            Some(ring) => {
+                ring.outbound.credit(credits)?;
+                let writes = ring.outbound.writes_read();
+                if state.resume.is_on {
+                    resume::acknowledged(state, writes);
+                }
+                Ok(())
+            }
             None => Err(Violation("it writes before it says hello")),
         }
     }
 
     /// Does what has become possible.
     pub(super) fn advance(&self, state: &mut State) {
-        if state.end.is_none() {
+        let is_up = |state: &State| state.end.is_none() && !state.resume.is_down();
+        if is_up(state) {
             self.post_recvs(state);
         }
         // What has come is taken in though the connection may have ended.
         self.read_ring(state);
-        if state.end.is_none() {
+        if is_up(state) {
             self.read_offers(state);
             if state.batch.as_ref().is_some_and(|batch| batch.is_due) {
                 self.flush(state);
+            }
+            if !state.resume.replay.is_empty() {
+                self.replay(state);
             }
             self.tell(state);
         }
@@ -147,7 +171,7 @@ impl Link {
             return;
         }
         let requests = (0..count).map(|_| RecvRequest::new(()).tag(RECEIVE));
-        if let Err(error) = self.queue_pair.post_recvs(requests) {
+        if let Err(error) = state.lane.queue_pair.post_recvs(requests) {
             end(state, error.to_string(), "");
         }
     }
@@ -156,22 +180,23 @@ impl Link {
     fn read_ring(&self, state: &mut State) {
         while let Some((offset, len)) = state.inbound.unread() {
             let (len, is_full) = (len as usize, state.buffered >= self.options.read_ahead);
-            if is_full && !state.inbox.is_empty() {
+            // A ring that nobody writes to any more is read to its end.
+            if is_full && !state.inbox.is_empty() && !state.resume.is_down() {
                 return;
             }
             // A copy, all at once: what is looked at doesn't change while it is looked at.
-            let copy = self.pool.alloc(len).and_then(|mut copy| {
-                self.ring.read(offset as usize, &mut copy)?;
+            let copy = state.lane.pool.alloc(len).and_then(|mut copy| {
+                state.lane.ring.read(offset as usize, &mut copy)?;
                 Ok(copy)
             });
             let frames = match copy {
                 Ok(copy) => copy,
-                Err(error) => return end(state, error.to_string(), ""),
+                Err(error) => return end_for_good(state, error.to_string(), ""),
             };
             state.inbound.read();
             state.has_news = true;
             if let Err(violation) = take_frames(state, frames, self.options.longest_message) {
-                return end(state, violation.to_string(), "is the peer of the same version?");
+                return end_for_good(state, violation.to_string(), "is the peer of the same version?");
             }
         }
     }
@@ -191,7 +216,7 @@ impl Link {
             if !has_room || !is_next && state.buffered + len as usize > self.options.read_ahead {
                 return;
             }
-            let mut rest = match self.pool.alloc(len as usize) {
+            let mut rest = match state.lane.pool.alloc(len as usize) {
                 Ok(buffer) => buffer,
                 Err(error) => return end(state, error.to_string(), ""),
             };
@@ -210,33 +235,32 @@ impl Link {
 
     /// Writes the frames that wait, if there is room for them; if not, they go when there is.
     pub(in crate::net) fn flush(&self, state: &mut State) {
-        let Some(Batch { buffer, len, tag, .. }) = state.batch.take() else { return };
-        if let Err(buffer) = self.write(state, buffer, len, tag) {
-            state.batch = Some(Batch { buffer, len, tag, is_due: true });
+        if let Some(batch) = state.batch.take() {
+            state.batch = self.write(state, Batch { is_due: true, ..batch }).err();
         }
     }
 
-    /// Writes the first `len` bytes into the peer's ring, or gives the buffer back if there is no room.
-    pub(super) fn write(
-        &self,
-        state: &mut State,
-        mut buffer: RegisteredBuf,
-        len: usize,
-        tag: u64,
-    ) -> Result<(), RegisteredBuf> {
-        if !has_room(state) || state.end.is_some() {
-            return Err(buffer);
+    /// Writes the frames into the peer's ring, or gives them back if there is no room.
+    pub(super) fn write(&self, state: &mut State, mut batch: Batch) -> Result<(), Batch> {
+        if !has_room(state) || state.end.is_some() || state.resume.is_down() {
+            return Err(batch);
         }
-        let Some(PeerRing { outbound, memory, .. }) = &mut state.outbound else { return Err(buffer) };
-        let Some(offset) = outbound.place(len as u32) else { return Err(buffer) };
+        let Some(PeerRing { outbound, memory, .. }) = &mut state.outbound else { return Err(batch) };
+        let Some(offset) = outbound.place(batch.len as u32) else { return Err(batch) };
         let place = memory.at(offset.into());
-        if buffer.resize(len).is_err() {
-            return Err(buffer);
+        if batch.buffer.resize(batch.len).is_err() {
+            return Err(batch);
         }
+        if state.resume.is_on {
+            state.resume.writes(outbound.writes(), batch.first);
+        }
+        let Batch { buffer, tag, .. } = batch;
         let immediate = Immediate::Frames(state.inbound.tell());
         let request = SendRequest::write_immediate(buffer, place, immediate.emit()).tag(tag);
         state.to_deliver += u64::from(tag & DELIVERED != 0);
-        self.post(state, request, tag & GONE != 0);
+        if let Some(request) = self.post(state, request, tag & GONE != 0) {
+            resume::refused(state, request.into_payload().into_registered());
+        }
         Ok(())
     }
 
@@ -262,7 +286,7 @@ impl Link {
         request: SendRequest,
         is_signaled: bool,
     ) -> Option<SendRequest> {
-        match self.queue_pair.post_send(if is_signaled { request } else { request.unsignaled() }) {
+        match state.lane.queue_pair.post_send(if is_signaled { request } else { request.unsignaled() }) {
             Ok(_) => {
                 (state.in_flight, state.is_unheard) = (state.in_flight + 1, !is_signaled);
                 None
@@ -315,7 +339,8 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
     let cut = |_| Violation("a frame that is cut short");
     while !frames.is_empty() {
         let frame = Frame::parse(&frames)?;
-        if state.peer_is_gone || state.peer_is_shut && frame.kind != FrameKind::Gone {
+        let may_follow_the_end = matches!(frame.kind, FrameKind::Gone | FrameKind::Announcement { .. });
+        if state.peer_is_gone || state.peer_is_shut && !may_follow_the_end {
             return Err(Violation("it goes on after it has ended"));
         }
         if let FrameKind::Message { len } | FrameKind::Offer { len, .. } = frame.kind
@@ -323,6 +348,7 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
         {
             return Err(Violation("a message that is longer than it was told to send"));
         }
+        state.resume.taken += u64::from(frame.kind.is_numbered());
         let mut this = frames.split_to(frame.len().min(frames.len())).map_err(cut)?;
         match frame.kind {
             FrameKind::Message { len } => {
@@ -349,14 +375,19 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
                 if count >= MOST_ANNOUNCED && !state.announced.contains_key(name) {
                     return Err(Violation("it exposes more than anybody can remember"));
                 }
+                let memory = Announced { generation: state.resume.generation, ..memory };
                 if memory.is_by_address() {
                     state.addresses.push(memory);
                 } else {
                     state.announced.insert(name.to_owned(), memory);
                 }
             }
-            FrameKind::End => state.peer_is_shut = true,
+            FrameKind::End => {
+                state.peer_is_shut = true;
+                state.resume.ends += 1;
+            }
             FrameKind::Gone => {
+                state.resume.ends += 1;
                 (state.peer_is_shut, state.peer_is_gone) = (true, true);
                 // It may wait for this, if its device hasn't heard from ours.
                 state.owes_credits = true;

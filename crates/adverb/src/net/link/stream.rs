@@ -24,7 +24,8 @@ impl Link {
         state: &mut State,
         pieces: &[IoSlice<'_>],
     ) -> Result<Option<usize>> {
-        let Some(PeerRing { longest_write, longest_message, .. }) = state.outbound else { return Ok(None) };
+        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+        let longest_message = state.limits.1;
         let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
         let len = len.min(longest_message as usize);
         let is_over = state.end.is_some() || state.is_shut || state.peer_is_gone;
@@ -50,10 +51,10 @@ impl Link {
         if state.offers.len() == OFFERS as usize {
             return Ok(None);
         }
-        let mut buffer = self.pool.alloc(len)?;
+        let mut buffer = state.lane.pool.alloc(len)?;
         super::gather(pieces, &mut buffer);
         let region = buffer.register(Access::REMOTE_READ)?;
-        let body = Body::Offer { len: len as u32, region, is_copy: true };
+        let body = Body::Offer { len: len as u32, region, is_copy: true, lane: state.lane() };
         Ok(self.try_send(state, &mut Some(Ready { body, immediate: None }))?.map(|_| len))
     }
 

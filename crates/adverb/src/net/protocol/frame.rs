@@ -29,6 +29,13 @@ pub(in crate::net) enum FrameKind {
     Gone,
 }
 
+impl FrameKind {
+    /// Whether it is counted, so that it can be said which the peer has: announcements are made anew over every lane.
+    pub(in crate::net) fn is_numbered(&self) -> bool {
+        !matches!(self, FrameKind::Announcement { .. })
+    }
+}
+
 /// Memory that a peer may reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) struct Announced {
@@ -37,6 +44,8 @@ pub(in crate::net) struct Announced {
     pub(in crate::net) rkey: u32,
     /// What may be done to it: bits.
     pub(in crate::net) rights: u8,
+    /// Over which queue pairs of a connection's it can be reached: those after so many others. Isn't said, but known.
+    pub(in crate::net) generation: u32,
 }
 
 /// How many bytes of an announcement follow the header, before the name.
@@ -68,7 +77,7 @@ impl Frame {
                 body[12..].fill(0);
                 (OFFER, len)
             }
-            FrameKind::Announcement { name_len, memory: Announced { addr, len, rkey, rights } } => {
+            FrameKind::Announcement { name_len, memory: Announced { addr, len, rkey, rights, .. } } => {
                 let body = &mut out[HEADER_LEN..HEADER_LEN + ANNOUNCEMENT_LEN];
                 body.fill(0);
                 body[..8].copy_from_slice(&addr.to_le_bytes());
@@ -122,7 +131,7 @@ impl Frame {
                 let [addr, length] =
                     [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|n| body[at + n])));
                 let rkey = u32::from_le_bytes(std::array::from_fn(|n| body[16 + n]));
-                let memory = Announced { addr, len: length, rkey, rights: body[20] };
+                let memory = Announced { addr, len: length, rkey, rights: body[20], generation: 0 };
                 FrameKind::Announcement { name_len: len, memory }
             }
             END if len == 0 => FrameKind::End,

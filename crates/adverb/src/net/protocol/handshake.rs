@@ -178,6 +178,10 @@ fn parse_endpoint(bytes: &[u8; ENDPOINT_LEN]) -> Result<Endpoint, Flaw> {
     Ok(Endpoint { lid: number(16), mtu: number(18), ..Endpoint::new(gid, qpn, psn) })
 }
 
+/// Whether a session begins or goes on.
+const BEGINS: u8 = 1;
+const GOES_ON: u8 = 2;
+
 /// What each side sends first over its queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) struct Hello {
@@ -187,10 +191,24 @@ pub(in crate::net) struct Hello {
     pub(in crate::net) writes: u32,
     /// The longest message that this side takes.
     pub(in crate::net) longest_message: u32,
+    /// The connection that this is, if it may go on over other queue pairs.
+    pub(in crate::net) session: Option<Session>,
 }
 
+/// A connection that outlives its queue pairs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) struct Session {
+    /// Chosen at random by who asked for it.
+    pub(in crate::net) id: SessionId,
+    /// How many messages this side has received, if the connection is to go on.
+    pub(in crate::net) received: Option<u64>,
+}
+
+/// What a connection is known by.
+pub(in crate::net) type SessionId = [u8; 16];
+
 /// How long it is.
-pub(in crate::net) const HELLO_LEN: usize = 32;
+pub(in crate::net) const HELLO_LEN: usize = 64;
 
 impl Hello {
     pub(in crate::net) fn emit(&self) -> [u8; HELLO_LEN] {
@@ -202,6 +220,11 @@ impl Hello {
         bytes[16..24].copy_from_slice(&self.ring.addr.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.ring.rkey.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.longest_message.to_le_bytes());
+        if let Some(Session { id, received }) = self.session {
+            bytes[32..48].copy_from_slice(&id);
+            bytes[48..56].copy_from_slice(&received.unwrap_or(0).to_le_bytes());
+            bytes[56] = if received.is_some() { GOES_ON } else { BEGINS };
+        }
         bytes
     }
 
@@ -223,8 +246,19 @@ impl Hello {
         if longest_message > LONGEST_MESSAGE {
             return Err(Violation("it would take longer messages than there are"));
         }
+        let received = u64::from(word(48)) | u64::from(word(52)) << 32;
+        let id = std::array::from_fn(|at| bytes[32 + at]);
+        let session = match bytes[56] {
+            0 if id == SessionId::default() && received == 0 => None,
+            BEGINS if received == 0 => Some(Session { id, received: None }),
+            GOES_ON => Some(Session { id, received: Some(received) }),
+            _ => return Err(Violation("a session that makes no sense")),
+        };
+        if bytes[57..] != [0; 7] {
+            return Err(Violation("a first message with bits that mean nothing"));
+        }
         let addr = u64::from(word(16)) | u64::from(word(20)) << 32;
         let ring = RemoteMemory { addr, rkey: word(24), len: len.into() };
-        Ok(Hello { ring, writes, longest_message })
+        Ok(Hello { ring, writes, longest_message, session })
     }
 }

@@ -51,6 +51,16 @@ impl Outbound {
         has_credit.then_some((offset, end))
     }
 
+    /// How many writes there were.
+    pub(in crate::net) fn writes(&self) -> u64 {
+        self.writes
+    }
+
+    /// How many of them the peer has read.
+    pub(in crate::net) fn writes_read(&self) -> u64 {
+        self.writes_read
+    }
+
     /// Whether the peer has read all that was written.
     pub(in crate::net) fn is_read(&self) -> bool {
         self.writes_read == self.writes

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::handshake::{Flaw, Greeting, HELLO_LEN, Hello, LONGEST_REASON, PREFIX_LEN, Prefix, Side};
+use super::handshake::{Flaw, Greeting, HELLO_LEN, Hello, LONGEST_REASON, PREFIX_LEN, Prefix, Session, Side};
 use super::proof::{Ends, Introduction, Role};
 use super::*;
 use crate::memory::RemoteMemory;
@@ -199,7 +199,7 @@ fn frames_and_greetings_are_what_they_were() {
     for kind in [
         FrameKind::Announcement {
             name_len: 0,
-            memory: Announced { addr: 1, len: u64::MAX, rkey: 3, rights: 7 },
+            memory: Announced { addr: 1, len: u64::MAX, rkey: 3, rights: 7, generation: 0 },
         },
         FrameKind::End,
         FrameKind::Gone,
@@ -231,7 +231,8 @@ fn frames_and_greetings_are_what_they_were() {
     let long = Greeting::parse(&Greeting::Refusal("é".repeat(200)).emit());
     assert_eq!(long, Ok(Greeting::Refusal("é".repeat(LONGEST_REASON / 2))));
     let ring = RemoteMemory { addr: 1 << 63, rkey: 9, len: 4096 };
-    let hello = Hello { ring, writes: 256, longest_message: 1 << 30 };
+    let session = Some(Session { id: [7; 16], received: Some(u64::MAX) });
+    let hello = Hello { ring, writes: 256, longest_message: 1 << 30, session };
     assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
     assert!(Hello::parse(&hello.emit()[..HELLO_LEN - 1]).is_err());
     assert!(Hello::parse(&Hello { longest_message: (1 << 30) + 1, ..hello }.emit()).is_err());

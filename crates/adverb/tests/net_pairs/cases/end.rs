@@ -135,7 +135,7 @@ impl End {
         })
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> Pool {
         match self {
             End::Threads(connection) => connection.pool(),
             End::Tasks(connection) => connection.pool(),

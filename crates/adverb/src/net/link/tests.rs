@@ -1,0 +1,245 @@
+//! Queue pairs that break while messages pass, and connections that go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use super::Link;
+use crate::error::Error;
+use crate::net::blocking::{Connection, Connector, Listener};
+use crate::net::{Options, Rights};
+use crate::verbs::Device;
+
+fn options() -> Options {
+    let device = Device::open("soft").unwrap();
+    let options = Options::new().device(&device).timeout(Duration::from_secs(60));
+    options.keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
+}
+
+/// Two sides that are connected, while somebody accepts.
+fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connection) -> T) -> T {
+    let listener = Listener::bind_with("127.0.0.1:0", options[1]).unwrap();
+    let connector = Connector::new().options(options[0]);
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap());
+        let left = connector.connect(listener.local_address()).unwrap();
+        let right = accepting.join().unwrap();
+        scope.spawn(|| listener.accept().map(drop));
+        let result = run(&left, &right);
+        listener.stop();
+        result
+    })
+}
+
+/// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
+fn break_it(link: &Arc<Link>) -> bool {
+    link.lane().queue_pair.fail().is_ok()
+}
+
+fn bytes(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (number ^ at ^ at >> 8) as u8).collect()
+}
+
+fn len(number: usize) -> usize {
+    [0, 5, 300, 20_000, 70, 100_000, 1_000][number % 7] + number % 13
+}
+
+/// Sends so many both ways while `harm` is done.
+fn exchange(left: &Connection, right: &Connection, count: usize, harm: impl FnOnce(&AtomicBool) + Send) {
+    let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    scope(|scope| {
+        let receivers = [left, right].map(|connection| {
+            scope.spawn(|| {
+                for number in 0..count {
+                    let message = connection.recv().unwrap().expect("there are more");
+                    assert!(
+                        message[..] == bytes(number, len(number)),
+                        "message {number} of {}",
+                        message.len()
+                    );
+                    assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+                }
+                assert!(connection.recv().unwrap().is_none());
+                // A connection that nobody uses isn't made again, and the other side may still wait for it.
+                done.fetch_add(1, Ordering::Relaxed);
+                while done.load(Ordering::Relaxed) < 2 {
+                    assert!(connection.recv().unwrap().is_none());
+                    sleep(Duration::from_millis(1));
+                }
+            })
+        });
+        for connection in [left, right] {
+            scope.spawn(move || {
+                for number in 0..count {
+                    let bytes = bytes(number, len(number));
+                    if number % 3 == 0 {
+                        connection.send_with_imm(&bytes, number as u32).unwrap();
+                    } else {
+                        connection.send(&bytes).unwrap();
+                    }
+                }
+                connection.shutdown().unwrap();
+            });
+        }
+        scope.spawn(|| harm(&over));
+        receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
+    let tiny = options().ring(512).writes(4);
+    for options in [&options(), &tiny] {
+        with_pair([options, options], |left, right| {
+            let mut broken = 0;
+            exchange(left, right, 500, |over| {
+                while !over.load(Ordering::Relaxed) {
+                    sleep(Duration::from_millis(20 + broken % 7 * 10));
+                    // The side that connects notices its own at once, and the other when that comes again.
+                    broken += u64::from(break_it(left.link()));
+                    if broken % 2 == 0 {
+                        break_it(right.link());
+                    }
+                }
+            });
+            println!("broken {broken} times");
+            assert!(broken > 3);
+        });
+    }
+}
+
+#[test]
+fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        assert!(break_it(right.link()));
+        // Nobody at the other side knows until it asks.
+        scope(|scope| {
+            scope.spawn(|| right.send(b"after all").unwrap());
+            assert_eq!(&left.recv().unwrap().unwrap()[..], b"after all");
+        });
+    });
+}
+
+#[test]
+fn memory_is_exposed_again_and_operations_end() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        let table = right.expose("table", 4096, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+        let remote = left.remote("table").unwrap();
+        remote.fetch_add(0, 3).unwrap();
+        assert!(break_it(left.link()));
+        let error = loop {
+            match remote.fetch_add(8, 1) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+        scope(|scope| {
+            // Somebody must look after the other side, until it is announced.
+            let waiting = scope.spawn(|| right.recv_timeout(Duration::from_secs(20)));
+            let remote = left.remote("table").unwrap();
+            assert_eq!(remote.fetch_add(0, 4).unwrap(), 3);
+            left.send(b"done").unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        assert_eq!(table.word(0).unwrap().load(Ordering::Relaxed), 7);
+    });
+}
+
+#[test]
+fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
+    let options = options().reconnect(Duration::from_secs(1));
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let connector = Connector::new().options(&options);
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(listener.local_address()).unwrap());
+        (listener.accept().unwrap(), left.join().unwrap())
+    });
+    let (right, left) = (left, right);
+    left.send(b"one").unwrap();
+    assert_eq!(&right.recv().unwrap().unwrap()[..], b"one");
+    drop(listener);
+    break_it(right.link());
+    left.send(b"two").unwrap();
+    left.send(&[3; 100_000]).unwrap();
+    let start = Instant::now();
+    let error = left.recv().unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(error.contains("were not acknowledged"), "{error}");
+    let unknown = left.unacknowledged();
+    let numbers: Vec<_> = unknown.iter().map(|message| message.number).collect();
+    assert!(numbers.ends_with(&[1, 2]), "{numbers:?}");
+    let last = &unknown[unknown.len() - 2..];
+    assert_eq!((&last[0].message[..], last[1].message.len()), (&b"two"[..], 100_000));
+    // The other side gives up too.
+    assert!(matches!(right.recv().unwrap_err(), Error::Disconnected { .. }));
+    assert!(right.unacknowledged().is_empty());
+}
+
+#[test]
+fn a_connection_that_is_not_known_any_more_ends() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        right.link().lock().end = Some(super::End { reason: "for the test".to_owned(), hint: "" });
+        assert!(break_it(left.link()));
+        let error = left.recv().unwrap_err().to_string();
+        assert!(error.contains("doesn't know the connection"), "{error}");
+    });
+}
+
+#[test]
+fn sides_that_do_not_both_want_it_do_not_go_on() {
+    let with = options();
+    let without = Options { reconnect: None, ..with.clone() };
+    for (client, server) in [(&with, &without), (&without, &with)] {
+        with_pair([client, server], |left, right| {
+            left.send(b"hello").unwrap();
+            assert_eq!(&right.recv().unwrap().unwrap()[..], b"hello");
+            break_it(left.link());
+            assert!(matches!(left.recv().unwrap_err(), Error::Disconnected { .. }));
+        });
+    }
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn tasks_go_on_too() {
+    use crate::net;
+    let options = options().reconnect(Duration::from_secs(3));
+    let listener = net::Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
+    let connector = net::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = (left.unwrap(), right.unwrap());
+    const COUNT: usize = 300;
+    let echo = async {
+        for _ in 0..COUNT {
+            right.send(right.recv().await.unwrap().unwrap()).await.unwrap();
+        }
+    };
+    let ask = async {
+        for number in 0..COUNT {
+            if number % 30 == 10 {
+                break_it(left.link());
+            }
+            left.send(&bytes(number, len(number))).await.unwrap();
+            if number % 30 == 25 {
+                break_it(left.link());
+            }
+            let answer = left.recv().await.unwrap().unwrap();
+            assert!(answer[..] == bytes(number, len(number)), "message {number} of {}", answer.len());
+        }
+    };
+    tokio::select! {
+        _ = async { tokio::join!(echo, ask) } => {}
+        _ = listener.accept() => panic!("nobody else comes"),
+    }
+    // What can't be made again wakes tasks too.
+    drop(listener);
+    drop(right);
+    let error = tokio::time::timeout(Duration::from_secs(40), left.recv()).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}

@@ -1,0 +1,206 @@
+//! Connections that outlive their queue pairs: who finds them again, and who makes new queue pairs for them.
+
+use std::collections::HashMap;
+use std::io::{self, PipeReader, PipeWriter};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Options;
+use super::blocking::connect_link;
+use super::link::Link;
+use super::protocol::handshake::{Session, SessionId};
+use super::protocol::proof::Role;
+use crate::backend::Watch;
+use crate::error::{Error, Result};
+use crate::verbs::Deadline;
+
+/// Those whose peers may come again, to whichever listener of this program.
+static SESSIONS: LazyLock<Mutex<HashMap<SessionId, Weak<Link>>>> = LazyLock::new(Mutex::default);
+
+/// How long to wait before all paths are tried once more.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long to try one path, if there is time for others.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// The connection of this number, if it is here.
+pub(super) fn find(id: &SessionId) -> Option<Arc<Link>> {
+    SESSIONS.lock().get(id)?.upgrade()
+}
+
+/// A number for a new connection.
+pub(super) fn begin() -> Result<Session> {
+    let mut id = SessionId::default();
+    let failed = |error| super::bootstrap::verb("choosing a random number", io::Error::other(error), "");
+    getrandom::fill(&mut id).map_err(failed)?;
+    Ok(Session { id, received: None })
+}
+
+/// The ways to a peer: addresses, and names that are looked up each time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Paths {
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) names: Vec<String>,
+}
+
+impl Paths {
+    /// All addresses that there are now, each once. A name that can't be looked up now has none.
+    pub(super) fn resolve(&self) -> Vec<SocketAddr> {
+        let mut found = self.addresses.clone();
+        for name in &self.names {
+            match name.to_socket_addrs() {
+                Ok(addresses) => found.extend(addresses),
+                Err(error) => tracing::debug!(name, %error, "a name could not be looked up"),
+            }
+        }
+        let mut known = Vec::new();
+        found.retain(|address| {
+            !known.contains(address) && {
+                known.push(*address);
+                true
+            }
+        });
+        found
+    }
+}
+
+/// Where a connection can be reached by those who make it again.
+pub(super) struct Home {
+    link: Weak<Link>,
+    paths: Paths,
+}
+
+/// Makes a connection of a link: from now on it is made again when it breaks, if both sides want that.
+pub(super) fn settle(link: Box<Link>, paths: Paths) -> Arc<Link> {
+    let link: Arc<Link> = Arc::from(link);
+    if let Some(id) = link.session() {
+        link.settle(Home { link: Arc::downgrade(&link), paths });
+        // Who connected goes, and isn't come to.
+        if link.role() == Role::Listener {
+            let mut sessions = SESSIONS.lock();
+            sessions.retain(|_, link| link.strong_count() > 0);
+            sessions.insert(id, Arc::downgrade(&link));
+        }
+    }
+    link
+}
+
+impl Home {
+    /// Has a thread make the connection again, or give it up after some time.
+    pub(super) fn revive(
+        &self,
+        role: Role,
+        options: Options,
+        generation: u32,
+        time: Duration,
+    ) -> io::Result<()> {
+        let (link, paths) = (Weak::clone(&self.link), self.paths.clone());
+        let reviver = Reviver { link, paths, options, generation, deadline: Deadline::new(time) };
+        let thread = std::thread::Builder::new().name("adverb-reconnect".to_owned());
+        thread.spawn(move || reviver.run(role)).map(drop)
+    }
+}
+
+/// What makes a connection again.
+struct Reviver {
+    link: Weak<Link>,
+    paths: Paths,
+    options: Options,
+    generation: u32,
+    deadline: Deadline,
+}
+
+impl Reviver {
+    fn run(self, role: Role) {
+        let mut reason = match role {
+            Role::Connector => "there is no way to the peer".to_owned(),
+            Role::Listener => "the peer didn't come again".to_owned(),
+        };
+        // Which path to try first: not the one that has just failed.
+        let mut first = 1;
+        while self.is_wanted() {
+            if self.deadline.left().is_zero() {
+                let time = self.deadline.timeout;
+                return self.give_up(&format!("{reason}, within {time:?}"));
+            }
+            if role == Role::Connector {
+                match self.try_all(first) {
+                    Ok(()) => return,
+                    Err(Error::Refused { reason, .. }) => return self.give_up(&reason),
+                    Err(error) => reason = error.to_string(),
+                }
+                first = 0;
+            }
+            std::thread::sleep(PAUSE.min(self.deadline.left()));
+        }
+    }
+
+    /// Whether somebody still has the connection, and it is broken.
+    fn is_wanted(&self) -> bool {
+        self.link.upgrade().is_some_and(|link| link.is_broken(self.generation))
+    }
+
+    fn give_up(&self, reason: &str) {
+        if let Some(link) = self.link.upgrade() {
+            link.give_up_after(self.generation, reason);
+        }
+    }
+
+    /// Tries each path once.
+    fn try_all(&self, first: usize) -> Result<()> {
+        let mut peers = self.paths.resolve();
+        let count = peers.len().max(1);
+        peers.rotate_left(first % count);
+        let mut failure = super::bootstrap::no_address(io::Error::other("there is no address"));
+        for peer in peers {
+            let time = self.deadline.left().min(self.options.connect_timeout).min(ATTEMPT);
+            match connect_link(peer, &self.options, &Deadline::new(time)) {
+                Ok(link) => {
+                    if let Some(broken) = self.link.upgrade() {
+                        broken.adopt(*link);
+                    }
+                    return Ok(());
+                }
+                Err(refused @ Error::Refused { .. }) => return Err(refused),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+}
+
+/// Readable when there is something new of a connection, whatever it goes over.
+pub(super) struct Bell {
+    watch: Watch,
+    _reader: PipeReader,
+    /// Dropped, it rings for good.
+    writer: Mutex<Option<PipeWriter>>,
+}
+
+impl Bell {
+    pub(super) fn new(events: BorrowedFd<'_>) -> io::Result<Bell> {
+        let (watch, (reader, writer)) = (Watch::new()?, io::pipe()?);
+        watch.add(reader.as_fd())?;
+        watch.add(events)?;
+        Ok(Bell { watch, _reader: reader, writer: Mutex::new(Some(writer)) })
+    }
+
+    /// Watches another completion queue's events too.
+    pub(super) fn watch(&self, events: BorrowedFd<'_>) -> io::Result<()> {
+        self.watch.add(events)
+    }
+
+    /// From now on there is always something new.
+    pub(super) fn ring_for_good(&self) {
+        self.writer.lock().take();
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
