@@ -181,6 +181,7 @@ pub(super) struct Bell {
 }
 
 impl Bell {
+    #[cfg(feature = "tokio")]
     pub(super) fn new(events: BorrowedFd<'_>) -> io::Result<Bell> {
         let (watch, (reader, writer)) = (Watch::new()?, io::pipe()?);
         watch.add(reader.as_fd())?;
