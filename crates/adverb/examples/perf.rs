@@ -1,15 +1,18 @@
-//! How fast is it? What perftest's `ib_send_lat -e` and `ib_write_bw` measure, with Adverb.
+//! How fast is it? What perftest's `ib_send_lat -e`, `ib_write_bw` and `ib_send_bw` measure, with Adverb.
 //!
 //! ```text
 //! $ cargo run --release --example perf -- listen 192.0.2.7:7471
 //! $ cargo run --release --example perf -- latency 192.0.2.7:7471 [MESSAGES] [BYTES]
 //! $ cargo run --release --example perf -- events 192.0.2.7:7471 [MESSAGES] [BYTES]
 //! $ cargo run --release --example perf -- bandwidth 192.0.2.7:7471 [MESSAGES] [BYTES]
+//! $ cargo run --release --example perf -- take 192.0.2.7:7471
+//! $ cargo run --release --example perf -- messages 192.0.2.7:7471 [MESSAGES] [BYTES]
 //! ```
 //!
 //! `latency` sends messages there and back, and waits for each: half a round trip is what it tells. `events` does so with
 //! an event for every completion, as `ib_send_lat -e` does, where `latency` sleeps only if there is nothing to be had.
-//! `bandwidth` writes into the peer's memory as fast as it can. Who listens serves one peer, and ends.
+//! `bandwidth` writes into the peer's memory as fast as it can. Who listens serves one peer, and ends. `messages` sends those
+//! over an `adverb::net` connection, to who takes them.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -17,6 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
+use adverb::net::blocking as net;
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest};
 
@@ -41,7 +45,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let usage = "say `listen ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
+    let usage = "say `listen` or `take` with `ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth`, `messages` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
     let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
     let address: SocketAddr = address.parse()?;
     let number = |at: usize, usual| numbers.get(at).map_or(Ok(usual), |word| word.parse::<u32>());
@@ -52,8 +56,33 @@ fn run() -> Result<(), Box<dyn Error>> {
         "bandwidth" => {
             bandwidth(address, Plan { kind: BANDWIDTH, count: number(0, 5000)?, len: number(1, 65536)? })
         }
+        "take" => take(address),
+        "messages" => messages(address, number(0, 5000)?, number(1, 65536)? as usize),
         _ => Err(usage.into()),
     }
+}
+
+/// Takes the messages of one peer.
+fn take(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+    let connection = net::Listener::bind(address)?.accept()?;
+    while connection.recv()?.is_some() {}
+    Ok(connection.close()?)
+}
+
+/// Sends messages, and waits until the peer has them all.
+fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Box<dyn Error>> {
+    let connection = net::connect(address)?;
+    let start = Instant::now();
+    for _ in 0..count {
+        connection.send(connection.pool().alloc(len)?)?;
+    }
+    connection.close()?;
+    let bytes = f64::from(count) * len as f64;
+    println!(
+        "{count} messages of {len} bytes: {:.2} MiB/s",
+        bytes / start.elapsed().as_secs_f64() / f64::from(1 << 20)
+    );
+    Ok(())
 }
 
 const LATENCY: u32 = 1;

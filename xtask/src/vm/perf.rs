@@ -1,13 +1,14 @@
 //! `cargo xtask perf`: is Adverb as fast as C?
 //!
 //! perftest and adverb's example `perf` do the same on rxe0, between two processes, by turns: SENDs there and back with
-//! events and 16 receives posted at all times, and RDMA WRITEs of which up to 128 are under way. The guest has one CPU and a clock that goes by its instructions, so that a run repeats to
+//! events and 16 receives posted at all times, RDMA WRITEs of which up to 128 are under way, and messages one way. The guest has one CPU and a clock that goes by its instructions, so that a run repeats to
 //! about a per cent; perftest is run twice per round, to show how well. System calls are counted by strace in a short run
 //! and in one twice as long: the difference is that of the messages alone.
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
 use super::virtual_time;
 use crate::process;
@@ -18,6 +19,9 @@ pub(crate) struct Args {
     /// How often everything is measured; the table has the medians.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
+    /// Only this; may be given again.
+    #[arg(long, value_enum)]
+    work: Vec<Work>,
 }
 
 /// Runs `$1` in the background, and once it listens, `$2`.
@@ -34,12 +38,14 @@ pair() {
 const ADDRESS: &str = "10.77.0.1";
 
 /// What is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Work {
     /// SENDs there and back, waiting with events.
     Latency,
     /// RDMA WRITEs of 64 KiB.
     Bandwidth,
+    /// Messages of 64 KiB: SENDs, and Adverb's connections.
+    Messages,
 }
 
 /// By whom it is done.
@@ -71,6 +77,11 @@ impl Run {
             (Who::Adverb, Work::Latency) => adverb(perf, "events", messages),
             (Who::AdverbLooking, Work::Latency) => adverb(perf, "latency", messages),
             (Who::Adverb | Who::AdverbLooking, Work::Bandwidth) => adverb(perf, "bandwidth", messages),
+            (Who::Adverb | Who::AdverbLooking, Work::Messages) => {
+                let address = format!("{ADDRESS}:7471");
+                (format!("{perf} take {address}"), format!("{perf} messages {address} {messages}"))
+            }
+            (_, Work::Messages) => perftest("ib_send_bw -s 65536", messages),
             (_, Work::Latency) => perftest("ib_send_lat -e -s 2 -r 16", messages),
             (_, Work::Bandwidth) => perftest("ib_write_bw -s 65536", messages),
         };
@@ -98,7 +109,7 @@ fn perftest(command: &str, messages: u32) -> (String, String) {
 fn messages(work: Work) -> u32 {
     match work {
         Work::Latency => 1000,
-        Work::Bandwidth => 300,
+        Work::Bandwidth | Work::Messages => 300,
     }
 }
 
@@ -111,9 +122,9 @@ fn whos(work: Work) -> impl Iterator<Item = Who> {
     [Who::Perftest, Who::Adverb].into_iter().chain(looking)
 }
 
-fn runs(rounds: u8) -> Vec<Run> {
+fn runs(rounds: u8, works: &[Work]) -> Vec<Run> {
     let mut runs = Vec::new();
-    for work in [Work::Latency, Work::Bandwidth] {
+    for &work in works {
         for _ in 0..rounds {
             for who in whos(work).chain([Who::PerftestAgain]) {
                 runs.push(Run { work, who, messages: messages(work), traced: false });
@@ -130,12 +141,14 @@ fn runs(rounds: u8) -> Vec<Run> {
 /// Measures, prints a table, and fails if a goal is missed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let perf = process::build("build --release -p adverb --example perf")?;
-    let runs = runs(args.rounds);
+    let works = if args.work.is_empty() { Work::value_variants() } else { &args.work };
+    let runs = runs(args.rounds, works);
     let lines: Vec<String> = runs.iter().map(|run| run.line(&perf)).collect();
     let said = virtual_time::run(1500, &lines)?;
     let readings =
         runs.iter().zip(&said).map(|(run, said)| Reading::new(*run, said)).collect::<Result<Vec<_>>>()?;
-    let rows = rows(&readings);
+    let mut rows = rows(&readings);
+    rows.retain(|row| works.contains(&row.work));
     print!("{}", table(&rows));
     let missed = rows.iter().any(|row| !row.is_reached());
     if missed {
@@ -160,11 +173,11 @@ impl Reading {
                 (Who::Perftest | Who::PerftestAgain, Work::Latency) => {
                     columns(said, &["t_avg[usec]", "t_typical[usec]"])
                 }
-                (Who::Perftest | Who::PerftestAgain, Work::Bandwidth) => {
+                (Who::Perftest | Who::PerftestAgain, Work::Bandwidth | Work::Messages) => {
                     columns(said, &["BW average[MB/sec]"])
                 }
                 (_, Work::Latency) => after(said, &["average ", "typical "]),
-                (_, Work::Bandwidth) => after(said, &["bytes: "]),
+                (_, Work::Bandwidth | Work::Messages) => after(said, &["bytes: "]),
             }
         };
         let numbers = numbers.with_context(|| format!("{run:?} gave no result:\n{said}"))?;
@@ -207,6 +220,7 @@ fn counts(said: &str) -> Option<Vec<f64>> {
 
 /// A line of the table.
 struct Row {
+    work: Work,
     what: &'static str,
     perftest: f64,
     again: Option<f64>,
@@ -218,6 +232,8 @@ struct Row {
 enum Goal {
     AtMost(f64),
     AtLeast(f64),
+    /// None: the figure explains another.
+    None,
 }
 
 impl Row {
@@ -229,6 +245,7 @@ impl Row {
         match self.goal {
             Goal::AtMost(most) => self.ratio() <= most,
             Goal::AtLeast(least) => self.ratio() >= least,
+            Goal::None => true,
         }
     }
 }
@@ -251,6 +268,7 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         (of(2 * TRACED) - of(TRACED)) / f64::from(TRACED)
     };
     let row = |what, work, number, who, goal| Row {
+        work,
         what,
         perftest: timed(work, Who::Perftest, number),
         again: Some(timed(work, Who::PerftestAgain, number)),
@@ -258,6 +276,7 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         goal,
     };
     let calls_row = |what, work, side, who| Row {
+        work,
         what,
         perftest: calls(work, Who::Perftest, side),
         again: None,
@@ -265,7 +284,8 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         // A call that isn't a message's may be in one run and not in the other.
         goal: Goal::AtMost(1.01),
     };
-    use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency};
+    use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency, Work::Messages};
+    let explaining = |what, side| Row { goal: Goal::None, ..calls_row(what, Messages, side, Adverb) };
     let (latency, bandwidth) = (|| Goal::AtMost(1.05), || Goal::AtLeast(0.95));
     vec![
         row("SEND latency, an event each, average µs", Latency, 0, Adverb, latency()),
@@ -278,6 +298,9 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         calls_row("  system calls per message, who connects", Latency, 1, AdverbLooking),
         row("64 KiB WRITE bandwidth, MiB/s", Bandwidth, 0, Adverb, bandwidth()),
         calls_row("  system calls per WRITE, who writes", Bandwidth, 1, Adverb),
+        row("64 KiB message bandwidth, MiB/s", Messages, 0, Adverb, Goal::AtLeast(0.85)),
+        explaining("  system calls per message, who receives", 0),
+        explaining("  system calls per message, who sends", 1),
     ]
 }
 
@@ -297,6 +320,7 @@ fn table(rows: &[Row]) -> String {
         let goal = match row.goal {
             Goal::AtMost(most) => format!("≤ {most:.2}"),
             Goal::AtLeast(least) => format!("≥ {least:.2}"),
+            Goal::None => String::new(),
         };
         let missed = if row.is_reached() { "" } else { "  MISSED" };
         text += &format!(
@@ -340,7 +364,8 @@ mod tests {
 
     #[test]
     fn a_goal_can_be_missed() {
-        let row = |adverb, goal| Row { what: "", perftest: 100.0, again: None, adverb, goal };
+        let row =
+            |adverb, goal| Row { work: Work::Latency, what: "", perftest: 100.0, again: None, adverb, goal };
         assert!(row(105.0, Goal::AtMost(1.05)).is_reached());
         assert!(!row(106.0, Goal::AtMost(1.05)).is_reached());
         assert!(!row(94.0, Goal::AtLeast(0.95)).is_reached());
