@@ -827,7 +827,7 @@ impl Ready<'_> {
     }
 }
 
-impl Drop for Link {
+impl Drop for Lane {
     fn drop(&mut self) {
         // A software NIC acknowledges with the next poll what the last one brought: the peer's last word, for one, and it waits
         // for that.
