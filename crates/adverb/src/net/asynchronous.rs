@@ -84,7 +84,7 @@ impl Connector {
     /// Dropped, it leaves nothing behind.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.also_at.clone() };
+        let paths = Paths { addresses, names: self.also_at.clone(), options: self.options.clone() };
         let mut peers = paths.addresses.clone();
         for name in &paths.names {
             // One that can't be looked up now may be later.

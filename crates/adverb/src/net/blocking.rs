@@ -71,7 +71,7 @@ impl Connector {
     /// [`connect_timeout`](Options::connect_timeout).
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = address.to_socket_addrs().map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.also_at.clone() };
+        let paths = Paths { addresses, names: self.also_at.clone(), options: self.options.clone() };
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
         for peer in paths.resolve() {

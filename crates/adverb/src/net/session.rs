@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::Options;
 use super::blocking::connect_link;
-use super::link::Link;
+use super::link::{Link, UNKNOWN};
 use super::protocol::handshake::{Session, SessionId};
 use super::protocol::proof::Role;
 use crate::backend::Watch;
@@ -44,6 +44,8 @@ pub(super) fn begin() -> Result<Session> {
 pub(super) struct Paths {
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) names: Vec<String>,
+    /// As they were wanted, before a path decided on a device.
+    pub(super) options: Options,
 }
 
 impl Paths {
@@ -93,11 +95,12 @@ impl Home {
     pub(super) fn revive(
         &self,
         role: Role,
-        options: Options,
+        session: Session,
         generation: u32,
         time: Duration,
     ) -> io::Result<()> {
         let (link, paths) = (Weak::clone(&self.link), self.paths.clone());
+        let options = Options { session: Some(session), ..paths.options.clone() };
         let reviver = Reviver { link, paths, options, generation, deadline: Deadline::new(time) };
         let thread = std::thread::Builder::new().name("adverb-reconnect".to_owned());
         thread.spawn(move || reviver.run(role)).map(drop)
@@ -129,7 +132,7 @@ impl Reviver {
             if role == Role::Connector {
                 match self.try_all(first) {
                     Ok(()) => return,
-                    Err(Error::Refused { reason, .. }) => return self.give_up(&reason),
+                    Err(Error::Refused { reason, .. }) if reason == UNKNOWN => return self.give_up(&reason),
                     Err(error) => reason = error.to_string(),
                 }
                 first = 0;
@@ -164,7 +167,10 @@ impl Reviver {
                     }
                     return Ok(());
                 }
-                Err(refused @ Error::Refused { .. }) => return Err(refused),
+                // Others who refuse may be somebody else, whom a path leads to that is down.
+                Err(Error::Refused { peer, reason }) if reason == UNKNOWN => {
+                    return Err(Error::Refused { peer, reason });
+                }
                 Err(error) => failure = error,
             }
         }

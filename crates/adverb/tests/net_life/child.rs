@@ -24,7 +24,17 @@ pub(crate) struct Process(Child);
 
 impl Process {
     pub(crate) fn start(part: &str) -> Process {
-        let mut program = Command::new(std::env::current_exe().unwrap());
+        Process::begin(Command::new(std::env::current_exe().unwrap()), part)
+    }
+
+    /// In another network namespace.
+    pub(crate) fn start_in(namespace: &str, part: &str) -> Process {
+        let mut program = Command::new("ip");
+        program.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
+        Process::begin(program, part)
+    }
+
+    fn begin(mut program: Command, part: &str) -> Process {
         program.args(["--exact", "child::plays_its_part", "--nocapture"]).env(PART, part);
         Process(program.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
     }
@@ -55,7 +65,14 @@ impl Drop for Process {
 #[test]
 fn plays_its_part() {
     let Ok(part) = std::env::var(PART) else { return };
+    if part == "paths" {
+        return crate::paths::receive();
+    }
     let connection = match part.split_once(' ') {
+        Some(("receive", rest)) => {
+            let (port, path) = rest.split_once(' ').unwrap();
+            return crate::restart::receive(port, path);
+        }
         Some(("connect", address)) => {
             let address: SocketAddr = address.parse().unwrap();
             Connector::new().options(&options()).connect(address).unwrap()

@@ -2,13 +2,17 @@
 //!
 //! ```text
 //! ADVERB_MESSAGES=10000000 cargo test -p adverb --release --test net_life wrap -- --nocapture
-//! ADVERB_KILLS=200 cargo test -p adverb --release --test net_life killed -- --nocapture
+//! ADVERB_KILLS=200 cargo test -p adverb --release --test net_life who_is_killed -- --nocapture
+//! ADVERB_MEBIBYTES=1024 ADVERB_RESTARTS=10 cargo test -p adverb --release --test net_life transfer -- --nocapture
+//! ADVERB_SECONDS=5 cargo test -p adverb --release --test net_life path -- --nocapture   # as root
 //! ```
 
 #![cfg(feature = "soft")]
 
 mod child;
 mod kill;
+mod paths;
+mod restart;
 mod stall;
 mod wrap;
 

@@ -12,6 +12,7 @@ mod stream;
 mod tests;
 
 pub(super) use operation::Asked;
+pub(super) use resume::UNKNOWN;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;

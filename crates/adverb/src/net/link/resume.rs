@@ -54,7 +54,7 @@ pub(super) struct Resume {
 }
 
 /// What a peer says that doesn't know a connection any more.
-pub(super) const UNKNOWN: &str = "it doesn't know the connection that was to go on: it is another program, or that has closed it, or \
+pub(in crate::net) const UNKNOWN: &str = "it doesn't know the connection that was to go on: it is another program, or that has closed it, or \
      given up waiting";
 
 impl Resume {
@@ -282,10 +282,9 @@ impl Link {
     fn revive(&self, state: &mut State) {
         if let (Some(home), Some(time)) = (self.home.get(), self.options.reconnect) {
             let session = Session { id: state.resume.id, received: state.resume.received };
-            let options = crate::net::Options { session: Some(session), ..self.options.clone() };
             let reason = state.resume.down.clone().unwrap_or_default();
             tracing::info!(peer = %self.peer, %reason, "a connection is broken, and to be made again");
-            if let Err(error) = home.revive(self.role, options, state.resume.generation, time) {
+            if let Err(error) = home.revive(self.role, session, state.resume.generation, time) {
                 self.give_up(state, &error.to_string());
             }
         }

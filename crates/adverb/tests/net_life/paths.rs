@@ -1,0 +1,143 @@
+//! Two paths between two network namespaces, of which one goes down.
+
+use std::process::Command;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::net::Options;
+use adverb::net::blocking::{Connector, Listener};
+
+use crate::child::Process;
+use crate::{LONGEST, Letters, number};
+
+const PORT: u16 = 7471;
+
+/// No device is named: it is that of the path.
+fn options() -> Options {
+    let options = Options::new().keepalive(Duration::from_millis(500)).timeout(Duration::from_secs(60));
+    options.reconnect(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10))
+}
+
+fn ip(line: &str) -> Result<(), String> {
+    let output =
+        Command::new("ip").args(line.split_whitespace()).output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
+}
+
+/// Two cables between here and a namespace, until dropped.
+struct Cables {
+    namespace: String,
+}
+
+impl Cables {
+    fn new() -> Result<Cables, String> {
+        let cables = Cables { namespace: format!("adverb-{}", std::process::id()) };
+        let namespace = &cables.namespace;
+        ip(&format!("netns add {namespace}"))?;
+        ip(&format!("-n {namespace} link set lo up"))?;
+        for path in 1..=2 {
+            let (near, far) = (cables.near(path), format!("avf{path}"));
+            ip(&format!("link add {near} type veth peer name {far} netns {namespace}"))?;
+            ip(&format!("addr add 10.88.{path}.1/24 dev {near}"))?;
+            ip(&format!("link set {near} up"))?;
+            ip(&format!("-n {namespace} addr add 10.88.{path}.2/24 dev {far}"))?;
+            ip(&format!("-n {namespace} link set {far} up"))?;
+        }
+        Ok(cables)
+    }
+
+    fn near(&self, path: u32) -> String {
+        format!("av{path}-{}", std::process::id())
+    }
+
+    fn set(&self, path: u32, state: &str) {
+        ip(&format!("link set {} {state}", self.near(path))).unwrap();
+    }
+}
+
+impl Drop for Cables {
+    fn drop(&mut self) {
+        for path in 1..=2 {
+            let _ = ip(&format!("link del {}", self.near(path)));
+        }
+        let _ = ip(&format!("netns del {}", self.namespace));
+    }
+}
+
+/// The other side: takes in what comes, looks at every byte, and says how long it had to wait at most, in milliseconds.
+pub(crate) fn receive() {
+    let listener = Listener::bind_with(("0.0.0.0", PORT), &options()).unwrap();
+    println!("listening {}", listener.local_address());
+    scope(|scope| {
+        let connection = listener.accept().unwrap();
+        scope.spawn(|| listener.accept().map(drop));
+        let (letters, mut count, mut gaps, mut last) = (Letters::new(), 0, Vec::new(), Instant::now());
+        while let Some(message) = connection.recv().unwrap() {
+            assert!(message[..] == *letters.letter(count, len(count)), "message {count}");
+            count += 1;
+            if last.elapsed() > Duration::from_millis(200) {
+                gaps.push(last.elapsed().as_millis());
+            }
+            last = Instant::now();
+        }
+        connection.send(format!("{count} messages, gaps of {gaps:?} ms").as_bytes()).unwrap();
+        connection.close().unwrap();
+        std::process::exit(0);
+    });
+}
+
+fn len(number: usize) -> usize {
+    if number.is_multiple_of(4) { LONGEST } else { number % 1500 }
+}
+
+#[test]
+fn a_connection_goes_on_over_the_other_path_and_back() {
+    let cables = match Cables::new() {
+        Ok(cables) => cables,
+        Err(error) => return println!("skipped: there are no network namespaces here: {error}"),
+    };
+    let mut process = Process::start_in(&cables.namespace, "paths");
+    process.says("listening ");
+    let connector = Connector::new().options(&options()).also_at(format!("10.88.2.2:{PORT}"));
+    let connection = connector.connect(("10.88.1.2", PORT)).unwrap();
+    assert_eq!(connection.peer_address().ip().to_string(), "10.88.1.2");
+    let (seconds, start, letters) = (number("ADVERB_SECONDS", 2), Instant::now(), Letters::new());
+    let pause = Duration::from_secs(seconds as u64);
+    let paths = scope(|scope| {
+        let harm = scope.spawn(|| {
+            let mut paths = vec![connection.peer_address().ip()];
+            for path in [1, 2] {
+                sleep(pause);
+                cables.set(path, "down");
+                // It must be noticed, and come up over the other.
+                let (down, before) = (Instant::now(), connection.peer_address());
+                while connection.peer_address() == before && down.elapsed() < Duration::from_secs(30) {
+                    sleep(Duration::from_millis(10));
+                }
+                println!("path {path} went down; over the other after {:?}", down.elapsed());
+                paths.push(connection.peer_address().ip());
+                sleep(pause);
+                cables.set(path, "up");
+            }
+            sleep(pause);
+            paths
+        });
+        let mut number = 0;
+        while !harm.is_finished() {
+            connection.send(letters.letter(number, len(number))).unwrap();
+            number += 1;
+        }
+        connection.shutdown().unwrap();
+        let bytes: usize = (0..number).map(len).sum();
+        println!("{number} messages, {} MB in {:?}", bytes / 1_000_000, start.elapsed());
+        harm.join().unwrap()
+    });
+    let answer = connection.recv().unwrap().unwrap();
+    println!("{}", String::from_utf8_lossy(&answer));
+    let paths: Vec<_> = paths.iter().map(ToString::to_string).collect();
+    assert_eq!(paths, ["10.88.1.2", "10.88.2.2", "10.88.1.2"]);
+}

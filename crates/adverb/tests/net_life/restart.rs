@@ -1,0 +1,145 @@
+//! A transfer to a program that is killed and started again.
+
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::Options;
+use adverb::net::blocking::{Connection, Connector, Listener};
+
+use crate::child::{Process, options};
+use crate::{LONGEST, Letters, Random, number};
+
+/// Of how many bytes a message of the transfer is.
+const PIECE: usize = LONGEST;
+
+fn going_on() -> Options {
+    options().reconnect(Duration::from_secs(10)).timeout(Duration::from_secs(60))
+}
+
+/// What the transfer has at this place.
+fn piece(letters: &Letters, number: usize) -> &[u8] {
+    letters.letter(number, PIECE)
+}
+
+/// The other program: says how much it has, and appends what comes. The file outlives it, what it has in memory doesn't.
+pub(crate) fn receive(port: &str, path: &str) {
+    let listener = loop {
+        // Who had the port before may still be dying.
+        match Listener::bind_with(format!("127.0.0.1:{port}"), &going_on()) {
+            Ok(listener) => break listener,
+            Err(_) => sleep(Duration::from_millis(10)),
+        }
+    };
+    println!("listening {}", listener.local_address());
+    let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
+    scope(|scope| {
+        let connection = listener.accept().unwrap();
+        // For a connection that goes on.
+        scope.spawn(|| listener.accept().map(drop));
+        let whole = file.metadata().unwrap().len() / PIECE as u64;
+        file.set_len(whole * PIECE as u64).unwrap();
+        connection.send(&whole.to_le_bytes()).unwrap();
+        while let Some(message) = connection.recv().unwrap() {
+            file.write_all(&message).unwrap();
+        }
+        connection.close().unwrap();
+        std::process::exit(0);
+    });
+}
+
+/// Sends all pieces from where the other is; says how many were sent before it ended, if it did.
+fn send_from(connection: &Connection, letters: &Letters, count: usize) -> Result<(), (usize, Error)> {
+    let first = match connection.recv() {
+        Ok(Some(message)) => u64::from_le_bytes(message[..].try_into().unwrap()) as usize,
+        Ok(None) => panic!("it says nothing"),
+        Err(error) => return Err((0, error)),
+    };
+    for number in first..count {
+        connection.send(piece(letters, number)).map_err(|failure| (number - first, failure.error))?;
+    }
+    // Its program has all when it closes.
+    connection.shutdown().map_err(|error| (count - first, error))?;
+    match connection.recv() {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => panic!("it says too much"),
+        Err(error) => Err((count - first, error)),
+    }
+}
+
+fn hash(mut next: impl FnMut(&mut [u8]) -> usize) -> u64 {
+    let (mut hasher, mut bytes) = (DefaultHasher::new(), vec![0; PIECE]);
+    loop {
+        match next(&mut bytes) {
+            0 => return hasher.finish(),
+            len => hasher.write(&bytes[..len]),
+        }
+    }
+}
+
+fn hash_of(path: &Path) -> u64 {
+    let mut file = File::open(path).unwrap();
+    hash(|bytes| match file.read_exact(bytes) {
+        Ok(()) => bytes.len(),
+        Err(_) => 0,
+    })
+}
+
+#[test]
+fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
+    let count = number("ADVERB_MEBIBYTES", 64) * (1 << 20) / PIECE;
+    let kills = number("ADVERB_RESTARTS", 2);
+    let letters = &Letters::new();
+    let path: PathBuf = std::env::temp_dir().join(format!("adverb-restart-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let start = |port: &str| Process::start(&format!("receive {port} {}", path.display()));
+    let mut process = start("0");
+    let address = process.says("listening ");
+    let port = address.rsplit(':').next().unwrap().to_owned();
+    let (mut random, begin, mut killed, mut unacknowledged) = (Random(3), Instant::now(), 0, 0);
+    loop {
+        let connection = Connector::new().options(&going_on()).connect(&*address).unwrap();
+        let result = scope(|scope| {
+            let sending = scope.spawn(|| send_from(&connection, letters, count));
+            if killed < kills {
+                sleep(Duration::from_millis(50 + random.below(250) as u64));
+                process.kill();
+                killed += 1;
+                process = start(&port);
+                process.says("listening ");
+            }
+            sending.join().unwrap()
+        });
+        let Err((sent, error)) = result else { break };
+        assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+        let left = connection.unacknowledged();
+        assert!(left.len() <= sent + 1 && left.windows(2).all(|pair| pair[0].number < pair[1].number));
+        assert!(left.iter().all(|message| message.message.len() == PIECE));
+        unacknowledged += left.len();
+    }
+    let expected = {
+        let mut number = 0;
+        hash(|bytes| {
+            if number == count {
+                return 0;
+            }
+            bytes.copy_from_slice(piece(letters, number));
+            number += 1;
+            PIECE
+        })
+    };
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), (count * PIECE) as u64);
+    let found = hash_of(&path);
+    println!(
+        "{} MiB in {:?}, the other side killed and started again {killed} times: hash {found:x}, expected {expected:x}; {unacknowledged} \
+         messages weren't acknowledged",
+        (count * PIECE) >> 20,
+        begin.elapsed()
+    );
+    assert_eq!(found, expected);
+    std::fs::remove_file(&path).unwrap();
+}
