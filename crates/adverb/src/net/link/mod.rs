@@ -7,28 +7,26 @@
 mod operation;
 mod progress;
 mod resume;
+mod sending;
 mod stream;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
 
 pub(super) use operation::Asked;
 pub(super) use resume::UNKNOWN;
+pub(super) use sending::Ready;
 
 use std::collections::{HashMap, VecDeque};
-use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::message::{Message, Outgoing, SendError, Source};
+use super::message::Message;
 use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
 use super::protocol::proof::{Role, SEAL_LEN, Seal};
-use super::protocol::{
-    ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, Inbound, LONGEST_MESSAGE, OFFER_LEN, OFFERS,
-    Outbound, REPORTS, frame_len,
-};
+use super::protocol::{Announced, Inbound, LONGEST_MESSAGE, OFFERS, Outbound, REPORTS};
 use super::session::{Bell, Home};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
@@ -229,36 +227,6 @@ struct End {
     hint: &'static str,
 }
 
-/// A message that is ready to be sent.
-pub(super) struct Ready<'a> {
-    body: Body<'a>,
-    immediate: Option<u32>,
-}
-
-enum Body<'a> {
-    Bytes(Outgoing<'a>),
-    /// The first `len` bytes of these.
-    Pieces {
-        len: u32,
-        pieces: &'a [IoSlice<'a>],
-    },
-    /// Somebody's own buffer, or a copy.
-    Offer {
-        len: u32,
-        region: MemoryRegion,
-        is_copy: bool,
-        /// For what it was made.
-        lane: Arc<Lane>,
-    },
-    Announcement {
-        name: String,
-        memory: Announced,
-        region: MemoryRegion,
-    },
-    End,
-    Gone,
-}
-
 /// What requests are of, as their completions repeat it: bits.
 const RECEIVE: u64 = 1;
 /// What the peer must have when the connection is closed.
@@ -267,10 +235,6 @@ const DELIVERED: u64 = 2;
 const GONE: u64 = 4;
 /// A one-sided operation; its number is above this bit.
 const OPERATION: u64 = 8;
-
-/// How many bytes of messages that are fed go at once: enough that the cost of a write is nothing beside them, and few enough
-/// that many fit a ring.
-const GATHERED: usize = 16 << 10;
 
 /// How many calls may go without a look at the device. Who has to wait looks anyway.
 const UNLOOKED: u32 = 16;
@@ -414,265 +378,6 @@ impl Link {
         }
     }
 
-    /// Makes a message ready to be sent: what can be done without the connection.
-    pub(super) fn ready<'a>(
-        &self,
-        message: Outgoing<'a>,
-        immediate: Option<u32>,
-    ) -> Result<Ready<'a>, SendError> {
-        let (eager, most) = self.lock().limits;
-        if message.bytes().len() <= eager {
-            return Ok(Ready { body: Body::Bytes(message), immediate });
-        }
-        self.ready_to_offer(&self.lane(), most, message, immediate)
-    }
-
-    /// Makes a message ready that the peer is to read from where it is.
-    fn ready_to_offer<'a>(
-        &self,
-        lane: &Arc<Lane>,
-        most: u32,
-        message: Outgoing<'a>,
-        immediate: Option<u32>,
-    ) -> Result<Ready<'a>, SendError> {
-        let len = message.bytes().len();
-        let Some(len) = u32::try_from(len).ok().filter(|len| *len <= most) else {
-            let error = Error::TooLong { len: len as u64, most: most.into() };
-            return Err(message.refused(error));
-        };
-        let (buffer, is_copy) = match message.0 {
-            Source::Buffer(buffer) if buffer.is_of(lane.pool.protection_domain()) => (buffer, false),
-            // Of another domain, the peer couldn't read it.
-            _ => match lane.pool.copy_from(message.bytes()) {
-                Ok(copy) => (copy, true),
-                Err(error) => return Err(message.refused(error)),
-            },
-        };
-        let region = buffer.register(Access::REMOTE_READ)?;
-        Ok(Ready { body: Body::Offer { len, region, is_copy, lane: Arc::clone(lane) }, immediate })
-    }
-
-    /// Takes a message, if there is room: then `ready` is empty, and the number of the write that it goes with is returned.
-    pub(super) fn try_send(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
-        let Some(Ready { body, .. }) = ready else { return Ok(Some(state.batches)) };
-        // Also for what waits for something else than room.
-        if let Some(end) = &state.end {
-            return Err(self.ended(end));
-        }
-        if state.is_gone || state.is_shut && !matches!(body, Body::Gone) {
-            return Err(self.disconnected("this side has ended it", ""));
-        }
-        if state.peer_is_gone {
-            return Err(self.disconnected("the peer has closed it", ""));
-        }
-        // What the peer may have missed comes first.
-        if state.outbound.is_none() || !state.resume.replay.is_empty() {
-            return Ok(None);
-        }
-        if let Body::Offer { lane, .. } = body
-            && !Arc::ptr_eq(lane, &state.lane)
-        {
-            *ready = ready.take().map(|ready| self.again(state, ready)).transpose()?;
-        }
-        self.take(state, ready)
-    }
-
-    /// Takes a message, whatever it is: see [`try_send`](Link::try_send).
-    fn take(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<u64>> {
-        let Some(Ready { body, immediate }) = ready else { return Ok(Some(state.batches)) };
-        let one: [IoSlice<'_>; 1];
-        let (kind, bytes): (FrameKind, &[IoSlice<'_>]) = match body {
-            Body::Bytes(message) => {
-                one = [IoSlice::new(message.bytes())];
-                (FrameKind::Message { len: one[0].len() as u32 }, &one)
-            }
-            Body::Pieces { len, pieces } => (FrameKind::Message { len: *len }, pieces),
-            Body::Offer { .. } if state.offers.len() == OFFERS as usize => return Ok(None),
-            Body::Offer { len, region, .. } => {
-                let RemoteMemory { addr, rkey, .. } = region.remote();
-                (FrameKind::Offer { len: *len, addr, rkey }, &[])
-            }
-            Body::Announcement { name, memory, .. } => {
-                one = [IoSlice::new(name.as_bytes())];
-                (FrameKind::Announcement { name_len: name.len() as u32, memory: *memory }, &one)
-            }
-            Body::End => (FrameKind::End, &[]),
-            Body::Gone => (FrameKind::Gone, &[]),
-        };
-        let frame = Frame { kind, immediate: *immediate };
-        let tag = if kind == FrameKind::Gone { GONE } else { DELIVERED };
-        let number = state.resume.sent;
-        let Some(write) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
-        state.resume.sent += u64::from(kind.is_numbered());
-        state.is_shut |= matches!(kind, FrameKind::End | FrameKind::Gone);
-        state.is_gone |= kind == FrameKind::Gone;
-        match ready.take() {
-            Some(Ready { body: Body::Offer { region, .. }, immediate }) => {
-                state.offers.push_back(Offered { number, region, immediate });
-            }
-            Some(Ready { body: Body::Announcement { name, memory, region }, .. }) => {
-                state.exposed.push(Exposed { name, rights: memory.rights, region });
-            }
-            _ => {}
-        }
-        Ok(Some(write))
-    }
-
-    /// Adds a frame to those that wait, or writes it at once if none does. Returns the number of the write, or nothing if
-    /// there is no room.
-    fn add_frame(
-        &self,
-        state: &mut State,
-        frame: &Frame,
-        body: &[IoSlice<'_>],
-        tag: u64,
-    ) -> Result<Option<u64>> {
-        if let Some(end) = &state.end {
-            return Err(self.ended(end));
-        }
-        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
-        let len = frame.len();
-        if let Some(batch) = &mut state.batch {
-            if len > batch.buffer.len() - batch.len {
-                return Ok(None);
-            }
-            put(frame, body, &mut batch.buffer[batch.len..batch.len + len]);
-            batch.len += len;
-            batch.tag |= tag;
-            return Ok(Some(state.batches));
-        }
-        let goes_now = can_write(state, len);
-        // If it has to wait others may join it.
-        let mut buffer = state.lane.pool.alloc(if goes_now { len } else { longest_write })?;
-        put(frame, body, &mut buffer[..len]);
-        let batch = Batch { buffer, len, tag, is_due: true, first: state.resume.sent };
-        state.batch = if goes_now { self.write(state, batch).err() } else { Some(batch) };
-        state.batches += 1;
-        match &state.end {
-            Some(end) => Err(self.ended(end)),
-            None => Ok(Some(state.batches)),
-        }
-    }
-
-    /// Takes a message, and then waits until it is posted: `number` is that of its write, once it has one.
-    pub(super) fn send(
-        &self,
-        state: &mut State,
-        ready: &mut Option<Ready<'_>>,
-        number: &mut Option<u64>,
-    ) -> Result<Option<()>> {
-        if number.is_none() {
-            *number = self.try_send(state, ready)?;
-            // It may have joined what was gathered.
-            self.flush(state);
-        }
-        number.map_or(Ok(None), |number| self.is_posted(state, number))
-    }
-
-    /// Takes a message that is to go together with others: when enough has gathered, or somebody waits or flushes.
-    pub(super) fn feed(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<()>> {
-        let Some(len) = ready.as_ref().map(Ready::frame_len) else { return Ok(Some(())) };
-        if state.batch.as_ref().is_some_and(|batch| len > batch.buffer.len() - batch.len) {
-            self.flush(state);
-        }
-        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
-        let most = GATHERED.min(longest_write);
-        if state.batch.is_none() && len <= most / 2 {
-            state.batch = Some(Batch {
-                buffer: state.lane.pool.alloc(most)?,
-                len: 0,
-                tag: 0,
-                is_due: false,
-                first: state.resume.sent,
-            });
-            state.batches += 1;
-        }
-        let taken = self.try_send(state, ready);
-        match state.batch.as_ref().map(|batch| batch.len) {
-            // It was refused.
-            Some(0) => {
-                state.batch = None;
-                state.batches -= 1;
-            }
-            Some(len) if len > most / 4 * 3 => self.flush(state),
-            _ => {}
-        }
-        Ok(taken?.map(drop))
-    }
-
-    /// Takes a message and posts it, if both can be done now.
-    pub(super) fn try_send_now(&self, state: &mut State, ready: Ready<'_>) -> Result<(), SendError> {
-        let mut ready = Some(ready);
-        let sent = self.try_post(state, &mut ready);
-        let failure = match sent {
-            Ok(true) => return Ok(()),
-            Ok(false) => Error::WouldBlock { what: "to send" },
-            Err(error) => error,
-        };
-        Err(Ready::refused(ready, failure))
-    }
-
-    fn try_post(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<bool> {
-        let Some(len) = ready.as_ref().map(Ready::frame_len) else { return Ok(true) };
-        self.flush(state);
-        // Otherwise it would be taken, and wait.
-        let is_free = state.batch.is_none() && state.resume.replay.is_empty() && can_write(state, len);
-        if !is_free && state.end.is_none() {
-            return Ok(false);
-        }
-        Ok(self.try_send(state, ready)?.is_some())
-    }
-
-    /// The end of what this side sends.
-    pub(super) fn end_frame() -> Ready<'static> {
-        Ready { body: Body::End, immediate: None }
-    }
-
-    /// The end of the connection.
-    pub(super) fn gone_frame() -> Ready<'static> {
-        Ready { body: Body::Gone, immediate: None }
-    }
-
-    /// Whether the write of this number was posted.
-    pub(super) fn is_posted(&self, state: &State, number: u64) -> Result<Option<()>> {
-        if state.batches - u64::from(state.batch.is_some()) >= number {
-            return Ok(Some(()));
-        }
-        match &state.end {
-            Some(end) => Err(self.ended(end)),
-            None => Ok(None),
-        }
-    }
-
-    /// Tells the peer that this side is gone, with `ready`, unless the peer is; then waits until the peer has all.
-    pub(super) fn close(&self, state: &mut State, ready: &mut Option<Ready<'_>>) -> Result<Option<()>> {
-        if !state.peer_is_gone && ready.is_some() && self.try_send(state, ready)?.is_none() {
-            return Ok(None);
-        }
-        // Who is alone has nobody to tell that it is gone.
-        let is_over = state.is_known_gone || state.peer_is_gone || state.end.is_some();
-        self.is_delivered(state, is_over)
-    }
-
-    /// Whether the peer has all that was sent, and either has read it or `is_over`.
-    fn is_delivered(&self, state: &mut State, is_over: bool) -> Result<Option<()>> {
-        let is_all_sent = state.batch.is_none() && !state.resume.is_behind();
-        if is_all_sent && state.offers.is_empty() && state.reads_to_tell == 0 {
-            // What the peer has read it has, though its device's word for it may not have come.
-            let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
-            if is_read || state.delivered == state.to_deliver && is_over {
-                return Ok(Some(()));
-            }
-        }
-        if let Some(end) = &state.end {
-            return Err(self.ended(end));
-        }
-        if state.is_unheard {
-            self.ask(state);
-        }
-        Ok(None)
-    }
-
     /// The next message, or `None` when there are no more, if that is known.
     pub(super) fn try_recv(&self, state: &mut State) -> Result<Option<Option<Message>>> {
         if let Some(Entry::Message(_)) = state.inbox.front() {
@@ -805,29 +510,6 @@ impl Link {
     }
 }
 
-impl Ready<'_> {
-    /// How many bytes its frame takes.
-    fn frame_len(&self) -> usize {
-        frame_len(match &self.body {
-            Body::Bytes(message) => message.bytes().len(),
-            Body::Pieces { len, .. } => *len as usize,
-            Body::Offer { .. } => OFFER_LEN,
-            Body::Announcement { name, .. } => ANNOUNCEMENT_LEN + name.len(),
-            Body::End | Body::Gone => 0,
-        })
-    }
-
-    /// Why it wasn't sent, with the buffer that it was made of, if it wasn't taken.
-    pub(super) fn refused(ready: Option<Ready<'_>>, error: Error) -> SendError {
-        let buffer = match ready.map(|ready| ready.body) {
-            Some(Body::Bytes(message)) => return message.refused(error),
-            Some(Body::Offer { region, is_copy: false, .. }) => RegisteredBuf::reclaim(region),
-            _ => None,
-        };
-        SendError { error, buffer }
-    }
-}
-
 impl Drop for Lane {
     fn drop(&mut self) {
         // A software NIC acknowledges with the next poll what the last one brought: the peer's last word, for one, and it waits
@@ -835,35 +517,6 @@ impl Drop for Lane {
         let mut done = Vec::new();
         while self.completions.poll(&mut done).is_ok_and(|count| count > 0) {}
     }
-}
-
-/// Puts a frame where it just fits. Nothing of what was there before is left.
-fn put(frame: &Frame, body: &[IoSlice<'_>], out: &mut [u8]) {
-    frame.emit(out);
-    let (begin, len) = match frame.kind {
-        FrameKind::Message { len } => (HEADER_LEN, len),
-        FrameKind::Announcement { name_len, .. } => (HEADER_LEN + ANNOUNCEMENT_LEN, name_len),
-        FrameKind::Offer { .. } | FrameKind::End | FrameKind::Gone => return,
-    };
-    let (to_body, padding) = out[begin..].split_at_mut(len as usize);
-    gather(body, to_body);
-    padding.fill(0);
-}
-
-/// Copies as many of the pieces' bytes as there is room for, which must be filled by them.
-fn gather(pieces: &[IoSlice<'_>], mut out: &mut [u8]) {
-    for piece in pieces {
-        let (to_piece, behind) = out.split_at_mut(piece.len().min(out.len()));
-        to_piece.copy_from_slice(&piece[..to_piece.len()]);
-        out = behind;
-    }
-    debug_assert!(out.is_empty(), "there are as many bytes as were promised");
-}
-
-/// Whether a write of `len` bytes can be posted now.
-fn can_write(state: &State, len: usize) -> bool {
-    let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
-    fits && progress::has_room(state) && state.end.is_none() && !state.resume.is_down()
 }
 
 /// Notes why the connection has ended, if nothing else was the reason before; or only that it is down, if it may go on over

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Body, End, Link, OPERATION, Ready, State, progress};
+use super::sending::Body;
+use super::{End, Link, OPERATION, Ready, State, progress};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryRegion, Payload, RegisteredBuf};
 use crate::net::message::{Outgoing, SendError, Source};

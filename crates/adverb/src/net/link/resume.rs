@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::sending::Body;
 use super::{
-    Batch, Body, DELIVERED, Entry, Exposed, GONE, Link, OPERATION, Offered, Ready, State, end_for_good,
-    operation,
+    Batch, DELIVERED, Entry, Exposed, GONE, Link, OPERATION, Offered, Ready, State, end_for_good, operation,
 };
 use crate::error::{Error, Result};
 use crate::memory::RegisteredBuf;

@@ -2,7 +2,8 @@
 
 use std::io::IoSlice;
 
-use super::{Body, Link, PeerRing, Ready, State};
+use super::sending::Body;
+use super::{Link, PeerRing, Ready, State};
 use crate::error::Result;
 use crate::memory::RegisteredBuf;
 use crate::net::Message;
@@ -52,7 +53,7 @@ impl Link {
             return Ok(None);
         }
         let mut buffer = state.lane.pool.alloc(len)?;
-        super::gather(pieces, &mut buffer);
+        super::sending::gather(pieces, &mut buffer);
         let region = buffer.register(Access::REMOTE_READ)?;
         let body = Body::Offer { len: len as u32, region, is_copy: true, lane: state.lane() };
         Ok(self.try_send(state, &mut Some(Ready { body, immediate: None }))?.map(|_| len))
