@@ -309,6 +309,9 @@ impl QueuePair {
     /// Moves it to the error state, and waits until all its requests have come back. Their completions, and those of
     /// other queue pairs that came meanwhile, are then to be had from the completion queues.
     ///
+    /// Requests that asked for no completion and succeeded come back with the completion of a later one, here as anywhere: if
+    /// there is none, this waits in vain. [`reset`](QueuePair::reset) gives their memory back.
+    ///
     /// # Errors
     ///
     /// If they don't come in time, or the device refuses.
