@@ -368,6 +368,8 @@ fn who_offers_more_than_is_taken_is_disconnected() {
         hello.extend(ring.addr.to_le_bytes());
         hello.extend(ring.rkey.to_le_bytes());
         hello.extend((1u32 << 30).to_le_bytes());
+        // No session.
+        hello.resize(64, 0);
         assert_eq!(stranger.send(&hello), None);
         (server.join().unwrap(), stranger)
     });

@@ -19,10 +19,14 @@ macro_rules! shared_between_threads {
 }
 
 shared_between_threads!(TYPES:
+    blocking::AddressSpace['static],
     blocking::Connection,
     blocking::Connector,
     blocking::Listener,
+    blocking::ReadHalf,
     blocking::Remote['static],
+    blocking::Stream,
+    blocking::WriteHalf,
     cm::Connecting,
     cm::Connection,
     cm::ConnectionEvent,
@@ -49,10 +53,14 @@ shared_between_threads!(TYPES:
     memory::RegionSlice,
     memory::RegisteredBuf,
     memory::RemoteMemory,
+    net::Exchange,
+    net::Key,
     net::Message,
     net::Options,
-    net::Rights,
     net::Outgoing['static],
+    net::Rights,
+    net::SendError,
+    net::Unacknowledged,
     verbs::Access,
     verbs::AddressHandle,
     verbs::CompletedOperation,
@@ -120,7 +128,16 @@ shared_between_threads!(TYPES:
     verbs::Transport,
 );
 
-shared_between_threads!(TASKS: net::Connection, net::Connector, net::Listener, net::Remote['static]);
+shared_between_threads!(TASKS:
+    net::AddressSpace['static],
+    net::Connection,
+    net::Connector,
+    net::Listener,
+    net::ReadHalf,
+    net::Remote['static],
+    net::Stream,
+    net::WriteHalf,
+);
 
 /// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`.)
 const TRAITS: &[(&str, &str)] = &[("memory", "Memory")];
