@@ -23,9 +23,14 @@ pub(in crate::net) struct Handshake {
     peer: SocketAddr,
     options: Options,
     deadline: Deadline,
+    /// Whether the listener has ended TCP, so that its hello is under way, or won't come.
+    has_ended: bool,
     /// Readable when there is something to be done.
     watch: Watch,
 }
+
+/// How long the hello of a listener that has ended TCP may be under way: as long as its device tries to send it.
+const HELLO_UNDER_WAY: Duration = Duration::from_secs(2);
 
 enum Stage {
     /// A listener's: over TCP, the peer's greeting is to come.
@@ -109,7 +114,7 @@ impl Handshake {
         if let Some(fd) = stage.descriptor() {
             watch.add(fd).map_err(not_watched)?;
         }
-        Ok(Handshake { stage, peer, options: options.clone(), deadline, watch })
+        Ok(Handshake { stage, peer, options: options.clone(), deadline, has_ended: false, watch })
     }
 
     pub(in crate::net) fn peer(&self) -> SocketAddr {
@@ -205,10 +210,18 @@ impl Handshake {
                     Some(wire) => wire.has_ended(),
                     None => link.was_ended_by_manager()?,
                 };
-                if is_gone {
-                    return Err(self.gave_up());
+                if !is_gone {
+                    return self.wait(Stage::Connected(link, wire));
                 }
-                self.wait(Stage::Connected(link, wire))
+                // A listener ends TCP as soon as it has said hello, which goes another way, and may take longer.
+                if wire.is_some() && link.role() == Role::Connector {
+                    self.has_ended = true;
+                    if self.left() > HELLO_UNDER_WAY {
+                        self.deadline = Deadline::new(HELLO_UNDER_WAY);
+                    }
+                    return self.next(Stage::Connected(link, None));
+                }
+                Err(self.gave_up())
             }
             Stage::Over => Err(self.gave_up()),
         }
@@ -249,6 +262,9 @@ impl Handshake {
     }
 
     fn too_late(&self) -> Error {
+        if self.has_ended {
+            return self.gave_up();
+        }
         let words = format!("no answer within {:?}", self.deadline.timeout);
         self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
     }
