@@ -364,9 +364,9 @@ impl Nic {
             }
             if watch.is_some() {
                 let mut engine = self.shared.engine.lock();
-                // If there is more, it is here that it is done.
-                _ = self.drive(&mut engine, Engine::drive);
-                progress::wake(&self.shared, &mut engine, Work::Done);
+                // If there is more the thread does it: nothing need come for it, and what comes ends this wait.
+                let work = self.drive(&mut engine, Engine::drive);
+                progress::wake(&self.shared, &mut engine, work);
                 drop(engine);
                 if channel.take()? {
                     return Ok(true);

@@ -81,6 +81,10 @@ impl<'a> End<'a> {
     }
 
     fn connect(&self, peer: &End<'_>) {
+        self.connect_patiently(peer, Timeout::new(12).unwrap());
+    }
+
+    fn connect_patiently(&self, peer: &End<'_>, timeout: Timeout) {
         let (local, remote) = (self.nic.addresses()[0], peer.nic.addresses()[0]);
         let port = Path::source_port_between(self.qpn, peer.qpn);
         let psn = Psn::wrapping(0xff_fff0);
@@ -92,13 +96,7 @@ impl<'a> End<'a> {
             max_dest_rd_atomic: 4,
             min_rnr_timer: RnrTimer::new(1).unwrap(),
         };
-        let sending = Sending {
-            psn,
-            timeout: Timeout::new(12).unwrap(),
-            retry_count: 3,
-            rnr_retry: 7,
-            max_rd_atomic: 4,
-        };
+        let sending = Sending { psn, timeout, retry_count: 3, rnr_retry: 7, max_rd_atomic: 4 };
         self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(receiving)).unwrap();
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(sending)).unwrap();
     }
@@ -360,10 +358,12 @@ type Planted = Arc<Mutex<Option<WireFault>>>;
 /// How many packets a wire was given at once, each time.
 type Batches = Arc<Mutex<Vec<usize>>>;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum WireFault {
     Panics,
     Fails,
+    /// None at all.
+    TakesAll,
 }
 
 impl Link for Wire {
@@ -371,11 +371,12 @@ impl Link for Wire {
         match *self.fault.lock() {
             Some(WireFault::Panics) => panic!("a fault planted by a test"),
             Some(WireFault::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
-            None => {}
+            Some(WireFault::TakesAll) | None => {}
         }
         self.batches.lock().push(packets.len());
-        // Never all of them at once.
-        let taken = packets.len().min(7);
+        // Never all of them at once, as a rule.
+        let most = if *self.fault.lock() == Some(WireFault::TakesAll) { usize::MAX } else { 7 };
+        let taken = packets.len().min(most);
         for packet in &packets[..taken] {
             _ = self.out.send((packet.source, packet.destination, packet.bytes.to_vec()));
             self.peer.announce();
@@ -501,6 +502,35 @@ fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
         assert!(one.completion().outcome.is_ok());
         assert!(there.values() == here.values());
     }
+}
+
+#[test]
+fn a_long_answer_goes_on_while_somebody_waits() {
+    let (second, first, fault) = two();
+    *fault.lock() = Some(WireFault::TakesAll);
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    // It is never asked for again.
+    one.connect_patiently(&other, Timeout::new(22).unwrap());
+    other.connect(&one);
+    let length = 4 << 20;
+    let (here, there) = (Area::new(&first, one.pd, length), Area::new(&second, other.pd, length));
+    there.fill(9);
+    let idle = Channel::new().unwrap();
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| second.wait(&idle, None));
+        let start = Instant::now();
+        while !second.shared.engine.lock().relieved {
+            one.send(1, SendOperation::Write(there.remote(0)), &[]).unwrap();
+            assert!(one.completion().outcome.is_ok());
+            assert!(start.elapsed() < PATIENCE, "the thread is woken again and again");
+        }
+        one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, length as u32)]).unwrap();
+        let answered = catch_unwind(AssertUnwindSafe(|| one.completion()));
+        idle.announce();
+        assert!(watching.join().unwrap().unwrap());
+        assert!(answered.unwrap().outcome.is_ok());
+    });
+    assert!(here.values() == there.values());
 }
 
 #[test]
