@@ -184,7 +184,9 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
     let open = || SoftDevice::at(Ipv6Addr::LOCALHOST.into()).open().unwrap();
     let (one, other) = (open(), open());
     assert_ne!(gid(&one), gid(&other));
-    assert!(gid(&other).has_port() && gid(&other).udp_address().ip() == Ipv6Addr::LOCALHOST);
+    // The first may find the usual port taken by another program, and the second find it free.
+    assert!(gid(&one).has_port() || gid(&other).has_port());
+    assert!([&one, &other].iter().all(|device| gid(device).udp_address().ip() == Ipv6Addr::LOCALHOST));
     exchange(&one, &other);
     exchange(&other, &one);
 }

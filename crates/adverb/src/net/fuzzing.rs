@@ -135,7 +135,7 @@ fn meet(script: &mut Script) {
     assert!(is_same(&seen.connector, &ends.connector) && is_same(&seen.listener, &ends.listener));
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
-    let hello = Hello { ring, writes: 4, longest_message: 0 }.emit();
+    let hello = Hello { ring, writes: 4, longest_message: 0, session: None }.emit();
     for (from, to) in [(&seal, &listeners_seal), (&listeners_seal, &seal)] {
         let sealed = [&from.seal(&hello)[..], &hello].concat();
         assert_eq!(from.open(&sealed).ok(), None, "nobody hears itself");
