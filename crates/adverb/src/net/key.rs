@@ -63,6 +63,17 @@ impl Key {
         self.hash(purpose, parts) == blake3::Hash::from_bytes(*digest)
     }
 
+    /// Whether both sides of a comparison have the same key, or both none.
+    pub(super) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
+        match (one, other) {
+            (Some(one), Some(other)) => {
+                blake3::Hash::from_bytes(*one.0.answer) == blake3::Hash::from_bytes(*other.0.answer)
+            }
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
     fn hash(&self, purpose: Purpose, parts: &[&[u8]]) -> blake3::Hash {
         let key = match purpose {
             Purpose::Answer => &self.0.answer,

@@ -245,6 +245,11 @@ impl State {
         self.resume.is_down() && self.end.is_none()
     }
 
+    /// The same, since it had so many lanes before.
+    fn is_broken_since(&self, generation: u32) -> bool {
+        self.is_broken() && self.resume.generation == generation
+    }
+
     /// What it goes over now.
     pub(super) fn lane(&self) -> Arc<Lane> {
         Arc::clone(&self.lane)

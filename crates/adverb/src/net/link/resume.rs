@@ -14,6 +14,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::memory::RegisteredBuf;
+use crate::net::key::Key;
 use crate::net::message::{Outgoing, Source, Unacknowledged};
 use crate::net::protocol::handshake::{Session, SessionId};
 use crate::net::protocol::proof::Role;
@@ -171,7 +172,11 @@ impl Link {
                 (resume.is_on, resume.id) = (self.options.reconnect.is_some(), id);
             }
             (Role::Listener, _, Some(Session { id, received: Some(peer_received) })) => {
-                let known = session::find(&id).and_then(|link| Some((link.interrupt()?, link)));
+                // Sessions are those of all listeners, and who has heard one's number may not know another's key.
+                let keys_fit =
+                    |link: &Arc<Link>| Key::is_same(self.options.key.as_ref(), link.options.key.as_ref());
+                let known = session::find(&id).filter(keys_fit);
+                let known = known.and_then(|link| Some((link.interrupt()?, link)));
                 match known {
                     Some((received, link)) => {
                         (resume.is_on, resume.id, resume.peer_received) = (true, id, peer_received);
@@ -292,14 +297,14 @@ impl Link {
 
     /// Whether it still is to be made again, as it was when it had so many lanes before.
     pub(in crate::net) fn is_broken(&self, generation: u32) -> bool {
-        let state = self.lock();
-        state.resume.generation == generation && state.resume.is_down() && state.end.is_none()
+        self.lock().is_broken_since(generation)
     }
 
     /// Ends the connection that couldn't be made again.
     pub(in crate::net) fn give_up_after(&self, generation: u32, reason: &str) {
-        if self.is_broken(generation) {
-            self.give_up(&mut self.lock(), reason);
+        let mut state = self.lock();
+        if state.is_broken_since(generation) {
+            self.give_up(&mut state, reason);
         }
     }
 

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use super::Link;
+use super::{Link, UNKNOWN};
 use crate::error::Error;
-use crate::net::blocking::{Connection, Connector, Listener};
-use crate::net::{Options, Rights};
-use crate::verbs::Device;
+use crate::net::blocking::{Connection, Connector, Listener, connect_link};
+use crate::net::protocol::handshake::Session;
+use crate::net::{Key, Options, Rights};
+use crate::verbs::{Deadline, Device};
 
 fn options() -> Options {
     let device = Device::open("soft").unwrap();
@@ -188,6 +189,28 @@ fn a_connection_that_is_not_known_any_more_ends() {
         assert!(break_it(left.link()));
         let error = left.recv().unwrap_err().to_string();
         assert!(error.contains("doesn't know the connection"), "{error}");
+    });
+}
+
+#[test]
+fn a_session_does_not_go_on_without_its_key() {
+    let open = options();
+    let keyed = options().key(&Key::new([7; 32]).unwrap());
+    let other = Listener::bind_with("127.0.0.1:0", &open).unwrap();
+    with_pair([&keyed, &keyed], |left, right| {
+        // Who hears the packets knows the number of the session.
+        let session = Session { id: right.link().session().unwrap(), received: Some(0) };
+        let stranger = Options { session: Some(session), ..open.clone() };
+        scope(|scope| {
+            scope.spawn(|| other.accept().map(drop));
+            let made = connect_link(other.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            other.stop();
+            assert!(matches!(made, Err(Error::Refused { reason, .. }) if reason == UNKNOWN));
+        });
+        // The connection hasn't noticed.
+        assert_eq!(right.link().lock().resume.generation, 0);
+        left.send(b"still here").unwrap();
+        assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
     });
 }
 
