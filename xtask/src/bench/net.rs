@@ -1,4 +1,4 @@
-//! `cargo xtask bench net`: connections beside the device under them, and beside TCP.
+//! `cargo xtask bench net`: connections beside the device under them, and beside TCP; tonic over both.
 
 use std::process::{Command, ExitCode};
 
@@ -21,6 +21,9 @@ const MILLISECONDS: &str = "500";
 
 /// How many round trips each latency is the median of.
 const ROUND_TRIPS: &str = "10000";
+
+/// How many calls are under way where many are.
+const CALLS: &str = "64";
 
 /// For how long nothing happens.
 const IDLE_MILLISECONDS: u32 = 3000;
@@ -60,6 +63,10 @@ enum What {
     Long,
     /// 64 bytes there and back.
     Latency,
+    /// tonic's unary calls, one at a time.
+    Call,
+    /// tonic's unary calls, many at a time.
+    Calls,
     /// Nothing.
     Idle,
 }
@@ -69,18 +76,23 @@ const MEASURED: &[(What, &[Who])] = &[
     (What::Short, &[Who::Raw, Who::Fed, Who::RawSingle, Who::Threads, Who::Tasks]),
     (What::Long, &[Who::Raw, Who::Threads, Who::Tasks, Who::Tcp, Who::Stream]),
     (What::Latency, &[Who::Raw, Who::Threads, Who::Tasks, Who::Tcp, Who::Stream]),
+    (What::Call, &[Who::Tcp, Who::Stream]),
+    (What::Calls, &[Who::Tcp, Who::Stream]),
 ];
 
 /// What is measured once, because it takes long.
 const MEASURED_ONCE: &[(What, &[Who])] = &[(What::Idle, &[Who::Threads, Who::Tasks, Who::Tcp, Who::Stream])];
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
-    let program = process::build("bench -p adverb --bench net --features serde,soft,tokio --no-run")?;
+    let programs = Programs {
+        net: process::build("bench -p adverb --bench net --features serde,soft,tokio --no-run")?,
+        calls: process::build("bench -p adverb-greeter --bench calls --no-run")?,
+    };
     let mut readings = Vec::new();
     let mut measure = |measured: &[(What, &[Who])]| -> Result<()> {
         for &(what, whos) in measured {
             for &who in whos {
-                readings.push((what, who, one(&program, what, who)?));
+                readings.push((what, who, one(&programs, what, who)?));
             }
         }
         Ok(())
@@ -95,21 +107,29 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The programs that measure: that of the connections, and that of tonic's calls over them.
+struct Programs {
+    net: String,
+    calls: String,
+}
+
 /// Measures one thing of one of them, once.
-fn one(program: &str, what: What, who: Who) -> Result<Said> {
+fn one(programs: &Programs, what: What, who: Who) -> Result<Said> {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let addresses = [111, 112].map(|network| format!("127.{network}.{high}.{low}"));
     // TCP has addresses where others have devices.
     let prefix = if who == Who::Tcp { "" } else { "soft:" };
     let idle = IDLE_MILLISECONDS.to_string();
-    let (work, numbers): (&str, &[&str]) = match what {
-        What::Short => ("rate", &[MILLISECONDS, "64"]),
-        What::Long => ("rate", &[MILLISECONDS, "1048576"]),
-        What::Latency => ("latency", &[ROUND_TRIPS]),
-        What::Idle => ("idle", &[&idle]),
+    let (program, numbers): (&[&str], &[&str]) = match what {
+        What::Short => (&[&programs.net, "rate"], &[MILLISECONDS, "64"]),
+        What::Long => (&[&programs.net, "rate"], &[MILLISECONDS, "1048576"]),
+        What::Latency => (&[&programs.net, "latency"], &[ROUND_TRIPS]),
+        What::Call => (&[&programs.calls], &[MILLISECONDS, "1"]),
+        What::Calls => (&[&programs.calls], &[MILLISECONDS, CALLS]),
+        What::Idle => (&[&programs.net, "idle"], &[&idle]),
     };
     let mut command = Command::new("timeout");
-    command.args(["60", "taskset", "-c", OURS, program, work, who.name()]).env("PEER_CPU", THEIRS);
+    command.args(["60", "taskset", "-c", OURS]).args(program).arg(who.name()).env("PEER_CPU", THEIRS);
     command.args(addresses.map(|address| format!("{prefix}{address}"))).args(numbers);
     process::text(&mut command).map(Said)
 }
@@ -122,6 +142,7 @@ fn rows(readings: &[(What, Who, Said)]) -> Result<Vec<Row>> {
     let rate = |said: &Said| said.number("rate");
     let bandwidth = |said: &Said| said.number("bandwidth");
     let round_trip = |said: &Said| said.number("round-us-p50");
+    let call = |said: &Said| said.number("call-us-p50");
     let processor = |said: &Said| -> Result<f64> {
         Ok(said.number("processor-seconds")? + said.number("processor-seconds-peer")?)
     };
@@ -141,7 +162,7 @@ fn rows(readings: &[(What, Who, Said)]) -> Result<Vec<Row>> {
         rows.push(Row { what: name, unit, ours, beside, theirs, goal });
         Ok(())
     };
-    use What::{Idle, Latency, Long, Short};
+    use What::{Call, Calls, Idle, Latency, Long, Short};
     use Who::{Fed, Raw, RawSingle, Stream, Tasks, Tcp, Threads};
     let (least, most) = (Some(Goal::AtLeast(0.8)), Some(Goal::AtMost(1.3)));
     let raw = "raw SEND";
@@ -178,6 +199,9 @@ fn rows(readings: &[(What, Who, Said)]) -> Result<Vec<Row>> {
         &bandwidth,
         Some(Goal::AtLeast(1.0)),
     )?;
+    row("tonic calls, one at a time", "1/s", Call, (Stream, Tcp), "tokio TCP", &rate, None)?;
+    row("tonic calls, one at a time, p50", "µs", Call, (Stream, Tcp), "tokio TCP", &call, None)?;
+    row("tonic calls, 64 at a time", "1/s", Calls, (Stream, Tcp), "tokio TCP", &rate, None)?;
     row("processor per GiB, messages", "s", Long, (Threads, Tcp), "tokio TCP", &per_gibibyte, None)?;
     row("processor per GiB, stream", "s", Long, (Stream, Tcp), "tokio TCP", &per_gibibyte, None)?;
     row("processor per idle minute, threads", "s", Idle, (Threads, Tcp), "tokio TCP", &per_minute, None)?;
