@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
 
     for test in ["pool", "net", "net_async", "net_stream"] {
-        process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "20000"))?;
+        process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "100000"))?;
     }
 
     let selftest = find("adverb", false)?;

@@ -108,7 +108,7 @@ async fn tasks_on_several_threads_share_a_connection() {
 
 #[tokio::test]
 async fn futures_that_are_dropped_at_any_point_do_no_harm() {
-    let rounds = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(3_000);
+    let drops = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
     let (left, right) = pair(&tiny(options()).eager(100)).await;
     let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
     // A receive that is dropped loses nothing; what is sent and dropped comes whole or not at all.
@@ -118,9 +118,13 @@ async fn futures_that_are_dropped_at_any_point_do_no_harm() {
         assert!(message[4..].iter().all(|byte| *byte == number as u8));
         next = number + 1;
     };
-    for number in 0..rounds {
+    let mut number = 0;
+    while dropped < drops {
+        number += 1;
         let mut bytes = vec![number as u8; 4 + random.below(300)];
         bytes[..4].copy_from_slice(&(number as u32).to_le_bytes());
+        // By turns there is no room, and nothing to be received.
+        let sends = if number / 32 % 2 == 0 { 1..7 } else { 1..2 };
         match random.below(8) {
             0 => {
                 // Until it is taken there must be somebody to make room.
@@ -132,7 +136,9 @@ async fn futures_that_are_dropped_at_any_point_do_no_harm() {
                 }
                 sent += 1;
             }
-            1..5 => dropped += usize::from(poll_once(&mut pin!(left.send(&bytes))).await.is_none()),
+            choice if sends.contains(&choice) => {
+                dropped += usize::from(poll_once(&mut pin!(left.send(&bytes))).await.is_none());
+            }
             _ => {
                 let received = poll_once(&mut pin!(right.recv())).await;
                 match received {
@@ -142,7 +148,8 @@ async fn futures_that_are_dropped_at_any_point_do_no_harm() {
             }
         }
     }
-    assert!(dropped > rounds / 20 && sent > rounds / 20, "{dropped} dropped, {sent} sent");
+    println!("{dropped} of {number} were dropped before they were done, {sent} were sent");
+    assert!(sent > number / 20);
     // The connection is as good as new.
     let end = async {
         left.send(&[0xff; 8]).await.unwrap();

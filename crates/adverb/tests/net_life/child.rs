@@ -36,7 +36,8 @@ impl Process {
 
     fn begin(mut program: Command, part: &str) -> Process {
         program.args(["--exact", "child::plays_its_part", "--nocapture"]).env(PART, part);
-        Process(program.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+        // Nothing is said to it: where that ends, so does it.
+        Process(program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
     /// The next word that it says.
@@ -65,6 +66,11 @@ impl Drop for Process {
 #[test]
 fn plays_its_part() {
     let Ok(part) = std::env::var(PART) else { return };
+    // Whoever started it may be killed.
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(1);
+    });
     if part == "paths" {
         return crate::paths::receive();
     }

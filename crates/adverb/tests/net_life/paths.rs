@@ -1,5 +1,6 @@
 //! Two paths between two network namespaces, of which one goes down.
 
+use std::path::Path;
 use std::process::Command;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use crate::child::Process;
 use crate::{LONGEST, Letters, number};
 
 const PORT: u16 = 7471;
+/// What the names of namespaces begin with; the number of the process follows.
+const NAMESPACE: &str = "adverb-paths-";
 
 /// No device is named: it is that of the path.
 fn options() -> Options {
@@ -35,7 +38,8 @@ struct Cables {
 
 impl Cables {
     fn new() -> Result<Cables, String> {
-        let cables = Cables { namespace: format!("adverb-{}", std::process::id()) };
+        Cables::remove_left_over();
+        let cables = Cables { namespace: format!("{NAMESPACE}{}", std::process::id()) };
         let namespace = &cables.namespace;
         ip(&format!("netns add {namespace}"))?;
         ip(&format!("-n {namespace} link set lo up"))?;
@@ -48,6 +52,17 @@ impl Cables {
             ip(&format!("-n {namespace} link set {far} up"))?;
         }
         Ok(cables)
+    }
+
+    /// Removes the namespaces of processes that were killed. (The cables' other ends are in them, and go with them.)
+    fn remove_left_over() {
+        let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+            let id = name.strip_prefix(NAMESPACE).and_then(|id| id.parse::<u32>().ok());
+            if id.is_some_and(|id| !Path::new(&format!("/proc/{id}")).exists()) {
+                println!("{name} was left over: {:?}", ip(&format!("netns del {name}")));
+            }
+        }
     }
 
     fn near(&self, path: u32) -> String {

@@ -1,5 +1,8 @@
 //! Queue pairs that break while messages pass, and connections that go on.
 
+mod streams;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
@@ -9,23 +12,43 @@ use super::{Link, UNKNOWN};
 use crate::error::Error;
 use crate::net::blocking::{Connection, Connector, Listener, connect_link};
 use crate::net::protocol::handshake::Session;
-use crate::net::{Key, Options, Rights};
+use crate::net::{Exchange, Key, Options, Rights};
 use crate::verbs::{Deadline, Device};
 
+/// With the software NIC, unless another device is named.
 fn options() -> Options {
-    let device = Device::open("soft").unwrap();
-    let options = Options::new().device(&device).timeout(Duration::from_secs(60));
+    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
+    let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
     options.keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
+}
+
+/// The same, for each way to find a listener.
+fn ways() -> [Options; 2] {
+    [Exchange::Tcp, Exchange::ConnectionManager].map(|exchange| options().exchange(exchange))
+}
+
+/// Any port where the device is: there is its connection manager.
+fn anywhere(options: &Options) -> SocketAddr {
+    let device = options.device.as_ref().unwrap();
+    SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0)
+}
+
+/// Two sides that are connected, who connected first, and where they met.
+fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
+    let listener = Listener::bind_with(anywhere(options[1]), options[1]).unwrap();
+    let connector = Connector::new().options(options[0]);
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(listener.local_address()).unwrap());
+        let right = listener.accept().unwrap();
+        (left.join().unwrap(), right)
+    });
+    (listener, left, right)
 }
 
 /// Two sides that are connected, while somebody accepts.
 fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connection) -> T) -> T {
-    let listener = Listener::bind_with("127.0.0.1:0", options[1]).unwrap();
-    let connector = Connector::new().options(options[0]);
+    let (listener, left, right) = connected(options);
     scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept().unwrap());
-        let left = connector.connect(listener.local_address()).unwrap();
-        let right = accepting.join().unwrap();
         scope.spawn(|| listener.accept().map(drop));
         let result = run(&left, &right);
         listener.stop();
@@ -92,7 +115,7 @@ fn exchange(left: &Connection, right: &Connection, count: usize, harm: impl FnOn
 #[test]
 fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
     let tiny = options().ring(512).writes(4);
-    for options in [&options(), &tiny] {
+    for options in ways().iter().chain([&tiny]) {
         with_pair([options, options], |left, right| {
             let mut broken = 0;
             exchange(left, right, 500, |over| {
@@ -154,13 +177,7 @@ fn memory_is_exposed_again_and_operations_end() {
 #[test]
 fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
     let options = options().reconnect(Duration::from_secs(1));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let connector = Connector::new().options(&options);
-    let (left, right) = scope(|scope| {
-        let left = scope.spawn(|| connector.connect(listener.local_address()).unwrap());
-        (listener.accept().unwrap(), left.join().unwrap())
-    });
-    let (right, left) = (left, right);
+    let (listener, left, right) = connected([&options, &options]);
     left.send(b"one").unwrap();
     assert_eq!(&right.recv().unwrap().unwrap()[..], b"one");
     drop(listener);
@@ -196,7 +213,7 @@ fn a_connection_that_is_not_known_any_more_ends() {
 fn a_session_does_not_go_on_without_its_key() {
     let open = options();
     let keyed = options().key(&Key::new([7; 32]).unwrap());
-    let other = Listener::bind_with("127.0.0.1:0", &open).unwrap();
+    let other = Listener::bind_with(anywhere(&open), &open).unwrap();
     with_pair([&keyed, &keyed], |left, right| {
         // Who hears the packets knows the number of the session.
         let session = Session { id: right.link().session().unwrap(), received: Some(0) };
@@ -233,7 +250,7 @@ fn sides_that_do_not_both_want_it_do_not_go_on() {
 async fn tasks_go_on_too() {
     use crate::net;
     let options = options().reconnect(Duration::from_secs(3));
-    let listener = net::Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
+    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
