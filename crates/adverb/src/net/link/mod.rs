@@ -4,6 +4,7 @@
 //! has become possible; who has to wait drives whenever there is an event. The peer's device needs nobody here, so that a
 //! program that does something else doesn't hold up a peer that reads what it was offered.
 
+mod closing;
 mod operation;
 mod progress;
 mod resume;
@@ -159,8 +160,10 @@ pub(super) struct State {
     /// Whether no more messages are sent, and whether that was said together with that none are taken.
     is_shut: bool,
     is_gone: bool,
-    /// Whether the peer knows the latter.
+    /// Whether the peer's device has the one, and the other.
+    is_known_shut: bool,
     is_known_gone: bool,
+    farewell: closing::Farewell,
     /// Whether no more messages come, and whether none are taken.
     peer_is_shut: bool,
     peer_is_gone: bool,
@@ -231,10 +234,16 @@ struct End {
 const RECEIVE: u64 = 1;
 /// What the peer must have when the connection is closed.
 const DELIVERED: u64 = 2;
+/// What tells the peer that this side sends no more.
+const END: u64 = 4;
 /// What tells the peer that this side is gone.
-const GONE: u64 = 4;
+const GONE: u64 = 8;
+/// What tells the peer that this side knows that it knows.
+const FAREWELL: u64 = 16;
 /// A one-sided operation; its number is above this bit.
-const OPERATION: u64 = 8;
+const OPERATION: u64 = 32;
+/// Of these, what may be of a write of frames.
+const FRAMES: u64 = DELIVERED | END | GONE;
 
 /// How many calls may go without a look at the device. Who has to wait looks anyway.
 const UNLOOKED: u32 = 16;
@@ -304,7 +313,9 @@ impl Link {
             delivered: 0,
             is_shut: false,
             is_gone: false,
+            is_known_shut: false,
             is_known_gone: false,
+            farewell: closing::Farewell::default(),
             peer_is_shut: false,
             peer_is_gone: false,
             end: None,

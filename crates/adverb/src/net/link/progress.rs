@@ -1,7 +1,8 @@
 //! What is done with completions, and when.
 
 use super::{
-    Batch, DELIVERED, Entry, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end, end_for_good, resume,
+    Batch, DELIVERED, END, Entry, FAREWELL, FRAMES, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end,
+    end_for_good, resume,
 };
 use crate::error::Result;
 use crate::memory::{RegisteredBuf, RemoteMemory};
@@ -34,14 +35,16 @@ impl Link {
             Ok(success) => success,
             Err(failure) => {
                 end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
-                if tag & (DELIVERED | GONE) != 0 {
+                if tag & FRAMES != 0 {
                     resume::written(state, completion.into_registered());
                 }
                 return Ok(());
             }
         };
         state.delivered += u64::from(tag & DELIVERED != 0);
+        state.is_known_shut |= tag & END != 0;
         state.is_known_gone |= tag & GONE != 0;
+        state.farewell.is_known |= tag & FAREWELL != 0;
         match success.operation {
             CompletedOperation::RecvWrite { immediate } => {
                 state.recvs_to_post += 1;
@@ -60,7 +63,7 @@ impl Link {
             }
             // The buffer of a write goes home, unless it may have to be written again.
             _ => {
-                if state.resume.is_on && tag & (DELIVERED | GONE) != 0 {
+                if state.resume.is_on && tag & FRAMES != 0 {
                     resume::written(state, completion.into_registered());
                 }
                 Ok(())
@@ -131,6 +134,10 @@ impl Link {
                 credits
             }
             Immediate::Credits(credits) => credits,
+            Immediate::Farewell => {
+                state.farewell.has_come = true;
+                return Ok(());
+            }
         };
         match &mut state.outbound {
             Some(ring) => {
@@ -267,6 +274,11 @@ impl Link {
     /// Tells the peer what was read, where it might wait for that.
     fn tell(&self, state: &mut State) {
         let Some(PeerRing { memory, .. }) = state.outbound else { return };
+        if state.farewell.has_come {
+            // There is nobody to be told.
+            (state.reads_to_tell, state.owes_credits) = (0, false);
+            return;
+        }
         while state.reads_to_tell > 0 && has_room(state) {
             state.reads_to_tell -= 1;
             state.to_deliver += 1;
@@ -303,7 +315,7 @@ impl Link {
 const MOST_ANNOUNCED: usize = 4096;
 
 /// A write of nothing but the immediate.
-fn without_bytes(ring: &RemoteMemory, immediate: Immediate) -> SendRequest {
+pub(super) fn without_bytes(ring: &RemoteMemory, immediate: Immediate) -> SendRequest {
     SendRequest::write_immediate((), ring.at(0), immediate.emit())
 }
 

@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::sending::Body;
-use super::{
-    Batch, DELIVERED, Entry, Exposed, GONE, Link, OPERATION, Offered, Ready, State, end_for_good, operation,
-};
+use super::{Batch, Entry, Exposed, FRAMES, Link, OPERATION, Offered, Ready, State, end_for_good, operation};
 use crate::error::{Error, Result};
 use crate::memory::RegisteredBuf;
 use crate::net::key::Key;
@@ -272,7 +270,7 @@ impl Link {
         self.take_in(state, &mut done);
         match lane.queue_pair.forget() {
             Ok(forgotten) => {
-                for (tag, memory) in forgotten.into_iter().filter(|(tag, _)| tag & (DELIVERED | GONE) != 0) {
+                for (tag, memory) in forgotten.into_iter().filter(|(tag, _)| tag & FRAMES != 0) {
                     if tag & OPERATION == 0 {
                         written(state, memory.into_registered());
                     }

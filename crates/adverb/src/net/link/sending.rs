@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::progress::has_room;
-use super::{Batch, DELIVERED, Exposed, GONE, Lane, Link, Offered, PeerRing, State};
+use super::{Batch, DELIVERED, END, Exposed, GONE, Lane, Link, Offered, PeerRing, State};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, RegisteredBuf, RemoteMemory};
 use crate::net::message::{Outgoing, SendError, Source};
@@ -138,7 +138,11 @@ impl Link {
             Body::Gone => (FrameKind::Gone, &[]),
         };
         let frame = Frame { kind, immediate: *immediate };
-        let tag = if kind == FrameKind::Gone { GONE } else { DELIVERED };
+        let tag = match kind {
+            FrameKind::End => END,
+            FrameKind::Gone => GONE,
+            _ => DELIVERED,
+        };
         let number = state.resume.sent;
         let Some(write) = self.add_frame(state, &frame, bytes, tag)? else { return Ok(None) };
         state.resume.sent += u64::from(kind.is_numbered());
@@ -284,39 +288,6 @@ impl Link {
             Some(end) => Err(self.ended(end)),
             None => Ok(None),
         }
-    }
-
-    /// Tells the peer that this side is gone, with `ready`, unless the peer is; then waits until the peer has all.
-    pub(in crate::net) fn close(
-        &self,
-        state: &mut State,
-        ready: &mut Option<Ready<'_>>,
-    ) -> Result<Option<()>> {
-        if !state.peer_is_gone && ready.is_some() && self.try_send(state, ready)?.is_none() {
-            return Ok(None);
-        }
-        // Who is alone has nobody to tell that it is gone.
-        let is_over = state.is_known_gone || state.peer_is_gone || state.end.is_some();
-        self.is_delivered(state, is_over)
-    }
-
-    /// Whether the peer has all that was sent, and either has read it or `is_over`.
-    pub(super) fn is_delivered(&self, state: &mut State, is_over: bool) -> Result<Option<()>> {
-        let is_all_sent = state.batch.is_none() && !state.resume.is_behind();
-        if is_all_sent && state.offers.is_empty() && state.reads_to_tell == 0 {
-            // What the peer has read it has, though its device's word for it may not have come.
-            let is_read = state.outbound.as_ref().is_some_and(|ring| ring.outbound.is_read());
-            if is_read || state.delivered == state.to_deliver && is_over {
-                return Ok(Some(()));
-            }
-        }
-        if let Some(end) = &state.end {
-            return Err(self.ended(end));
-        }
-        if state.is_unheard {
-            self.ask(state);
-        }
-        Ok(None)
     }
 }
 

@@ -77,25 +77,4 @@ impl Link {
         }
         self.is_posted(state, state.batches)
     }
-
-    /// Says that nothing more is sent, unless that was said.
-    pub(in crate::net) fn end_sending(&self, state: &mut State) -> Result<Option<()>> {
-        if state.is_shut || state.peer_is_gone {
-            return Ok(Some(()));
-        }
-        Ok(self.try_send(state, &mut Some(Link::end_frame()))?.map(drop))
-    }
-
-    /// Says that nothing more is sent, unless that was said, and waits until the peer's device has all that was.
-    pub(in crate::net) fn end_stream(&self, state: &mut State) -> Result<Option<()>> {
-        if self.end_sending(state)?.is_none() {
-            return Ok(None);
-        }
-        self.is_delivered(state, true)
-    }
-
-    /// Whether there is anything to be said to the peer before the connection goes.
-    pub(in crate::net) fn is_open(&self, state: &State) -> bool {
-        state.end.is_none() && !state.is_gone
-    }
 }

@@ -11,6 +11,8 @@ pub(in crate::net) enum Immediate {
     Credits(Credits),
     /// Nothing was written: the oldest offer was read, and isn't needed any more.
     Read,
+    /// Nothing was written: who is gone knows that this was heard, and nothing more comes.
+    Farewell,
 }
 
 /// How far a receiver has come, counted from the beginning, as far as an immediate has room for it.
@@ -27,6 +29,7 @@ const WRITE_BITS: u32 = 9;
 const FRAMES: u32 = 0;
 const CREDITS: u32 = 1;
 const READ: u32 = 2;
+const FAREWELL: u32 = 3;
 
 impl Credits {
     pub(super) fn new(units: u64, writes: u64) -> Credits {
@@ -54,6 +57,7 @@ impl Immediate {
             Immediate::Frames(credits) => (FRAMES, credits.bits()),
             Immediate::Credits(credits) => (CREDITS, credits.bits()),
             Immediate::Read => (READ, 0),
+            Immediate::Farewell => (FAREWELL, 0),
         };
         kind << (UNIT_BITS + WRITE_BITS) | rest
     }
@@ -64,6 +68,7 @@ impl Immediate {
             FRAMES => Ok(Immediate::Frames(credits)),
             CREDITS => Ok(Immediate::Credits(credits)),
             READ if credits.bits() == 0 => Ok(Immediate::Read),
+            FAREWELL if credits.bits() == 0 => Ok(Immediate::Farewell),
             _ => Err(Violation("an immediate of an unknown kind")),
         }
     }

@@ -1,0 +1,158 @@
+//! Connections that end: both sides hear that the other has all, though the last words may be lost.
+
+#![cfg(feature = "soft")]
+
+use std::thread::{scope, spawn};
+use std::time::{Duration, Instant};
+
+use adverb::net::Options;
+use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::verbs::{FaultConfig, SoftDevice, Switch};
+
+/// Options of who closes, and of the peer, whose device loses this many of a million packets that it sends.
+fn options(seed: u64, loss: u32) -> [Options; 2] {
+    let switch = Switch::default();
+    let device = |address: &str, loss| {
+        let faults = FaultConfig { loss, ..FaultConfig::new(seed) };
+        SoftDevice::on(&switch, address.parse().unwrap()).faults(faults).open().unwrap()
+    };
+    [device("127.0.0.1", 0), device("127.0.0.2", loss)].map(|device| Options::new().device(&device))
+}
+
+fn pair([closer, peer]: &[Options; 2]) -> (Connection, Connection) {
+    let listener = Listener::bind_with("127.0.0.1:0", peer).unwrap();
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap());
+        let closer = Connector::new().options(closer).connect(listener.local_address()).unwrap();
+        (closer, accepting.join().unwrap())
+    })
+}
+
+/// Sends something and closes, while the peer reads and then leaves, closing or not.
+fn part(options: &[Options; 2], closes: bool) -> Duration {
+    let (closer, peer) = pair(options);
+    scope(|scope| {
+        let reading = scope.spawn(move || {
+            let mut count = 0;
+            while peer.recv().unwrap().is_some() {
+                count += 1;
+            }
+            let start = Instant::now();
+            if closes {
+                peer.close().unwrap();
+            } else {
+                drop(peer);
+            }
+            (count, start.elapsed())
+        });
+        for _ in 0..3 {
+            closer.send(b"all that there is to say").unwrap();
+        }
+        closer.close().unwrap();
+        let (count, time) = reading.join().unwrap();
+        assert_eq!(count, 3);
+        time
+    })
+}
+
+#[test]
+fn who_closes_hears_of_it_though_the_last_words_are_lost() {
+    let workers = [1, 2, 3, 4, 5, 6].map(|seed| {
+        spawn(move || {
+            let options = options(seed, 200_000);
+            for round in 0..10 {
+                part(&options, round % 2 == 0);
+            }
+        })
+    });
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+}
+
+#[test]
+fn nobody_lingers_where_nothing_is_lost() {
+    let options = options(7, 0);
+    let times: Vec<Duration> = (0..40).map(|round| part(&options, round % 2 == 0)).collect();
+    // Who hears no farewell stays for two seconds.
+    let late = times.iter().filter(|time| **time > Duration::from_secs(1)).count();
+    assert!(late < 3, "{late} of {} lingered: {times:?}", times.len());
+}
+
+#[test]
+fn both_sides_may_close_at_once() {
+    let options = options(8, 0);
+    for _ in 0..50 {
+        let (one, other) = pair(&options);
+        scope(|scope| {
+            let closing = [one, other].map(|side| scope.spawn(|| side.close()));
+            closing.into_iter().for_each(|side| side.join().unwrap().unwrap());
+        });
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod tasks {
+    use adverb::net::{Connector, Listener};
+    use tokio::io::AsyncWriteExt;
+    use tokio::runtime::Builder;
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    #[test]
+    fn who_closes_hears_of_it_though_the_last_words_are_lost() {
+        run(async {
+            let mut workers = JoinSet::new();
+            for seed in 1..7 {
+                workers.spawn(async move {
+                    let [closer, peer] = options(seed, 200_000);
+                    let listener = Listener::bind_with("127.0.0.1:0", &peer).await.unwrap();
+                    for round in 0..10 {
+                        let address = listener.local_address();
+                        let connector = Connector::new().options(&closer);
+                        let (closer, peer) = tokio::join!(connector.connect(address), listener.accept());
+                        let (closer, peer) = (closer.unwrap(), peer.unwrap());
+                        let reading = async {
+                            while peer.recv().await.unwrap().is_some() {}
+                            if round % 2 == 0 {
+                                peer.close().await.unwrap();
+                            } else {
+                                drop(peer);
+                            }
+                        };
+                        let closing = async {
+                            closer.send(b"all that there is to say").await.unwrap();
+                            closer.close().await.unwrap();
+                        };
+                        tokio::join!(reading, closing);
+                    }
+                });
+            }
+            workers.join_all().await;
+        });
+    }
+
+    #[test]
+    fn streams_that_are_shut_down_at_once_are_so_though_one_side_leaves_first() {
+        for round in 0..20 {
+            let [one, other] = options(round, 0);
+            let (send_address, address) = std::sync::mpsc::channel();
+            let accepting = spawn(move || {
+                run(async {
+                    let listener = Listener::bind_with("127.0.0.1:0", &other).await.unwrap();
+                    send_address.send(listener.local_address()).unwrap();
+                    listener.accept().await.unwrap().into_stream().shutdown().await
+                })
+            });
+            let connected = run(async {
+                let connection = Connector::new().options(&one).connect(address.recv().unwrap()).await;
+                connection.unwrap().into_stream().shutdown().await
+            });
+            connected.unwrap();
+            accepting.join().unwrap().unwrap();
+        }
+    }
+}
