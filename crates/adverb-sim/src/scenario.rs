@@ -67,6 +67,11 @@ impl Connection {
         self.window << 10
     }
 
+    /// Behind how many requests short ones gather: any few, or none.
+    pub(crate) fn gather(&self) -> u32 {
+        self.psns[0] % 4
+    }
+
     /// How many packets such a part has (see `QpConfig::read_window`).
     pub(crate) fn read_part(&self) -> u32 {
         (self.read_window() / (u32::from(self.mtu.bytes()) + 512) / 2).max(1)

@@ -78,6 +78,7 @@ impl World {
         config.credits = spec.credits;
         config.window = spec.window;
         config.read_window = spec.read_window();
+        config.gather = spec.gather();
         config.max_recv_wr = 4096;
         if spec.paced {
             let mut dcqcn = Dcqcn::new(10_000_000_000);

@@ -120,6 +120,26 @@ fn exercise(one: &End, other: &End) {
     }
 }
 
+/// Writes many words, a request each, which gather when the peer has many; then nobody here does anything.
+fn leave(one: &End, other: &End) {
+    one.connect(other, PathMtu::Mtu1024);
+    other.connect(one, PathMtu::Mtu1024);
+    one.fill(1);
+    for word in 0..60 {
+        let segments = [Segment { addr: one.addr() + 8 * word, length: 8, lkey: one.key }];
+        let remote = RemoteAddress { addr: other.addr() + 8 * word, rkey: other.key };
+        let (operation, flags) = (SendOperation::Write(remote), SendFlags::SIGNALED);
+        let request =
+            SendRequest::<()> { wr_id: 1, operation, flags, segments: &segments, destination: None };
+        one.nic.post_sends(one.qpn, [(request, None)]).unwrap();
+    }
+    let start = Instant::now();
+    while one.values()[..60] != other.values()[..60] {
+        assert!(start.elapsed() < PATIENCE, "not all came: {:?}", one.nic.statistics());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Everything that can go wrong, often.
 fn faults(seed: u64) -> FaultConfig {
     FaultConfig {
@@ -170,4 +190,13 @@ fn sockets_with_faults() {
     });
     exercise(&one, &other);
     assert!(one.nic.statistics().icrc_errors + other.nic.statistics().icrc_errors > 0);
+}
+
+#[test]
+fn what_gathers_goes_though_nobody_polls() {
+    let [one, other] = [(); 2].map(|()| {
+        let link = open_loopback(|_| ());
+        End::new(link.local().ip(), link)
+    });
+    leave(&one, &other);
 }

@@ -37,6 +37,10 @@ pub(super) struct Requester {
     pub(super) credit_limit: Option<Psn>,
     /// Packets since the last that asked for an acknowledgement.
     since_ack_request: u32,
+    /// How many requests have gathered that now go together.
+    gathered: u32,
+    /// Whether the request that was begun last is short.
+    is_short: bool,
     timeout: Option<Duration>,
     retry_count: u8,
     rnr_retry: u8,
@@ -190,7 +194,7 @@ impl QueuePair {
                     return None;
                 }
             }
-            if !self.fits_window(entry) {
+            if !self.fits_window(entry) || !entry.is_begun() && self.is_gathering(cursor) {
                 return None;
             }
             return self.emit_request(cx, cursor);
@@ -237,6 +241,29 @@ impl QueuePair {
             }
         }
         true
+    }
+
+    /// Whether the next request waits for others to go with it; if not, it is begun. The peer is busy with as many as would,
+    /// and what it says of them is what the wait ends with.
+    #[inline]
+    fn is_gathering(&mut self, cursor: usize) -> bool {
+        let (queue, requester, gather) = (&self.send_queue, &mut self.requester, self.config.gather as usize);
+        let is_short = |entry: &SendEntry| {
+            entry.length < self.mtu && !entry.is_answered() && !entry.has(SendFlags::SOLICITED)
+        };
+        let next_is_short = queue.get(cursor).is_some_and(is_short);
+        let are_short = requester.is_short && next_is_short && queue.back().is_some_and(is_short);
+        let waiting = queue.len() - cursor;
+        // Without a timer nobody would ask again for what was said of them.
+        if cursor < gather || waiting >= gather || !are_short || gather == 0 || requester.timeout.is_none() {
+            requester.gathered = waiting as u32;
+        }
+        if requester.gathered == 0 {
+            return true;
+        }
+        requester.gathered -= 1;
+        requester.is_short = next_is_short;
+        false
     }
 
     /// Whether the next packet of this request stays within the window. Packets sent again always do.

@@ -228,6 +228,11 @@ impl SendQueue {
     }
 
     #[inline]
+    pub(crate) fn back(&self) -> Option<&SendEntry> {
+        self.entries.back()
+    }
+
+    #[inline]
     pub(crate) fn front_mut(&mut self) -> Option<&mut SendEntry> {
         self.entries.front_mut()
     }

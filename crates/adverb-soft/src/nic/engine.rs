@@ -34,6 +34,8 @@ pub(super) struct Engine {
     pub(super) window: u32,
     /// How many bytes of answers to READs of one queue pair may be: those come to us, whoever sends them.
     pub(super) read_window: u32,
+    /// Behind how many requests short ones gather.
+    pub(super) gather: u32,
     /// The groups that the link has joined.
     groups: Vec<Gid>,
     /// Where completion queues announce completions.
@@ -105,6 +107,7 @@ impl Engine {
             hairpin: false,
             window,
             read_window,
+            gather: if buffer.is_some() { GATHER } else { 0 },
             groups: Vec::new(),
             channels: Vec::new(),
             qps: HashSet::new(),
@@ -558,6 +561,10 @@ const MOST_UNSENT: usize = 256;
 
 /// How many bytes do: they are to be in the processor's cache when the link takes them.
 const MOST_UNSENT_BYTES: usize = 128 << 10;
+
+/// How many short requests go together, if the peer has as many to do: the system takes and brings a train for little more
+/// than the price of one packet, and what waits is before who is busy meanwhile.
+const GATHER: u32 = 16;
 
 /// How many packets are few.
 const FEW: usize = 2;

@@ -388,6 +388,7 @@ impl Nic {
         self.ask(|engine| {
             config.window = config.window.min(engine.window);
             config.read_window = config.read_window.min(engine.read_window);
+            config.gather = config.gather.max(engine.gather);
             // A number rests for a while when its connection is over: packets of that may still be under way.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
