@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready, State};
-use super::session::{self, Bell, Paths};
+use super::session::{self, Bell, Origin, Paths};
 use super::{Message, Options, Outgoing, SendError, Unacknowledged};
 use crate::backend::readable_by_tasks;
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl Connector {
         let mut failure = None;
         for peer in peers {
             match self.connect_one(peer, &deadline).await {
-                Ok(link) => return Connection::new(link, paths),
+                Ok(link) => return Connection::new(link, Origin::Connected(paths)),
                 Err(error) => failure = Some(error),
             }
         }
@@ -151,7 +151,7 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
 /// again. Connections don't need it any more.
 pub struct Listener {
-    listening: Listening,
+    listening: Arc<Listening>,
 }
 
 impl Listener {
@@ -179,7 +179,7 @@ impl Listener {
     /// Dropped, it leaves nothing behind.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
-        Ok(Listener { listening: Listening::bind(&addresses, options)? })
+        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options)?) })
     }
 
     /// Where it listens.
@@ -201,9 +201,12 @@ impl Listener {
     ///
     /// Dropped, it loses no connection: the next call goes on where this one was.
     pub async fn accept(&self) -> Result<Connection> {
+        let accepting = self.listening.accepting();
         loop {
-            match self.listening.poll()? {
-                Accepted::Connection(link) => return Connection::new(link, Paths::default()),
+            match self.listening.poll(&accepting)? {
+                Accepted::Connection(link) => {
+                    return Connection::new(link, Origin::Accepted(Arc::downgrade(&self.listening)));
+                }
                 Accepted::Wait(bell, left) => wait(&*bell, left).await?,
             }
         }
@@ -227,6 +230,13 @@ impl Listener {
     /// Whether it listens.
     pub fn is_listening(&self) -> bool {
         self.listening.is_listening()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A connection that is to go on may look after it just now.
+        self.stop();
     }
 }
 
@@ -279,7 +289,7 @@ pub struct Connection {
 
 impl Connection {
     /// For tasks, a connection whose peer has said hello.
-    fn new(link: Box<Link>, paths: Paths) -> Result<Connection> {
+    fn new(link: Box<Link>, origin: Origin) -> Result<Connection> {
         let broken = |error| {
             bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
         };
@@ -294,7 +304,7 @@ impl Connection {
             None => readable_by_tasks(events),
         };
         let events = events.map_err(broken)?;
-        let link = session::settle(link, paths);
+        let link = session::settle(link, origin);
         Ok(Connection { link, events, news: Notify::new() })
     }
 

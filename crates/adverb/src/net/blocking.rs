@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready};
-use super::session::{self, Paths};
+use super::session::{self, Origin, Paths};
 use super::{Message, Options, Outgoing, SendError, Unacknowledged};
 use crate::backend::wait_either;
 use crate::error::Result;
@@ -76,7 +76,7 @@ impl Connector {
         let mut failure = None;
         for peer in paths.resolve() {
             match connect_link(peer, &self.options, &deadline) {
-                Ok(link) => return Ok(Connection { link: session::settle(link, paths) }),
+                Ok(link) => return Ok(Connection { link: session::settle(link, Origin::Connected(paths)) }),
                 Err(error) => failure = Some(error),
             }
         }
@@ -130,7 +130,7 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
 /// again. Connections don't need it any more.
 pub struct Listener {
-    listening: Listening,
+    listening: Arc<Listening>,
 }
 
 impl Listener {
@@ -150,7 +150,7 @@ impl Listener {
     /// As [`bind`](Listener::bind).
     pub fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(bootstrap::not_bound)?.collect();
-        Ok(Listener { listening: Listening::bind(&addresses, options)? })
+        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options)?) })
     }
 
     /// Where it listens.
@@ -168,10 +168,13 @@ impl Listener {
     /// If the listener is stopped, also while this waits; if no more can be accepted: the system has too few descriptors, for
     /// one.
     pub fn accept(&self) -> Result<Connection> {
+        let accepting = self.listening.accepting();
         loop {
-            match self.listening.poll()? {
+            match self.listening.poll(&accepting)? {
                 Accepted::Connection(link) => {
-                    return Ok(Connection { link: session::settle(link, Paths::default()) });
+                    return Ok(Connection {
+                        link: session::settle(link, Origin::Accepted(Arc::downgrade(&self.listening))),
+                    });
                 }
                 Accepted::Wait(bell, left) => wait(&*bell, left)?,
             }
@@ -196,6 +199,13 @@ impl Listener {
     /// Whether it listens.
     pub fn is_listening(&self) -> bool {
         self.listening.is_listening()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A connection that is to go on may look after it just now.
+        self.stop();
     }
 }
 

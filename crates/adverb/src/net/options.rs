@@ -148,17 +148,21 @@ impl Options {
         self
     }
 
-    /// Has the connection go on when its link breaks, if it can be made again within this time: over the same path or another.
-    /// Both sides must want it.
+    /// Has the connection go on when its link breaks, if it can be made again within this time: over the same path or
+    /// [another](super::blocking::Connector::also_at). Both sides must want it.
     ///
-    /// A break is noticed by who uses the connection; who connected then connects again, by itself; the other side's listener must be there, with somebody
-    /// [accepting](super::blocking::Listener::accept). What was sent and hadn't come is sent again, so that no message is lost
-    /// or comes twice as long as both programs live; who waits goes on waiting. One-sided operations that were under way fail,
-    /// because nobody knows whether they were done; memory that was exposed is announced again, and must be
-    /// [found](super::blocking::Connection::remote) again. A break is noticed as it is [otherwise](Options::keepalive).
+    /// A break is noticed by who uses the connection, as it is [otherwise](Options::keepalive), and not while nobody does. From
+    /// then on it is made again by itself: who connected connects again, and the other side lets it in, if its listener is still
+    /// there. That side must have noticed too, or somebody must be [accepting](super::blocking::Listener::accept); so let the
+    /// keepalive be a small part of this time.
+    ///
+    /// What was sent and hadn't come is sent again, so that no message is lost or comes twice as long as both programs live; who
+    /// waits goes on waiting. One-sided operations that were under way fail, because nobody knows whether they were done;
+    /// memory that was exposed is announced again, and must be [found](super::blocking::Connection::remote) again.
     ///
     /// If the time passes, or the peer doesn't know the connection any more, because its program has ended, the connection
     /// ends, and [`unacknowledged`](super::blocking::Connection::unacknowledged) has the messages that the peer may not have.
+    /// Until the peer has read them, messages are kept in this side's memory for that.
     pub fn reconnect(mut self, within: Duration) -> Options {
         self.reconnect = Some(within);
         self
@@ -178,7 +182,9 @@ impl Options {
 pub enum Exchange {
     /// A listener can be found in both ways, where its device has a connection manager; who connects over hardware asks the
     /// connection manager, and TCP if the peer has none there, and who connects over a software device asks TCP: on one
-    /// machine several processes can have the same address for TCP, but not for RDMA.
+    /// machine several processes can have the same address for TCP, but not for RDMA. (So a listener that only the connection
+    /// manager serves is found from a software device only by who chooses that too. It isn't asked where TCP is refused:
+    /// where nobody listens nobody answers there, and connecting would fail after seconds instead of at once.)
     #[default]
     Auto,
     /// The connection manager of RDMA, with the port of its own that has the same number. No TCP is needed.

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 use super::Options;
 use super::blocking::connect_link;
+use super::bootstrap::Listening;
 use super::link::{Link, UNKNOWN};
 use super::protocol::handshake::{Session, SessionId};
-use super::protocol::proof::Role;
 use crate::backend::Watch;
 use crate::error::{Error, Result};
 use crate::verbs::Deadline;
@@ -69,81 +69,96 @@ impl Paths {
     }
 }
 
+/// Where a connection comes from, and comes from again.
+#[derive(Clone)]
+pub(super) enum Origin {
+    /// It was made by this side, which goes there again.
+    Connected(Paths),
+    /// The peer came here, and does so again: to this listener, or to another of this program.
+    Accepted(Weak<Listening>),
+}
+
 /// Where a connection can be reached by those who make it again.
 pub(super) struct Home {
     link: Weak<Link>,
-    paths: Paths,
+    origin: Origin,
 }
 
 /// Makes a connection of a link: from now on it is made again when it breaks, if both sides want that.
-pub(super) fn settle(link: Box<Link>, paths: Paths) -> Arc<Link> {
+pub(super) fn settle(link: Box<Link>, origin: Origin) -> Arc<Link> {
     let link: Arc<Link> = Arc::from(link);
     if let Some(id) = link.session() {
-        link.settle(Home { link: Arc::downgrade(&link), paths });
         // Who connected goes, and isn't come to.
-        if link.role() == Role::Listener {
+        if let Origin::Accepted(_) = origin {
             let mut sessions = SESSIONS.lock();
             sessions.retain(|_, link| link.strong_count() > 0);
             sessions.insert(id, Arc::downgrade(&link));
         }
+        link.settle(Home { link: Arc::downgrade(&link), origin });
     }
     link
 }
 
 impl Home {
     /// Has a thread make the connection again, or give it up after some time.
-    pub(super) fn revive(
-        &self,
-        role: Role,
-        session: Session,
-        generation: u32,
-        time: Duration,
-    ) -> io::Result<()> {
-        let (link, paths) = (Weak::clone(&self.link), self.paths.clone());
-        let options = Options { session: Some(session), ..paths.options.clone() };
-        let reviver = Reviver { link, paths, options, generation, deadline: Deadline::new(time) };
+    pub(super) fn revive(&self, session: Session, generation: u32, time: Duration) -> io::Result<()> {
+        let (link, origin) = (Weak::clone(&self.link), self.origin.clone());
+        let reviver = Reviver { link, session, generation, deadline: Deadline::new(time) };
         let thread = std::thread::Builder::new().name("adverb-reconnect".to_owned());
-        thread.spawn(move || reviver.run(role)).map(drop)
+        let run = move || match origin {
+            Origin::Connected(paths) => reviver.go(paths),
+            Origin::Accepted(listening) => reviver.be_come_to(&listening),
+        };
+        thread.spawn(run).map(drop)
     }
 }
 
 /// What makes a connection again.
 struct Reviver {
     link: Weak<Link>,
-    paths: Paths,
-    options: Options,
+    session: Session,
     generation: u32,
     deadline: Deadline,
 }
 
 impl Reviver {
-    fn run(self, role: Role) {
-        let mut reason = match role {
-            Role::Connector => "there is no way to the peer".to_owned(),
-            Role::Listener => "the peer didn't come again".to_owned(),
-        };
+    /// Connects again, over one of the paths.
+    fn go(self, mut paths: Paths) {
+        paths.options.session = Some(self.session);
+        let mut reason = "there is no way to the peer".to_owned();
         // Which path to try first: not the one that has just failed.
         let mut first = 1;
-        while self.is_wanted() {
-            if self.deadline.left().is_zero() {
-                let time = self.deadline.timeout;
-                return self.give_up(&format!("{reason}, within {time:?}"));
+        while self.has_time(&reason) {
+            match self.try_all(&paths, first) {
+                Ok(()) => return,
+                Err(Error::Refused { reason, .. }) if reason == UNKNOWN => return self.give_up(&reason),
+                Err(error) => reason = error.to_string(),
             }
-            if role == Role::Connector {
-                match self.try_all(first) {
-                    Ok(()) => return,
-                    Err(Error::Refused { reason, .. }) if reason == UNKNOWN => return self.give_up(&reason),
-                    Err(error) => reason = error.to_string(),
-                }
-                first = 0;
-            }
+            first = 0;
             std::thread::sleep(PAUSE.min(self.deadline.left()));
         }
     }
 
-    /// Whether somebody still has the connection, and it is broken.
-    fn is_wanted(&self) -> bool {
-        self.link.upgrade().is_some_and(|link| link.is_broken(self.generation))
+    /// Lets the peer in when it comes again.
+    fn be_come_to(self, listening: &Weak<Listening>) {
+        while self.has_time("the peer didn't come again") {
+            let pause = PAUSE.min(self.deadline.left());
+            match listening.upgrade() {
+                Some(listening) => listening.serve(pause),
+                // There may be another.
+                None => std::thread::sleep(pause),
+            }
+        }
+    }
+
+    /// Whether somebody still has the connection, and it is broken, and there is time; if there isn't, it is given up.
+    fn has_time(&self, reason: &str) -> bool {
+        let is_wanted = self.link.upgrade().is_some_and(|link| link.is_broken(self.generation));
+        if is_wanted && self.deadline.left().is_zero() {
+            self.give_up(&format!("{reason}, within {:?}", self.deadline.timeout));
+            return false;
+        }
+        is_wanted
     }
 
     fn give_up(&self, reason: &str) {
@@ -153,14 +168,14 @@ impl Reviver {
     }
 
     /// Tries each path once.
-    fn try_all(&self, first: usize) -> Result<()> {
-        let mut peers = self.paths.resolve();
+    fn try_all(&self, paths: &Paths, first: usize) -> Result<()> {
+        let mut peers = paths.resolve();
         let count = peers.len().max(1);
         peers.rotate_left(first % count);
         let mut failure = super::bootstrap::no_address(io::Error::other("there is no address"));
         for peer in peers {
-            let time = self.deadline.left().min(self.options.connect_timeout).min(ATTEMPT);
-            match connect_link(peer, &self.options, &Deadline::new(time)) {
+            let time = self.deadline.left().min(paths.options.connect_timeout).min(ATTEMPT);
+            match connect_link(peer, &paths.options, &Deadline::new(time)) {
                 Ok(link) => {
                     if let Some(broken) = self.link.upgrade() {
                         broken.adopt(*link);

@@ -1,15 +1,17 @@
 //! Who comes to a listener.
 
+use std::collections::VecDeque;
 use std::io::{self, PipeReader, PipeWriter};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::{Handshake, device, not_bound, not_watched, verb};
-use crate::backend::Watch;
+use crate::backend::{Watch, wait_either};
 use crate::error::{Error, Result};
 use crate::net::link::{Link, Parts};
 use crate::net::{Exchange, Options};
@@ -21,6 +23,17 @@ pub(in crate::net) struct Listening {
     address: SocketAddr,
     options: Options,
     arrivals: Mutex<Option<Arrivals>>,
+    /// How many wait for a connection.
+    accepting: AtomicUsize,
+}
+
+/// Somebody waits for a connection, and lets those in who come, until this is dropped.
+pub(in crate::net) struct Accepting<'a>(&'a Listening);
+
+impl Drop for Accepting<'_> {
+    fn drop(&mut self) {
+        self.0.accepting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What came of accepting.
@@ -49,6 +62,8 @@ struct Arrivals {
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
     pending: Vec<Handshake>,
+    /// Connections that nobody has asked for yet.
+    connected: VecDeque<Box<Link>>,
     /// Whether so many are pending that nobody else is looked at.
     is_full: bool,
     bell: Arc<Bell>,
@@ -85,7 +100,8 @@ impl Listening {
         loop {
             match Arrivals::open(address, &options) {
                 Ok((arrivals, address)) => {
-                    return Ok(Listening { address, options, arrivals: Mutex::new(Some(arrivals)) });
+                    let (arrivals, accepting) = (Mutex::new(Some(arrivals)), AtomicUsize::new(0));
+                    return Ok(Listening { address, options, arrivals, accepting });
                 }
                 Err(error) if address.port() != 0 || tried == ATTEMPTS || !is_taken(&error) => {
                     return Err(error);
@@ -99,18 +115,49 @@ impl Listening {
         self.address
     }
 
+    /// Begins to wait for connections.
+    pub(in crate::net) fn accepting(&self) -> Accepting<'_> {
+        self.accepting.fetch_add(1, Ordering::Relaxed);
+        Accepting(self)
+    }
+
+    /// Lets those in who come, for connections of theirs to go on, for a while. If anybody accepts, that one does so.
+    pub(in crate::net) fn serve(&self, time: Duration) {
+        let mut arrivals = self.arrivals.lock();
+        let mut bell = None;
+        // (Who begins to accept meanwhile waits for the lock, and then finds what was found here.)
+        if let Some(arrivals) = &mut *arrivals
+            && self.accepting.load(Ordering::Relaxed) == 0
+            && arrivals.connected.len() < MOST_PENDING
+        {
+            match arrivals.poll(&self.options) {
+                Ok(Some(link)) => arrivals.connected.push_back(link),
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "nobody can be accepted"),
+            }
+            bell = Some(Arc::clone(&arrivals.bell));
+        }
+        drop(arrivals);
+        match bell {
+            // If it can't be waited for, the time is soon over.
+            Some(bell) => drop(wait_either(bell.as_fd(), None, Some(time))),
+            None => std::thread::sleep(time),
+        }
+    }
+
     /// The next connection, if there is one.
     ///
     /// # Errors
     ///
     /// If the listener is stopped, or no more can be accepted.
-    pub(in crate::net) fn poll(&self) -> Result<Accepted> {
+    pub(in crate::net) fn poll(&self, _: &Accepting<'_>) -> Result<Accepted> {
         let mut arrivals = self.arrivals.lock();
         let Some(arrivals) = &mut *arrivals else {
             let error = io::Error::other("the listener is stopped");
             return Err(verb("accepting a connection", error, "`start` has it listen again"));
         };
-        match arrivals.poll(&self.options)? {
+        let connected = arrivals.connected.pop_front();
+        match connected.map_or_else(|| arrivals.poll(&self.options), |link| Ok(Some(link)))? {
             Some(link) => Ok(Accepted::Connection(link)),
             None => Ok(Accepted::Wait(Arc::clone(&arrivals.bell), arrivals.left())),
         }
@@ -168,7 +215,8 @@ impl Arrivals {
             .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_address().port()));
         watch.add(reader.as_fd()).map_err(not_watched)?;
         let bell = Arc::new(Bell { watch, _stop: reader });
-        let arrivals = Arrivals { tcp, manager, pending: Vec::new(), is_full: false, bell, _stop: writer };
+        let (pending, connected) = (Vec::new(), VecDeque::new());
+        let arrivals = Arrivals { tcp, manager, pending, connected, is_full: false, bell, _stop: writer };
         for fd in arrivals.doors() {
             arrivals.bell.watch.add(fd).map_err(not_watched)?;
         }

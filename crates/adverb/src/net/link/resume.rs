@@ -287,7 +287,7 @@ impl Link {
             let session = Session { id: state.resume.id, received: state.resume.received };
             let reason = state.resume.down.clone().unwrap_or_default();
             tracing::info!(peer = %self.peer, %reason, "a connection is broken, and to be made again");
-            if let Err(error) = home.revive(self.role, session, state.resume.generation, time) {
+            if let Err(error) = home.revive(session, state.resume.generation, time) {
                 self.give_up(state, &error.to_string());
             }
         }

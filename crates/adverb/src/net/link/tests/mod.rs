@@ -135,6 +135,34 @@ fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
 }
 
 #[test]
+fn nobody_needs_to_accept_for_a_connection_to_go_on() {
+    for options in ways() {
+        let (listener, left, right) = connected([&options, &options]);
+        let patient = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
+        scope(|scope| {
+            let mut stranger = None;
+            exchange(&left, &right, 200, |over| {
+                while !over.load(Ordering::Relaxed) {
+                    // Both sides notice their own at once.
+                    break_it(left.link());
+                    break_it(right.link());
+                    // Who else comes is let in too, now or later.
+                    let connect = || patient.connect(listener.local_address()).unwrap();
+                    stranger.get_or_insert_with(|| scope.spawn(connect));
+                    sleep(Duration::from_millis(100));
+                }
+            });
+            let (host, stranger) = (listener.accept().unwrap(), stranger.unwrap().join().unwrap());
+            stranger.send(b"me too").unwrap();
+            assert_eq!(&host.recv().unwrap().unwrap()[..], b"me too");
+            let generation = left.link().lock().resume.generation;
+            println!("went on {generation} times");
+            assert!(generation > 1);
+        });
+    }
+}
+
+#[test]
 fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
     let options = options();
     with_pair([&options, &options], |left, right| {
