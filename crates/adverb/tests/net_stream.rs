@@ -4,7 +4,7 @@
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -216,6 +216,70 @@ async fn what_waits_for_room_is_sent_though_nobody_flushes() {
     assert_eq!(answer, "still here");
 }
 
+/// More short writes than a tiny ring has room for.
+const MORE_THAN_FIT: usize = 12;
+
+#[tokio::test]
+async fn an_end_that_waits_for_room_is_sent_though_nobody_reads() {
+    for count in 0..MORE_THAN_FIT {
+        let (mut left, mut right) = pair(&tiny(options())).await;
+        let mut written = 0;
+        poll_fn(|cx| {
+            for _ in 0..count {
+                if let Poll::Ready(count) = Pin::new(&mut left).poll_write(cx, &bytes(written, 1)) {
+                    written += count.unwrap();
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
+        let (_reader, writer) = left.into_split();
+        drop(writer);
+        let mut read = Vec::new();
+        let end = timeout(Duration::from_secs(20), right.read_to_end(&mut read)).await;
+        assert_eq!(end.expect("the end comes").unwrap(), written);
+        check(0, &read);
+    }
+}
+
+#[tokio::test]
+async fn what_was_fed_and_waits_for_room_is_sent_by_the_stream() {
+    for count in 0..MORE_THAN_FIT {
+        let (left, right) = connections(&tiny(options())).await;
+        let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
+        left.feed(&bytes(sent, 1)).await.unwrap();
+        let _left = left.into_stream();
+        let mut read = vec![0; sent + 1];
+        let all = timeout(Duration::from_secs(20), right.into_stream().read_exact(&mut read)).await;
+        all.expect("all comes").unwrap();
+        check(0, &read);
+    }
+}
+
+#[test]
+fn a_thread_that_drops_its_writer_has_the_end_sent() -> io::Result<()> {
+    for count in 0..MORE_THAN_FIT {
+        let options = tiny(options());
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
+        let address = listener.local_address();
+        let accepting = std::thread::spawn(move || listener.accept());
+        let left = blocking::Connector::new().options(&options).connect(address)?;
+        let right = accepting.join().unwrap()?;
+        let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
+        let (reader, writer) = left.into_stream().into_split();
+        let dropping = std::thread::spawn(move || drop(writer));
+        // Until that one waits for room, or has ended.
+        std::thread::sleep(Duration::from_millis(20));
+        for at in 0..sent {
+            check(at, &right.recv_timeout(Duration::from_secs(20))?.unwrap());
+        }
+        assert!(right.recv_timeout(Duration::from_secs(20))?.is_none());
+        dropping.join().unwrap();
+        drop(reader);
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_stream_that_is_dropped_delivers_what_was_written() {
     for total in [1, 100_000, 3_000_000] {
@@ -271,16 +335,22 @@ async fn reads_that_are_dropped_lose_nothing() {
     let (mut at, mut dropped) = (0, 0);
     loop {
         let mut piece = [0; 100];
-        tokio::select! {
-            biased;
-            count = right.read(&mut piece) => match count.unwrap() {
+        let read = {
+            let mut read = pin!(right.read(&mut piece));
+            poll_fn(|cx| Poll::Ready(read.as_mut().poll(cx))).await
+        };
+        match read {
+            Poll::Ready(count) => match count.unwrap() {
                 0 => break,
                 count => {
                     check(at, &piece[..count]);
                     at += count;
                 }
             },
-            () = tokio::task::yield_now() => dropped += 1,
+            Poll::Pending => {
+                dropped += 1;
+                tokio::task::yield_now().await;
+            }
         }
     }
     assert_eq!(at, 50_000);

@@ -8,12 +8,12 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Sleep, sleep};
 
 use super::Connection;
 use crate::error::Result;
@@ -21,7 +21,8 @@ use crate::memory::RegisteredBuf;
 #[allow(unused_imports, reason = "for links")]
 use crate::net::Options;
 use crate::net::bootstrap;
-use crate::net::link::{Link, State};
+use crate::net::link::{Link, State, Taken};
+use crate::net::wait::Patience;
 
 /// A connection as a stream of bytes, as TCP's are: for all that reads and writes those, hyper and tonic among them.
 ///
@@ -75,13 +76,13 @@ pub struct ReadHalf {
     shared: Arc<Shared>,
     /// What was received and not yet read.
     rest: Option<RegisteredBuf>,
-    silence: Silence,
+    wait: Wait,
 }
 
 /// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends.
 pub struct WriteHalf {
     shared: Arc<Shared>,
-    silence: Silence,
+    wait: Wait,
 }
 
 /// What the halves share.
@@ -118,8 +119,6 @@ impl Connection {
 
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
-        // What was fed and not flushed goes with what is written.
-        connection.link.flush(&mut connection.link.lock());
         let waiting = Arc::<Waiting>::default();
         let shared = Arc::new(Shared {
             connection: Some(connection),
@@ -128,10 +127,11 @@ impl From<Connection> for Stream {
             is_kept: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
         });
-        let silence = Silence::default;
+        // What was fed and not flushed goes with what is written.
+        shared.see_to_the_rest();
         Stream {
-            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, silence: silence() },
-            writer: WriteHalf { shared, silence: silence() },
+            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: Wait::default() },
+            writer: WriteHalf { shared, wait: Wait::default() },
         }
     }
 }
@@ -170,7 +170,7 @@ impl AsyncBufRead for ReadHalf {
             this.rest = None;
             // A peer that is always faster leaves others their turn.
             ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
-            let next = this.shared.poll(READER, Some(&mut this.silence), cx, Link::next_piece);
+            let next = this.shared.poll(READER, Some(&mut this.wait), cx, Link::next_piece);
             this.rest = ready!(next)?;
         }
         Poll::Ready(Ok(this.rest.as_deref().unwrap_or_default()))
@@ -234,16 +234,30 @@ impl AsyncWrite for WriteHalf {
         let this = self.get_mut();
         // A peer that is always faster leaves others their turn.
         ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
-        let (shared, mut waits) = (&this.shared, false);
-        let written = shared.poll(WRITER, Some(&mut this.silence), cx, |link, state| {
-            let count = link.write_some(state, pieces)?;
-            waits |= link.is_flushed(state)?.is_none() && shared.needs_keeper(state);
-            Ok(count)
-        });
-        if waits {
-            shared.keep();
+        let shared = &this.shared;
+        loop {
+            let mut waits = false;
+            let taken = shared.poll(WRITER, Some(&mut this.wait), cx, |link, state| {
+                let taken = link.write_some(state, pieces)?;
+                waits |= link.is_flushed(state)?.is_none();
+                Ok(taken)
+            });
+            if waits {
+                shared.keep();
+            }
+            let (len, lane) = match ready!(taken)? {
+                Taken::Bytes(count) => return Poll::Ready(Ok(count)),
+                Taken::ToCopy(len, lane) => (len, lane),
+            };
+            let link = &shared.connection().link;
+            let copy = link.copy(lane, pieces, len)?;
+            // It may be that the connection is being made again by now.
+            let is_sent = link.try_send(&mut link.lock(), &mut Some(copy))?.is_some();
+            shared.see_to_the_rest();
+            if is_sent {
+                return Poll::Ready(Ok(len));
+            }
         }
-        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -252,28 +266,19 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.silence), cx, |link, state| link.is_flushed(state))
+        this.shared.poll(WRITER, Some(&mut this.wait), cx, |link, state| link.is_flushed(state))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.silence), cx, Link::end_stream)
+        this.shared.poll(WRITER, Some(&mut this.wait), cx, Link::end_stream)
     }
 }
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        let connection = self.shared.connection();
         self.shared.is_ending.store(true, Ordering::Relaxed);
-        let mut state = connection.link.lock();
-        let ended = connection.link.end_sending(&mut state);
-        // If nobody reads any more the connection is about to be closed, which says the same.
-        let waits = matches!(ended, Ok(None)) && Arc::strong_count(&self.shared) > 1;
-        let waits = waits && self.shared.needs_keeper(&state);
-        drop(state);
-        if waits {
-            self.shared.keep();
-        }
+        self.shared.see_to_the_rest();
     }
 }
 
@@ -286,32 +291,27 @@ impl Shared {
     fn poll<T>(
         &self,
         who: usize,
-        silence: Option<&mut Silence>,
+        mut wait: Option<&mut Wait>,
         cx: &mut Context<'_>,
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         let Connection { link, events, .. } = self.connection();
-        let mut state = link.lock();
-        // What can be done at once needs nobody to be woken.
-        if let Some(value) = ready(link, &mut state)? {
-            return Poll::Ready(Ok(value));
-        }
-        let has_news = link.drive(&mut state);
-        let value = ready(link, &mut state);
-        drop(state);
+        let (value, has_news) = link.look_once(&mut ready);
         self.tell_others(who, has_news);
+        if let Some(wait) = &mut wait
+            && wait.looks_on(matches!(value, Ok(None)))
+        {
+            // Other tasks run meanwhile.
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+            return Poll::Pending;
+        }
         if let Some(value) = value? {
             return Poll::Ready(Ok(value));
         }
         // What others take in from here on isn't missed.
         *self.waiting.0[who].lock() = Some(cx.waker().clone());
         loop {
-            let mut state = link.lock();
-            state.arm()?;
-            // What came before makes no event.
-            let has_news = link.drive(&mut state);
-            let value = ready(link, &mut state);
-            drop(state);
+            let (value, has_news) = link.step(&mut ready);
             self.tell_others(who, has_news);
             if let Some(value) = value? {
                 self.waiting.0[who].lock().take();
@@ -326,10 +326,15 @@ impl Shared {
             link.take_events()?;
             event.clear_ready();
         }
-        if let Some(silence) = silence
-            && silence.is_too_long(cx, link.options.keepalive)
+        if let Some(wait) = wait
+            && wait.is_too_long(cx, link.options.keepalive)
         {
-            link.ask(&mut link.lock());
+            let mut state = link.lock();
+            link.ask(&mut state);
+            if !link.is_open(&state) {
+                // It couldn't be asked, and nobody else says so.
+                cx.waker().wake_by_ref();
+            }
         }
         Poll::Pending
     }
@@ -345,18 +350,21 @@ impl Shared {
         }
     }
 
-    /// Whether nobody sees to what waits for room: then the caller has to. (Decided while the connection is locked.)
-    fn needs_keeper(&self, _state: &State) -> bool {
-        !self.is_kept.swap(true, Ordering::Relaxed)
+    /// Sends what waits, or has it sent when there is room.
+    fn see_to_the_rest(self: &Arc<Shared>) {
+        let link = &self.connection().link;
+        let rest = self.send_rest(link, &mut link.lock());
+        if let Ok(None) = rest {
+            self.keep();
+        }
     }
 
     /// Has what waits for room sent when there is some, though nobody may write, flush or read any more.
     fn keep(self: &Arc<Shared>) {
-        let Ok(runtime) = Handle::try_current() else {
-            // Then nobody can, and the next who comes is asked again.
-            self.is_kept.store(false, Ordering::Relaxed);
+        let Ok(runtime) = Handle::try_current() else { return };
+        if self.is_kept.swap(true, Ordering::Relaxed) {
             return;
-        };
+        }
         let shared = Arc::downgrade(self);
         runtime.spawn(async move {
             // Who writes much does this on the way, and better.
@@ -376,10 +384,12 @@ impl Shared {
         });
     }
 
+    /// Sends what waits, and the end if nobody can write any more.
     fn send_rest(&self, link: &Link, state: &mut State) -> Result<Option<()>> {
-        if self.is_ending.load(Ordering::Relaxed) && link.end_sending(state)?.is_none() {
-            return Ok(None);
+        if self.is_ending.load(Ordering::Relaxed) {
+            return link.send_end(state);
         }
+        link.flush(state);
         link.is_flushed(state)
     }
 }
@@ -418,21 +428,57 @@ fn wake(waiting: &Mutex<Option<Waker>>) {
     }
 }
 
-/// When it is time to ask whether the peer is there. The clock isn't set again whenever something comes: once in a while
-/// it is asked too early.
+/// How one of the halves waits.
 #[derive(Default)]
-struct Silence(Option<Pin<Box<Sleep>>>);
+struct Wait {
+    patience: Patience,
+    looking: Looking,
+    /// When it is time to ask whether the peer is there. The clock isn't set again whenever something comes: once in a while
+    /// it is asked too early.
+    clock: Option<Pin<Box<Sleep>>>,
+}
 
-impl Silence {
+/// Whether a half that waits looks, or sleeps.
+#[derive(Default)]
+enum Looking {
+    /// It doesn't wait.
+    #[default]
+    No,
+    /// Since then, for so long.
+    Since(Instant, Duration),
+    /// It has, for as long as that is better than to sleep.
+    InVain,
+}
+
+impl Wait {
+    /// Whether to look again, instead of sleeping, if there is nothing yet.
+    fn looks_on(&mut self, is_waiting: bool) -> bool {
+        if let Looking::No = self.looking
+            && is_waiting
+        {
+            self.looking = Looking::Since(Instant::now(), self.patience.begin());
+        }
+        if let Looking::Since(start, time) = self.looking
+            && !time.is_zero()
+        {
+            if is_waiting && start.elapsed() < time {
+                return true;
+            }
+            self.patience.end(!is_waiting);
+        }
+        self.looking = if is_waiting { Looking::InVain } else { Looking::No };
+        false
+    }
+
     /// Whether nothing may have come for this long; if not, the task is woken when it is so.
     fn is_too_long(&mut self, cx: &mut Context<'_>, keepalive: Duration) -> bool {
         if keepalive == Duration::MAX {
             return false;
         }
-        let clock = self.0.get_or_insert_with(|| Box::pin(sleep(keepalive)));
+        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(keepalive)));
         let is_too_long = clock.as_mut().poll(cx).is_ready();
         if is_too_long {
-            clock.as_mut().reset(Instant::now() + keepalive);
+            clock.as_mut().reset(tokio::time::Instant::now() + keepalive);
             // So that the task is woken then.
             let _ = clock.as_mut().poll(cx);
         }

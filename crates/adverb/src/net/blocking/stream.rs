@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::memory::RegisteredBuf;
 #[allow(unused_imports, reason = "for links")]
 use crate::net::Options;
-use crate::net::link::Link;
+use crate::net::link::{Link, Taken};
 
 /// A connection as a stream of bytes, as TCP's are.
 ///
@@ -186,10 +186,20 @@ impl Write for WriteHalf {
             return Ok(0);
         }
         let link = self.shared.link();
-        let written = link.wait(link.options.timeout, "waiting for room to send", |link, state| {
-            link.write_some(state, pieces)
-        });
-        Ok(written?)
+        loop {
+            let taken = link.wait(link.options.timeout, "waiting for room to send", |link, state| {
+                link.write_some(state, pieces)
+            });
+            let (len, lane) = match taken? {
+                Taken::Bytes(count) => return Ok(count),
+                Taken::ToCopy(len, lane) => (len, lane),
+            };
+            let copy = link.copy(lane, pieces, len)?;
+            // It may be that the connection is being made again by now.
+            if link.try_send(&mut link.lock(), &mut Some(copy))?.is_some() {
+                return Ok(len);
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -229,7 +239,7 @@ impl Drop for WriteHalf {
         if Arc::strong_count(&self.shared) > 1 {
             let link = self.shared.link();
             let ended: Result<()> =
-                link.wait(link.options.connect_timeout, "waiting for room to send", Link::end_sending);
+                link.wait(link.options.connect_timeout, "waiting for room to send", Link::send_end);
             if let Err(error) = ended {
                 tracing::debug!(%error, "a stream's end could not be sent");
             }

@@ -43,11 +43,19 @@ impl Link {
     }
 
     /// Says that nothing more is sent, unless that was said.
-    pub(in crate::net) fn end_sending(&self, state: &mut State) -> Result<Option<()>> {
+    fn end_sending(&self, state: &mut State) -> Result<Option<()>> {
         if state.is_shut || state.peer_is_gone {
             return Ok(Some(()));
         }
         Ok(self.try_send(state, &mut Some(Link::end_frame()))?.map(drop))
+    }
+
+    /// Says that nothing more is sent, unless that was said; then waits until that is posted, and all before it.
+    pub(in crate::net) fn send_end(&self, state: &mut State) -> Result<Option<()>> {
+        if self.end_sending(state)?.is_none() {
+            return Ok(None);
+        }
+        self.is_flushed(state)
     }
 
     /// Says that nothing more is sent, unless that was said, and waits until the peer's device has all that was.

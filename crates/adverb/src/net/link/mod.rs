@@ -16,6 +16,7 @@ mod tests;
 pub(super) use operation::Asked;
 pub(super) use resume::UNKNOWN;
 pub(super) use sending::Ready;
+pub(super) use stream::Taken;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

@@ -221,7 +221,10 @@ impl Link {
         if state.batch.as_ref().is_some_and(|batch| len > batch.buffer.len() - batch.len) {
             self.flush(state);
         }
-        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+        let Some(PeerRing { longest_write, .. }) = state.outbound else {
+            // It is being made again; or couldn't be, and that says why.
+            return Ok(self.try_send(state, ready)?.map(drop));
+        };
         let most = GATHERED.min(longest_write);
         if state.batch.is_none() && len <= most / 2 {
             state.batch = Some(Batch {
@@ -335,6 +338,12 @@ pub(super) fn gather(pieces: &[IoSlice<'_>], mut out: &mut [u8]) {
         out = behind;
     }
     debug_assert!(out.is_empty(), "there are as many bytes as were promised");
+}
+
+/// Whether a frame of `len` bytes would be taken now: to go at once, or to wait together with others.
+pub(super) fn can_take(state: &State, len: usize) -> bool {
+    let fits = state.batch.as_ref().is_none_or(|batch| len <= batch.buffer.len() - batch.len);
+    fits && state.outbound.is_some() && state.resume.replay.is_empty()
 }
 
 /// Whether a write of `len` bytes can be posted now.

@@ -1,13 +1,14 @@
 //! The connection as a stream of bytes: messages without borders.
 
 use std::io::IoSlice;
+use std::sync::Arc;
 
-use super::sending::Body;
-use super::{Link, PeerRing, Ready, State};
+use super::sending::{Body, can_take, gather};
+use super::{Lane, Link, Ready, State};
 use crate::error::Result;
 use crate::memory::RegisteredBuf;
 use crate::net::Message;
-use crate::net::protocol::{HEADER_LEN, OFFERS, UNIT};
+use crate::net::protocol::{HEADER_LEN, OFFER_LEN, OFFERS, UNIT, frame_len};
 use crate::verbs::Access;
 
 /// Fewer bytes than this aren't cut off to fill a write that waits.
@@ -17,46 +18,62 @@ const SHORTEST_OFFER: usize = 32 << 10;
 /// More bytes than this aren't offered at once, so that the peer reads some while others are copied.
 const LONGEST_OFFER: usize = 256 << 10;
 
+/// What becomes of a write.
+pub(in crate::net) enum Taken {
+    /// So many of its bytes were taken.
+    Bytes(usize),
+    /// So many of its bytes are to be copied, while nobody else waits for the connection, and offered to the peer.
+    ToCopy(usize, Arc<Lane>),
+}
+
 impl Link {
-    /// Takes as many of these bytes as there is room for, and says how many; nothing if there is no room. A short write goes as
-    /// it is, or joins what waits; of a long one, the peer reads copies from where they are.
+    /// Takes as many of these bytes as there is room for; nothing if there is no room. A short write goes as it is, or joins
+    /// what waits; of a long one, the peer reads [copies](Link::copy) from where they are.
     pub(in crate::net) fn write_some(
         &self,
         state: &mut State,
         pieces: &[IoSlice<'_>],
-    ) -> Result<Option<usize>> {
-        let Some(PeerRing { longest_write, .. }) = state.outbound else { return Ok(None) };
+    ) -> Result<Option<Taken>> {
+        let is_over = state.end.is_some() || state.is_shut || state.peer_is_gone;
+        let longest_write = state.outbound.as_ref().map(|ring| ring.longest_write);
+        let Some(longest_write) = longest_write.filter(|_| !is_over) else {
+            // That says why, unless it is only being made again.
+            let nothing = Ready { body: Body::Pieces { len: 0, pieces: &[] }, immediate: None };
+            return Ok(self.try_send(state, &mut Some(nothing))?.map(|_| Taken::Bytes(0)));
+        };
         let longest_message = state.limits.1;
         let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
         let len = len.min(longest_message as usize);
-        let is_over = state.end.is_some() || state.is_shut || state.peer_is_gone;
         // What was gathered before goes first.
         self.flush(state);
-        if len >= SHORTEST_OFFER.max(longest_write) && !is_over {
-            return self.offer_some(state, pieces, len.min(LONGEST_OFFER));
+        if len >= SHORTEST_OFFER.max(longest_write) {
+            let has_room = state.offers.len() < OFFERS as usize && can_take(state, frame_len(OFFER_LEN));
+            return Ok(has_room.then(|| Taken::ToCopy(len.min(LONGEST_OFFER), state.lane())));
         }
         let (taken, most) =
             state.batch.as_ref().map_or((0, longest_write), |batch| (batch.len, batch.buffer.len()));
         let room = (most - taken).saturating_sub(HEADER_LEN) / UNIT as usize * UNIT as usize;
         let is_full = taken > 0 && len > room && room < SHORTEST_CUT.min(longest_write / 2);
-        if is_full && !is_over {
+        if is_full {
             return Ok(None);
         }
         let len = len.min(room);
         let body = Body::Pieces { len: len as u32, pieces };
-        Ok(self.try_send(state, &mut Some(Ready { body, immediate: None }))?.map(|_| len))
+        let sent = self.try_send(state, &mut Some(Ready { body, immediate: None }))?;
+        Ok(sent.map(|_| Taken::Bytes(len)))
     }
 
-    /// Offers the peer a copy of the first `len` bytes, unless it has enough to read.
-    fn offer_some(&self, state: &mut State, pieces: &[IoSlice<'_>], len: usize) -> Result<Option<usize>> {
-        if state.offers.len() == OFFERS as usize {
-            return Ok(None);
-        }
-        let mut buffer = state.lane.pool.alloc(len)?;
-        super::sending::gather(pieces, &mut buffer);
+    /// Copies the first `len` bytes of these, for the peer to read; to be sent when the connection is locked again.
+    pub(in crate::net) fn copy(
+        &self,
+        lane: Arc<Lane>,
+        pieces: &[IoSlice<'_>],
+        len: usize,
+    ) -> Result<Ready<'static>> {
+        let mut buffer = lane.pool.alloc(len)?;
+        gather(pieces, &mut buffer);
         let region = buffer.register(Access::REMOTE_READ)?;
-        let body = Body::Offer { len: len as u32, region, is_copy: true, lane: state.lane() };
-        Ok(self.try_send(state, &mut Some(Ready { body, immediate: None }))?.map(|_| len))
+        Ok(Ready { body: Body::Offer { len: len as u32, region, is_copy: true, lane }, immediate: None })
     }
 
     /// The next bytes of the stream, or `None` when there are no more, if that is known.

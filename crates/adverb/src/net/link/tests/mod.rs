@@ -2,6 +2,7 @@
 
 mod streams;
 
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -204,7 +205,7 @@ fn memory_is_exposed_again_and_operations_end() {
 
 #[test]
 fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
-    let options = options().reconnect(Duration::from_secs(1));
+    let options = options().reconnect(Duration::from_secs(1)).timeout(Duration::from_secs(20));
     let (listener, left, right) = connected([&options, &options]);
     left.send(b"one").unwrap();
     assert_eq!(&right.recv().unwrap().unwrap()[..], b"one");
@@ -221,6 +222,11 @@ fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
     assert!(numbers.ends_with(&[1, 2]), "{numbers:?}");
     let last = &unknown[unknown.len() - 2..];
     assert_eq!((&last[0].message[..], last[1].message.len()), (&b"two"[..], 100_000));
+    // Nobody waits for room that will never be.
+    let error = left.feed(b"three").unwrap_err();
+    assert!(matches!(error.error, Error::Disconnected { .. }), "{error}");
+    let error = left.into_stream().write(b"three").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     // The other side gives up too.
     assert!(matches!(right.recv().unwrap_err(), Error::Disconnected { .. }));
     assert!(right.unacknowledged().is_empty());
@@ -277,6 +283,7 @@ fn sides_that_do_not_both_want_it_do_not_go_on() {
 #[tokio::test]
 async fn tasks_go_on_too() {
     use crate::net;
+    use tokio::io::AsyncWriteExt;
     let options = options().reconnect(Duration::from_secs(3));
     let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
@@ -310,4 +317,7 @@ async fn tasks_go_on_too() {
     drop(right);
     let error = tokio::time::timeout(Duration::from_secs(40), left.recv()).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    let mut left = left.into_stream();
+    let written = tokio::time::timeout(Duration::from_secs(20), left.write(b"more")).await.unwrap();
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
