@@ -245,6 +245,24 @@ fn trying_to_send_says_when_there_is_no_room() {
 }
 
 #[test]
+fn messages_without_bytes_are_not_taken_in_without_end() {
+    let (left, right) = pair(&options().read_ahead(64 << 10));
+    let mut sent = 0;
+    // The other side works, but receives nothing.
+    for _ in 0..200 {
+        for _ in 0..100 {
+            sent += usize::from(has_room(left.try_send(&[])));
+        }
+        assert!(has_room(right.try_send(b"still here")));
+        left.recv().unwrap().unwrap();
+    }
+    assert!((500..5_000).contains(&sent), "{sent}");
+    for _ in 0..sent {
+        assert!(right.recv().unwrap().unwrap().is_empty());
+    }
+}
+
+#[test]
 fn waiting_for_a_message_ends_in_time() {
     let (left, _right) = pair(&options());
     let start = Instant::now();

@@ -13,10 +13,12 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::blocking::{Connector, Listener};
+use adverb::memory::MemoryRegion;
+use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Exchange, Key, Options};
 use adverb::verbs::{
-    Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status, Switch, cm,
+    Access, Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status,
+    Switch, cm,
 };
 use common::End;
 use tracing::field::{Field, Visit};
@@ -352,40 +354,129 @@ fn no_private_data_stops_a_listener() {
     admits(&listener, &options);
 }
 
+/// A peer that is connected, and then does what it likes.
+struct Guest {
+    stranger: Stranger,
+    /// What the listener said.
+    hello: Vec<u8>,
+    /// Held while it is written to.
+    _ring: MemoryRegion,
+    /// How many bytes of the listener's ring it has written.
+    written: u64,
+}
+
+impl Guest {
+    fn new(device: &Device, options: &Options) -> (Connection, Guest) {
+        let listener = Listener::bind_with("127.0.0.1:0", options).unwrap();
+        let (server, stranger, ring) = scope(|scope| {
+            let server = scope.spawn(|| listener.accept().unwrap());
+            let greet = |endpoint| greeting(Some(endpoint), None, None);
+            let stranger = Stranger::new(device, listener.local_address(), greet);
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let ring = stranger.end.domain.region(4096, rights).unwrap();
+            let mut hello = b"adverb\r\n\x01\x00".to_vec();
+            hello.extend(64u16.to_le_bytes());
+            hello.extend(4096u32.to_le_bytes());
+            hello.extend(ring.remote().addr.to_le_bytes());
+            hello.extend(ring.remote().rkey.to_le_bytes());
+            hello.extend((1u32 << 30).to_le_bytes());
+            // No session.
+            hello.resize(64, 0);
+            assert_eq!(stranger.send(&hello), None);
+            (server.join().unwrap(), stranger, ring)
+        });
+        let hello = stranger.heard().expect("the listener says hello");
+        (server, Guest { stranger, hello, _ring: ring, written: 0 })
+    }
+
+    /// Writes frames where the next are expected: from the beginning of a ring that is long enough.
+    fn write(&mut self, frames: &[u8]) -> Option<Status> {
+        let mut buffer = self.stranger.end.buffer(0, frames.len());
+        buffer.copy_from_slice(frames);
+        let addr = u64::from_le_bytes(self.hello[16..24].try_into().unwrap()) + self.written;
+        let rkey = u32::from_le_bytes(self.hello[24..28].try_into().unwrap());
+        self.written += frames.len().next_multiple_of(16) as u64;
+        let write = SendRequest::write_immediate(buffer, RemoteAddress { addr, rkey }, 0);
+        self.stranger.end.run(write).outcome().err().map(|failure| failure.status)
+    }
+}
+
+/// A frame of an announcement, without the name's bytes.
+fn announcement(rights: u8, name_len: u8) -> [u8; 48] {
+    let mut frame = [0; 48];
+    (frame[0], frame[4], frame[16], frame[24], frame[36]) = (5, name_len, 1, 1, rights);
+    frame
+}
+
 #[test]
 fn who_offers_more_than_is_taken_is_disconnected() {
     let device = device();
-    let options = options(&device).longest_message(100_000);
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let (server, stranger) = scope(|scope| {
-        let server = scope.spawn(|| listener.accept().unwrap());
-        let stranger =
-            Stranger::new(&device, listener.local_address(), |endpoint| greeting(Some(endpoint), None, None));
-        let ring = stranger.end.domain.region(4096, adverb::verbs::Access::LOCAL_WRITE).unwrap().remote();
-        let mut hello = b"adverb\r\n\x01\x00".to_vec();
-        hello.extend(64u16.to_le_bytes());
-        hello.extend(4096u32.to_le_bytes());
-        hello.extend(ring.addr.to_le_bytes());
-        hello.extend(ring.rkey.to_le_bytes());
-        hello.extend((1u32 << 30).to_le_bytes());
-        // No session.
-        hello.resize(64, 0);
-        assert_eq!(stranger.send(&hello), None);
-        (server.join().unwrap(), stranger)
-    });
-    let hello = stranger.heard().expect("the listener says hello");
-    assert_eq!(hello[28..32], 100_000u32.to_le_bytes());
+    let (server, mut guest) = Guest::new(&device, &options(&device).longest_message(100_000));
+    assert_eq!(guest.hello[28..32], 100_000u32.to_le_bytes());
     let before = server.pool().stats().used;
-    let mut offer = stranger.end.buffer(0, 32);
+    let mut offer = [0; 32];
     offer[0] = 2;
     offer[4..8].copy_from_slice(&100_001u32.to_le_bytes());
-    let addr = u64::from_le_bytes(hello[16..24].try_into().unwrap());
-    let rkey = u32::from_le_bytes(hello[24..28].try_into().unwrap());
-    let write = SendRequest::write_immediate(offer, RemoteAddress { addr, rkey }, 0);
-    assert!(stranger.end.run(write).is_ok());
+    assert_eq!(guest.write(&offer), None);
     let error = server.recv().unwrap_err();
     assert!(error.to_string().contains("longer than it was told to send"), "{error}");
     assert!(server.pool().stats().used <= before + 4096, "{:?}", server.pool());
+    // Though the connection is still there, it can't reach any of its memory.
+    assert_ne!(guest.write(&offer), None);
+}
+
+#[test]
+fn nobody_exposes_more_than_can_be_remembered() {
+    let device = device();
+    let by_name = [announcement(1, 1).as_slice(), &[b'n'; 16][..1], &[0; 15]].concat();
+    let cases: [(&[u8], &[u8], &str); 3] = [
+        // By addresses, again and again; also if there is a name that makes it look as if it were known.
+        (&[], &announcement(9, 0), "more than anybody can remember"),
+        (&announcement(1, 0), &announcement(9, 0), "more than anybody can remember"),
+        (&by_name, &[announcement(9, 1).as_slice(), &[b'n'; 16]].concat(), "makes no sense"),
+    ];
+    for (first, again, words) in cases {
+        let (server, mut guest) = Guest::new(&device, &options(&device).ring(16 << 20));
+        if !first.is_empty() {
+            assert_eq!(guest.write(first), None);
+        }
+        let many = again.repeat(1000);
+        let error = (0..6).find_map(|_| {
+            guest.write(&many);
+            match server.recv_timeout(Duration::from_millis(200)) {
+                Err(Error::Timeout { .. }) => None,
+                other => Some(other.unwrap_err().to_string()),
+            }
+        });
+        assert!(error.as_ref().is_some_and(|error| error.contains(words)), "{error:?}");
+    }
+}
+
+/// Who does nothing but come keeps nobody out for long, however many they are and however patient the listener is.
+#[test]
+fn a_thousand_that_say_nothing_keep_nobody_out() {
+    let device = device();
+    let options = options(&device).connect_timeout(Duration::from_secs(60));
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let (address, start) = (listener.local_address(), Instant::now());
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap());
+        // As many as there is room for, of which some say a little.
+        let strangers: Vec<TcpStream> = (0..1000)
+            .map(|number| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                if number % 2 == 0 {
+                    stream.write_all(b"adverb").unwrap();
+                }
+                stream
+            })
+            .collect();
+        let client = Connector::new().options(&options).connect(address).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        client.send(b"at last").unwrap();
+        assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"at last");
+        drop(strangers);
+    });
 }
 
 /// What is logged.

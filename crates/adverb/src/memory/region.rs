@@ -1,5 +1,6 @@
 //! Registered memory, shared with the device and perhaps with peers.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -227,7 +228,10 @@ impl MemoryRegion {
     /// The same memory, with the same rights, in another domain, for peers that come over that; it stays as long as either.
     pub(crate) fn again_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
         self.0.check_mapped(0, 0)?;
-        let (memory, access) = (Again(self.clone()), self.access());
+        let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
+        // What was registered again before isn't needed for that.
+        let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Again(origin)| origin);
+        let (memory, access) = (Again(origin.clone()), self.access());
         if self.0.is_at_its_own_address() {
             domain.register(memory, access)
         } else {
@@ -381,5 +385,29 @@ impl RemoteMemory {
     /// The place `offset` bytes into it. The peer's device, not this, checks that it is within bounds.
     pub const fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::verbs::Device;
+
+    #[test]
+    fn memory_that_is_registered_again_and_again_is_registered_twice() {
+        let device = Device::open("soft").unwrap();
+        let domain = || device.protection_domain().unwrap();
+        let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        let mut again = region.again_in(&domain()).unwrap();
+        for _ in 0..3 {
+            let before = Arc::downgrade(&again.0);
+            again = again.again_in(&domain()).unwrap();
+            assert!(before.upgrade().is_none(), "nobody needs it any more");
+        }
+        assert_eq!((again.len(), again.access()), (region.len(), region.access()));
+        again.write(7, b"here").unwrap();
+        let mut bytes = [0; 4];
+        region.read(7, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"here");
     }
 }

@@ -99,7 +99,8 @@ impl Options {
         self
     }
 
-    /// How many bytes of messages that nobody has asked for yet are taken in: 4 MiB, unless set. (One message always is.)
+    /// How many bytes of messages that nobody has asked for yet are taken in: 4 MiB, unless set. (Each counts 64 bytes more
+    /// than it has; and one always is.)
     pub fn read_ahead(mut self, bytes: usize) -> Options {
         self.read_ahead = bytes;
         self

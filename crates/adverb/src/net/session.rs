@@ -92,7 +92,8 @@ pub(super) fn settle(link: Box<Link>, origin: Origin) -> Arc<Link> {
         if let Origin::Accepted(_) = origin {
             let mut sessions = SESSIONS.lock();
             sessions.retain(|_, link| link.strong_count() > 0);
-            sessions.insert(id, Arc::downgrade(&link));
+            // Whose number it is stays so: who has overheard it, and says the same, doesn't take the other's place.
+            sessions.entry(id).or_insert_with(|| Arc::downgrade(&link));
         }
         link.settle(Home { link: Arc::downgrade(&link), origin });
     }

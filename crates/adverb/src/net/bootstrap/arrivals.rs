@@ -64,7 +64,7 @@ struct Arrivals {
     pending: Vec<Handshake>,
     /// Connections that nobody has asked for yet.
     connected: VecDeque<Box<Link>>,
-    /// Whether so many are pending that nobody else is looked at.
+    /// Whether so many are pending that nobody else is looked at, until some are done or were slow.
     is_full: bool,
     bell: Arc<Bell>,
     /// Dropped, it rings the bell.
@@ -73,6 +73,8 @@ struct Arrivals {
 
 /// How many may be on their way to be a connection. More wait to be looked at.
 const MOST_PENDING: usize = 256;
+/// How long each of them may do nothing while others may wait to be looked at.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How many ports are tried if any will do, because one may be taken in one way and free in the other.
 const ATTEMPTS: usize = 16;
 
@@ -230,8 +232,7 @@ impl Arrivals {
     }
 
     /// Looks at the doors, or lets those wait who are there, as there is room.
-    fn mind_the_doors(&mut self) -> Result<()> {
-        let is_full = self.pending.len() >= MOST_PENDING;
+    fn mind_the_doors(&mut self, is_full: bool) -> Result<()> {
         if is_full != self.is_full {
             self.is_full = is_full;
             let watch = &self.bell.watch;
@@ -244,9 +245,18 @@ impl Arrivals {
 
     /// Takes in who has come, and goes on with those that have. Returns one that has become a connection.
     fn poll(&mut self, options: &Options) -> Result<Option<Box<Link>>> {
-        while self.pending.len() < MOST_PENDING
-            && let Some((peer, handshake)) = self.next(options)?
-        {
+        let mut is_short = false;
+        while self.pending.len() < MOST_PENDING {
+            let (peer, handshake) = match self.next(options) {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                // Those who are pending have what is short, and not for ever.
+                Err(error) if is_shortage(&error) && !self.pending.is_empty() => {
+                    is_short = true;
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             let watched = handshake.and_then(|handshake| {
                 self.bell.watch.add(handshake.as_fd()).map_err(not_watched)?;
                 Ok(handshake)
@@ -256,13 +266,19 @@ impl Arrivals {
                 Err(error) => tracing::warn!(%peer, %error, "a peer could not be connected"),
             }
         }
+        let is_full = is_short || self.pending.len() >= MOST_PENDING;
         let mut index = 0;
         while let Some(handshake) = self.pending.get_mut(index) {
-            match handshake.poll() {
+            let polled = match handshake.poll() {
+                // Who comes to keep others out doesn't for long.
+                Ok(None) if is_full && handshake.silence() >= PATIENCE => Err(handshake.too_slow()),
+                polled => polled,
+            };
+            match polled {
                 Ok(None) => index += 1,
                 Ok(Some(link)) => {
                     self.pending.swap_remove(index);
-                    self.mind_the_doors()?;
+                    self.mind_the_doors(false)?;
                     match link.goes_on() {
                         // One that is here already goes on.
                         Some(broken) => broken.adopt(*link),
@@ -276,7 +292,9 @@ impl Arrivals {
                 }
             }
         }
-        self.mind_the_doors()?;
+        // Who is pending still has what was short.
+        let is_short = is_short && !self.pending.is_empty();
+        self.mind_the_doors(is_short || self.pending.len() >= MOST_PENDING)?;
         Ok(None)
     }
 
@@ -288,7 +306,10 @@ impl Arrivals {
                     return Ok(Some((peer, Handshake::with_stream(stream, peer, options))));
                 }
                 Err(error) if is_the_peers(&error) => {}
-                Err(error) => return Err(verb("accepting a connection", error, "")),
+                Err(error) => {
+                    let hint = "descriptors may be short: see `ulimit -n`";
+                    return Err(verb("accepting a connection", error, hint));
+                }
             }
         }
         let Some(manager) = &self.manager else { return Ok(None) };
@@ -299,7 +320,12 @@ impl Arrivals {
 
     /// Until when somebody has to become a connection.
     fn left(&self) -> Duration {
-        self.pending.iter().map(Handshake::left).min().unwrap_or(Duration::MAX)
+        let patience = |pending: &Handshake| match self.is_full {
+            true => PATIENCE.saturating_sub(pending.silence()),
+            false => Duration::MAX,
+        };
+        let left = |pending: &Handshake| pending.left().min(patience(pending));
+        self.pending.iter().map(left).min().unwrap_or(Duration::MAX)
     }
 }
 
@@ -307,6 +333,13 @@ impl Arrivals {
 fn is_the_peers(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted | ConnectionReset)
+}
+
+/// Whether the system has too little of something for another connection.
+fn is_shortage(error: &Error) -> bool {
+    use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    let code = |error: &io::Error| error.raw_os_error();
+    matches!(error, Error::Verb { error, .. } if matches!(code(error), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM)))
 }
 
 fn listen(address: SocketAddr, options: &Options) -> Result<cm::Listener> {

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{device, explain, not_watched, refused, unreachable};
 use crate::backend::Watch;
@@ -23,6 +23,8 @@ pub(in crate::net) struct Handshake {
     peer: SocketAddr,
     options: Options,
     deadline: Deadline,
+    /// When it came to where it is.
+    since: Instant,
     /// Whether the listener has ended TCP, so that its hello is under way, or won't come.
     has_ended: bool,
     /// Readable when there is something to be done.
@@ -114,7 +116,8 @@ impl Handshake {
         if let Some(fd) = stage.descriptor() {
             watch.add(fd).map_err(not_watched)?;
         }
-        Ok(Handshake { stage, peer, options: options.clone(), deadline, has_ended: false, watch })
+        let (since, options) = (Instant::now(), options.clone());
+        Ok(Handshake { stage, peer, options, deadline, since, has_ended: false, watch })
     }
 
     pub(in crate::net) fn peer(&self) -> SocketAddr {
@@ -124,6 +127,20 @@ impl Handshake {
     /// How much time it has.
     pub(in crate::net) fn left(&self) -> Duration {
         self.deadline.left()
+    }
+
+    /// For how long the peer has kept it waiting.
+    pub(super) fn silence(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Why it isn't waited for, though it has time.
+    pub(super) fn too_slow(&self) -> Error {
+        let words = format!(
+            "nothing for {:?}, and so many others are coming that there is no more time",
+            self.silence()
+        );
+        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
     }
 
     /// The connection, if it is there by now.
@@ -257,7 +274,7 @@ impl Handshake {
     }
 
     fn next(&mut self, stage: Stage) -> Result<Progress> {
-        self.stage = stage;
+        (self.stage, self.since) = (stage, Instant::now());
         Ok(Progress::Next)
     }
 

@@ -28,7 +28,7 @@ use super::message::Message;
 use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
 use super::protocol::proof::{Role, SEAL_LEN, Seal};
-use super::protocol::{Announced, Inbound, LONGEST_MESSAGE, OFFERS, Outbound, REPORTS};
+use super::protocol::{Announced, Inbound, LONGEST_MESSAGE, OFFERS, Outbound, REPORTS, Violation};
 use super::session::{Bell, Home};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
@@ -42,7 +42,6 @@ use crate::verbs::{
 pub(super) struct Parts {
     completions: CompletionQueue,
     pool: Pool,
-    ring: MemoryRegion,
     peer: SocketAddr,
     options: Options,
 }
@@ -61,13 +60,12 @@ impl Parts {
             None => device.protection_domain()?,
         };
         let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
-        let ring = domain.region(options.ring as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
         let completions = device.completion_queue(sends + recvs).events().create()?;
         let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
         let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
         queue_pair.post_recv(RecvRequest::new(pool.alloc(SEAL_LEN + HELLO_LEN)?).tag(RECEIVE))?;
-        Ok((Parts { completions, pool, ring, peer, options: options.clone() }, queue_pair))
+        Ok((Parts { completions, pool, peer, options: options.clone() }, queue_pair))
     }
 
     /// How the queue pair is to be connected.
@@ -101,7 +99,8 @@ pub(super) struct Lane {
     hold: Option<Hold>,
     pub(super) completions: CompletionQueue,
     pool: Pool,
-    ring: MemoryRegion,
+    /// There from the hello on: a peer that hasn't shown who it is costs no memory.
+    ring: OnceLock<MemoryRegion>,
     peer: SocketAddr,
 }
 
@@ -129,7 +128,7 @@ pub(super) struct State {
     /// Which of all that came, from the beginning, are to be read from where they are, and which are being read.
     to_read: VecDeque<u64>,
     reading: VecDeque<u64>,
-    /// How many bytes that is.
+    /// How much all of it [weighs](weight), as far as there is memory for it.
     buffered: usize,
     /// Our messages that the peer is to read, oldest first: each a right to one buffer.
     offers: VecDeque<Offered>,
@@ -280,10 +279,10 @@ impl Link {
         role: Role,
         seal: Option<Seal>,
     ) -> Link {
-        let Parts { completions, pool, ring, peer, options } = parts;
+        let Parts { completions, pool, peer, options } = parts;
         let longest_request = queue_pair.longest_message() as usize;
         let state = State {
-            lane: Arc::new(Lane { queue_pair, hold, completions, pool, ring, peer }),
+            lane: Arc::new(Lane { queue_pair, hold, completions, pool, ring: OnceLock::new(), peer }),
             resume: resume::Resume::default(),
             outbound: None,
             limits: (0, LONGEST_MESSAGE),
@@ -400,7 +399,7 @@ impl Link {
         if let Some(Entry::Message(_)) = state.inbox.front() {
             let Some(Entry::Message(message)) = state.inbox.pop_front() else { unreachable!("it is there") };
             state.taken += 1;
-            state.buffered -= message.len();
+            state.buffered -= weight(message.len());
             // There may be room for what comes after it.
             self.advance(state);
             return Ok(Some(Some(message)));
@@ -511,7 +510,7 @@ impl Link {
         state.has_news = true;
         for completion in done.drain(..) {
             if let Err(violation) = self.complete(state, completion) {
-                end_for_good(state, violation.to_string(), "is the peer of the same version?");
+                break_off(state, violation);
             }
         }
         self.advance(state);
@@ -524,6 +523,21 @@ impl Link {
 
     fn ended(&self, end: &End) -> Error {
         self.disconnected(&*end.reason, end.hint)
+    }
+}
+
+impl Lane {
+    /// Makes the memory that the peer writes to.
+    fn make_ring(&self, len: u32) -> Result<&MemoryRegion> {
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let ring = self.pool.protection_domain().region(len as usize, rights)?;
+        Ok(self.ring.get_or_init(|| ring))
+    }
+
+    /// That memory.
+    fn ring(&self) -> Result<&MemoryRegion> {
+        let none = || Error::InvalidRequest { reason: "nothing is written before a hello is said".into() };
+        self.ring.get().ok_or_else(none)
     }
 }
 
@@ -551,6 +565,21 @@ fn end(state: &mut State, reason: String, hint: &'static str) {
 fn end_for_good(state: &mut State, reason: String, hint: &'static str) {
     state.has_news = true;
     state.end.get_or_insert(End { reason, hint });
+}
+
+/// Ends the connection to a peer that doesn't keep the rules, which can reach nothing here from now on, though the application
+/// may hold the connection for long.
+fn break_off(state: &mut State, violation: Violation) {
+    end_for_good(state, violation.to_string(), "is the peer of the same version?");
+    if let Err(error) = state.lane.queue_pair.fail() {
+        tracing::warn!(%error, "a queue pair whose peer doesn't keep the protocol wasn't stopped");
+    }
+}
+
+/// What a message that waits to be asked for counts: its bytes, and about what it takes to remember it, so that messages without
+/// any aren't taken in without end.
+fn weight(len: usize) -> usize {
+    len + 64
 }
 
 /// How many receives there are: one for all that the peer may send before it hears from this side.

@@ -1,8 +1,8 @@
 //! What is done with completions, and when.
 
 use super::{
-    Batch, DELIVERED, END, Entry, FAREWELL, FRAMES, GONE, Link, OPERATION, PeerRing, RECEIVE, State, end,
-    end_for_good, resume,
+    Batch, DELIVERED, END, Entry, FAREWELL, FRAMES, GONE, Link, OPERATION, PeerRing, RECEIVE, State,
+    break_off, end, end_for_good, resume, weight,
 };
 use crate::error::Result;
 use crate::memory::{RegisteredBuf, RemoteMemory};
@@ -105,7 +105,11 @@ impl Link {
         // All that the peer may send then has a receive, so that it is never told to wait.
         self.post_recvs(state);
         let (writes, longest_message) = (self.options.writes, self.options.longest_message);
-        let (ring, session) = (state.lane.ring.remote(), self.session_to_tell(state));
+        let ring = match state.lane.make_ring(self.options.ring) {
+            Ok(ring) => ring.remote(),
+            Err(error) => return end(state, error.to_string(), ""),
+        };
+        let session = self.session_to_tell(state);
         let hello = Hello { ring, writes, longest_message, session }.emit();
         let seal = state.seal.as_ref().map(|seal| seal.seal(&hello));
         let message = [seal.as_ref().map_or(&[][..], |seal| seal), &hello].concat();
@@ -193,7 +197,7 @@ impl Link {
             }
             // A copy, all at once: what is looked at doesn't change while it is looked at.
             let copy = state.lane.pool.alloc(len).and_then(|mut copy| {
-                state.lane.ring.read(offset as usize, &mut copy)?;
+                state.lane.ring()?.read(offset as usize, &mut copy)?;
                 Ok(copy)
             });
             let frames = match copy {
@@ -203,7 +207,7 @@ impl Link {
             state.inbound.read();
             state.has_news = true;
             if let Err(violation) = take_frames(state, frames, self.options.longest_message) {
-                return end_for_good(state, violation.to_string(), "is the peer of the same version?");
+                return break_off(state, violation);
             }
         }
     }
@@ -220,7 +224,7 @@ impl Link {
                 return end(state, "a message is longer than this device can read".to_owned(), "");
             }
             let has_room = state.in_flight + parts as u32 <= state.send_depth;
-            if !has_room || !is_next && state.buffered + len as usize > self.options.read_ahead {
+            if !has_room || !is_next && state.buffered + weight(len as usize) > self.options.read_ahead {
                 return;
             }
             let mut rest = match state.lane.pool.alloc(len as usize) {
@@ -229,7 +233,7 @@ impl Link {
             };
             state.inbox[index] = Entry::Reading { come: None, parts: parts as u32, immediate };
             state.reading.extend(state.to_read.pop_front());
-            state.buffered += len as usize;
+            state.buffered += weight(len as usize);
             let mut at = remote;
             while rest.len() > state.longest_request {
                 let Ok(part) = rest.split_to(state.longest_request) else { return };
@@ -249,7 +253,7 @@ impl Link {
 
     /// Writes the frames into the peer's ring, or gives them back if there is no room.
     pub(super) fn write(&self, state: &mut State, mut batch: Batch) -> Result<(), Batch> {
-        if !has_room(state) || state.end.is_some() || state.resume.is_down() {
+        if !has_room(state) || state.end.is_some() || state.resume.is_down() || state.resume.is_full() {
             return Err(batch);
         }
         let Some(PeerRing { outbound, memory, .. }) = &mut state.outbound else { return Err(batch) };
@@ -366,7 +370,7 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
             FrameKind::Message { len } => {
                 this.advance(HEADER_LEN).map_err(cut)?;
                 this.resize(len as usize).map_err(cut)?;
-                state.buffered += this.len();
+                state.buffered += weight(this.len());
                 state.inbox.push_back(Entry::Message(Message { buffer: this, immediate: frame.immediate }));
             }
             FrameKind::Offer { len, addr, rkey } => {
@@ -383,12 +387,16 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
                 let name = this.get(begin..begin + name_len as usize);
                 let name = name.and_then(|name| std::str::from_utf8(name).ok());
                 let name = name.ok_or(Violation("an announcement that makes no sense"))?;
+                let is_by_address = memory.is_by_address();
+                if is_by_address && !name.is_empty() {
+                    return Err(Violation("an announcement that makes no sense"));
+                }
                 let count = state.announced.len() + state.addresses.len();
-                if count >= MOST_ANNOUNCED && !state.announced.contains_key(name) {
+                if count >= MOST_ANNOUNCED && (is_by_address || !state.announced.contains_key(name)) {
                     return Err(Violation("it exposes more than anybody can remember"));
                 }
                 let memory = Announced { generation: state.resume.generation, ..memory };
-                if memory.is_by_address() {
+                if is_by_address {
                     state.addresses.push(memory);
                 } else {
                     state.announced.insert(name.to_owned(), memory);

@@ -9,14 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::sending::Body;
-use super::{Batch, Entry, Exposed, FRAMES, Link, OPERATION, Offered, Ready, State, end_for_good, operation};
+use super::{
+    Batch, Entry, Exposed, FRAMES, Link, OPERATION, Offered, Ready, State, end_for_good, operation, weight,
+};
 use crate::error::{Error, Result};
 use crate::memory::RegisteredBuf;
 use crate::net::key::Key;
 use crate::net::message::{Outgoing, Source, Unacknowledged};
 use crate::net::protocol::handshake::{Session, SessionId};
 use crate::net::protocol::proof::Role;
-use crate::net::protocol::{Announced, Frame, FrameKind, HEADER_LEN, Violation};
+use crate::net::protocol::{Announced, Frame, FrameKind, HEADER_LEN, LONGEST_RING, Violation};
 use crate::net::session;
 
 /// What is kept and counted. If the connection isn't one that goes on, nothing is kept.
@@ -36,6 +38,8 @@ pub(super) struct Resume {
     posted: VecDeque<(u64, u64)>,
     /// Those that the device gave back and the peer hasn't read.
     kept: VecDeque<(u64, u64, RegisteredBuf)>,
+    /// How many bytes these have.
+    kept_len: usize,
     /// Those that the device didn't take.
     refused: Vec<(u64, RegisteredBuf)>,
     /// How many writes the peer has read.
@@ -66,6 +70,12 @@ impl Resume {
         self.is_down() || !self.replay.is_empty()
     }
 
+    /// Whether so much is kept that no more is written: a peer that says it has read what comes after an offer, and never that
+    /// it has read that, doesn't have this side keep things without end.
+    pub(super) fn is_full(&self) -> bool {
+        self.kept_len >= MOST_KEPT
+    }
+
     /// Notes that the lane is broken; says whether there may be another.
     pub(super) fn goes_down(&mut self, reason: &str) -> bool {
         if self.is_on {
@@ -94,6 +104,7 @@ pub(super) fn written(state: &mut State, buffer: Option<RegisteredBuf>) {
     if let Some(buffer) = buffer
         && let Some((number, first)) = state.resume.posted.pop_front()
     {
+        state.resume.kept_len += buffer.len();
         state.resume.kept.push_back((number, first, buffer));
         forget(state);
     }
@@ -119,7 +130,9 @@ pub(super) fn forget(state: &mut State) {
         if offered < end {
             break;
         }
-        resume.kept.pop_front();
+        if let Some((.., buffer)) = resume.kept.pop_front() {
+            resume.kept_len -= buffer.len();
+        }
     }
 }
 
@@ -234,7 +247,7 @@ impl Link {
             state.inbox.truncate(whole);
             state.to_read.clear();
             state.reading.clear();
-            state.buffered = state.inbox.iter().map(Entry::len).sum();
+            state.buffered = state.inbox.iter().map(Entry::weight).sum();
         }
         state.resume.received = Some(state.resume.taken - lost);
         (state.outbound, state.reads_to_tell, state.has_news) = (None, 0, true);
@@ -445,6 +458,7 @@ impl Link {
     /// Takes what was sent and the peer may not have.
     fn outstanding(&self, state: &mut State) -> Outstanding {
         let mut messages = BTreeMap::new();
+        state.resume.kept_len = 0;
         for (_, first, frames) in state.resume.kept.drain(..) {
             numbered(first, frames, &mut messages);
         }
@@ -515,14 +529,16 @@ fn numbered(first: u64, mut frames: RegisteredBuf, messages: &mut BTreeMap<u64, 
 }
 
 impl Entry {
-    fn len(&self) -> usize {
+    fn weight(&self) -> usize {
         match self {
-            Entry::Message(message) => message.len(),
+            Entry::Message(message) => weight(message.len()),
             Entry::Offer { .. } | Entry::Reading { .. } => 0,
         }
     }
 }
 
+/// How many bytes are kept at most, and a write: more than any ring has, of which the peer hasn't told that it read them.
+const MOST_KEPT: usize = 2 * LONGEST_RING as usize;
 const A_MOMENT: Duration = Duration::from_millis(1);
 /// After how many moments without any, no more requests of a queue pair in error come back.
 const QUIET: u32 = 20;

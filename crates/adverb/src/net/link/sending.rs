@@ -349,5 +349,5 @@ pub(super) fn can_take(state: &State, len: usize) -> bool {
 /// Whether a write of `len` bytes can be posted now.
 pub(super) fn can_write(state: &State, len: usize) -> bool {
     let fits = state.outbound.as_ref().is_some_and(|ring| ring.outbound.fits(len as u32));
-    fits && has_room(state) && state.end.is_none() && !state.resume.is_down()
+    fits && has_room(state) && state.end.is_none() && !state.resume.is_down() && !state.resume.is_full()
 }

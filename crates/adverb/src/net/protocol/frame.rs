@@ -59,6 +59,8 @@ const END: u8 = 3;
 const GONE: u8 = 4;
 const ANNOUNCEMENT: u8 = 5;
 const HAS_IMMEDIATE: u8 = 1;
+/// The bits that rights may have.
+const RIGHTS: u8 = 0b1111;
 
 /// How many bytes a frame takes with `body` bytes behind its header.
 pub(in crate::net) fn frame_len(body: usize) -> usize {
@@ -101,9 +103,14 @@ impl Frame {
         let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Violation("a frame that is cut short"))?;
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let (len, immediate) = (word(4), word(8));
+        let meaningless = Violation("a frame with bits that mean nothing");
+        let (len, has_immediate) = (word(4), header[1] & HAS_IMMEDIATE != 0);
+        let is_message = matches!(header[0], MESSAGE | OFFER);
         if header[2] != 0 || header[3] != 0 || word(12) != 0 || header[1] & !HAS_IMMEDIATE != 0 {
-            return Err(Violation("a frame with bits that mean nothing"));
+            return Err(meaningless);
+        }
+        if has_immediate && !is_message || !has_immediate && word(8) != 0 {
+            return Err(meaningless);
         }
         if len > LONGEST_MESSAGE {
             return Err(Violation("a message that is too long"));
@@ -117,6 +124,9 @@ impl Frame {
                     body.first_chunk().ok_or(Violation("an offer that is cut short"))?;
                 let addr = u64::from_le_bytes(std::array::from_fn(|n| body[n]));
                 let rkey = u32::from_le_bytes(std::array::from_fn(|n| body[8 + n]));
+                if body[12..] != [0; 4] {
+                    return Err(meaningless);
+                }
                 FrameKind::Offer { len, addr, rkey }
             }
             ANNOUNCEMENT => {
@@ -125,7 +135,7 @@ impl Frame {
                 if name.len() < len as usize {
                     return Err(cut);
                 }
-                if len as usize > LONGEST_NAME || body[21..] != [0; 11] {
+                if len as usize > LONGEST_NAME || body[20] & !RIGHTS != 0 || body[21..] != [0; 11] {
                     return Err(Violation("an announcement that makes no sense"));
                 }
                 let [addr, length] =
@@ -138,7 +148,7 @@ impl Frame {
             GONE if len == 0 => FrameKind::Gone,
             _ => return Err(Violation("a frame of an unknown kind")),
         };
-        Ok(Frame { kind, immediate: (header[1] & HAS_IMMEDIATE != 0).then_some(immediate) })
+        Ok(Frame { kind, immediate: has_immediate.then(|| word(8)) })
     }
 
     /// How many bytes the frame takes, with all that follows its header.

@@ -148,7 +148,9 @@ impl Greeting {
         let prefix = Prefix::parse(prefix)?;
         let body = rest.get(..prefix.len).ok_or(Flaw::Malformed)?;
         if prefix.kind == REFUSAL {
-            return Ok(Greeting::Refusal(String::from_utf8_lossy(body).into_owned()));
+            // Logs and terminals are shown this: it is words, and nothing else.
+            let words = String::from_utf8_lossy(body);
+            return Ok(Greeting::Refusal(words.replace(char::is_control, "\u{fffd}")));
         }
         let mut side = Side::default();
         let mut rest = body;

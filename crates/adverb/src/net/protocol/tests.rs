@@ -210,7 +210,18 @@ fn frames_and_greetings_are_what_they_were() {
             let frame = Frame { kind, immediate };
             let mut bytes = vec![0xff; frame.len()];
             frame.emit(&mut bytes);
+            let has_immediate = immediate.is_some();
+            if has_immediate && !matches!(kind, FrameKind::Message { .. } | FrameKind::Offer { .. }) {
+                assert!(Frame::parse(&bytes).is_err(), "{frame:?} has nothing beside it");
+                continue;
+            }
             assert_eq!(Frame::parse(&bytes), Ok(frame));
+            // Every bit of what belongs to the protocol means something, or must not be set.
+            for bit in 0..8 * bytes.len() {
+                let mut other = bytes.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                assert_ne!(Frame::parse(&other), Ok(frame), "bit {} of byte {}", bit % 8, bit / 8);
+            }
             assert!(Frame::parse(&bytes[..frame.len() - 1]).is_err());
         }
     }
@@ -228,6 +239,8 @@ fn frames_and_greetings_are_what_they_were() {
         assert_eq!(Greeting::parse(&[&bytes[..], &[0; 9]].concat()), Ok(greeting), "zeros may follow");
         assert!(Greeting::parse(&bytes[..bytes.len() - 1]).is_err());
     }
+    let harm = Greeting::parse(&Greeting::Refusal("no\n2026 all is well \x1b[2J".into()).emit());
+    assert_eq!(harm, Ok(Greeting::Refusal("no\u{fffd}2026 all is well \u{fffd}[2J".into())));
     let long = Greeting::parse(&Greeting::Refusal("é".repeat(200)).emit());
     assert_eq!(long, Ok(Greeting::Refusal("é".repeat(LONGEST_REASON / 2))));
     let ring = RemoteMemory { addr: 1 << 63, rkey: 9, len: 4096 };

@@ -266,6 +266,81 @@ fn a_session_does_not_go_on_without_its_key() {
 }
 
 #[test]
+fn a_session_that_is_there_keeps_its_number() {
+    let options = options();
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    with_pair([&options, &options], |left, right| {
+        // Who has overheard its number begins a session of the same.
+        let session = Session { id: right.link().session().unwrap(), received: None };
+        let stranger = Options { session: Some(session), ..options.clone() };
+        scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().unwrap());
+            let made =
+                connect_link(listener.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
+            assert!(break_it(left.link()));
+            scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());
+            left.send(b"still ours").unwrap();
+            assert_eq!(&left.recv().unwrap().unwrap()[..], b"still ours");
+        });
+    });
+}
+
+#[test]
+fn what_is_kept_for_a_peer_that_does_not_read_has_an_end() {
+    let most = options().read_ahead(usize::MAX);
+    with_pair([&most, &most], |left, right| {
+        left.send(b"first").unwrap();
+        while right.link().lock().inbox.is_empty() {
+            right.link().drive_unless_led(&mut right.link().lock());
+        }
+        // It reads nothing of what it is offered, because it thinks that it is to read this first, which it has.
+        right.link().lock().to_read.push_front(0);
+        left.send(&vec![1; 1 << 20]).unwrap();
+        let mut sent = 0usize;
+        let mut quiet = 0;
+        while quiet < 200 {
+            match left.try_send(&[2; 16 << 10]) {
+                Ok(()) => (sent, quiet) = (sent + 1, 0),
+                Err(_) => quiet += 1,
+            }
+            assert!(sent < 10_000, "{} MiB are kept", sent >> 6);
+            right.link().drive_unless_led(&mut right.link().lock());
+        }
+        println!("{} MiB are kept", sent >> 6);
+        assert!(sent >= 1024, "{sent}");
+        // Once it does, all goes on.
+        right.link().lock().to_read.pop_front();
+        scope(|scope| {
+            scope.spawn(|| (0..1000).for_each(|_| left.send(&[3; 16 << 10]).unwrap()));
+            assert_eq!(right.recv().unwrap().unwrap().len(), 5);
+            assert_eq!(right.recv().unwrap().unwrap().len(), 1 << 20);
+            (0..sent + 1000).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 16 << 10));
+        });
+    });
+}
+
+#[test]
+fn a_peer_that_has_not_said_hello_costs_no_ring() {
+    let key = Key::new([7; 32]).unwrap();
+    let options = options().key(&key);
+    let (parts, queue_pair) = super::Parts::new(
+        &options.device.clone().unwrap(),
+        "127.0.0.1:1".parse().unwrap(),
+        &options,
+        |domain| Ok(domain.queue_pair(crate::verbs::Transport::Rc)),
+    )
+    .unwrap();
+    let link = Link::new(parts, queue_pair, None, crate::net::protocol::proof::Role::Listener, None);
+    assert!(link.lane().ring.get().is_none());
+    with_pair([&options, &options], |left, right| {
+        for side in [left, right] {
+            assert_eq!(side.link().lane().ring.get().unwrap().len(), options.ring as usize);
+        }
+    });
+}
+
+#[test]
 fn sides_that_do_not_both_want_it_do_not_go_on() {
     let with = options();
     let without = Options { reconnect: None, ..with.clone() };
