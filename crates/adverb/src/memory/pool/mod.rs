@@ -24,8 +24,8 @@ use lock::Lock;
 /// thread. Pieces have one of some ninety lengths, so that less than a fifth is wasted.
 ///
 /// - **Threads** are spread over partitions with chunks of their own, so that they don't wait for each other.
-/// - **Chunks** begin with 64 KiB and grow with use to 2 MiB, from where on they are in huge pages if there are any. One that
-///   is empty is given back to the system if its partition has another empty one for the same length.
+/// - **Chunks** begin with 64 KiB and grow with use to 2 MiB, from where on they are in huge pages if there are any. Those
+///   that are empty are given back to the system, but for [a few](PoolBuilder::keep).
 /// - **No peer** can reach the memory: it is registered without remote rights.
 ///
 /// Buffers may outlive the pool: a chunk is deregistered when the pool and all of its buffers are gone.
@@ -92,7 +92,7 @@ struct Class {
     chunks: Vec<Option<FreeSlots>>,
     /// The ids of those that have free slots. The last is the next to be used.
     vacant: Vec<usize>,
-    /// How many chunks have nothing but free slots.
+    /// How many bytes are in chunks that have nothing but free slots.
     empty: usize,
     /// How many bytes its chunks have.
     bytes: usize,
@@ -105,6 +105,8 @@ struct FreeSlots {
     slots: Vec<Slot>,
     /// How many there are when all are free.
     count: usize,
+    /// How many bytes the chunk has.
+    len: usize,
     /// Where its id is in the class' `vacant`, if it has any.
     place: usize,
 }
@@ -199,8 +201,8 @@ impl PoolBuilder {
         self
     }
 
-    /// How long a chunk may be to be kept when it is empty: 32 MiB, unless set. (Chunks of more than 2 MiB hold a single
-    /// buffer.)
+    /// How many bytes are kept in empty chunks, for each length of buffers and each partition: 32 MiB, unless set. New memory
+    /// has to be cleared by the system, which takes about as long as it takes a message to come.
     pub fn keep(mut self, bytes: usize) -> PoolBuilder {
         self.keep = bytes;
         self
@@ -312,7 +314,9 @@ impl Class {
     fn take(&mut self) -> Option<Slot> {
         let id = *self.vacant.last()?;
         let free = self.chunks[id].as_mut()?;
-        self.empty -= usize::from(free.slots.len() == free.count);
+        if free.slots.len() == free.count {
+            self.empty -= free.len;
+        }
         let slot = free.slots.pop();
         if free.slots.is_empty() {
             self.vacant.pop();
@@ -323,7 +327,7 @@ impl Class {
     /// Takes a slot back. Returns the slots of a chunk that is to be given back.
     #[inline]
     fn put(&mut self, slot: Slot) -> Option<FreeSlots> {
-        let (id, len, keep) = (slot.chunk.id.load(Ordering::Relaxed), slot.chunk.len(), slot.chunk.pool.keep);
+        let (id, keep) = (slot.chunk.id.load(Ordering::Relaxed), slot.chunk.pool.keep);
         let free = self.chunks[id].as_mut().expect("a chunk stays until its slots are home");
         if free.slots.is_empty() {
             free.place = self.vacant.len();
@@ -334,13 +338,14 @@ impl Class {
         if free.slots.len() < free.count {
             return None;
         }
-        self.empty += 1;
-        (self.empty > 1 || self.is_closed || len > keep).then(|| self.remove(id))
+        self.empty += free.len;
+        (self.empty > keep || self.is_closed).then(|| self.remove(id))
     }
 
     /// Adds a chunk, all of whose slots are free.
     fn add(&mut self, chunk: &Arc<Chunk>, slots: Vec<Slot>) {
-        let free = FreeSlots { count: slots.len(), slots, place: self.vacant.len() };
+        let len = chunk.len();
+        let free = FreeSlots { count: slots.len(), slots, len, place: self.vacant.len() };
         let id = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
         chunk.id.store(id, Ordering::Relaxed);
         if id == self.chunks.len() {
@@ -348,8 +353,8 @@ impl Class {
         }
         self.chunks[id] = Some(free);
         self.vacant.push(id);
-        self.empty += 1;
-        self.bytes += chunk.len();
+        self.empty += len;
+        self.bytes += len;
     }
 
     /// Removes a chunk, all of whose slots are free.
@@ -360,8 +365,8 @@ impl Class {
         if let Some(moved) = self.vacant.get(free.place).and_then(|id| self.chunks[*id].as_mut()) {
             moved.place = free.place;
         }
-        self.empty -= 1;
-        self.bytes -= free.slots.first().map_or(0, |slot| slot.chunk.len());
+        self.empty -= free.len;
+        self.bytes -= free.len;
         free
     }
 
