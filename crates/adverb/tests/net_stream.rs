@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use adverb::net::{Connection, Connector, Listener, Options, Stream, blocking};
 use adverb::verbs::Device;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
 /// On the software NIC, unless another device is named.
@@ -191,6 +191,26 @@ async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
         };
         tokio::join!(rest, read_all(right, written + 5_000_000, 50_000));
     }
+}
+
+#[tokio::test]
+async fn who_waits_sleeps_before_long() {
+    let (mut left, mut right) = pair(&options().read_ahead(64 << 10)).await;
+    fill(&mut left, 0, 100_000).await;
+    let (mut polls, bytes) = (0, bytes(0, 100_000));
+    let waiting = poll_fn(|cx| {
+        polls += 1;
+        // There is nothing to be flushed, which doesn't mean that there is room.
+        assert!(Pin::new(&mut left).poll_write(cx, &bytes).is_pending());
+        assert!(matches!(Pin::new(&mut left).poll_flush(cx), Poll::Ready(Ok(()))));
+        Pin::new(&mut left).poll_read(cx, &mut ReadBuf::new(&mut [0; 8])).map(drop)
+    });
+    timeout(Duration::from_millis(300), waiting).await.unwrap_err();
+    // For that long, it looks at most.
+    assert!(polls < 500, "it was polled {polls} times");
+    // And is woken all the same.
+    right.write_all(b"now").await.unwrap();
+    timeout(Duration::from_secs(20), left.read_exact(&mut [0; 3])).await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -83,6 +83,8 @@ pub struct ReadHalf {
 pub struct WriteHalf {
     shared: Arc<Shared>,
     wait: Wait,
+    /// How it waits for what was written. (A write that waits isn't over because nothing is left to be flushed.)
+    flush: Wait,
 }
 
 /// What the halves share.
@@ -131,7 +133,7 @@ impl From<Connection> for Stream {
         shared.see_to_the_rest();
         Stream {
             reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: Wait::default() },
-            writer: WriteHalf { shared, wait: Wait::default() },
+            writer: WriteHalf { shared, wait: Wait::default(), flush: Wait::default() },
         }
     }
 }
@@ -266,12 +268,12 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.wait), cx, |link, state| link.is_flushed(state))
+        this.shared.poll(WRITER, Some(&mut this.flush), cx, |link, state| link.is_flushed(state))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.wait), cx, Link::end_stream)
+        this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream)
     }
 }
 

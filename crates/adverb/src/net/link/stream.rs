@@ -16,7 +16,7 @@ const SHORTEST_CUT: usize = 1 << 10;
 /// Fewer bytes than this aren't worth being read by the peer from where they are.
 const SHORTEST_OFFER: usize = 32 << 10;
 /// More bytes than this aren't offered at once, so that the peer reads some while others are copied.
-const LONGEST_OFFER: usize = 256 << 10;
+const LONGEST_OFFER: usize = 512 << 10;
 
 /// What becomes of a write.
 pub(in crate::net) enum Taken {
