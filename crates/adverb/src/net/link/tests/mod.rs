@@ -51,10 +51,18 @@ fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connectio
     let (listener, left, right) = connected(options);
     scope(|scope| {
         scope.spawn(|| listener.accept().map(drop));
-        let result = run(&left, &right);
-        listener.stop();
-        result
+        let _stop = Stop(&listener);
+        run(&left, &right)
     })
+}
+
+/// Stops a listener, whatever happens, so that nobody waits for who accepts.
+struct Stop<'a>(&'a Listener);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
@@ -70,46 +78,61 @@ fn len(number: usize) -> usize {
     [0, 5, 300, 20_000, 70, 100_000, 1_000][number % 7] + number % 13
 }
 
-/// Sends so many both ways while `harm` is done.
-fn exchange(left: &Connection, right: &Connection, count: usize, harm: impl FnOnce(&AtomicBool) + Send) {
-    let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+/// How often connections are to go on before a test has seen enough.
+const ENOUGH: u32 = 6;
+
+/// Has something broken, again and again, until a connection has gone on often enough; says whether it has.
+fn harm(link: &Link, mut break_some: impl FnMut(u32)) -> bool {
+    let (start, mut round, mut count) = (Instant::now(), 0, 0);
+    while count < ENOUGH && start.elapsed() < Duration::from_secs(60) {
+        break_some(round);
+        round += 1;
+        sleep(Duration::from_millis(20 + u64::from(round % 7 * 10)));
+        count = link.lock().resume.generation;
+    }
+    println!("went on {count} times, after {round} breaks");
+    count >= ENOUGH
+}
+
+/// Sends messages both ways, until `harm` is done.
+fn exchange(left: &Connection, right: &Connection, harm: impl FnOnce() -> bool) {
+    let (over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     scope(|scope| {
-        let receivers = [left, right].map(|connection| {
-            scope.spawn(|| {
-                for number in 0..count {
-                    let message = connection.recv().unwrap().expect("there are more");
-                    assert!(
-                        message[..] == bytes(number, len(number)),
-                        "message {number} of {}",
-                        message.len()
-                    );
-                    assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+        for (from, to) in [(left, right), (right, left)] {
+            let sending = scope.spawn(move || {
+                let mut number = 0;
+                while !over.load(Ordering::Relaxed) {
+                    let bytes = bytes(number, len(number));
+                    if number % 3 == 0 {
+                        from.send_with_imm(&bytes, number as u32).unwrap();
+                    } else {
+                        from.send(&bytes).unwrap();
+                    }
+                    number += 1;
                 }
-                assert!(connection.recv().unwrap().is_none());
+                from.shutdown().unwrap();
+                number
+            });
+            scope.spawn(move || {
+                let mut number = 0;
+                while let Some(message) = to.recv().unwrap() {
+                    let expected = bytes(number, len(number));
+                    assert!(message[..] == expected, "message {number} of {}", message.len());
+                    assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+                    number += 1;
+                }
+                assert_eq!(number, sending.join().unwrap());
                 // A connection that nobody uses isn't made again, and the other side may still wait for it.
                 done.fetch_add(1, Ordering::Relaxed);
                 while done.load(Ordering::Relaxed) < 2 {
-                    assert!(connection.recv().unwrap().is_none());
+                    assert!(to.recv().unwrap().is_none());
                     sleep(Duration::from_millis(1));
                 }
-            })
-        });
-        for connection in [left, right] {
-            scope.spawn(move || {
-                for number in 0..count {
-                    let bytes = bytes(number, len(number));
-                    if number % 3 == 0 {
-                        connection.send_with_imm(&bytes, number as u32).unwrap();
-                    } else {
-                        connection.send(&bytes).unwrap();
-                    }
-                }
-                connection.shutdown().unwrap();
             });
         }
-        scope.spawn(|| harm(&over));
-        receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+        let is_enough = harm();
         over.store(true, Ordering::Relaxed);
+        assert!(is_enough);
     });
 }
 
@@ -118,19 +141,15 @@ fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
     let tiny = options().ring(512).writes(4);
     for options in ways().iter().chain([&tiny]) {
         with_pair([options, options], |left, right| {
-            let mut broken = 0;
-            exchange(left, right, 500, |over| {
-                while !over.load(Ordering::Relaxed) {
-                    sleep(Duration::from_millis(20 + broken % 7 * 10));
+            exchange(left, right, || {
+                harm(left.link(), |round| {
                     // The side that connects notices its own at once, and the other when that comes again.
-                    broken += u64::from(break_it(left.link()));
-                    if broken % 2 == 0 {
+                    break_it(left.link());
+                    if round % 2 == 1 {
                         break_it(right.link());
                     }
-                }
+                })
             });
-            println!("broken {broken} times");
-            assert!(broken > 3);
         });
     }
 }
@@ -141,24 +160,21 @@ fn nobody_needs_to_accept_for_a_connection_to_go_on() {
         let (listener, left, right) = connected([&options, &options]);
         let patient = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
         scope(|scope| {
+            let _stop = Stop(&listener);
             let mut stranger = None;
-            exchange(&left, &right, 200, |over| {
-                while !over.load(Ordering::Relaxed) {
+            exchange(&left, &right, || {
+                harm(left.link(), |_| {
                     // Both sides notice their own at once.
                     break_it(left.link());
                     break_it(right.link());
                     // Who else comes is let in too, now or later.
                     let connect = || patient.connect(listener.local_address()).unwrap();
                     stranger.get_or_insert_with(|| scope.spawn(connect));
-                    sleep(Duration::from_millis(100));
-                }
+                })
             });
             let (host, stranger) = (listener.accept().unwrap(), stranger.unwrap().join().unwrap());
             stranger.send(b"me too").unwrap();
             assert_eq!(&host.recv().unwrap().unwrap()[..], b"me too");
-            let generation = left.link().lock().resume.generation;
-            println!("went on {generation} times");
-            assert!(generation > 1);
         });
     }
 }
