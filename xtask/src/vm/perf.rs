@@ -54,6 +54,8 @@ enum Who {
     Perftest,
     /// The same once more: what differs is noise.
     PerftestAgain,
+    /// Waiting with events, as connections do.
+    PerftestWaiting,
     Adverb,
     /// With a way to wait that looks before it sleeps.
     AdverbLooking,
@@ -81,6 +83,7 @@ impl Run {
                 let address = format!("{ADDRESS}:7471");
                 (format!("{perf} take {address}"), format!("{perf} messages {address} {messages}"))
             }
+            (Who::PerftestWaiting, Work::Messages) => perftest("ib_send_bw -e -s 65536", messages),
             (_, Work::Messages) => perftest("ib_send_bw -s 65536", messages),
             (_, Work::Latency) => perftest("ib_send_lat -e -s 2 -r 16", messages),
             (_, Work::Bandwidth) => perftest("ib_write_bw -s 65536", messages),
@@ -118,8 +121,12 @@ const TRACED: u32 = 100;
 
 /// Who does a work: there is only one way to write.
 fn whos(work: Work) -> impl Iterator<Item = Who> {
-    let looking = (work == Work::Latency).then_some(Who::AdverbLooking);
-    [Who::Perftest, Who::Adverb].into_iter().chain(looking)
+    let another = match work {
+        Work::Latency => Some(Who::AdverbLooking),
+        Work::Bandwidth => None,
+        Work::Messages => Some(Who::PerftestWaiting),
+    };
+    [Who::Perftest, Who::Adverb].into_iter().chain(another)
 }
 
 fn runs(rounds: u8, works: &[Work]) -> Vec<Run> {
@@ -173,9 +180,10 @@ impl Reading {
                 (Who::Perftest | Who::PerftestAgain, Work::Latency) => {
                     columns(said, &["t_avg[usec]", "t_typical[usec]"])
                 }
-                (Who::Perftest | Who::PerftestAgain, Work::Bandwidth | Work::Messages) => {
-                    columns(said, &["BW average[MB/sec]"])
-                }
+                (
+                    Who::Perftest | Who::PerftestAgain | Who::PerftestWaiting,
+                    Work::Bandwidth | Work::Messages,
+                ) => columns(said, &["BW average[MB/sec]"]),
                 (_, Work::Latency) => after(said, &["average ", "typical "]),
                 (_, Work::Bandwidth | Work::Messages) => after(said, &["bytes: "]),
             }
@@ -286,6 +294,7 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
     };
     use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency, Work::Messages};
     let explaining = |what, side| Row { goal: Goal::None, ..calls_row(what, Messages, side, Adverb) };
+    let waiting = |row: Row, perftest| Row { goal: Goal::None, perftest, again: None, ..row };
     let (latency, bandwidth) = (|| Goal::AtMost(1.05), || Goal::AtLeast(0.95));
     vec![
         row("SEND latency, an event each, average µs", Latency, 0, Adverb, latency()),
@@ -301,6 +310,12 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         row("64 KiB message bandwidth, MiB/s", Messages, 0, Adverb, Goal::AtLeast(0.85)),
         explaining("  system calls per message, who receives", 0),
         explaining("  system calls per message, who sends", 1),
+        waiting(
+            row("  beside ib_send_bw that waits (-e), MiB/s", Messages, 0, Adverb, Goal::None),
+            timed(Messages, Who::PerftestWaiting, 0),
+        ),
+        waiting(explaining("  its system calls, who receives", 0), calls(Messages, Who::PerftestWaiting, 0)),
+        waiting(explaining("  its system calls, who sends", 1), calls(Messages, Who::PerftestWaiting, 1)),
     ]
 }
 

@@ -175,6 +175,8 @@ pub(super) struct State {
     unlooked: u32,
     /// Room for completions.
     pub(super) done: Vec<Completion>,
+    /// Room for READs that are posted together.
+    reads: Vec<SendRequest>,
     pub(super) waiting: super::wait::Waiting,
 }
 
@@ -322,6 +324,7 @@ impl Link {
             has_news: false,
             unlooked: 0,
             done: Vec::with_capacity(64),
+            reads: Vec::with_capacity(OFFERS as usize),
             waiting: super::wait::Waiting::default(),
         };
         let link = Link {

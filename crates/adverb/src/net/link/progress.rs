@@ -125,13 +125,17 @@ impl Link {
             return Err(Violation("it writes what it doesn't announce"));
         }
         let credits = match immediate {
-            Immediate::Read => {
-                // The right to the buffer ends before the buffer goes home.
-                let offered = state.offers.pop_front();
+            Immediate::Read(count) => {
+                let count = count as usize;
+                if count > state.offers.len() {
+                    return Err(Violation("it read what it wasn't offered"));
+                }
+                // The right to a buffer ends before the buffer goes home.
+                state.offers.drain(..count);
                 if state.resume.is_on {
                     resume::forget(state);
                 }
-                return offered.map(drop).ok_or(Violation("it read what it wasn't offered"));
+                return Ok(());
             }
             Immediate::Frames(credits) => {
                 state.inbound.written(len)?;
@@ -212,8 +216,21 @@ impl Link {
         }
     }
 
-    /// Begins to read messages from where they are, while there is room for them.
+    /// Begins to read messages from where they are, all that there is room for at once.
     fn read_offers(&self, state: &mut State) {
+        self.gather_reads(state);
+        if state.reads.is_empty() {
+            return;
+        }
+        state.is_unheard = false;
+        if let Err(PostError { error, requests }) = state.lane.queue_pair.post_sends(state.reads.drain(..)) {
+            state.in_flight -= requests.len() as u32;
+            end(state, error.to_string(), "");
+        }
+    }
+
+    /// Finds memory for messages that are to be read, and room for the requests.
+    fn gather_reads(&self, state: &mut State) {
         while let Some(&number) = state.to_read.front() {
             let index = (number - state.taken) as usize;
             let Some(&Entry::Offer { len, remote, immediate }) = state.inbox.get(index) else { return };
@@ -237,10 +254,11 @@ impl Link {
             let mut at = remote;
             while rest.len() > state.longest_request {
                 let Ok(part) = rest.split_to(state.longest_request) else { return };
-                self.post(state, SendRequest::read(part, at), true);
+                state.reads.push(SendRequest::read(part, at));
                 at.addr = at.addr.wrapping_add(state.longest_request as u64);
             }
-            self.post(state, SendRequest::read(rest, at), true);
+            state.reads.push(SendRequest::read(rest, at));
+            state.in_flight += parts as u32;
         }
     }
 
@@ -283,10 +301,10 @@ impl Link {
             (state.reads_to_tell, state.owes_credits) = (0, false);
             return;
         }
-        while state.reads_to_tell > 0 && has_room(state) {
-            state.reads_to_tell -= 1;
+        if state.reads_to_tell > 0 && has_room(state) {
+            let immediate = Immediate::Read(std::mem::take(&mut state.reads_to_tell));
             state.to_deliver += 1;
-            self.post(state, without_bytes(&memory, Immediate::Read).tag(DELIVERED), false);
+            self.post(state, without_bytes(&memory, immediate).tag(DELIVERED), false);
         }
         if (state.inbound.must_tell() || state.owes_credits) && has_room(state) {
             state.owes_credits = false;

@@ -9,8 +9,8 @@ pub(in crate::net) enum Immediate {
     Frames(Credits),
     /// Nothing was written: only what was read is told.
     Credits(Credits),
-    /// Nothing was written: the oldest offer was read, and isn't needed any more.
-    Read,
+    /// Nothing was written: so many offers, the oldest, were read, and aren't needed any more.
+    Read(u32),
     /// Nothing was written: who is gone knows that this was heard, and nothing more comes.
     Farewell,
 }
@@ -56,7 +56,7 @@ impl Immediate {
         let (kind, rest) = match self {
             Immediate::Frames(credits) => (FRAMES, credits.bits()),
             Immediate::Credits(credits) => (CREDITS, credits.bits()),
-            Immediate::Read => (READ, 0),
+            Immediate::Read(count) => (READ, count & mask(UNIT_BITS + WRITE_BITS)),
             Immediate::Farewell => (FAREWELL, 0),
         };
         kind << (UNIT_BITS + WRITE_BITS) | rest
@@ -67,7 +67,7 @@ impl Immediate {
         match bits >> (UNIT_BITS + WRITE_BITS) {
             FRAMES => Ok(Immediate::Frames(credits)),
             CREDITS => Ok(Immediate::Credits(credits)),
-            READ if credits.bits() == 0 => Ok(Immediate::Read),
+            READ if credits.bits() > 0 => Ok(Immediate::Read(credits.bits())),
             FAREWELL if credits.bits() == 0 => Ok(Immediate::Farewell),
             _ => Err(Violation("an immediate of an unknown kind")),
         }

@@ -152,6 +152,12 @@ proptest! {
 }
 
 #[test]
+fn offers_that_were_read_are_told_by_their_number() {
+    assert_eq!(Immediate::parse(Immediate::Read(3).emit()), Ok(Immediate::Read(3)));
+    assert!(Immediate::parse(Immediate::Read(0).emit()).is_err());
+}
+
+#[test]
 fn counts_wrap_many_times() {
     // As few units as there can be, and as many as fit: both go round what an immediate can count.
     for (ring, writes, rounds) in
