@@ -5,12 +5,13 @@
 //! overhead owned-single|owned-batch|raw-single|raw-batch ROUNDS
 //! ```
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+#[path = "../tests/common/counting.rs"]
+mod counting;
 
 use adverb::memory::{Buffer, RemoteMemory};
 use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
 use adverb::verbs::{Access, Completion, CompletionQueue, Device, QueuePair, SendRequest, Transport};
+use counting::allocations;
 
 const BATCH: u32 = 32;
 const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, rkey: 7, len: 4096 };
@@ -29,7 +30,7 @@ fn main() -> adverb::Result<()> {
     queue_pair.connect(&queue_pair.endpoint())?;
     let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::Result<_>>()?;
 
-    let allocations = match mode.as_str() {
+    let count = match mode.as_str() {
         "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
         _ => {
             // The first rounds make what is used again by all others.
@@ -37,7 +38,7 @@ fn main() -> adverb::Result<()> {
             run(&mode, &queue_pair, &completions, buffers, rounds)?.1
         }
     };
-    println!("{allocations} allocations");
+    println!("{count} allocations");
     Ok(())
 }
 
@@ -49,7 +50,7 @@ fn run(
     rounds: u64,
 ) -> adverb::Result<(Vec<Buffer>, u64)> {
     let mut done: Vec<Completion> = Vec::with_capacity(64);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     match mode {
         "owned-single" => {
             let mut buffer = buffers.pop().expect("there are some");
@@ -70,7 +71,7 @@ fn run(
         }
         mode => panic!("no mode {mode}"),
     }
-    Ok((buffers, ALLOCATIONS.load(Ordering::Relaxed) - before))
+    Ok((buffers, allocations() - before))
 }
 
 fn run_raw(
@@ -91,7 +92,7 @@ fn run_raw(
         }
         if round == 0 {
             // The list has all the room that it will need.
-            before = ALLOCATIONS.load(Ordering::Relaxed);
+            before = allocations();
         }
         // SAFETY: the device does nothing with the region, which outlives the requests; the queue is polled below.
         unsafe { queue_pair.post_raw_sends(&mut list) }?;
@@ -103,27 +104,5 @@ fn run_raw(
         round += batch;
     }
     assert_eq!(completed, rounds);
-    Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
-}
-
-/// Counts allocations.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: everything is the system allocator's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller upholds what the system allocator asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds what the system allocator asks for.
-        unsafe { System.dealloc(pointer, layout) }
-    }
+    Ok(allocations() - before)
 }

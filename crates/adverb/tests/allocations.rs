@@ -3,9 +3,10 @@
 
 #![cfg(feature = "soft")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion};
@@ -13,28 +14,7 @@ use adverb::verbs::{
     Access, Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, SendRequest, SoftDevice,
     Switch, Transport,
 };
-
-/// Counts allocations.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-// SAFETY: everything is the system allocator's.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller upholds what the system allocator asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds what the system allocator asks for.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use counting::allocations;
 
 /// How many requests are under way at once.
 const DEPTH: usize = 16;
@@ -86,7 +66,7 @@ fn run(one: &mut End, other: &mut End, region: &MemoryRegion, length: usize, req
     let (mut ours, mut theirs) = (one.buffers(length), other.buffers(length));
     let mut counts = [0; 2];
     for (is_write, count) in [false, true].into_iter().zip(&mut counts) {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = allocations();
         for _ in 0..requests / DEPTH {
             if !is_write {
                 for buffer in theirs.drain(..) {
@@ -102,7 +82,7 @@ fn run(one: &mut End, other: &mut End, region: &MemoryRegion, length: usize, req
             }
             gather([(&mut *one, &mut ours), (&mut *other, &mut theirs)]);
         }
-        *count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        *count = allocations() - before;
     }
     counts
 }

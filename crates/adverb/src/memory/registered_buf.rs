@@ -181,8 +181,10 @@ impl RegisteredBuf {
 
     /// Whether there are so many bytes.
     fn check(&self, count: usize) -> Result<u32> {
-        let fits = u32::try_from(count).ok().filter(|count| *count <= self.len);
-        fits.ok_or(Error::OutOfBounds { offset: count, len: 0, room: self.len as usize })
+        match u32::try_from(count) {
+            Ok(count) if count <= self.len => Ok(count),
+            _ => Err(Error::OutOfBounds { offset: count, len: 0, room: self.len as usize }),
+        }
     }
 
     /// Where its bytes begin.

@@ -1,0 +1,93 @@
+//! Messages of 64 bytes within a software NIC, both ends by one thread: over a connection, and from queue pair to queue pair.
+//! What `cargo xtask overhead` counts the instructions of.
+//!
+//! ```text
+//! messages write|send|feed ROUNDS
+//! ```
+
+use std::thread::scope;
+
+use adverb::Result;
+use adverb::memory::{Pool, RegisteredBuf};
+use adverb::net::Options;
+use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::verbs::{Access, Completion, Device, RecvRequest, SendRequest, SoftDevice, Transport};
+
+/// How many messages are under way at once.
+const AHEAD: u64 = 32;
+const MESSAGE: [u8; 64] = [7; 64];
+
+fn main() -> Result<()> {
+    let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
+    let (Some(mode), Some(rounds)) = (args.next(), args.next().and_then(|rounds| rounds.parse().ok())) else {
+        println!("nothing to do: this is run by `cargo xtask overhead`");
+        return Ok(());
+    };
+    match mode.as_str() {
+        "write" => write(rounds),
+        "send" => pass(rounds, |left| left.send(&MESSAGE).map_err(Into::into)),
+        "feed" => pass(rounds, |left| left.feed(&MESSAGE).map_err(Into::into)),
+        mode => panic!("no mode {mode}"),
+    }
+}
+
+fn device() -> Result<Device> {
+    SoftDevice::alone().open()
+}
+
+/// What a connection does for a message, and nothing else: a buffer of a pool, a WRITE that brings 32 bits, a receive
+/// without memory, and a copy.
+fn write(rounds: u64) -> Result<()> {
+    let device = device()?;
+    let domain = device.protection_domain()?;
+    let pool = Pool::builder().partitions(1).build(&domain);
+    let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let completions = [device.completion_queue(1024).create()?, device.completion_queue(1024).create()?];
+    let make = |queue| domain.queue_pair(Transport::Rc).completion_queue(queue).depth(256, 256).create();
+    let (left, right) = (make(&completions[0])?, make(&completions[1])?);
+    left.connect(&right.endpoint())?;
+    right.connect(&left.endpoint())?;
+    let mut done: Vec<Completion> = Vec::with_capacity(256);
+    for _ in 0..rounds / AHEAD {
+        right.post_recvs((0..AHEAD).map(|_| RecvRequest::new(())))?;
+        for _ in 0..AHEAD {
+            let buffer = pool.copy_from(&MESSAGE)?;
+            left.post_send(SendRequest::write_immediate(buffer, ring.remote().at(0), 1).unsignaled())?;
+        }
+        let mut come = 0;
+        while come < AHEAD {
+            completions[1].poll(&mut done)?;
+            for completion in done.drain(..) {
+                assert!(completion.is_ok(), "{completion:?}");
+                let mut message: RegisteredBuf = pool.alloc(MESSAGE.len())?;
+                ring.read(0, &mut message)?;
+                come += 1;
+            }
+            completions[0].poll(&mut done)?;
+            done.clear();
+        }
+    }
+    Ok(())
+}
+
+fn pass(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
+    let options = Options::new().device(&device()?);
+    let listener = Listener::bind_with("127.0.0.1:0", &options)?;
+    let connector = Connector::new().options(&options);
+    let (left, right) = scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept());
+        let left = connector.connect(listener.local_address())?;
+        Ok::<_, adverb::Error>((left, accepting.join().expect("it doesn't panic")?))
+    })?;
+    for _ in 0..rounds / AHEAD {
+        for _ in 0..AHEAD {
+            send(&left)?;
+        }
+        left.flush()?;
+        for _ in 0..AHEAD {
+            let message = right.recv()?;
+            assert_eq!(message.map_or(0, |message| message.len()), MESSAGE.len());
+        }
+    }
+    Ok(())
+}

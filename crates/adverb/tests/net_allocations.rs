@@ -1,0 +1,125 @@
+//! Once everything has been used, messages of connections allocate nothing, at neither end: short ones that are copied, and those
+//! that are fed; for threads and for tasks. Alone in its process, whose allocations are counted.
+
+#![cfg(all(feature = "soft", feature = "tokio"))]
+
+#[path = "common/counting.rs"]
+mod counting;
+
+use std::thread::scope;
+use std::time::Duration;
+
+use adverb::net::{Options, blocking};
+use adverb::verbs::{Device, SoftDevice, Switch};
+use counting::allocations;
+
+const MESSAGES: u64 = 2_000;
+const ROUNDS: usize = 4;
+/// How many are under way before one is received.
+const AHEAD: u64 = 10;
+
+fn options(device: &Device) -> Options {
+    Options::new().device(device)
+}
+
+fn connect(one: &Device, other: &Device) -> (blocking::Connection, blocking::Connection) {
+    connect_with(&options(one), other)
+}
+
+fn connect_with(client: &Options, other: &Device) -> (blocking::Connection, blocking::Connection) {
+    let server = client.clone().device(other);
+    let listener = blocking::Listener::bind_with("127.0.0.1:0", &server).unwrap();
+    scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().unwrap());
+        let connector = blocking::Connector::new().options(client);
+        (connector.connect(listener.local_address()).unwrap(), accepting.join().unwrap())
+    })
+}
+
+/// Runs something again and again, which allocates nothing, once it has been done so often that all buffers which can be under
+/// way have been; but lists grow to what they hold at most, at which they may arrive late.
+fn assert_none(name: &str, mut run: impl FnMut()) {
+    (0..10).for_each(|_| run());
+    let counts: Vec<u64> = (0..ROUNDS)
+        .map(|_| {
+            let before = allocations();
+            run();
+            allocations() - before
+        })
+        .collect();
+    println!("{name}: {counts:?} allocations for {MESSAGES} messages");
+    assert_eq!(counts.iter().min(), Some(&0), "{name}: {counts:?}");
+    assert!(counts[1..].iter().sum::<u64>() <= 64, "{name}: {counts:?}");
+}
+
+#[test]
+fn messages_allocate_nothing() {
+    let loopback = SoftDevice::alone().open().unwrap();
+    let switch = Switch::default();
+    let [here, there] = ["10.0.0.1", "10.0.0.2"]
+        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+    for (name, one, other) in [("loopback", &loopback, &loopback), ("mem", &here, &there)] {
+        let (left, right) = connect(one, other);
+        assert_none(&format!("{name}, send"), || {
+            for _ in 0..MESSAGES / AHEAD {
+                (0..AHEAD).for_each(|_| left.send(&[7; 64]).unwrap());
+                (0..AHEAD).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 64));
+            }
+        });
+        assert_none(&format!("{name}, there and back"), || {
+            for _ in 0..MESSAGES / 2 {
+                left.send(&[7; 64]).unwrap();
+                right.send(right.recv().unwrap().unwrap()).unwrap();
+                left.recv().unwrap().unwrap();
+            }
+        });
+        assert_none(&format!("{name}, feed"), || {
+            for _ in 0..MESSAGES / 100 {
+                (0..100).for_each(|_| left.feed(&[7; 64]).unwrap());
+                left.flush().unwrap();
+                (0..100).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 64));
+            }
+        });
+    }
+
+    // Also where what was written is kept until the peer has read it.
+    let (left, right) = connect_with(&options(&here).reconnect(Duration::from_secs(5)), &there);
+    assert_none("mem, with reconnect, there and back", || {
+        for _ in 0..MESSAGES / 2 {
+            left.send(&[7; 64]).unwrap();
+            right.send(right.recv().unwrap().unwrap()).unwrap();
+            left.recv().unwrap().unwrap();
+        }
+    });
+    // A long message's buffer is a region of its own while the peer reads it.
+    let mut message = left.pool().alloc(64 << 10).unwrap();
+    let mut there_and_back = || {
+        left.send(std::mem::replace(&mut message, left.pool().alloc(0).unwrap())).unwrap();
+        right.send(right.recv().unwrap().unwrap()).unwrap();
+        message = left.recv().unwrap().unwrap().into_buffer();
+    };
+    (0..100).for_each(|_| there_and_back());
+    let before = allocations();
+    (0..500).for_each(|_| there_and_back());
+    let count = allocations() - before;
+    println!("mem, 64 KiB: {count} allocations for 1000 messages");
+    // Two of these: what holds its memory, and what it shares with requests.
+    assert!((2000..2100).contains(&count), "{count}");
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (left, right) = runtime.block_on(async {
+        let listener = adverb::net::Listener::bind_with("127.0.0.1:0", &options(&there)).await.unwrap();
+        let connector = adverb::net::Connector::new().options(&options(&here));
+        let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        (left.unwrap(), right.unwrap())
+    });
+    assert_none("mem, there and back by tasks", || {
+        runtime.block_on(async {
+            for _ in 0..MESSAGES / 2 {
+                left.send(&[7; 64]).await.unwrap();
+                right.send(right.recv().await.unwrap().unwrap()).await.unwrap();
+                left.recv().await.unwrap().unwrap();
+            }
+        });
+    });
+}
