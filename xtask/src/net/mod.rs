@@ -11,7 +11,7 @@ use std::io;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::vm::guest::{Observer, Stream};
 use crate::vm::{self, Options};
@@ -75,6 +75,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         |name: &str, words: &[String]| words.is_empty() || words.iter().any(|word| name.contains(word));
     let cases: Vec<&str> = cases.lines().filter(|name| is_chosen(name, &args.case)).collect();
     let pairs: Vec<&Pair> = PAIRS.iter().filter(|pair| is_chosen(pair.name, &args.pair)).collect();
+    if cases.is_empty() || pairs.is_empty() {
+        let names: Vec<&str> = PAIRS.iter().map(|pair| pair.name).collect();
+        bail!("no such pair or case; the pairs are: {}", names.join("; "));
+    }
     let mut results = Results::default();
     for pair in &pairs {
         if let Place::Here { loss } = pair.place {

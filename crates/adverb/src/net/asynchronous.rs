@@ -285,6 +285,8 @@ pub struct Connection {
     events: AsyncFd<OwnedFd>,
     /// Told when a task took something in that others may wait for.
     news: Notify,
+    /// Where it was made, for what is left to do when it is dropped, wherever that is.
+    runtime: Handle,
 }
 
 impl Connection {
@@ -305,7 +307,7 @@ impl Connection {
         };
         let events = events.map_err(broken)?;
         let link = session::settle(link, origin);
-        Ok(Connection { link, events, news: Notify::new() })
+        Ok(Connection { link, events, news: Notify::new(), runtime: Handle::current() })
     }
 
     /// Sends a message. Returns when it is on its way, which doesn't mean that the peer has it.
@@ -572,16 +574,15 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(time) = self.link.lingers()
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if let Some(time) = self.link.lingers() {
             let link = Arc::clone(&self.link);
             let has_parted = move || !matches!(link.look_once(&mut Link::has_parted).0, Ok(None));
-            runtime.spawn(tokio::time::timeout(time, async move {
-                while !has_parted() {
+            self.runtime.spawn(async move {
+                let start = Instant::now();
+                while !has_parted() && start.elapsed() < time {
                     tokio::time::sleep(A_MOMENT).await;
                 }
-            }));
+            });
         }
     }
 }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
-use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep};
 
 use super::Connection;
@@ -363,12 +362,11 @@ impl Shared {
 
     /// Has what waits for room sent when there is some, though nobody may write, flush or read any more.
     fn keep(self: &Arc<Shared>) {
-        let Ok(runtime) = Handle::try_current() else { return };
         if self.is_kept.swap(true, Ordering::Relaxed) {
             return;
         }
         let shared = Arc::downgrade(self);
-        runtime.spawn(async move {
+        self.connection().runtime.spawn(async move {
             // Who writes much does this on the way, and better.
             sleep(PATIENCE).await;
             let sent = poll_fn(|cx| {
@@ -400,9 +398,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         self.all.wake_by_ref();
-        if connection.link.is_open(&connection.link.lock())
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if connection.link.is_open(&connection.link.lock()) {
+            let runtime = connection.runtime.clone();
             runtime.spawn(async move {
                 let peer = connection.peer_address();
                 if let Err(error) = connection.close().await {
