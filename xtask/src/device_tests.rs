@@ -33,6 +33,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     let path = process::build("test -p adverb --release --no-run --lib --features tokio")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 net::link", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
+    // And programs that are killed.
+    let path = process::build("test -p adverb --release --no-run --test net_life --features tokio")?;
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
+    words.extend(["--run".to_owned(), line]);
     // Through the command line's own parser, so that this is something a person can type.
     Cli::try_parse_from(words)?.command.run()
 }

@@ -297,13 +297,13 @@ impl Connection {
         };
         let lane = link.lane();
         let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
-        let events = match link.session() {
-            // Which completion queue it has may change.
-            Some(_) => {
-                let bell = Bell::new(events).map_err(broken)?;
+        let events = match (link.session(), lane.manager_events()) {
+            (None, None) => readable_by_tasks(events),
+            // Which completion queue it has may change, or there is more to watch.
+            (_, manager) => {
+                let bell = Bell::new(events, manager).map_err(broken)?;
                 readable_by_tasks(link.bell.get_or_init(|| bell).as_fd())
             }
-            None => readable_by_tasks(events),
         };
         let events = events.map_err(broken)?;
         let link = session::settle(link, origin);
@@ -519,7 +519,7 @@ impl Connection {
                     event = self.events.readable() => {
                         let broken = |error| bootstrap::verb("waiting for an event", error, "");
                         let mut event = event.map_err(broken)?;
-                        self.link.take_events()?;
+                        self.link.woken()?;
                         event.clear_ready();
                     }
                     () = tokio::time::sleep(self.link.options.keepalive) => {

@@ -143,7 +143,8 @@ impl Options {
     }
 
     /// After which silence who waits asks whether the peer is there: 5 s, unless set. The peer's device answers, whatever
-    /// its program does; if it doesn't, the connection ends, within another second or so. `Duration::MAX` is never.
+    /// its program does; if it doesn't, the connection ends, within another second or so. `Duration::MAX` is never. (A program
+    /// that dies is noticed at once where the connection was made by the connection manager of hardware: the kernel says so.)
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self

@@ -204,16 +204,18 @@ pub(super) struct Bell {
 
 impl Bell {
     #[cfg(feature = "tokio")]
-    pub(super) fn new(events: BorrowedFd<'_>) -> io::Result<Bell> {
+    pub(super) fn new(events: BorrowedFd<'_>, manager: Option<BorrowedFd<'_>>) -> io::Result<Bell> {
         let (watch, (reader, writer)) = (Watch::new()?, io::pipe()?);
         watch.add(reader.as_fd())?;
-        watch.add(events)?;
-        Ok(Bell { watch, _reader: reader, writer: Mutex::new(Some(writer)) })
+        let bell = Bell { watch, _reader: reader, writer: Mutex::new(Some(writer)) };
+        bell.watch(events, manager)?;
+        Ok(bell)
     }
 
-    /// Watches another completion queue's events too.
-    pub(super) fn watch(&self, events: BorrowedFd<'_>) -> io::Result<()> {
-        self.watch.add(events)
+    /// Watches another completion queue's events too, and those of what its connection manager knows.
+    pub(super) fn watch(&self, events: BorrowedFd<'_>, manager: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.watch.add(events)?;
+        manager.map_or(Ok(()), |manager| self.watch.add(manager))
     }
 
     /// From now on there is always something new.

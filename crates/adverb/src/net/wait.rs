@@ -105,7 +105,7 @@ impl Link {
             let most = if self.options.reconnect.is_some() { GLANCE } else { Duration::MAX };
             let slice = left.min(self.options.keepalive).min(most);
             if !has_helped {
-                polled = lane.completions.poll_timeout(&mut done, slice);
+                polled = lane.sleep(&mut done, slice);
             }
             drop(lane);
             state = self.lock();
@@ -115,6 +115,9 @@ impl Link {
             }
             let polled = self.polled(&mut state, polled, &mut done);
             state.done = done;
+            if !polled {
+                self.heed_manager(&mut state);
+            }
             silence = if polled { Duration::ZERO } else { silence + slice };
             if silence >= self.options.keepalive {
                 silence = Duration::ZERO;

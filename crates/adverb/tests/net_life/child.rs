@@ -14,9 +14,20 @@ use crate::Letters;
 /// What says which part.
 const PART: &str = "ADVERB_PART";
 
+/// The software NIC, unless another device is named.
+pub(crate) fn device() -> Device {
+    Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
+}
+
 /// Options with which a peer that is gone is soon noticed.
 pub(crate) fn options() -> Options {
-    Options::new().device(&Device::open("soft").unwrap()).keepalive(Duration::from_millis(200))
+    Options::new().device(&device()).keepalive(Duration::from_millis(200))
+}
+
+/// A listener where the device is.
+pub(crate) fn listen() -> Listener {
+    let address = device().gid_for(1, None).unwrap().gid.ip();
+    Listener::bind_with((address, 0), &options()).unwrap()
 }
 
 /// A process that plays a part, and ends with this value.
@@ -84,7 +95,7 @@ fn plays_its_part() {
             Connector::new().options(&options()).connect(address).unwrap()
         }
         _ => {
-            let listener = Listener::bind_with("127.0.0.1:0", &options()).unwrap();
+            let listener = listen();
             println!("listening {}", listener.local_address());
             listener.accept().unwrap()
         }

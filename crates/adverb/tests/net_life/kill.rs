@@ -4,10 +4,9 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::verbs::Device;
+use adverb::net::blocking::{Connection, Connector};
 
-use crate::child::{Process, options};
+use crate::child::{Process, device, listen, options};
 use crate::{Letters, Random, number};
 
 /// Within which time it is noticed: asked for after 200 ms of silence, and given up after another two seconds; and twice that
@@ -48,7 +47,7 @@ fn len(number: usize) -> usize {
 fn kill_one(moment: Duration, listens: bool, letters: &Letters) -> (Duration, usize) {
     let (mut process, connection);
     if listens {
-        let listener = Listener::bind_with("127.0.0.1:0", &options()).unwrap();
+        let listener = listen();
         process = Process::start(&format!("connect {}", listener.local_address()));
         connection = listener.accept().unwrap();
     } else {
@@ -91,7 +90,7 @@ fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
     let kills = number("ADVERB_KILLS", AT_ONCE);
     let (letters, mut random) = (Letters::new(), Random(number("ADVERB_SEED", 7) as u64));
     // Opened for as long as this takes.
-    let device = Device::open("soft").unwrap();
+    let device = device();
     let (holdings, mut after_first) = (device.holdings(), None);
     let (mut longest, mut all, mut received, mut done) = (Duration::ZERO, Duration::ZERO, 0, 0);
     while done < kills {

@@ -324,7 +324,7 @@ impl Shared {
             };
             let broken = |error| bootstrap::verb("waiting for an event", error, "");
             let mut event = event.map_err(broken)?;
-            link.take_events()?;
+            link.woken()?;
             event.clear_ready();
         }
         if let Some(wait) = wait

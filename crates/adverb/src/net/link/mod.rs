@@ -20,7 +20,9 @@ pub(super) use stream::Taken;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -30,6 +32,7 @@ use super::protocol::handshake::HELLO_LEN;
 use super::protocol::proof::{Role, SEAL_LEN, Seal};
 use super::protocol::{Announced, Inbound, LONGEST_MESSAGE, OFFERS, Outbound, REPORTS, Violation};
 use super::session::{Bell, Home};
+use crate::backend::wait_either;
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
 use crate::verbs::cm::Hold;
@@ -360,11 +363,46 @@ impl Link {
         let _ = self.home.set(home);
     }
 
-    /// Takes the events of its completion queue.
-    pub(super) fn take_events(&self) -> Result<()> {
-        let lane = self.lane();
-        while lane.completions.take_event()? {}
+    /// Takes the events of its completion queue; says whether there were any.
+    pub(super) fn take_events(&self) -> Result<bool> {
+        let (lane, mut is_any) = (self.lane(), false);
+        while lane.completions.take_event()? {
+            is_any = true;
+        }
+        Ok(is_any)
+    }
+
+    /// Takes the events of its completion queue that have woken a task; or it was something else.
+    #[cfg(feature = "tokio")]
+    pub(super) fn woken(&self) -> Result<()> {
+        if !self.take_events()? {
+            self.heed_manager(&mut self.lock());
+        }
         Ok(())
+    }
+
+    /// Ends the connection if the peer's connection manager has: the kernel's does that when a program dies.
+    pub(super) fn heed_manager(&self, state: &mut State) {
+        let lane = state.lane();
+        let (Some(hold), Some(_)) = (&lane.hold, lane.manager_events()) else { return };
+        let reason = match hold.has_ended() {
+            Ok(false) => return,
+            Ok(true) => "its connection manager has ended it".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        // All that has come came before that.
+        let mut done = std::mem::take(&mut state.done);
+        while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
+            self.take_in(state, &mut done);
+        }
+        state.done = done;
+        // Who has said that it is gone goes.
+        if !state.peer_is_gone {
+            end(state, reason, "has the peer's program ended?");
+            if state.resume.is_down() {
+                self.suspend(state);
+            }
+        }
     }
 
     /// Whether the connection manager knows that it has ended, if that made it.
@@ -541,6 +579,33 @@ impl Lane {
     fn ring(&self) -> Result<&MemoryRegion> {
         let none = || Error::InvalidRequest { reason: "nothing is written before a hello is said".into() };
         self.ring.get().ok_or_else(none)
+    }
+}
+
+impl Lane {
+    /// Readable when the connection manager may know that the peer has ended the connection, where a kernel tells that of
+    /// programs that died.
+    pub(super) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
+        let is_hardware = !self.pool.protection_domain().device().is_software();
+        self.hold.as_ref().filter(|_| is_hardware).map(Hold::event_fd)
+    }
+
+    /// Waits for completions, but not longer than this, nor when the connection manager knows something.
+    pub(super) fn sleep(&self, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
+        let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
+            return self.completions.poll_timeout(done, time);
+        };
+        self.completions.arm(false)?;
+        // What came before the arming makes no event.
+        let count = self.completions.poll(done)?;
+        if count > 0 {
+            return Ok(count);
+        }
+        let time = (time < Duration::MAX).then_some(time);
+        wait_either(events, Some(manager), time)
+            .map_err(|error| super::bootstrap::verb("waiting for an event", error, ""))?;
+        while self.completions.take_event()? {}
+        self.completions.poll(done)
     }
 }
 

@@ -378,7 +378,7 @@ impl Link {
         tracing::info!(peer = %state.lane.peer, resent = state.resume.replay.len(), "a connection goes on");
         if let Some(bell) = self.bell.get()
             && let Some(events) = state.lane.completions.event_fd()
-            && let Err(error) = bell.watch(events)
+            && let Err(error) = bell.watch(events, state.lane.manager_events())
         {
             end_for_good(&mut state, error.to_string(), "");
         }

@@ -1,6 +1,7 @@
 //! A queue pair that is connected, and what becomes of the connection.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -177,6 +178,11 @@ event_source!(Connection);
 pub(crate) struct Hold(Arc<Identifier>);
 
 impl Hold {
+    /// Readable when there may be something to know of the connection.
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.0.event_fd()
+    }
+
     /// Whether the peer has ended the connection, or the device is going away.
     pub(crate) fn has_ended(&self) -> Result<bool> {
         while let Some(event) = self.0.take_event()? {

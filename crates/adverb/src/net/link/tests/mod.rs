@@ -249,6 +249,40 @@ fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
 }
 
 #[test]
+fn hardware_tells_at_once_that_the_peer_is_gone() {
+    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    if options.device.as_ref().unwrap().is_software() {
+        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+    }
+    let (_listener, left, right) = connected([&options, &options]);
+    right.send(b"the last").unwrap();
+    drop(right);
+    // Nobody asks.
+    let start = Instant::now();
+    assert_eq!(&left.recv().unwrap().unwrap()[..], b"the last");
+    let error = left.recv().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    println!("known after {:?}: {error}", start.elapsed());
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
+    use crate::net;
+    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    if options.device.as_ref().unwrap().is_software() {
+        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+    }
+    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
+    let connector = net::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = (left.unwrap(), right.unwrap());
+    drop(right);
+    let error = tokio::time::timeout(Duration::from_secs(20), left.recv()).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}
+
+#[test]
 fn a_connection_that_is_not_known_any_more_ends() {
     let options = options();
     with_pair([&options, &options], |left, right| {
