@@ -81,10 +81,10 @@ pub(crate) fn build_with(mut command: Command) -> Result<String> {
     executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")
 }
 
-/// The path of the executable in cargo's messages, of which just one has one. One string isn't worth a JSON parser; a path
-/// with a quotation mark or a backslash in it isn't supported.
+/// The path of the executable in cargo's messages: of several the last, which the others were built for. One string isn't
+/// worth a JSON parser; a path with a quotation mark or a backslash in it isn't supported.
 fn executable(messages: &str) -> Option<&str> {
-    executables(messages).next()
+    executables(messages).last()
 }
 
 /// The paths of all executables in cargo's messages.
@@ -120,7 +120,8 @@ mod tests {
 
     #[test]
     fn the_executable_is_found_in_cargos_messages() {
-        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
+        let messages =
+            "{\"executable\":\"/x\"}\n{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
         assert_eq!(executable(messages), Some("/x/y"));
         assert_eq!(executable("{\"executable\":null}"), None);
     }

@@ -35,6 +35,7 @@ enum Who {
     RawSingle,
     Threads,
     Fed,
+    Given,
     Tasks,
     Stream,
     Tcp,
@@ -47,6 +48,7 @@ impl Who {
             Who::RawSingle => "raw-single",
             Who::Threads => "threads",
             Who::Fed => "fed",
+            Who::Given => "given",
             Who::Tasks => "tasks",
             Who::Stream => "stream",
             Who::Tcp => "tcp",
@@ -74,7 +76,7 @@ enum What {
 /// All that is measured, each beside what it is compared with.
 const MEASURED: &[(What, &[Who])] = &[
     (What::Short, &[Who::Raw, Who::Fed, Who::RawSingle, Who::Threads, Who::Tasks]),
-    (What::Long, &[Who::Raw, Who::Threads, Who::Tasks, Who::Tcp, Who::Stream]),
+    (What::Long, &[Who::Raw, Who::Given, Who::Threads, Who::Tasks, Who::Tcp, Who::Stream]),
     (What::Latency, &[Who::Raw, Who::Threads, Who::Tasks, Who::Tcp, Who::Stream]),
     (What::Call, &[Who::Tcp, Who::Stream]),
     (What::Calls, &[Who::Tcp, Who::Stream]),
@@ -103,6 +105,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     }
     measure(MEASURED_ONCE)?;
     let rows = rows(&readings)?;
+    println!(
+        "{} rounds, each by turns: {MILLISECONDS} ms of messages, {ROUND_TRIPS} round trips; idle once, {IDLE_MILLISECONDS} ms",
+        args.rounds
+    );
     let missed = report::print(&rows);
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -163,7 +169,7 @@ fn rows(readings: &[(What, Who, Said)]) -> Result<Vec<Row>> {
         Ok(())
     };
     use What::{Call, Calls, Idle, Latency, Long, Short};
-    use Who::{Fed, Raw, RawSingle, Stream, Tasks, Tcp, Threads};
+    use Who::{Fed, Given, Raw, RawSingle, Stream, Tasks, Tcp, Threads};
     let (least, most) = (Some(Goal::AtLeast(0.8)), Some(Goal::AtMost(1.3)));
     let raw = "raw SEND";
     row("64 B messages, fed", "1/s", Short, (Fed, Raw), "raw SEND, 64 a doorbell", &rate, least)?;
@@ -185,8 +191,9 @@ fn rows(readings: &[(What, Who, Said)]) -> Result<Vec<Row>> {
         &rate,
         None,
     )?;
-    row("1 MiB messages", "MB/s", Long, (Threads, Raw), raw, &bandwidth, least)?;
-    row("1 MiB messages, tasks", "MB/s", Long, (Tasks, Raw), raw, &bandwidth, least)?;
+    row("1 MiB messages, buffers of the pool", "MB/s", Long, (Given, Raw), raw, &bandwidth, least)?;
+    row("1 MiB messages, copied", "MB/s", Long, (Threads, Raw), raw, &bandwidth, least)?;
+    row("1 MiB messages, copied, tasks", "MB/s", Long, (Tasks, Raw), raw, &bandwidth, least)?;
     row("64 B there and back, p50", "µs", Latency, (Threads, Raw), raw, &round_trip, most)?;
     row("64 B there and back, tasks, p50", "µs", Latency, (Tasks, Raw), raw, &round_trip, most)?;
     row("64 B there and back, stream, p50", "µs", Latency, (Stream, Tcp), "tokio TCP", &round_trip, None)?;

@@ -22,7 +22,18 @@ pub(crate) fn address(device: &str) -> Outcome<SocketAddr> {
     Ok(SocketAddr::new(address, 0))
 }
 
-pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, is_fed: bool) -> Outcome {
+/// How messages go one way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Each is a program's bytes.
+    Sent,
+    /// The same, gathered with others.
+    Fed,
+    /// Each is a buffer of the connection's pool, as the program found it there.
+    Given,
+}
+
+pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, how: How) -> Outcome {
     let options = options(device)?;
     let listener: SocketAddr = peer.hear()?.parse()?;
     let connection = blocking::Connector::new().options(&options).connect(listener)?;
@@ -32,10 +43,10 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, is_fed: bool) -> 
             let mut meter = Meter::new(time);
             let mut count = 0;
             while meter.goes_on(count) {
-                if is_fed {
-                    connection.feed(&bytes[..])?;
-                } else {
-                    connection.send(&bytes[..])?;
+                match how {
+                    How::Sent => connection.send(&bytes[..])?,
+                    How::Fed => connection.feed(&bytes[..])?,
+                    How::Given => connection.send(connection.pool().alloc(len)?)?,
                 }
                 count += 1;
             }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! `WHO` is `raw` (SENDs on queue pairs, requests posted and receives refilled many at a time), `raw-single` (one at a time),
-//! `threads`, `tasks` (connections), `fed` (messages that gather), `stream` or `tcp` (tokio's TCP: for devices there are
-//! addresses). With `PEER_CPU` in the environment the other process runs on that processor. Results are lines of a name and
+//! `threads`, `tasks` (connections), `fed` (messages that gather), `given` (buffers of the pool, which aren't copied), `stream`
+//! or `tcp` (tokio's TCP: for devices there are addresses). With `PEER_CPU` in the environment the other process runs on that processor. Results are lines of a name and
 //! a number.
 
 mod bytes;
@@ -19,6 +19,7 @@ mod raw;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use connection::How;
 use peer::Peer;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -77,8 +78,9 @@ fn begin(who: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
     match who {
         "raw" => raw::begin(&mut peer, ours, work, raw::BATCH),
         "raw-single" => raw::begin(&mut peer, ours, work, 1),
-        "threads" => connection::begin(&mut peer, ours, work, false),
-        "fed" => connection::begin(&mut peer, ours, work, true),
+        "threads" => connection::begin(&mut peer, ours, work, How::Sent),
+        "fed" => connection::begin(&mut peer, ours, work, How::Fed),
+        "given" => connection::begin(&mut peer, ours, work, How::Given),
         "tasks" => connection::begin_tasks(&mut peer, ours, work),
         "stream" => bytes::begin_stream(&mut peer, ours, work),
         "tcp" => bytes::begin(&mut peer, work),
@@ -93,7 +95,7 @@ fn begin(who: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
 fn serve(who: &str, device: &str, work: Work) -> Outcome {
     let processor = match who {
         "raw" | "raw-single" => raw::serve(device, work),
-        "threads" | "fed" => connection::serve(device, work),
+        "threads" | "fed" | "given" => connection::serve(device, work),
         "tasks" => connection::serve_tasks(device, work),
         "stream" => bytes::serve_stream(device, work),
         "tcp" => bytes::serve(device, work),
