@@ -263,6 +263,27 @@ async fn an_end_that_waits_for_room_is_sent_though_nobody_reads() {
 }
 
 #[tokio::test]
+async fn an_end_that_waits_for_room_is_sent_though_nobody_waits_for_it() {
+    // As many as are posted, and one that waits.
+    for count in 0..6 {
+        let (mut left, mut right) = pair(&tiny(options())).await;
+        left.write_all(&bytes(0, 1)).await.unwrap();
+        poll_fn(|cx| {
+            for at in 1..count {
+                assert!(Pin::new(&mut left).poll_write(cx, &bytes(at, 1)).is_ready());
+            }
+            let _ = Pin::new(&mut left).poll_shutdown(cx);
+            Poll::Ready(())
+        })
+        .await;
+        let mut read = Vec::new();
+        let end = timeout(Duration::from_secs(20), right.read_to_end(&mut read)).await;
+        assert_eq!(end.expect("the end comes").unwrap(), count.max(1));
+        check(0, &read);
+    }
+}
+
+#[tokio::test]
 async fn what_was_fed_and_waits_for_room_is_sent_by_the_stream() {
     for count in 0..MORE_THAN_FIT {
         let (left, right) = connections(&tiny(options())).await;

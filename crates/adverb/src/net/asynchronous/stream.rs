@@ -32,8 +32,10 @@ use crate::net::wait::Patience;
 /// - **Shutting down** ends what this side sends, and returns when the peer's device has all of it. Reading goes on.
 /// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
 ///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
+///   [`AsyncBufRead`] gives it where it lies, and spares a copy.
 /// - **Dropping** it closes the connection, in a task of its own, as [`Connection::close`] does: the peer gets what was
-///   written, and the end, if it reads within the options' [`connect_timeout`](Options::connect_timeout).
+///   written, and the end, if it reads within the options' [`connect_timeout`](Options::connect_timeout). If the runtime
+///   has ended, nobody can wait for that, and the connection ends at once.
 ///
 /// Nothing is timed out: the options' [`timeout`](Options::timeout) isn't looked at. Where messages begin and end isn't seen,
 /// nor are the 32 bits beside them; so the peer may as well send and receive messages.
@@ -272,7 +274,12 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream)
+        let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream);
+        if ended.is_pending() {
+            // It may never be polled again.
+            this.shared.see_to_the_rest();
+        }
+        ended
     }
 }
 

@@ -21,6 +21,7 @@ use crate::net::link::{Link, Taken};
 /// - [**Shutting down**](Stream::shutdown) ends what this side sends. Reading goes on.
 /// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
 ///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
+///   [`BufRead`] gives it where it lies, and spares a copy.
 /// - **Dropping** it closes the connection as [`Connection::close`] does, which may take as long as the options'
 ///   [`connect_timeout`](Options::connect_timeout): the peer gets what was written, and the end.
 ///
