@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::progress::has_room;
-use super::{Batch, DELIVERED, END, Exposed, GONE, Lane, Link, Offered, PeerRing, State};
+use super::{Batch, DELIVERED, END, Exposed, GONE, Lane, Link, Offered, PeerRing, State, UNLOOKED};
 use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, RegisteredBuf, RemoteMemory};
 use crate::net::message::{Outgoing, SendError, Source};
@@ -58,7 +58,10 @@ impl Link {
         if message.bytes().len() <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
-        self.ready_to_offer(&self.lane(), most, message, immediate)
+        let ready = self.ready_to_offer(&self.lane(), most, message, immediate);
+        // To copy it takes long, and the peer may have asked for the one before it meanwhile.
+        self.lock().unlooked = UNLOOKED;
+        ready
     }
 
     /// Makes a message ready that the peer is to read from where it is.
