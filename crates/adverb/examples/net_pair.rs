@@ -9,7 +9,7 @@
 //!
 //! `ADDRESS` is that of the device, by which the other reaches it; `CONTROL` is where the two agree over TCP on what comes
 //! next. Who connects says what became of each case: a line with `ok` or `FAILED`, the case, the flavours, the seconds and,
-//! if it failed, why.
+//! if it failed, why. `ADVERB_CUT` is a command that cuts the network and mends it again, run in the cases that go on then.
 
 // The cases are those of a test.
 #[path = "../tests/net_pairs/cases/mod.rs"]

@@ -1,6 +1,8 @@
 # What `cargo xtask net` does in the guest, by bash, after the functions of `cargo xtask interop`.
 
 net_port=7473
+# Between soft-RoCE and the namespace, for who may do that. (Soft-RoCE's packets to itself go nowhere.)
+cut='tc qdisc add dev v0 root netem loss 100%; sleep 3; tc qdisc del dev v0 root'
 
 # ibv_ibv PROGRAM ARGUMENT…: soft-RoCE with itself.
 ibv_ibv() {
@@ -17,7 +19,7 @@ soft_ibv() {
   local program
   program=$(copy "$1") || return
   shift
-  timeout 300 "$program" listen rxe0 10.77.0.1 10.78.0.1:$net_port >/tmp/server 2>&1 &
+  ADVERB_CUT=$cut timeout 300 "$program" listen rxe0 10.77.0.1 10.78.0.1:$net_port >/tmp/server 2>&1 &
   server=$!
   as_nobody_in_peer timeout 300 "$program" connect soft:10.77.0.2 10.78.0.1:$net_port "$@"
   finish $?
@@ -30,7 +32,7 @@ ibv_soft() {
   shift
   as_nobody_in_peer timeout 300 "$program" listen soft:10.77.0.2 10.77.0.2 10.78.0.2:$net_port >/tmp/server 2>&1 &
   server=$!
-  timeout 300 "$program" connect rxe0 10.78.0.2:$net_port "$@"
+  ADVERB_CUT=$cut timeout 300 "$program" connect rxe0 10.78.0.2:$net_port "$@"
   finish $?
 }
 

@@ -40,6 +40,10 @@ fn play_copy(program: &Path, loss: u32, arguments: &[String]) -> Result<Said> {
     let mut listening = process::as_nobody(program);
     listening.args(["listen", &format!("soft:{server}"), &server, &control, "--loss", &loss]);
     listening.stdin(Stdio::null()).stdout(Stdio::null());
+    if loss == "0" {
+        // It stands still for a while, and its NIC with it, as if the network were cut.
+        listening.env("ADVERB_CUT", "kill -STOP $PPID; sleep 3; kill -CONT $PPID");
+    }
     let mut listening = Listening(listening.spawn().context("could not start who is connected to")?);
     let mut connecting = process::as_nobody(program);
     connecting.args(["connect", &format!("soft:{client}"), &control, "--loss", &loss]).args(arguments);

@@ -64,7 +64,7 @@ const PAIRS: &[Pair] = &[
 const FUNCTIONS: &str = include_str!("guest.sh");
 
 /// How long the guest may take, booting included.
-const SECONDS: u64 = 600;
+const SECONDS: u64 = 700;
 
 /// Builds the program, has every pair play, and prints what became of it all.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {

@@ -1,12 +1,13 @@
 //! What becomes of an end when the other fails.
 
-use std::thread::scope;
+use std::process::Command;
+use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::Rights;
 
-use super::End;
+use super::{End, Random, check, fill};
 
 /// Notices, whatever it waits for, that the other end is no more.
 pub(super) fn notice(end: End) {
@@ -37,4 +38,83 @@ pub(super) fn vanish(end: End) {
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"found");
     drop(words);
     drop(end);
+}
+
+/// The network between two ends, which is cut for some seconds while they play, if one of them knows how: by this command.
+const CUT: &str = "ADVERB_CUT";
+
+/// What comes of cutting it.
+pub(super) struct Cut {
+    /// For how long to go on.
+    pub(super) time: Duration,
+    /// How long nothing comes, at least.
+    pub(super) gap: Duration,
+    cutting: Option<JoinHandle<()>>,
+}
+
+impl Cut {
+    /// Agrees with the other end on whether it is cut, and has that done soon.
+    pub(super) fn agree(end: &End) -> Cut {
+        let command = std::env::var(CUT).ok();
+        end.send(&[u8::from(command.is_some())]).unwrap();
+        let is_cut = end.recv().unwrap().unwrap()[..] == [1] || command.is_some();
+        let cutting = command.map(|command| {
+            std::thread::spawn(move || {
+                sleep(Duration::from_millis(500));
+                assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
+            })
+        });
+        let [time, gap] = if is_cut { [6000, 1500] } else { [300, 0] }.map(Duration::from_millis);
+        Cut { time, gap, cutting }
+    }
+
+    pub(super) fn end(self) {
+        if let Some(cutting) = self.cutting {
+            cutting.join().unwrap();
+        }
+    }
+}
+
+/// Sends messages for a while, and looks at what comes back.
+pub(super) fn send_on(end: End) {
+    let cut = Cut::agree(&end);
+    let lens = || {
+        let mut random = Random(11);
+        (0..).map(move |number| (number, random.len(60_000)))
+    };
+    scope(|scope| {
+        let sending = scope.spawn(|| {
+            let (start, mut bytes) = (Instant::now(), Vec::new());
+            for (number, len) in lens() {
+                if start.elapsed() > cut.time {
+                    end.shutdown().unwrap();
+                    return number;
+                }
+                bytes.resize(len, 0);
+                fill(number, &mut bytes);
+                end.send(&bytes).unwrap();
+            }
+            unreachable!("there are always more")
+        });
+        let (mut lens, mut gap, mut last, mut count) = (lens(), Duration::ZERO, Instant::now(), 0);
+        while let Some(message) = end.recv().unwrap() {
+            let (number, len) = lens.next().unwrap();
+            check(number, len, &message);
+            (gap, last, count) = (gap.max(last.elapsed()), Instant::now(), count + 1);
+        }
+        assert_eq!(count, sending.join().unwrap());
+        assert!(gap >= cut.gap, "it wasn't cut: nothing came for {gap:?} at most");
+    });
+    cut.end();
+    end.close().unwrap();
+}
+
+/// Sends back what comes.
+pub(super) fn echo_on(end: End) {
+    let cut = Cut::agree(&end);
+    while let Some(message) = end.recv().unwrap() {
+        end.send(message).unwrap();
+    }
+    cut.end();
+    end.close().unwrap();
 }

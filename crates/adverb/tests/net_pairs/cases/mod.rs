@@ -125,6 +125,8 @@ cases! {
         bytes_go_both_ways_as_streams(usual) streams::exchange_much, streams::exchange_much;
         streams_wrap_in_the_smallest_rings(tiny) streams::exchange_little, streams::exchange_little;
         a_peer_that_is_gone_is_noticed(watchful) failure::notice, failure::vanish;
+        messages_go_on_where_the_network_was_cut(going_on_by_manager) failure::send_on, failure::echo_on;
+        streams_go_on_where_the_network_was_cut(going_on) streams::write_on, streams::copy_on;
     }
     tasks {
         sends_and_receives_may_be_dropped(tiny_eager) dropped::send_and_drop, dropped::check_what_comes;
@@ -179,6 +181,14 @@ fn stopping(role: Role, options: Options) -> Options {
 
 fn watchful(_: Role, options: Options) -> Options {
     options.keepalive(Duration::from_millis(100))
+}
+
+fn going_on(role: Role, options: Options) -> Options {
+    watchful(role, options).reconnect(PATIENCE).exchange(Exchange::Tcp)
+}
+
+fn going_on_by_manager(role: Role, options: Options) -> Options {
+    going_on(role, options).exchange(Exchange::ConnectionManager)
 }
 
 /// Random numbers that are the same every time.

@@ -2,10 +2,12 @@
 
 use std::io::{Read, Write};
 use std::thread::scope;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::end::wait;
+use super::failure::Cut;
 use super::{End, Random};
 
 /// The byte at this place of a stream.
@@ -80,4 +82,82 @@ fn write_and_read(end: End, total: usize, most: usize) {
         }),
     }
     assert_eq!(at, total);
+}
+
+/// Writes bytes for a while, and looks at what comes back.
+pub(super) fn write_on(end: End) {
+    let cut = Cut::agree(&end);
+    let (mut lens, mut written, mut read) = (Random(12), 0, 0);
+    let (start, mut last, mut gap) = (Instant::now(), Instant::now(), Duration::ZERO);
+    let mut next = |from: usize| (from..from + 1 + lens.len(100_000)).map(byte).collect::<Vec<u8>>();
+    let mut piece = vec![0; 50_000];
+    let mut come = |piece: &[u8]| {
+        check(read, piece);
+        read += piece.len();
+        (gap, last) = (gap.max(last.elapsed()), Instant::now());
+    };
+    match end {
+        End::Threads(connection) => {
+            let (mut reader, mut writer) = connection.into_stream().into_split();
+            scope(|scope| {
+                scope.spawn(|| {
+                    while start.elapsed() < cut.time {
+                        let bytes = next(written);
+                        writer.write_all(&bytes).unwrap();
+                        written += bytes.len();
+                    }
+                    writer.shutdown().unwrap();
+                });
+                loop {
+                    let count = reader.read(&mut piece).unwrap();
+                    if count == 0 {
+                        break;
+                    }
+                    come(&piece[..count]);
+                }
+            });
+        }
+        End::Tasks(connection) => wait(async {
+            let (mut reader, mut writer) = connection.into_stream().into_split();
+            let writing = async {
+                while start.elapsed() < cut.time {
+                    let bytes = next(written);
+                    writer.write_all(&bytes).await.unwrap();
+                    written += bytes.len();
+                }
+                writer.shutdown().await.unwrap();
+            };
+            let reading = async {
+                loop {
+                    let count = reader.read(&mut piece).await.unwrap();
+                    if count == 0 {
+                        break;
+                    }
+                    come(&piece[..count]);
+                }
+            };
+            tokio::join!(writing, reading);
+        }),
+    }
+    assert_eq!(read, written);
+    assert!(gap >= cut.gap, "it wasn't cut: nothing came for {gap:?} at most");
+    cut.end();
+}
+
+/// Writes back what comes.
+pub(super) fn copy_on(end: End) {
+    let cut = Cut::agree(&end);
+    match end {
+        End::Threads(connection) => {
+            let (mut reader, mut writer) = connection.into_stream().into_split();
+            std::io::copy(&mut reader, &mut writer).unwrap();
+            writer.shutdown().unwrap();
+        }
+        End::Tasks(connection) => wait(async {
+            let (mut reader, mut writer) = connection.into_stream().into_split();
+            tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+            writer.shutdown().await.unwrap();
+        }),
+    }
+    cut.end();
 }
