@@ -1,4 +1,4 @@
-//! A counter in the server's memory, which clients count up without any of the server's program.
+//! A counter for each client in the server's memory, which the client counts up without any of the server's program.
 //!
 //! ```text
 //! $ cargo run --release --example remote_counter -- serve 127.0.0.1:7471
@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use adverb::net::Rights;
-use adverb::net::blocking::{Listener, connect};
+use adverb::net::blocking::{Connection, Listener, connect};
 
 fn main() -> adverb::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -18,10 +18,10 @@ fn main() -> adverb::Result<()> {
             println!("listening at {}", listener.local_address());
             loop {
                 let connection = listener.accept()?;
-                let counter = connection.expose("counter", 8, Rights::READ | Rights::ATOMIC)?;
-                // All that there is to do is to wait until the client is done.
-                while connection.recv()?.is_some() {}
-                println!("counted to {}", counter.word(0)?.load(Ordering::Relaxed));
+                std::thread::spawn(move || match serve(&connection) {
+                    Ok(count) => println!("{} counted to {count}", connection.peer_address()),
+                    Err(error) => println!("{error}"),
+                });
             }
         }
         [address] => {
@@ -38,4 +38,11 @@ fn main() -> adverb::Result<()> {
             Ok(())
         }
     }
+}
+
+fn serve(connection: &Connection) -> adverb::Result<u64> {
+    let counter = connection.expose("counter", 8, Rights::READ | Rights::ATOMIC)?;
+    // All that there is to do is to wait until the client is done.
+    while connection.recv()?.is_some() {}
+    Ok(counter.word(0)?.load(Ordering::Relaxed))
 }

@@ -452,33 +452,6 @@ fn nobody_exposes_more_than_can_be_remembered() {
     }
 }
 
-/// Who does nothing but come keeps nobody out for long, however many they are and however patient the listener is.
-#[test]
-fn a_thousand_that_say_nothing_keep_nobody_out() {
-    let device = device();
-    let options = options(&device).connect_timeout(Duration::from_secs(60));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let (address, start) = (listener.local_address(), Instant::now());
-    scope(|scope| {
-        let accepting = scope.spawn(|| listener.accept().unwrap());
-        // As many as there is room for, of which some say a little.
-        let strangers: Vec<TcpStream> = (0..1000)
-            .map(|number| {
-                let mut stream = TcpStream::connect(address).unwrap();
-                if number % 2 == 0 {
-                    stream.write_all(b"adverb").unwrap();
-                }
-                stream
-            })
-            .collect();
-        let client = Connector::new().options(&options).connect(address).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-        client.send(b"at last").unwrap();
-        assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"at last");
-        drop(strangers);
-    });
-}
-
 /// What is logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);

@@ -190,7 +190,7 @@ impl Listener {
     /// Waits for a connection. Several tasks may.
     ///
     /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on;
-    /// others needn't wait for it.
+    /// others needn't wait for it. (If very many come, or descriptors are short, who does nothing for a second is given up.)
     ///
     /// # Errors
     ///

@@ -10,7 +10,8 @@ use crate::memory::RegisteredBuf;
 
 /// A message that came: its bytes, and 32 bits beside them if the sender gave any.
 ///
-/// The bytes are registered memory with one owner, so that a message can be sent on as it is.
+/// The bytes are registered memory with one owner, so that a message can be sent on as it is. Short messages that came together
+/// are parts of one piece of memory, which goes home when all of them are dropped: of what is kept for long, make a copy.
 #[derive(Debug)]
 pub struct Message {
     pub(super) buffer: RegisteredBuf,

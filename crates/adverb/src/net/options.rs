@@ -73,6 +73,10 @@ impl Options {
 
     /// Where the memory of messages comes from; it must be of the [device](Options::device) that is used, which is taken
     /// from it unless set. Unless set, each connection has a pool of its own.
+    ///
+    /// Connections of one pool are in one protection domain, where a key of memory is good for all of their peers: one that
+    /// guesses the key of what another may reach could reach it too (a wrong guess ends its connection). Peers that must not have
+    /// a pool each.
     pub fn pool(mut self, pool: &Pool) -> Options {
         self.device.get_or_insert_with(|| pool.protection_domain().device().clone());
         self.pool = Some(pool.clone());

@@ -1,0 +1,76 @@
+//! More peers than a listener has room or descriptors for. Alone in its process, whose descriptors it uses up.
+
+#![cfg(feature = "soft")]
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::net::Options;
+use adverb::net::blocking::{Connector, Listener};
+use adverb::verbs::Device;
+
+/// How many descriptors the process may have.
+fn limit() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: what is written to is there.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit
+}
+
+fn set_limit(descriptors: u64) {
+    let limit = libc::rlimit { rlim_cur: descriptors, ..limit() };
+    // SAFETY: what is read is there.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+/// Stops a listener when it is dropped.
+struct Stop<'a>(&'a Listener);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Who does nothing but come keeps nobody out for long, however many they are and however patient the listener is; and who
+/// accepts isn't told of it.
+#[test]
+fn those_that_say_nothing_keep_nobody_out() {
+    let options = Options::new().device(&Device::open("soft").unwrap());
+    let options = options.connect_timeout(Duration::from_secs(60)).timeout(Duration::from_secs(30));
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let address = listener.local_address();
+    for few_descriptors in [true, false] {
+        let start = Instant::now();
+        scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().unwrap());
+            let before = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+            set_limit(if few_descriptors { before + 60 } else { limit().rlim_max.min(8192) });
+            // Also if something is wrong, so that nobody waits for ever.
+            let stop = Stop(&listener);
+            let mut strangers: Vec<TcpStream> = Vec::new();
+            // As many as there is room for, of which some say a little.
+            for number in 0..1000 {
+                let Ok(mut stream) = TcpStream::connect(address) else { break };
+                if number % 2 == 0 {
+                    stream.write_all(b"adverb").unwrap();
+                }
+                strangers.push(stream);
+            }
+            if few_descriptors {
+                assert!((10..60).contains(&strangers.len()), "{}", strangers.len());
+                // Some time for the listener to find that it has none, and a few for who connects.
+                sleep(Duration::from_millis(300));
+                strangers.truncate(strangers.len() - 25);
+            }
+            let client = Connector::new().options(&options).connect(address).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+            client.send(b"at last").unwrap();
+            assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"at last");
+            std::mem::forget(stop);
+        });
+        println!("few descriptors: {few_descriptors}: {:?}", start.elapsed());
+    }
+}
