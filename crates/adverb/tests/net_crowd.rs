@@ -80,7 +80,7 @@ fn those_that_say_nothing_keep_nobody_out() {
                     Ok(client) => break client,
                     // Until there are enough, who comes may still be turned away.
                     Err(error) => {
-                        assert!(few_descriptors && start.elapsed() < Duration::from_secs(30), "{error}")
+                        assert!(few_descriptors && start.elapsed() < Duration::from_secs(30), "{error}");
                     }
                 }
                 sleep(Duration::from_millis(50));
