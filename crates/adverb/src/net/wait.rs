@@ -17,43 +17,34 @@ pub(super) struct Waiting {
 }
 
 /// For how long who waits looks for what is to come, before it sleeps: falling asleep and being woken takes longer than a
-/// message and its answer. Who looks in vain looks for half as long the next time, and soon only once in a while.
-#[derive(Debug)]
+/// message and its answer. Who looks in vain sleeps without looking the next time, and after each further time twice as often:
+/// so one who was kept from looking by others soon looks again, and one who waits for what takes long hardly ever does.
+#[derive(Debug, Default)]
 pub(super) struct Patience {
-    time: Duration,
-    /// How many waits there were without looking.
+    /// How many waits there are to be without looking, and how many there were.
+    sleeps: u32,
     slept: u32,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { time: LONGEST_LOOK, slept: 0 }
-    }
-}
-
 /// About as long as falling asleep and being woken takes on both sides of a connection.
-const LONGEST_LOOK: Duration = Duration::from_micros(50);
-/// What isn't worth looking for.
-const SHORTEST_LOOK: Duration = Duration::from_micros(4);
-/// After how many waits without looking it is tried again.
-const SLEEPS: u32 = 64;
+const LOOK: Duration = Duration::from_micros(50);
+/// How many waits without looking there are at most before it is tried again.
+const SLEEPS: u32 = 63;
 
 impl Patience {
     /// How long to look this time.
     pub(super) fn begin(&mut self) -> Duration {
-        if self.time < SHORTEST_LOOK {
+        if self.slept < self.sleeps {
             self.slept += 1;
-            if self.slept < SLEEPS {
-                return Duration::ZERO;
-            }
-            *self = Patience { time: LONGEST_LOOK, slept: 0 };
+            return Duration::ZERO;
         }
-        self.time
+        self.slept = 0;
+        LOOK
     }
 
     /// Takes in whether looking has helped.
     pub(super) fn end(&mut self, has_helped: bool) {
-        self.time = if has_helped { LONGEST_LOOK } else { self.time / 2 };
+        self.sleeps = if has_helped { 0 } else { (self.sleeps * 2 + 1).min(SLEEPS) };
     }
 }
 
@@ -170,17 +161,20 @@ mod tests {
     #[test]
     fn who_looks_in_vain_soon_sleeps_and_tries_again_once_in_a_while() {
         let mut patience = Patience::default();
-        let mut looks = 0;
-        for _ in 0..1000 {
-            if !patience.begin().is_zero() {
-                looks += 1;
+        let mut look_in_vain = || {
+            let looks = !patience.begin().is_zero();
+            if looks {
                 patience.end(false);
             }
-        }
-        assert!((40..80).contains(&looks), "{looks} of 1000 waits");
+            looks
+        };
+        // Once, the next but one, and soon hardly ever.
+        assert_eq!([(); 6].map(|()| look_in_vain()), [true, false, true, false, false, false]);
+        let looks = (0..1000).filter(|_| look_in_vain()).count();
+        assert!((10..20).contains(&looks), "{looks} of 1000 waits");
         // Once it helps, it is done every time.
         while patience.begin().is_zero() {}
         patience.end(true);
-        assert_eq!(patience.begin(), LONGEST_LOOK);
+        assert_eq!([(); 3].map(|()| patience.begin()), [LOOK; 3]);
     }
 }

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use super::sending::{Body, can_take, gather};
-use super::{Lane, Link, Ready, State};
+use super::{Lane, Link, Ready, State, UNLOOKED};
 use crate::error::Result;
 use crate::memory::RegisteredBuf;
 use crate::net::Message;
@@ -48,6 +48,8 @@ impl Link {
         self.flush(state);
         if len >= SHORTEST_OFFER.max(longest_write) {
             let has_room = state.offers.len() < OFFERS as usize && can_take(state, frame_len(OFFER_LEN));
+            // To copy takes long, and the peer may ask for what was offered before meanwhile: the next call looks.
+            state.unlooked = UNLOOKED;
             return Ok(has_room.then(|| Taken::ToCopy(len.min(LONGEST_OFFER), state.lane())));
         }
         let (taken, most) =
