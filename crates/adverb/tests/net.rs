@@ -1,6 +1,10 @@
-//! Connections: what is sent arrives, once, whole and in order, whatever the lengths of messages and rings.
+//! Connections: what is sent arrives, once, whole and in order, whatever the lengths of messages and rings. (What must be so
+//! between any two devices is in `net_pairs`.)
 
 #![cfg(feature = "soft")]
+
+#[path = "common/random.rs"]
+mod random;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,6 +16,7 @@ use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Options, Rights, SendError};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
+use random::Random;
 
 /// On the software NIC, unless another device is named.
 fn options() -> Options {
@@ -38,15 +43,7 @@ fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) 
     })
 }
 
-/// Random numbers that are the same every time.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-
     /// Short lengths as often as long ones, up to `most`.
     fn len(&mut self, most: usize) -> usize {
         let bits = self.below(most.ilog2() as usize + 1) + 1;
@@ -103,20 +100,6 @@ fn exchange((left, right): (Connection, Connection), count: usize, most: usize) 
         scope.spawn(|| left.close().unwrap());
         scope.spawn(|| right.close().unwrap());
     });
-}
-
-#[test]
-fn a_message_comes_back() {
-    let (left, right) = pair(&options());
-    left.send(b"hello").unwrap();
-    let message = right.recv().unwrap().unwrap();
-    assert_eq!(&message[..], b"hello");
-    right.send(message).unwrap();
-    assert_eq!(&left.recv().unwrap().unwrap()[..], b"hello");
-    left.send(b"").unwrap();
-    assert_eq!(right.recv().unwrap().unwrap().len(), 0);
-    left.close().unwrap();
-    assert!(right.recv().unwrap().is_none());
 }
 
 #[test]
@@ -263,38 +246,6 @@ fn messages_without_bytes_are_not_taken_in_without_end() {
 }
 
 #[test]
-fn waiting_for_a_message_ends_in_time() {
-    let (left, _right) = pair(&options());
-    let start = Instant::now();
-    let error = left.recv_timeout(Duration::from_millis(50)).unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(5));
-}
-
-#[test]
-fn closing_delivers_what_was_sent() {
-    for long in [10, 100_000] {
-        let (left, right) = pair(&options());
-        scope(|scope| {
-            scope.spawn(|| {
-                for number in 0..20 {
-                    let mut bytes = vec![0; long];
-                    fill(number, &mut bytes);
-                    left.send(&bytes).unwrap();
-                }
-                left.close().unwrap();
-            });
-            // Short ones lie in memory: nobody needs to be there for them any more.
-            sleep(Duration::from_millis(if long == 10 { 200 } else { 0 }));
-            for number in 0..20 {
-                check(number, long, &right.recv().unwrap().unwrap());
-            }
-            assert!(right.recv().unwrap().is_none());
-        });
-    }
-}
-
-#[test]
 fn a_peer_that_is_gone_is_noticed_by_who_waits() {
     let (left, right) = pair(&options().keepalive(Duration::from_millis(100)));
     drop(right);
@@ -355,33 +306,6 @@ fn a_message_of_one_connection_is_sent_on_over_another() {
     last.expose("memory", 100_000, Rights::WRITE).unwrap();
     left.send(&[7; 100_000]).unwrap();
     next.remote("memory").unwrap().write(0, right.recv().unwrap().unwrap()).unwrap();
-}
-
-#[test]
-fn many_threads_share_a_connection() {
-    let (left, right) = pair(&tiny(options()));
-    const EACH: usize = 1_000;
-    let sum = AtomicUsize::new(0);
-    scope(|scope| {
-        for sender in 0..4 {
-            let left = &left;
-            scope.spawn(move || {
-                for number in 0..EACH {
-                    left.send(&(sender * EACH + number).to_le_bytes()).unwrap();
-                }
-            });
-        }
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..EACH {
-                    let message = right.recv().unwrap().unwrap();
-                    let number = usize::from_le_bytes((&message[..]).try_into().unwrap());
-                    sum.fetch_add(number, Ordering::Relaxed);
-                }
-            });
-        }
-    });
-    assert_eq!(sum.into_inner(), (0..4 * EACH).sum::<usize>());
 }
 
 #[test]

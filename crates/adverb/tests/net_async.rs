@@ -2,6 +2,9 @@
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
+#[path = "common/random.rs"]
+mod random;
+
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::net::{Connection, Connector, Listener, Options, Rights};
 use adverb::verbs::{Device, SoftDevice, Switch};
+use random::Random;
 use tokio::net::TcpStream;
 
 /// On the software NIC, unless another device is named.
@@ -32,16 +36,6 @@ async fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connec
     let connector = Connector::new().options(client);
     let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
     (client.unwrap(), server.unwrap())
-}
-
-/// Random numbers that are the same every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
 }
 
 async fn send_all(connection: &Connection, count: usize, most: usize) {

@@ -4,6 +4,8 @@
 #![cfg(feature = "soft")]
 
 mod common;
+#[path = "common/random.rs"]
+mod random;
 
 use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
@@ -21,6 +23,7 @@ use adverb::verbs::{
     Switch, cm,
 };
 use common::End;
+use random::Random;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -258,15 +261,7 @@ fn what_was_overheard_is_no_good() {
     assert!(error.to_string().contains("its key is another"), "{error}");
 }
 
-/// Random numbers that are the same every time.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-
     /// A greeting, cut short, changed, prolonged, or nothing like one.
     fn harm(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.below(4) {

@@ -2,6 +2,9 @@
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
+#[path = "common/random.rs"]
+mod random;
+
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::pin::{Pin, pin};
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use adverb::net::{Connection, Connector, Listener, Options, Stream, blocking};
 use adverb::verbs::Device;
+use random::Random;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
@@ -36,15 +40,7 @@ async fn pair(options: &Options) -> (Stream, Stream) {
     (left.into_stream(), right.into())
 }
 
-/// Random numbers that are the same every time.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-
     /// Short lengths as often as long ones, from 1 to `most`.
     fn len(&mut self, most: usize) -> usize {
         let bits = self.below(most.ilog2() as usize + 1);

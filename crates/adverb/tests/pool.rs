@@ -3,6 +3,8 @@
 #![cfg(feature = "soft")]
 
 mod common;
+#[path = "common/random.rs"]
+mod random;
 
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
@@ -11,6 +13,7 @@ use adverb::Error;
 use adverb::memory::{Pool, RegisteredBuf};
 use adverb::verbs::{Completion, Device, ProtectionDomain, RecvRequest, SendRequest};
 use common::{End, connect};
+use random::Random;
 
 fn domain() -> ProtectionDomain {
     Device::open("soft").unwrap().protection_domain().unwrap()
@@ -21,15 +24,7 @@ fn undivided() -> Pool {
     Pool::builder().partitions(1).build(&domain())
 }
 
-/// Random numbers that are the same every time.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-
     /// Short lengths as often as long ones.
     fn len(&mut self, bits: usize) -> usize {
         let bits = self.below(bits) + 1;

@@ -12,11 +12,14 @@ mod end;
 mod failure;
 mod memory;
 mod messages;
+#[path = "../../common/random.rs"]
+mod random;
 mod streams;
 
 use std::time::Duration;
 
 use adverb::net::{Exchange, Key, Options};
+use random::Random;
 
 pub(crate) use end::{End, Flavour, Listening};
 
@@ -191,15 +194,7 @@ fn going_on_by_manager(role: Role, options: Options) -> Options {
     going_on(role, options).exchange(Exchange::ConnectionManager)
 }
 
-/// Random numbers that are the same every time.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
-
     /// Short lengths as often as long ones, up to `most`.
     fn len(&mut self, most: usize) -> usize {
         let bits = self.below(most.ilog2() as usize + 1) + 1;
