@@ -81,15 +81,23 @@ pub(crate) fn build_with(mut command: Command) -> Result<String> {
     executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")
 }
 
-/// The path of the executable in cargo's messages: of several the last, which the others were built for. One string isn't
-/// worth a JSON parser; a path with a quotation mark or a backslash in it isn't supported.
+/// The path of the executable in cargo's messages. A package's tests and benchmarks come together with its program, in either
+/// order, and aren't it. One string isn't worth a JSON parser; a path with a quotation mark or a backslash in it isn't
+/// supported.
 fn executable(messages: &str) -> Option<&str> {
-    executables(messages).last()
+    let is_program = |line: &&str| line.contains(r#""target":{"kind":["bin"]"#);
+    let asked_for = messages.lines().filter(|line| !is_program(line)).find_map(path);
+    asked_for.or_else(|| executables(messages).next())
 }
 
 /// The paths of all executables in cargo's messages.
 pub(crate) fn executables(messages: &str) -> impl Iterator<Item = &str> {
-    messages.lines().filter_map(|line| line.split_once(r#""executable":""#)?.1.split('"').next())
+    messages.lines().filter_map(path)
+}
+
+/// The path of the executable in one of cargo's messages.
+fn path(message: &str) -> Option<&str> {
+    message.split_once(r#""executable":""#)?.1.split('"').next()
 }
 
 fn not_started(command: &Command) -> String {
@@ -120,10 +128,15 @@ mod tests {
 
     #[test]
     fn the_executable_is_found_in_cargos_messages() {
-        let messages =
-            "{\"executable\":\"/x\"}\n{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
+        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
         assert_eq!(executable(messages), Some("/x/y"));
         assert_eq!(executable("{\"executable\":null}"), None);
+        let program = r#"{"target":{"kind":["bin"],"name":"a"},"executable":"/x/a"}"#;
+        let bench = r#"{"target":{"kind":["bench"],"name":"b"},"executable":"/x/b"}"#;
+        for messages in [[program, bench], [bench, program]] {
+            assert_eq!(executable(&messages.join("\n")), Some("/x/b"));
+        }
+        assert_eq!(executable(program), Some("/x/a"));
     }
 
     #[test]
