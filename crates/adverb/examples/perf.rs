@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
-use adverb::net::blocking as net;
+use adverb::net::{Options, blocking as net};
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest};
 
@@ -62,16 +62,21 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// Whoever measures may be watched at every step, by strace in a slow machine: finding the device alone then takes seconds.
+fn patient() -> Options {
+    Options::new().connect_timeout(Duration::from_secs(60))
+}
+
 /// Takes the messages of one peer.
 fn take(address: SocketAddr) -> Result<(), Box<dyn Error>> {
-    let connection = net::Listener::bind(address)?.accept()?;
+    let connection = net::Listener::bind_with(address, &patient())?.accept()?;
     while connection.recv()?.is_some() {}
     Ok(connection.close()?)
 }
 
 /// Sends messages, and waits until the peer has them all.
 fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Box<dyn Error>> {
-    let connection = net::connect(address)?;
+    let connection = net::Connector::new().options(&patient()).connect(address)?;
     let start = Instant::now();
     for _ in 0..count {
         connection.send(connection.pool().alloc(len)?)?;

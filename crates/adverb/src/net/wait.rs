@@ -90,7 +90,8 @@ impl Link {
             let mut done = std::mem::take(&mut state.done);
             let lane = state.lane();
             drop(state);
-            let mut polled = look(&lane, &mut done, patience);
+            let begin = Instant::now();
+            let mut polled = look(&lane, &mut done, patience, begin);
             let has_helped = !matches!(polled, Ok(0));
             // Over which lane it goes may change, if it may go on.
             let most = if self.options.reconnect.is_some() { GLANCE } else { Duration::MAX };
@@ -109,7 +110,7 @@ impl Link {
             if !polled {
                 self.heed_manager(&mut state);
             }
-            silence = if polled { Duration::ZERO } else { silence + slice };
+            silence = if polled { Duration::ZERO } else { silence + begin.elapsed() };
             if silence >= self.options.keepalive {
                 silence = Duration::ZERO;
                 self.ask(&mut state);
@@ -136,10 +137,9 @@ impl Link {
     }
 }
 
-/// Polls for as long as this, or until something has come.
-fn look(lane: &Lane, done: &mut Vec<Completion>, patience: Duration) -> Result<usize> {
-    let start = Instant::now();
-    while start.elapsed() < patience {
+/// Polls for as long as this from the beginning, or until something has come.
+fn look(lane: &Lane, done: &mut Vec<Completion>, patience: Duration, begin: Instant) -> Result<usize> {
+    while begin.elapsed() < patience {
         let count = lane.completions.poll(done)?;
         if count > 0 {
             return Ok(count);

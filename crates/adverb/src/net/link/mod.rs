@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
 use crate::verbs::cm::Hold;
 use crate::verbs::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair,
+    Access, Completion, CompletionQueue, ConnectOptions, Deadline, Device, ProtectionDomain, QueuePair,
     QueuePairBuilder, RecvRequest, RemoteAddress, SendRequest,
 };
 
@@ -595,17 +595,24 @@ impl Lane {
         let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
             return self.completions.poll_timeout(done, time);
         };
-        self.completions.arm(false)?;
-        // What came before the arming makes no event.
-        let count = self.completions.poll(done)?;
-        if count > 0 {
-            return Ok(count);
+        let deadline = Deadline::new(time);
+        loop {
+            self.completions.arm(false)?;
+            // What came before the arming makes no event.
+            let count = self.completions.poll(done)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let left = deadline.left();
+            wait_either(events, Some(manager), (left < Duration::MAX).then_some(left))
+                .map_err(|error| super::bootstrap::verb("waiting for an event", error, ""))?;
+            let is_event = self.completions.take_event()?;
+            let count = self.completions.poll(done)?;
+            // An event may be of what was found without it.
+            if count > 0 || !is_event || deadline.left().is_zero() {
+                return Ok(count);
+            }
         }
-        let time = (time < Duration::MAX).then_some(time);
-        wait_either(events, Some(manager), time)
-            .map_err(|error| super::bootstrap::verb("waiting for an event", error, ""))?;
-        while self.completions.take_event()? {}
-        self.completions.poll(done)
     }
 }
 
