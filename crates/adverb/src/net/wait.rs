@@ -78,6 +78,10 @@ impl Link {
             if left.is_zero() {
                 return Err(Error::Timeout { timeout, waiting });
             }
+            if state.is_broken() && !state.waiting.leader {
+                // It may have been found while something was posted, and then nobody has seen to it.
+                self.suspend(&mut state);
+            }
             if state.waiting.leader || state.is_broken() {
                 state.waiting.followers += 1;
                 self.news.wait_for(&mut state, left.min(FAR));

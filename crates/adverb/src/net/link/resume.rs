@@ -230,7 +230,7 @@ impl Link {
     }
 
     /// Takes in all that a broken lane had, and has the connection made again, once.
-    pub(super) fn suspend(&self, state: &mut State) {
+    pub(in crate::net) fn suspend(&self, state: &mut State) {
         if state.resume.received.is_some() || state.end.is_some() {
             return;
         }
