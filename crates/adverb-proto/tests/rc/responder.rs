@@ -1,7 +1,7 @@
 //! What a responder makes of requests, forged one by one.
 
 use adverb_proto::memory::RemoteInvalidate;
-use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, Status};
+use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, RecvRequest, Segment, Status};
 use adverb_proto::{Notice, Transition};
 use adverb_wire::{
     CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn, Rc, ReadResponse, Reth, Send, Write,
@@ -672,14 +672,16 @@ fn message_longer_than_its_receive_is_an_invalid_request_and_a_length_error() {
     assert_eq!(end.statuses(), [(1, Status::LocalLength), (2, Status::Flushed)]);
 }
 
+/// Posts a receive into memory of this key.
+fn post_recv_by(end: &mut End, lkey: u32) {
+    let segments = [Segment { addr: ADDR, length: 64, lkey }];
+    end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 1, segments: &segments }).unwrap();
+}
+
 #[test]
 fn receive_with_a_bad_key_is_a_remote_operational_error() {
     let mut end = solo();
-    let request = adverb_proto::vocabulary::RecvRequest {
-        wr_id: 1,
-        segments: &[adverb_proto::vocabulary::Segment { addr: ADDR, length: 64, lkey: 77 }],
-    };
-    end.device.post_recv(end.now, end.qpn, &request).unwrap();
+    post_recv_by(&mut end, 77);
     assert_eq!(end.ask(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
 }
@@ -688,11 +690,7 @@ fn receive_with_a_bad_key_is_a_remote_operational_error() {
 fn receive_into_memory_without_local_write_fails() {
     let mut end = solo();
     let key = end.register(Access::empty());
-    let request = adverb_proto::vocabulary::RecvRequest {
-        wr_id: 1,
-        segments: &[adverb_proto::vocabulary::Segment { addr: ADDR, length: 64, lkey: key }],
-    };
-    end.device.post_recv(end.now, end.qpn, &request).unwrap();
+    post_recv_by(&mut end, key);
     assert_eq!(end.ask(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
 }
 
@@ -703,9 +701,7 @@ fn send_with_invalidate_makes_the_key_invalid() {
     let key = end.register_with(end.pd, ALL, RemoteInvalidate::Allowed);
     assert_eq!(end.ask(0, Rc::SendOnlyInvalidate(key), b"abcd"), [(ack(1), 0)]);
     let received = end.completions()[0].outcome.unwrap().operation;
-    assert!(
-        matches!(received, CompletedOperation::Recv { invalidated: Some(invalidated), .. } if invalidated == key)
-    );
+    assert!(matches!(received, CompletedOperation::Recv { invalidated, .. } if invalidated == Some(key)));
     let request = Rc::Write(Write::Only(Reth { va: ADDR, rkey: key, length: 4 }, None));
     refused(&mut end, 1, request, b"abcd", NakCode::RemoteAccess);
 }

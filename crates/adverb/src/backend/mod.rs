@@ -5,6 +5,7 @@
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some things only rdma-core is asked for"))]
 
 pub(crate) mod connection_manager;
+mod failure;
 #[cfg(feature = "ibv")]
 mod ibv;
 mod options;
@@ -15,6 +16,7 @@ mod request_list;
 mod soft;
 mod wait;
 
+pub(crate) use failure::PostFailure;
 pub(crate) use options::{
     Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
@@ -24,6 +26,10 @@ pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
 #[cfg(feature = "tokio")]
 pub(crate) use wait::readable_by_tasks;
 pub(crate) use wait::{Watch, wait_either};
+
+#[cfg(not(feature = "ibv"))]
+use failure::no_engine;
+use failure::{of_two_devices, queue_has_no_events, queue_pair_is_gone};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -36,7 +42,9 @@ use adverb_proto::vocabulary::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
 
-use crate::error::{Error, Result};
+#[cfg(feature = "soft")]
+use crate::error::Error;
+use crate::error::Result;
 use crate::memory::Memory;
 use crate::verbs::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
 
@@ -565,7 +573,7 @@ impl QueuePair {
         ask!(self, queue_pair => queue_pair.modify(change))
     }
 
-    pub(crate) fn state(&self) -> Result<adverb_proto::vocabulary::QpState> {
+    pub(crate) fn state(&self) -> Result<QpState> {
         ask!(self, queue_pair => queue_pair.state())
     }
 
@@ -760,50 +768,4 @@ impl AddressHandle {
             _ => false,
         }
     }
-}
-
-/// How posting failed.
-pub(crate) struct PostFailure {
-    pub(crate) error: std::io::Error,
-    /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
-    pub(crate) posted: Option<usize>,
-}
-
-impl PostFailure {
-    /// How many of `count` requests weren't posted for sure.
-    pub(crate) fn left_of(&self, count: usize) -> usize {
-        count.saturating_sub(self.posted.unwrap_or(count))
-    }
-}
-
-/// The error of who uses a queue pair that is no more.
-#[cold]
-fn queue_pair_is_gone() -> Error {
-    Error::WrongState {
-        action: "using a queue pair",
-        state: QpState::Error,
-        hint: "it was destroyed, because requests in a scope didn't complete in time",
-    }
-}
-
-/// The error of who waits for an event that can't come.
-fn queue_has_no_events() -> Error {
-    Error::Unsupported {
-        what: "waiting for an event of a completion queue that was made without".into(),
-        hint: "call `events` when you make it".into(),
-    }
-}
-
-/// The error of an object that would be made of others that don't go together.
-fn of_two_devices() -> Error {
-    let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must be of one \
-                  device, opened once";
-    Error::InvalidRequest { reason: reason.into() }
-}
-
-#[cfg(not(feature = "ibv"))]
-fn no_engine() -> Error {
-    let reason =
-        "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
-    Error::NotInstalled { reason: reason.into() }
 }

@@ -580,9 +580,7 @@ impl Lane {
         let none = || Error::InvalidRequest { reason: "nothing is written before a hello is said".into() };
         self.ring.get().ok_or_else(none)
     }
-}
 
-impl Lane {
     /// Readable when the connection manager may know that the peer has ended the connection, where a kernel tells that of
     /// programs that died.
     pub(super) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
