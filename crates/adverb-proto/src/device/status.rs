@@ -28,7 +28,8 @@ pub struct Holdings {
     pub completions: usize,
     /// Notices that nobody has polled.
     pub notices: usize,
-    /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again.
+    /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again. Whatever
+    /// the peer asks for, a queue pair has at most four of them for each READ or atomic that it lets be outstanding.
     pub answers: usize,
     /// Memory windows.
     pub windows: usize,

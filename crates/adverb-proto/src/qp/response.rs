@@ -168,7 +168,8 @@ impl Responses {
         false
     }
 
-    /// Queues a replay, unless so many wait already that the peer can only be asking again and again.
+    /// Queues a replay, unless so many wait already that the peer can only be asking again and again. (First answers
+    /// have slots of their own: as many of them may come behind so many replays.)
     fn queue_replay(&mut self, psn: Psn, msn: Psn, saved: Saved) -> bool {
         if self.queue.len() >= 2 * self.slots as usize {
             return false;

@@ -7,7 +7,7 @@ use adverb_wire::{
     Syndrome, Write,
 };
 
-use crate::harness::{ADDR, End, Options, PSN, Random, SIZE};
+use crate::harness::{ADDR, End, Options, PSN, Random, SIZE, solo_with};
 
 fn reth(random: &mut Random, key: u32) -> Reth {
     let offset = random.pick(&[0, 8, 9, SIZE - 1, SIZE, u64::MAX, 4096]);
@@ -150,4 +150,33 @@ fn random_bytes_do_nothing() {
     assert_eq!(end.says(), []);
     assert!(end.memory.bytes(end.backing) == before);
     assert_eq!(end.state(), QpState::ReadyToSend);
+}
+
+/// Who asks again and again, and then for more, has the responder hold four answers for each of its slots and no more:
+/// what is saved, two replays, and a first answer behind them.
+#[test]
+fn replays_do_not_pile_up() {
+    for slots in 1..=3 {
+        let mut end = solo_with(&Options { max_dest_rd_atomic: slots, ..Options::default() });
+        let read = Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 8 });
+        let slots = u32::from(slots);
+        for psn in 0..slots {
+            assert_eq!(end.ask(psn, read, &[]).len(), 1);
+        }
+        for _ in 0..100 {
+            for psn in 0..slots {
+                end.hear(psn, read, &[]);
+            }
+        }
+        assert_eq!(end.device.holdings().answers as u32, 3 * slots);
+        for psn in slots..2 * slots {
+            end.hear(psn, read, &[]);
+            for _ in 0..100 {
+                end.hear(psn, read, &[]);
+            }
+        }
+        assert_eq!(end.device.holdings().answers as u32, 4 * slots);
+        assert_eq!(end.says().len() as u32, 3 * slots);
+        assert_eq!((end.state(), end.device.holdings().answers as u32), (QpState::ReadyToSend, slots));
+    }
 }

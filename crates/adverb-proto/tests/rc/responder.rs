@@ -311,16 +311,6 @@ fn read_without_slots_is_an_invalid_request() {
 }
 
 #[test]
-fn replays_do_not_pile_up() {
-    let mut end = solo_with(&Options { max_dest_rd_atomic: 2, ..Options::default() });
-    let read = Rc::ReadRequest(reth(&end, 0, 8));
-    for _ in 0..1000 {
-        end.hear(0, read, &[]);
-    }
-    assert!(end.says().len() <= 4);
-}
-
-#[test]
 fn send_without_a_receive_gets_rnr_nak_with_its_number_and_our_timer() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);

@@ -293,7 +293,8 @@ impl<'a> Attack<'a> {
         let holdings = self.device.holdings();
         let queue_pairs = self.targets.len();
         let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
-        let answers: u32 = self.targets.iter().map(|target| 3 * target.slots).sum();
+        // For each slot: two replays that wait, behind them one first answer, and one that is saved.
+        let answers: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
         let right = holdings.queue_pairs == queue_pairs
             && holdings.numbers == queue_pairs
             && holdings.ready <= queue_pairs
