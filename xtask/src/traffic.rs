@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<()> {
             );
             return process::run(Command::new(&tests).arg("--nocapture"));
         }
-        ensure!(start.elapsed() < Duration::from_secs(10), "dumpcap doesn't begin");
+        ensure!(start.elapsed() < Duration::from_secs(60), "dumpcap doesn't begin");
         std::thread::sleep(Duration::from_millis(20));
     }
     let passed = process::run(Command::new(&tests).arg("--nocapture"));

@@ -7,7 +7,6 @@ mod support;
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
@@ -40,14 +39,12 @@ fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[Outgoing<'_>]) -> V
     got
 }
 
-/// A link at `::1`, of which there is only one: other tests may have it for a while.
+/// A link at `::1`, of which there is only one, at the first port that no other process has.
 fn open_v6() -> UdpLink {
-    let start = Instant::now();
+    let mut config = UdpConfig::new("::1".parse().unwrap());
     loop {
-        match UdpLink::open(&UdpConfig::new("::1".parse().unwrap())) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed().as_secs() < 20 => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
+        match UdpLink::open(&config) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => config.port += 1,
             link => return link.unwrap(),
         }
     }

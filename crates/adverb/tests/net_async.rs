@@ -182,7 +182,7 @@ async fn waiting_ends_in_time_and_a_peer_that_is_gone_is_noticed() {
 
 #[tokio::test]
 async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dropped() {
-    let options = options();
+    let options = options().connect_timeout(Duration::from_secs(30));
     let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
     let _silent = TcpStream::connect(listener.local_address()).await.unwrap();
     let connector = Connector::new().options(&options);
@@ -197,7 +197,7 @@ async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dr
     };
     let start = Instant::now();
     let (client, server) = tokio::join!(connecting, accepting);
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     client.unwrap().send(b"hello").await.unwrap();
     assert_eq!(&server.unwrap().recv().await.unwrap().unwrap()[..], b"hello");
 }

@@ -110,7 +110,7 @@ fn a_listener_is_found_in_both_ways_at_one_port() {
 fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
     let device = Device::open("soft").unwrap();
     let address = device.gids().unwrap()[0].gid.ip();
-    let options = Options::new().device(&device).connect_timeout(Duration::from_secs(5));
+    let options = Options::new().device(&device).connect_timeout(Duration::from_secs(30));
     let (by_manager, by_tcp) =
         (options.clone().exchange(Exchange::ConnectionManager), options.exchange(Exchange::Tcp));
     let start = Instant::now();
@@ -120,7 +120,7 @@ fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
     let listener = Listener::bind_with((address, 0), &by_manager).unwrap();
     let error = Connector::new().options(&by_tcp).connect(listener.local_address()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -33,6 +33,9 @@ fn device() -> Device {
     Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
 }
 
+/// For how long a stranger listens for what mustn't come.
+const A_WHILE: Duration = Duration::from_millis(300);
+
 fn options(device: &Device) -> Options {
     Options::new().device(device).connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(30))
 }
@@ -96,10 +99,10 @@ impl Stranger {
         self.end.run(SendRequest::send(buffer)).outcome().err().map(|failure| failure.status)
     }
 
-    /// What comes to it within a while.
-    fn heard(&self) -> Option<Vec<u8>> {
-        let mut done = Vec::new();
-        for _ in 0..30 {
+    /// What comes to it within this time.
+    fn heard(&self, time: Duration) -> Option<Vec<u8>> {
+        let (start, mut done) = (Instant::now(), Vec::new());
+        while start.elapsed() < time {
             self.end.completions.poll(&mut done).unwrap();
             for completion in done.drain(..) {
                 if completion.tag() == RECEIVE && completion.is_ok() {
@@ -172,7 +175,7 @@ fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
         for lie in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
             let stranger = Stranger::new(&device, address, asks);
             stranger.send(lie);
-            assert_eq!(stranger.heard(), None);
+            assert_eq!(stranger.heard(A_WHILE), None);
             assert_ne!(stranger.send(lie), None, "there was one receive");
         }
         // Those whose queue pairs were refused, too.
@@ -232,7 +235,7 @@ fn what_was_overheard_is_no_good() {
         });
         assert_ne!(stranger.answer[44..], answered[44..], "the listener never says the same twice");
         stranger.send(&sealed);
-        assert_eq!(stranger.heard(), None);
+        assert_eq!(stranger.heard(A_WHILE), None);
         // The very same greeting, of a queue pair that is long gone; and then who said it goes.
         let mut stream = TcpStream::connect(listener.local_address()).unwrap();
         stream.write_all(&asked).unwrap();
@@ -380,7 +383,7 @@ impl Guest {
             assert_eq!(stranger.send(&hello), None);
             (server.join().unwrap(), stranger, ring)
         });
-        let hello = stranger.heard().expect("the listener says hello");
+        let hello = stranger.heard(common::PATIENCE).expect("the listener says hello");
         (server, Guest { stranger, hello, _ring: ring, written: 0 })
     }
 

@@ -155,11 +155,11 @@ async fn lines_are_read_without_a_buffer_of_their_own() {
     }
 }
 
-/// Writes from this byte on until there is no room, and says how many bytes that were.
+/// Writes from this byte on until there has been no room for a while, and says how many bytes that were.
 async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
     let (mut written, mut quiet) = (0, 0);
-    // Others have their turn, and those who look after the stream.
-    while quiet < 20 {
+    // Others have their turn, and those who look after the stream; the devices' threads may have to wait for theirs.
+    while quiet < 200 {
         tokio::time::sleep(Duration::from_millis(1)).await;
         quiet += 1;
         poll_fn(|cx| {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::{Options, SendError};
@@ -38,8 +38,12 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
             };
             (0..1000).for_each(receive);
             // It stops. What is under way is soon taken in, or waits.
-            sleep(Duration::from_millis(500));
-            let before = sent.load(Ordering::Relaxed);
+            let (start, mut before) = (Instant::now(), 0);
+            while sent.load(Ordering::Relaxed) != before {
+                assert!(start.elapsed() < Duration::from_secs(30), "the sender goes on");
+                before = sent.load(Ordering::Relaxed);
+                sleep(Duration::from_millis(500));
+            }
             sleep(Duration::from_millis(4500));
             assert_eq!(sent.load(Ordering::Relaxed), before, "the sender waits");
             let tried = left.try_send(letters.letter(0, len));

@@ -242,11 +242,14 @@ pub(super) fn fill_up(end: End) {
         assert!(sent < 100, "{sent} messages were sent to who doesn't receive");
         taken
     };
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(200) {
-        try_send(&end);
+    // What was sent may be on its way for a while, and have its place in the queue until it has come.
+    let mut last = Instant::now();
+    while last.elapsed() < Duration::from_millis(200) {
+        if try_send(&end) {
+            last = Instant::now();
+        }
     }
-    assert!(!try_send(&end) && sent >= 2, "{sent}");
+    assert!(sent >= 2, "{sent}");
     assert!(end.pool().stats().used <= 1 << 20, "{:?}", end.pool());
     go.fetch_add(0, 1).unwrap();
     for number in sent..sent + 200 {
