@@ -91,6 +91,35 @@ fn chunks_that_are_empty_are_given_back_but_a_few() {
 }
 
 #[test]
+fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
+    const KEEP: usize = 4 << 20;
+    let pool = Pool::builder().partitions(4).keep(KEEP).build(&domain());
+    for _ in 0..3 {
+        for len in [100, 3000, 5000, 40_000, 100_000, 900_000] {
+            // Each thread as much as may be kept at all.
+            let take = || (0..KEEP / len).map(|_| pool.alloc(len).unwrap()).collect::<Vec<_>>();
+            std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| drop(take())))));
+            let kept = pool.stats();
+            assert!(kept.used == 0 && kept.registered <= KEEP, "{len}: {kept:?}");
+        }
+    }
+    // Nearly all of it is kept in pieces of one length; another length is used, one piece at a time, and has its place too.
+    drop((0..KEEP / 900_000).map(|_| pool.alloc(900_000).unwrap()).collect::<Vec<_>>());
+    let place = || pool.alloc(200_000).unwrap().as_ptr();
+    drop((pool.alloc(200_000).unwrap(), pool.alloc(200_000).unwrap()));
+    let first = place();
+    for round in 0..100 {
+        assert_eq!(place(), first, "round {round}: new memory");
+    }
+    assert!((KEEP / 2..=KEEP).contains(&pool.stats().registered), "{:?}", pool.stats());
+    pool.trim();
+    assert_eq!(pool.stats().registered, 0);
+    // What was given back doesn't count any more.
+    drop((0..3).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>());
+    assert!(pool.stats().registered >= 3 << 20, "{:?}", pool.stats());
+}
+
+#[test]
 fn what_comes_and_goes_many_at_a_time_needs_no_new_memory() {
     let pool = undivided();
     let take = || (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>();

@@ -10,7 +10,7 @@
 //! - A [`Pool`] registers memory once, in chunks, and hands out pieces of it as [`RegisteredBuf`]s: like a `Buffer`, and
 //!   as cheap to make as what `malloc` gives.
 //!
-//! This module and the backends are the only ones with `unsafe`.
+//! This module, the backends and the ring that requests go through are the only ones with `unsafe`.
 
 mod buffer;
 mod pages;

@@ -77,6 +77,8 @@ struct Shared {
     limit: usize,
     keep: usize,
     registered: AtomicUsize,
+    /// The sum of the classes' `counted`.
+    kept: AtomicUsize,
 }
 
 /// What threads of the same number use. (On cache lines of its own.)
@@ -94,6 +96,9 @@ struct Class {
     vacant: Vec<usize>,
     /// How many bytes are in chunks that have nothing but free slots.
     empty: usize,
+    /// The most that `empty` was since it was last asked: what counts against the pool's `keep`. So a chunk that is emptied and
+    /// used by turns counts once, and nobody else's memory is touched each time.
+    counted: usize,
     /// How many bytes its chunks have.
     bytes: usize,
     /// Whether the pool is gone, and empty chunks with it.
@@ -109,6 +114,16 @@ struct FreeSlots {
     len: usize,
     /// Where its id is in the class' `vacant`, if it has any.
     place: usize,
+}
+
+/// What becomes of a chunk when a slot comes home.
+enum Emptied {
+    /// It stays.
+    Stays,
+    /// It is to be given back: its slots.
+    Goes(FreeSlots),
+    /// It is empty, and with it there is more than the pool keeps: if others can go, it stays.
+    TooMuch,
 }
 
 /// What a chunk has at least, if it isn't one slot.
@@ -201,8 +216,8 @@ impl PoolBuilder {
         self
     }
 
-    /// How many bytes are kept in empty chunks, for each length of buffers and each partition: 32 MiB, unless set. New memory
-    /// has to be cleared by the system, which takes about as long as it takes a message to come.
+    /// How many bytes are kept in empty chunks, of all lengths together: 32 MiB, unless set. (What other lengths left empty is
+    /// given back first.) New memory has to be cleared by the system, which takes about as long as it takes a message to come.
     pub fn keep(mut self, bytes: usize) -> PoolBuilder {
         self.keep = bytes;
         self
@@ -214,8 +229,9 @@ impl PoolBuilder {
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
         // A power of two, so that a mask finds a thread's.
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
-        let (domain, registered) = (domain.clone(), AtomicUsize::new(0));
-        Pool(Arc::new(Handle(Arc::new(Shared { domain, partitions, limit, keep, registered }))))
+        let (registered, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let shared = Shared { domain: domain.clone(), partitions, limit, keep, registered, kept };
+        Pool(Arc::new(Handle(Arc::new(shared))))
     }
 }
 
@@ -237,14 +253,24 @@ impl Shared {
     #[inline]
     fn take_home(slot: Slot) {
         let slot = ManuallyDrop::new(slot);
-        let Chunk { pool, partition, class, .. } = &*slot.chunk;
-        let mut class = pool.partitions[*partition].classes[*class].lock();
-        // SAFETY: it is moved out of `slot`, which isn't looked at again. The lock lies in the pool, which isn't gone before
-        // the lock is released: whoever ends it takes the lock of every class first.
-        let emptied = class.put(unsafe { std::ptr::read(&*slot) });
-        drop(class);
-        // Deregistering may take long.
-        drop(emptied);
+        let Chunk { pool, partition, class: number, .. } = &*slot.chunk;
+        let mut class = pool.partitions[*partition].classes[*number].lock();
+        // SAFETY: it is moved out of `slot`, which isn't looked at again but while the class is locked: until then it is there.
+        // The lock lies in the pool, which isn't gone before the lock is released: whoever ends it takes the lock of every class
+        // first.
+        match class.put(unsafe { std::ptr::read(&*slot) }) {
+            Emptied::Stays => {}
+            Emptied::Goes(slots) => {
+                drop(class);
+                // Deregistering may take long.
+                drop(slots);
+            }
+            Emptied::TooMuch => {
+                let (pool, partition, number) = (Arc::clone(pool), *partition, *number);
+                drop(class);
+                pool.keep_less(partition, number);
+            }
+        }
     }
 
     /// A slot of a class that has none free here: from a new chunk, or where there can be none from another partition.
@@ -296,8 +322,25 @@ impl Shared {
         for (_, class) in self.classes() {
             let mut class = class.lock();
             class.is_closed |= closing;
-            let emptied = class.remove_empty();
+            let emptied = class.remove_empty(usize::MAX, &self.kept);
             drop(class);
+            drop(emptied);
+        }
+    }
+
+    /// Gives empty chunks back until there are no more than are to be kept; those of this class, which is in use, last.
+    #[cold]
+    fn keep_less(&self, partition: usize, class: usize) {
+        // Most are in use again that were counted when they were empty.
+        self.classes().for_each(|(_, class)| class.lock().settle(&self.kept));
+        let last = &self.partitions[partition].classes[class];
+        let others = self.classes().map(|(_, class)| class).filter(|class| !std::ptr::eq(*class, last));
+        for class in others.chain([last]) {
+            let excess = self.kept.load(Ordering::Relaxed).saturating_sub(self.keep);
+            if excess == 0 {
+                break;
+            }
+            let emptied = class.lock().remove_empty(excess, &self.kept);
             drop(emptied);
         }
     }
@@ -324,10 +367,10 @@ impl Class {
         slot
     }
 
-    /// Takes a slot back. Returns the slots of a chunk that is to be given back.
+    /// Takes a slot back.
     #[inline]
-    fn put(&mut self, slot: Slot) -> Option<FreeSlots> {
-        let (id, keep) = (slot.chunk.id.load(Ordering::Relaxed), slot.chunk.pool.keep);
+    fn put(&mut self, slot: Slot) -> Emptied {
+        let id = slot.chunk.id.load(Ordering::Relaxed);
         let free = self.chunks[id].as_mut().expect("a chunk stays until its slots are home");
         if free.slots.is_empty() {
             free.place = self.vacant.len();
@@ -336,10 +379,31 @@ impl Class {
         // There was room for all when the chunk was made.
         free.slots.push(slot);
         if free.slots.len() < free.count {
-            return None;
+            return Emptied::Stays;
         }
         self.empty += free.len;
-        (self.empty > keep || self.is_closed).then(|| self.remove(id))
+        if self.empty <= self.counted && !self.is_closed { Emptied::Stays } else { self.keep(id) }
+    }
+
+    /// Sees whether a chunk is to be kept, all of whose slots are free.
+    #[cold]
+    fn keep(&mut self, id: usize) -> Emptied {
+        let free = self.chunks[id].as_ref().expect("it is there");
+        let pool = &*free.slots[0].chunk.pool;
+        if self.is_closed || free.len > pool.keep {
+            return Emptied::Goes(self.remove(id));
+        }
+        let more = self.empty - self.counted;
+        let before = pool.kept.fetch_add(more, Ordering::Relaxed);
+        let is_too_much = before.saturating_add(more) > pool.keep;
+        self.counted = self.empty;
+        if is_too_much { Emptied::TooMuch } else { Emptied::Stays }
+    }
+
+    /// Counts only what is empty now.
+    fn settle(&mut self, kept: &AtomicUsize) {
+        kept.fetch_sub(self.counted - self.empty, Ordering::Relaxed);
+        self.counted = self.empty;
     }
 
     /// Adds a chunk, all of whose slots are free.
@@ -370,12 +434,20 @@ impl Class {
         free
     }
 
-    /// Removes all chunks all of whose slots are free.
-    fn remove_empty(&mut self) -> Vec<FreeSlots> {
-        let is_empty = |free: &FreeSlots| free.slots.len() == free.count;
-        let ids = (0..self.chunks.len()).filter(|id| self.chunks[*id].as_ref().is_some_and(is_empty));
-        let ids: Vec<usize> = ids.collect();
-        ids.into_iter().map(|id| self.remove(id)).collect()
+    /// Removes chunks all of whose slots are free, until they have as many bytes as are to go or there are none.
+    fn remove_empty(&mut self, bytes: usize, kept: &AtomicUsize) -> Vec<FreeSlots> {
+        let mut removed = Vec::new();
+        let rest = self.empty.saturating_sub(bytes);
+        for id in 0..self.chunks.len() {
+            if self.empty <= rest {
+                break;
+            }
+            if self.chunks[id].as_ref().is_some_and(|free| free.slots.len() == free.count) {
+                removed.push(self.remove(id));
+            }
+        }
+        self.settle(kept);
+        removed
     }
 }
 
