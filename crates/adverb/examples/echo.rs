@@ -11,11 +11,11 @@ use adverb::net::blocking::{Connection, Listener, connect};
 
 const ROUNDS: u32 = 1000;
 
-fn main() -> std::io::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
         [address] => Ok(ask(address)?),
-        _ => Err(std::io::Error::other("usage: echo [serve] ADDRESS:PORT")),
+        _ => Err("usage: echo [serve] ADDRESS:PORT".into()),
     }
 }
 

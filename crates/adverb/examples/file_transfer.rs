@@ -6,7 +6,7 @@
 //! ```
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::time::Instant;
 
 use adverb::net::blocking::{Listener, connect};
@@ -14,16 +14,16 @@ use adverb::net::blocking::{Listener, connect};
 /// How much is sent at a time.
 const PIECE: usize = 1 << 20;
 
-fn main() -> io::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["receive", address, path] => receive(address, path),
         ["send", address, path] => send(address, path),
-        _ => Err(io::Error::other("usage: file_transfer receive|send ADDRESS:PORT FILE")),
+        _ => Err("usage: file_transfer receive|send ADDRESS:PORT FILE".into()),
     }
 }
 
-fn receive(address: &str, path: &str) -> io::Result<()> {
+fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
     let listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_address());
     let connection = listener.accept()?;
@@ -38,7 +38,7 @@ fn receive(address: &str, path: &str) -> io::Result<()> {
     Ok(connection.close()?)
 }
 
-fn send(address: &str, path: &str) -> io::Result<()> {
+fn send(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
     let mut file = File::open(path)?;
     let connection = connect(address)?;
     let start = Instant::now();
@@ -52,8 +52,8 @@ fn send(address: &str, path: &str) -> io::Result<()> {
         connection.send(piece)?;
     }
     connection.shutdown()?;
-    let answer = connection.recv()?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let len = u64::from_le_bytes(answer[..].try_into().map_err(io::Error::other)?);
+    let answer = connection.recv()?.ok_or("the receiver doesn't say what it has")?;
+    let len = u64::from_le_bytes(answer[..].try_into()?);
     println!("sent {len} bytes in {:?}", start.elapsed());
     Ok(connection.close()?)
 }

@@ -14,11 +14,11 @@ use adverb::net::blocking::{Listener, connect};
 /// How many bytes of parameters there are, behind their version.
 const LEN: usize = 1 << 16;
 
-fn main() -> std::io::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
         [address] => Ok(read(address)?),
-        _ => Err(std::io::Error::other("usage: parameter_read [serve] ADDRESS:PORT")),
+        _ => Err("usage: parameter_read [serve] ADDRESS:PORT".into()),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use adverb::net::Rights;
 use adverb::net::blocking::{Connection, Listener, connect};
 
-fn main() -> adverb::Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
@@ -31,12 +31,9 @@ fn main() -> adverb::Result<()> {
                 counter.fetch_add(0, 1)?;
             }
             println!("it was {} before this", counter.fetch_add(0, 1)?);
-            connection.close()
+            Ok(connection.close()?)
         }
-        _ => {
-            println!("usage: remote_counter [serve] ADDRESS:PORT");
-            Ok(())
-        }
+        _ => Err("usage: remote_counter [serve] ADDRESS:PORT".into()),
     }
 }
 

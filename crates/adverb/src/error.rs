@@ -1,6 +1,7 @@
 //! What can go wrong, and what to try.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -10,7 +11,9 @@ use adverb_proto::vocabulary::{Failure, QpState, RejectReason};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong: the verb, the object, the reason in words, and where there is one a hint.
-#[derive(Debug, thiserror::Error)]
+///
+/// `{:?}` says the same as `{}`, so that who returns it from `main`, or unwraps it, reads the hint too.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no RDMA library on this machine.
@@ -106,7 +109,7 @@ pub enum Error {
         reason: Cow<'static, str>,
     },
     /// A request failed.
-    #[error("{}{}", .failure.status, hint_line(&.failure.status.hint().unwrap_or_default()))]
+    #[error("{}{}{}", .failure.status, vendor_error(.failure), hint_line(&.failure.status.hint().unwrap_or_default()))]
     Failed {
         /// How.
         failure: Failure,
@@ -160,12 +163,12 @@ pub enum Error {
         /// What to try.
         hint: Cow<'static, str>,
     },
-    /// A peer refused to be connected, or isn't a program that can be.
-    #[error("{peer} refused the connection: {reason}")]
+    /// One side refused to be connected with the other, or that isn't a program that can be.
+    #[error("the connection with {peer} was refused: {reason}")]
     Refused {
         /// The peer.
         peer: SocketAddr,
-        /// Why, as the peer says.
+        /// Why: in the peer's words, or because of what it said.
         reason: String,
     },
     /// Memory couldn't be had.
@@ -192,6 +195,12 @@ impl Error {
             _ => "",
         };
         (!hint.is_empty()).then_some(hint)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -223,5 +232,38 @@ fn hint_line(hint: &impl AsRef<str>) -> String {
     match hint.as_ref() {
         "" => String::new(),
         hint => format!("\n  hint: {hint}"),
+    }
+}
+
+/// What the device's maker calls it, if there is a name.
+fn vendor_error(failure: &Failure) -> String {
+    match failure.vendor_error {
+        0 => String::new(),
+        code => format!(" (vendor error {code:#x})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_returns_an_error_from_main_reads_its_hint() {
+        let error = || Error::NoDevice { what: "there is no device mlx5_0".into(), hint: "try soft".into() };
+        let said = "there is no device mlx5_0\n  hint: try soft";
+        assert_eq!(format!("{:?}", error()), said);
+        assert_eq!(format!("{:?}", Box::<dyn std::error::Error>::from(error())), said);
+        assert_eq!(format!("{:?}", crate::net::SendError::from(error())), said);
+    }
+
+    #[test]
+    fn what_a_maker_calls_a_failure_is_said() {
+        use adverb_proto::vocabulary::Status;
+        let failed = |vendor_error| {
+            let failure = Failure { status: Status::LocalProtection, vendor_error };
+            Error::Failed { failure }.to_string()
+        };
+        assert!(failed(0x51).contains("(vendor error 0x51)"), "{}", failed(0x51));
+        assert!(!failed(0).contains("vendor"), "{}", failed(0));
     }
 }

@@ -200,9 +200,17 @@ fn who_has_another_key_or_none_is_refused_with_a_reason() {
             key.map_or(options.clone(), |key| options.clone().key(key))
         };
         for (clients, servers, reason) in [
-            (None, Some(&key), "refused the connection: it has no key, and this side wants one"),
-            (Some(&key), None, "refused the connection: it has a key, and this side has none"),
-            (Some(&other), Some(&key), "refused the connection: its key is another"),
+            (
+                None,
+                Some(&key),
+                "refused: the listener wants a key (`Options::key`), and who connects has none",
+            ),
+            (
+                Some(&key),
+                None,
+                "refused: who connects wants a key (`Options::key`), and the listener has none",
+            ),
+            (Some(&other), Some(&key), "refused: the two sides have different keys"),
         ] {
             let error = refused(&with(&client, clients), &with(&server, servers), address);
             assert!(error.contains(reason), "{exchange:?}: {error}");

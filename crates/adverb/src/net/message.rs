@@ -135,7 +135,6 @@ pub struct Unacknowledged {
 ///     Err(adverb::Error::InvalidRequest { reason: "no connection is well".into() })
 /// }
 /// ```
-#[derive(Debug)]
 pub struct SendError {
     /// Why.
     pub error: Error,
@@ -144,9 +143,15 @@ pub struct SendError {
     pub buffer: Option<RegisteredBuf>,
 }
 
+impl fmt::Debug for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 

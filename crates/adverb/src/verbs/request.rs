@@ -226,10 +226,7 @@ pub struct PostError<R> {
 
 impl<R> fmt::Debug for PostError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostError")
-            .field("error", &self.error)
-            .field("requests", &self.requests.len())
-            .finish()
+        fmt::Display::fmt(&self.error, f)
     }
 }
 

@@ -329,10 +329,16 @@ impl Arrivals {
     }
 }
 
-/// Whether nobody has come, or who came has gone.
+/// Whether nobody has come, or who came has gone: Linux tells a listener what became of a connection before it was taken.
 fn is_the_peers(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
-    matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted | ConnectionReset)
+    use io::ErrorKind::{
+        ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable,
+        TimedOut, WouldBlock,
+    };
+    let kind = error.kind();
+    matches!(kind, WouldBlock | Interrupted | ConnectionAborted | ConnectionReset | TimedOut)
+        || matches!(kind, HostUnreachable | NetworkUnreachable | NetworkDown)
+        || error.raw_os_error() == Some(libc::EPROTO)
 }
 
 /// Whether the system has too little of something for another connection.

@@ -86,17 +86,21 @@ fn address_like(device: &Device, peer: IpAddr) -> Option<IpAddr> {
     device.gids().ok()?.iter().map(|entry| entry.gid.ip()).find(is_like)
 }
 
-/// A flaw, in words for the log of one side and the error of the other.
+/// A flaw, in words for the log of one side and the error of the other: they are as true at either.
 fn explain(flaw: &Flaw) -> String {
     match flaw {
         Flaw::NotAdverb => "it doesn't speak Adverb's protocol".to_owned(),
         Flaw::Version(version) => {
-            format!("it speaks version {version} of the protocol, and this side {VERSION}")
+            format!("version {version} of the protocol was spoken, and version {VERSION} is understood")
         }
-        Flaw::Malformed => "what it says makes no sense".to_owned(),
-        Flaw::KeyMissing => "it has no key, and this side wants one".to_owned(),
-        Flaw::KeyUnknown => "it has a key, and this side has none".to_owned(),
-        Flaw::KeyWrong => "its key is another".to_owned(),
+        Flaw::Malformed => "a greeting that makes no sense".to_owned(),
+        Flaw::ConnectorHasNoKey => {
+            "the listener wants a key (`Options::key`), and who connects has none".to_owned()
+        }
+        Flaw::ListenerHasNoKey => {
+            "who connects wants a key (`Options::key`), and the listener has none".to_owned()
+        }
+        Flaw::KeyWrong => "the two sides have different keys".to_owned(),
     }
 }
 
@@ -107,7 +111,7 @@ fn refused(peer: SocketAddr, flaw: &Flaw) -> Error {
 pub(super) fn unreachable(peer: SocketAddr, error: io::Error) -> Error {
     Error::Unreachable {
         peer,
-        stage: "telling each other of the queue pairs over TCP",
+        stage: "connecting over TCP",
         error,
         hint: "is there a listener at this address and port?".into(),
     }
@@ -118,7 +122,7 @@ pub(super) fn no_address(error: io::Error) -> Error {
 }
 
 pub(super) fn not_bound(error: io::Error) -> Error {
-    verb("listening", error, "is the address one of this machine's, and the port free?")
+    verb("listening", error, "an address of this machine and a free port are needed: 127.0.0.1:7471")
 }
 
 pub(super) fn not_watched(error: io::Error) -> Error {

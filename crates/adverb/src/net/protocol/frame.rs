@@ -68,7 +68,7 @@ pub(in crate::net) fn frame_len(body: usize) -> usize {
 }
 
 impl Frame {
-    /// Appends the header, and what of the body belongs to the protocol, to `out`.
+    /// Puts the header, and what of the body belongs to the protocol, at the beginning of `out`.
     pub(in crate::net) fn emit(&self, out: &mut [u8]) {
         let (kind, len) = match self.kind {
             FrameKind::Message { len } => (MESSAGE, len),

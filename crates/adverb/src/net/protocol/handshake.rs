@@ -50,10 +50,10 @@ pub(in crate::net) enum Flaw {
     Version(u16),
     /// It keeps no rule.
     Malformed,
-    /// It comes without a key, and this side has one.
-    KeyMissing,
-    /// It comes with a key, and this side has none.
-    KeyUnknown,
+    /// The listener has a key, and the connector none.
+    ConnectorHasNoKey,
+    /// The connector has a key, and the listener none.
+    ListenerHasNoKey,
     /// Its proof isn't one.
     KeyWrong,
 }

@@ -53,8 +53,8 @@ impl Introduction {
     pub(in crate::net) fn admits(&self, asking: &Side) -> Result<(), Flaw> {
         match (&self.secret, asking.nonce) {
             _ if asking.proof.is_some() => Err(Flaw::Malformed),
-            (Some(_), None) => Err(Flaw::KeyMissing),
-            (None, Some(_)) => Err(Flaw::KeyUnknown),
+            (Some(_), None) => Err(Flaw::ConnectorHasNoKey),
+            (None, Some(_)) => Err(Flaw::ListenerHasNoKey),
             (Some(_), Some(_)) | (None, None) => Ok(()),
         }
     }
@@ -80,8 +80,8 @@ impl Introduction {
         let ((key, nonce), answered, proof) = match (self.secret, answer.nonce, answer.proof) {
             (None, None, None) => return Ok(None),
             (Some(secret), Some(nonce), Some(proof)) => (secret, nonce, proof),
-            (Some(_), None, None) => return Err(Flaw::KeyMissing),
-            (None, ..) => return Err(Flaw::KeyUnknown),
+            (Some(_), None, None) => return Err(Flaw::ListenerHasNoKey),
+            (None, ..) => return Err(Flaw::ConnectorHasNoKey),
             (Some(_), ..) => return Err(Flaw::Malformed),
         };
         let seal = Seal { transcript: transcript(&nonce, &answered, ends), key, role: Role::Connector };
@@ -112,7 +112,7 @@ impl Seal {
 
     /// The other side's hello, if its seal is good.
     pub(in crate::net) fn open<'a>(&self, sealed: &'a [u8]) -> Result<&'a [u8], Flaw> {
-        let (seal, hello) = sealed.split_first_chunk::<SEAL_LEN>().ok_or(Flaw::KeyMissing)?;
+        let (seal, hello) = sealed.split_first_chunk::<SEAL_LEN>().ok_or(Flaw::KeyWrong)?;
         let other = match self.role {
             Role::Connector => Role::Listener,
             Role::Listener => Role::Connector,

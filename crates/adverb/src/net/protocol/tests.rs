@@ -325,8 +325,8 @@ fn only_who_has_the_key_is_met() {
     assert_eq!(meet_with(None, None), Ok(()));
     assert_eq!(meet_with(Some(&key), Some(&key)), Ok(()));
     assert_eq!(meet_with(Some(&key), Some(&other)), Err((Role::Connector, Flaw::KeyWrong)));
-    assert_eq!(meet_with(None, Some(&key)), Err((Role::Listener, Flaw::KeyMissing)));
-    assert_eq!(meet_with(Some(&key), None), Err((Role::Listener, Flaw::KeyUnknown)));
+    assert_eq!(meet_with(None, Some(&key)), Err((Role::Listener, Flaw::ConnectorHasNoKey)));
+    assert_eq!(meet_with(Some(&key), None), Err((Role::Listener, Flaw::ListenerHasNoKey)));
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn who_changes_what_they_say_to_each_other_is_noticed() {
     assert_eq!(with(|_, answer, _| answer.proof = None), Err((Role::Connector, Flaw::Malformed)));
     let stripped =
         |_: &mut Side, answer: &mut Side, _: &mut Ends| (answer.nonce, answer.proof) = (None, None);
-    assert_eq!(with(stripped), Err((Role::Connector, Flaw::KeyMissing)));
+    assert_eq!(with(stripped), Err((Role::Connector, Flaw::ListenerHasNoKey)));
     assert_eq!(
         with(|asked, _, _| asked.proof = asked.nonce),
         Err((Role::Listener, Flaw::Malformed)),
