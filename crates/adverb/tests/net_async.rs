@@ -101,6 +101,18 @@ async fn tasks_on_several_threads_share_a_connection() {
 }
 
 #[tokio::test]
+async fn who_never_waits_leaves_other_tasks_their_turn() {
+    let (left, right) = pair(&options()).await;
+    let other = tokio::spawn(async {});
+    // Each finds what it needs at once.
+    for _ in 0..1_000 {
+        left.send(b"hello").await.unwrap();
+        right.recv().await.unwrap().unwrap();
+    }
+    assert!(other.is_finished());
+}
+
+#[tokio::test]
 async fn futures_that_are_dropped_at_any_point_do_no_harm() {
     let drops = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
     let (left, right) = pair(&tiny(options()).eager(100)).await;

@@ -498,6 +498,8 @@ impl Connection {
         waiting: &'static str,
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Result<T> {
+        // Who always finds something leaves others their turn.
+        tokio::task::coop::consume_budget().await;
         // What is there already needs no clock.
         if let Some(value) = self.look(&mut ready)? {
             return Ok(value);

@@ -8,6 +8,28 @@ pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
+/// How often something is done of which the allocations are counted.
+pub(crate) const ROUNDS: usize = 4;
+
+/// Runs something again and again, which allocates nothing once it has been done so often.
+pub(crate) fn assert_none(name: &str, before: usize, mut run: impl FnMut()) {
+    (0..before).for_each(|_| run());
+    let counts = std::array::from_fn(|_| {
+        let before = allocations();
+        run();
+        allocations() - before
+    });
+    assert_few(name, counts);
+}
+
+/// Something that allocates nothing had these counts: lists grow to what they hold at most, at which they may arrive late, but
+/// what needs memory needs it always.
+pub(crate) fn assert_few(name: &str, counts: [u64; ROUNDS]) {
+    println!("{name}: {counts:?} allocations");
+    assert_eq!(counts.iter().min(), Some(&0), "{name}: {counts:?}");
+    assert!(counts[1..].iter().sum::<u64>() <= 64, "{name}: {counts:?}");
+}
+
 /// Counts allocations.
 struct Counting;
 
