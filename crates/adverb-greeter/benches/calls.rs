@@ -14,7 +14,6 @@
 mod peer;
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb::net::{Connector, Listener, Options};
@@ -43,21 +42,11 @@ const NAME: &str = "somebody whose name makes sixty-four bytes of this message, 
 /// For how long calls go before the time counts.
 const WARM: Duration = Duration::from_millis(50);
 
-fn main() -> ExitCode {
+fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match run(&words) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(words: &[&str]) -> Outcome {
     let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
-    match *words {
+    match words[..] {
         [] => println!("nothing to do: this is run by `cargo xtask bench net`"),
         ["serve", who, place] => runtime()?.block_on(serve(who, place))?,
         [who, ours, theirs, ..] => {

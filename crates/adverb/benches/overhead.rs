@@ -5,6 +5,7 @@
 //! overhead owned-single|owned-batch|raw-single|raw-batch ROUNDS
 //! ```
 
+#[allow(dead_code, reason = "nothing is asserted here")]
 #[path = "../tests/common/counting.rs"]
 mod counting;
 

@@ -16,7 +16,6 @@ mod connection;
 mod peer;
 mod raw;
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use connection::How;
@@ -41,22 +40,12 @@ pub(crate) const SHORT: usize = 64;
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-fn main() -> ExitCode {
+fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match run(&words) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(words: &[&str]) -> Outcome {
     let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
     let time = || number(4, 700).map(Duration::from_millis);
-    match *words {
+    match words[..] {
         [] => println!("nothing to do: this is run by `cargo xtask bench net`"),
         ["serve", who, device, ref work @ ..] => serve(who, device, Work::read(work)?)?,
         ["rate", who, ours, theirs, ..] => {

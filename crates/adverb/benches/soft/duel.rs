@@ -1,6 +1,5 @@
 //! Two processes.
 
-use std::io::{Read, stdin, stdout};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,11 +102,11 @@ impl Desk {
 
     /// Connects with the process that started this one.
     fn meet_starter(&self) -> Outcome {
-        let theirs: Offer = peer::hear(&mut stdin().lock())?;
+        let theirs: Offer = peer::hear()?;
         self.connect(&theirs)?;
-        peer::tell(&mut stdout(), &self.offer(0..self.queue_pairs.len()))?;
-        peer::hear::<()>(&mut stdin().lock())?;
-        peer::tell(&mut stdout(), &())
+        peer::tell(&self.offer(0..self.queue_pairs.len()))?;
+        peer::hear::<()>()?;
+        peer::tell(&())
     }
 }
 
@@ -327,9 +326,9 @@ pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
     match *plan {
         Plan::Sleep(len) => {
             let desk = meet(device, len)?;
-            stdin().read_to_end(&mut Vec::new())?;
+            peer::until_dismissed();
             drop(desk);
-            peer::tell(&mut stdout(), &0.0)
+            peer::tell(&0.0)
         }
         Plan::Poll(len) => {
             let desk = meet(device, len)?;
@@ -338,7 +337,7 @@ pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
             while !over.load(Ordering::Relaxed) {
                 desk.completions.poll(&mut done)?;
             }
-            peer::tell(&mut stdout(), &0.0)
+            peer::tell(&0.0)
         }
         Plan::Echo(times) => echo(device, times),
         Plan::Rate { queue_pairs } => take(device, queue_pairs),
@@ -357,7 +356,7 @@ fn until_over() -> Arc<AtomicBool> {
     let over = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&over);
     std::thread::spawn(move || {
-        _ = stdin().read_to_end(&mut Vec::new());
+        peer::until_dismissed();
         seen.store(true, Ordering::Relaxed);
     });
     over
@@ -383,7 +382,7 @@ fn echo(device: &str, times: u32) -> Outcome {
     while !over.load(Ordering::Relaxed) {
         desk.completions.poll(&mut done)?;
     }
-    peer::tell(&mut stdout(), &0.0)
+    peer::tell(&0.0)
 }
 
 /// Takes messages, and looks whether each queue pair's are in order.
@@ -441,7 +440,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
         }
     }
     let bytes = resident().saturating_sub(before);
-    peer::tell(&mut stdout(), &Taken { messages, out_of_order, bytes })
+    peer::tell(&Taken { messages, out_of_order, bytes })
 }
 
 /// How much memory this process has, in bytes.

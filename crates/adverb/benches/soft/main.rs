@@ -16,25 +16,14 @@ mod duel;
 mod peer;
 mod seeds;
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use peer::Plan;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-fn main() -> ExitCode {
+fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    match run(&words) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(words: &[String]) -> Outcome {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
     let time = |at| number(at, 1000).map(Duration::from_millis);
