@@ -75,8 +75,8 @@ impl Options {
     /// from it unless set. Unless set, each connection has a pool of its own.
     ///
     /// Connections of one pool are in one protection domain, where a key of memory is good for all of their peers: one that
-    /// guesses the key of what another may reach could reach it too (a wrong guess ends its connection). Peers that must not have
-    /// a pool each.
+    /// guesses the key of what another may reach could reach it too (a wrong guess ends its connection). Where that must not
+    /// be, give each its own pool.
     pub fn pool(mut self, pool: &Pool) -> Options {
         self.device.get_or_insert_with(|| pool.protection_domain().device().clone());
         self.pool = Some(pool.clone());

@@ -140,7 +140,7 @@ impl From<Connection> for Stream {
 }
 
 impl Stream {
-    /// Its two halves, for two tasks.
+    /// Its two halves, for two tasks. The connection is closed when both are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }

@@ -60,7 +60,8 @@ pub struct ReadHalf {
     rest: Option<RegisteredBuf>,
 }
 
-/// The half of a [`Stream`] that writes: see [`Stream::into_split`].
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends, and waits while the
+/// peer has no room for that, up to the options' [`connect_timeout`](Options::connect_timeout).
 pub struct WriteHalf {
     shared: Arc<Shared>,
 }
