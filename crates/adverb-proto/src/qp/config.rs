@@ -46,9 +46,9 @@ pub struct QpConfig {
     /// How many bytes of answers to READs may be under way, each packet counted with 512 more than it carries. Nothing
     /// else holds them back: a longer READ is asked for in parts, so that what receives its packets can hold them all.
     pub read_window: u32,
-    /// While this many requests are unacknowledged, short ones wait for each other, until as many are there or the
-    /// acknowledgement is: then they go together. Nothing waits behind a request of more than a packet, or before one, or if
-    /// it is solicited. 0 is never.
+    /// How many short requests go together at most. While half as many are unacknowledged, short ones wait for each other,
+    /// until as many are there as are unacknowledged, or as this says, or the acknowledgement is: then they go. Nothing waits
+    /// behind a request of more than a packet, or before one, or if it is solicited. 0 is never.
     pub gather: u32,
     /// What to do about congestion.
     pub congestion: Congestion,

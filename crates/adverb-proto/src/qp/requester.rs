@@ -254,8 +254,9 @@ impl QueuePair {
         let next_is_short = queue.get(cursor).is_some_and(is_short);
         let are_short = requester.is_short && next_is_short && queue.back().is_some_and(is_short);
         let waiting = queue.len() - cursor;
+        let are_enough = cursor < gather.div_ceil(2) || waiting >= gather.min(cursor);
         // Without a timer nobody would ask again for what was said of them.
-        if cursor < gather || waiting >= gather || !are_short || gather == 0 || requester.timeout.is_none() {
+        if are_enough || !are_short || requester.timeout.is_none() {
             requester.gathered = waiting as u32;
         }
         if requester.gathered == 0 {

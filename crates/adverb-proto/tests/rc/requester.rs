@@ -636,7 +636,7 @@ fn window_pauses_sending_and_its_last_packet_asks_for_an_acknowledgement() {
 
 /// An end with four short requests under way, behind which others gather.
 fn gathering(options: Options) -> End {
-    let mut end = solo_with(&Options { gather: 4, ..options });
+    let mut end = solo_with(&Options { gather: 8, ..options });
     for request in 0..4 {
         end.post(request, WRITE, 0, 8);
         assert_eq!(numbers(&end.says()), [request as u32], "at once: the peer isn't busy");
@@ -659,6 +659,18 @@ fn short_requests_go_together_when_many_are_under_way() {
     assert!(end.says().is_empty(), "four are still under way");
     end.hear_ack(4);
     assert_eq!(numbers(&end.says()), [8, 9], "as soon as there are fewer, all that wait go");
+}
+
+#[test]
+fn more_short_requests_go_together_the_more_are_under_way_but_not_more_than_they_may() {
+    let mut end = gathering(Options::default());
+    let mut trains = Vec::new();
+    for request in 4..32 {
+        end.post(request, WRITE, 0, 8);
+        let train = end.says().len();
+        trains.extend((train > 0).then_some(train));
+    }
+    assert_eq!(trains, [4, 8, 8, 8]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub(super) struct Engine {
     pub(super) window: u32,
     /// How many bytes of answers to READs of one queue pair may be: those come to us, whoever sends them.
     pub(super) read_window: u32,
-    /// Behind how many requests short ones gather.
+    /// How many short requests go together.
     pub(super) gather: u32,
     /// The groups that the link has joined.
     groups: Vec<Gid>,
