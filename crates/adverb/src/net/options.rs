@@ -175,8 +175,8 @@ impl Options {
     }
 
     /// The longest message that fits a write into a ring of the peer's.
-    pub(super) fn eager_for(&self, ring: u32) -> usize {
-        self.eager.min(longest_write(ring) - HEADER_LEN as u32) as usize
+    pub(super) fn eager_for(&self, ring: u32) -> u32 {
+        self.eager.min(longest_write(ring) - HEADER_LEN as u32)
     }
 }
 

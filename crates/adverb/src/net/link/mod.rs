@@ -21,6 +21,7 @@ pub(super) use stream::Taken;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -87,6 +88,8 @@ pub(super) struct Link {
     role: Role,
     pub(super) options: Options,
     state: Mutex<State>,
+    /// Up to which length messages go through the peer's ring, in the upper half, and which length is the most.
+    limits: AtomicU64,
     /// Told when something has changed, or nobody waits for events any more.
     pub(super) news: Condvar,
     /// Who makes it again when it breaks, if anybody does; and how tasks hear of that.
@@ -113,8 +116,6 @@ pub(super) struct State {
     resume: resume::Resume,
     /// The peer's ring, once it has said where, and as long as it can be reached.
     outbound: Option<PeerRing>,
-    /// Up to which length messages go through that ring, and which length is the most.
-    limits: (usize, u32),
     inbound: Inbound,
     /// What hellos are sealed with, if there is a key.
     seal: Option<Seal>,
@@ -290,7 +291,6 @@ impl Link {
             lane: Arc::new(Lane { queue_pair, hold, completions, pool, ring: OnceLock::new(), peer }),
             resume: resume::Resume::default(),
             outbound: None,
-            limits: (0, LONGEST_MESSAGE),
             inbound: Inbound::new(options.ring, options.writes),
             seal,
             owes_hello: true,
@@ -335,6 +335,7 @@ impl Link {
             role,
             options,
             state: Mutex::new(state),
+            limits: AtomicU64::new(LONGEST_MESSAGE.into()),
             news: Condvar::new(),
             home: OnceLock::new(),
             bell: OnceLock::new(),
@@ -413,6 +414,16 @@ impl Link {
     /// What it goes over now.
     pub(super) fn lane(&self) -> Arc<Lane> {
         self.lock().lane()
+    }
+
+    /// Up to which length messages go through the peer's ring, and which length is the most.
+    fn limits(&self) -> (usize, u32) {
+        let limits = self.limits.load(Ordering::Relaxed);
+        ((limits >> 32) as usize, limits as u32)
+    }
+
+    fn set_limits(&self, eager: u32, most: u32) {
+        self.limits.store(u64::from(eager) << 32 | u64::from(most), Ordering::Relaxed);
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -86,7 +86,7 @@ impl Link {
         self.recognise(state, session)?;
         let len = memory.len as u32;
         let longest_write = longest_write(len) as usize;
-        state.limits = (self.options.eager_for(len).min(longest_message as usize), longest_message);
+        self.set_limits(self.options.eager_for(len).min(longest_message), longest_message);
         state.outbound = Some(PeerRing { outbound: Outbound::new(len, writes), memory, longest_write });
         if state.owes_hello {
             self.say_hello(state);
@@ -277,7 +277,7 @@ impl Link {
         let Some(PeerRing { outbound, memory, .. }) = &mut state.outbound else { return Err(batch) };
         let Some(offset) = outbound.place(batch.len as u32) else { return Err(batch) };
         let place = memory.at(offset.into());
-        if batch.buffer.resize(batch.len).is_err() {
+        if batch.buffer.len() != batch.len && batch.buffer.resize(batch.len).is_err() {
             return Err(batch);
         }
         if state.resume.is_on {
@@ -369,9 +369,10 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
 }
 
 /// Puts what a write brought into the inbox. The messages share the buffer that they came in.
-fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Result<(), Violation> {
+fn take_frames(state: &mut State, frames: RegisteredBuf, longest: u32) -> Result<(), Violation> {
     let cut = |_| Violation("a frame that is cut short");
-    while !frames.is_empty() {
+    let mut rest = Some(frames);
+    while let Some(mut frames) = rest.take() {
         let frame = Frame::parse(&frames)?;
         let may_follow_the_end = matches!(frame.kind, FrameKind::Gone | FrameKind::Announcement { .. });
         if state.peer_is_gone || state.peer_is_shut && !may_follow_the_end {
@@ -383,7 +384,14 @@ fn take_frames(state: &mut State, mut frames: RegisteredBuf, longest: u32) -> Re
             return Err(Violation("a message that is longer than it was told to send"));
         }
         state.resume.taken += u64::from(frame.kind.is_numbered());
-        let mut this = frames.split_to(frame.len().min(frames.len())).map_err(cut)?;
+        // The last, which mostly is the only one, has all that is left: to share it would cost more than to parse it.
+        let mut this = if frame.len() < frames.len() {
+            let this = frames.split_to(frame.len()).map_err(cut)?;
+            rest = Some(frames);
+            this
+        } else {
+            frames
+        };
         match frame.kind {
             FrameKind::Message { len } => {
                 this.advance(HEADER_LEN).map_err(cut)?;

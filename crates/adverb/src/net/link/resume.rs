@@ -448,7 +448,7 @@ impl Link {
             Body::Bytes(message) => message,
             body => return Ok(Ready { body, immediate }),
         };
-        let (eager, most) = state.limits;
+        let (eager, most) = self.limits();
         if message.bytes().len() <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }

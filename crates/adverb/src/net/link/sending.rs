@@ -49,15 +49,26 @@ pub(super) enum Body<'a> {
 
 impl Link {
     /// Makes a message ready to be sent: what can be done without the connection.
+    #[inline]
     pub(in crate::net) fn ready<'a>(
         &self,
         message: Outgoing<'a>,
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
-        let (eager, most) = self.lock().limits;
+        let (eager, most) = self.limits();
         if message.bytes().len() <= eager {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
+        self.ready_long(most, message, immediate)
+    }
+
+    /// The same, for a message that doesn't go through the peer's ring.
+    fn ready_long<'a>(
+        &self,
+        most: u32,
+        message: Outgoing<'a>,
+        immediate: Option<u32>,
+    ) -> Result<Ready<'a>, SendError> {
         let ready = self.ready_to_offer(&self.lane(), most, message, immediate);
         // To copy it takes long, and the peer may have asked for the one before it meanwhile.
         self.lock().unlooked = UNLOOKED;

@@ -41,7 +41,7 @@ impl Link {
             let nothing = Ready { body: Body::Pieces { len: 0, pieces: &[] }, immediate: None };
             return Ok(self.try_send(state, &mut Some(nothing))?.map(|_| Taken::Bytes(0)));
         };
-        let longest_message = state.limits.1;
+        let (_, longest_message) = self.limits();
         let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
         let len = len.min(longest_message as usize);
         // What was gathered before goes first.
