@@ -366,6 +366,8 @@ fn exposed_memory_is_reached_without_the_peers_program() {
     // What can't be is refused, and the connection goes on.
     assert!(matches!(remote.read((1 << 20) - 1..(1 << 20) + 1), Err(Error::OutOfBounds { .. })));
     assert!(matches!(remote.write(u64::MAX, b"x").unwrap_err().error, Error::OutOfBounds { .. }));
+    let [begin, end] = [5, 3];
+    assert!(remote.read(begin..end).unwrap_err().to_string().contains("5..3 ends before it begins"));
     assert!(matches!(remote.fetch_add(4, 1), Err(Error::Unaligned { .. })));
     let log_there = left.remote("log").unwrap();
     assert!(matches!(log_there.write(0, b"x").unwrap_err().error, Error::InvalidRequest { .. }));

@@ -105,7 +105,9 @@ impl Announced {
     /// As [`place`](Announced::place), of a range, with its length.
     pub(super) fn range(&self, range: &Range<u64>, right: Rights) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
-        let len = len.ok_or(Error::OutOfBounds { offset: 0, len: 0, room: 0 })?;
+        let backwards =
+            || Error::InvalidRequest { reason: format!("the range {range:?} ends before it begins").into() };
+        let len = len.ok_or_else(backwards)?;
         Ok((self.place(range.start, len, right)?, len))
     }
 }
