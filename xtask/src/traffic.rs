@@ -52,7 +52,8 @@ pub(crate) fn run() -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let passed = process::run(Command::new(&tests).arg("--nocapture"));
-    process::run(Command::new("kill").args(["-INT", &watching.id().to_string()]))?;
+    // The shell's own: a machine may have no program of that name.
+    process::run(Command::new("sh").args(["-c", &format!("kill -INT {}", watching.id())]))?;
     watching.wait()?;
     passed?;
     let counts = counts(&file)?;

@@ -18,6 +18,9 @@ use anyhow::{Context, Result, ensure};
 /// How long a completion may take to come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long it may take if it is of a message that may have a gibibyte, on a machine with much else to do.
+const LONG_PATIENCE: Duration = Duration::from_secs(120);
+
 /// How long to wait for what must not come.
 pub(crate) const MOMENT: Duration = Duration::from_millis(60);
 
@@ -408,7 +411,7 @@ impl Side {
     }
 
     fn patience(&self) -> Duration {
-        if self.may_lose() { SHORT_PATIENCE } else { PATIENCE }
+        if self.may_lose() { SHORT_PATIENCE } else { LONG_PATIENCE }
     }
 
     /// Takes completions while they come, but no more than these: all of them, unless some may be lost.
