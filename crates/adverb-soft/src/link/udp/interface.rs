@@ -1,7 +1,7 @@
 //! Network interfaces: what devices of sockets stand on.
 
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use adverb_proto::vocabulary::PathMtu;
@@ -9,7 +9,7 @@ use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::libc;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
-use nix::sys::socket::SockaddrStorage;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, socket};
 
 /// A network interface of this machine, as it is now.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -89,7 +89,9 @@ nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
 
 /// How many bytes an IP packet on an interface may have. (The file system's `mtu` may be another network namespace's.)
 fn mtu(name: &str) -> io::Result<u32> {
-    let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+    // Any will do, and none of them needs an address, which a machine may not have of this kind or that.
+    let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    let socket = socket(AddressFamily::Inet).or_else(|_| socket(AddressFamily::Inet6))?;
     let mut request =
         libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
     for (place, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
@@ -104,6 +106,8 @@ fn mtu(name: &str) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
 
     #[test]
@@ -115,6 +119,19 @@ mod tests {
         assert_eq!(Interface { address: some.address, ..other.clone() }, some);
         assert_eq!(other.address.to_string(), "127.77.3.4");
         assert!(Interface::all().unwrap().contains(&some));
+    }
+
+    #[test]
+    fn an_interface_needs_no_other_to_be_described() {
+        // In a network namespace of its own, whose loopback interface is down.
+        let alone = std::thread::spawn(|| {
+            if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+                return println!("skipped: no network namespace can be made: {error}");
+            }
+            let down = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
+            assert_eq!((down.name.as_str(), down.is_up, down.mtu), ("lo", false, 65536));
+        });
+        alone.join().unwrap();
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl Device {
         };
         let nic = options.open().map_err(|error| Error::Verb {
             action: format!("opening the device {}", of_address(&options.addresses)),
-            hint: hint(&error).into(),
+            hint: hint(&error, &options.addresses).into(),
             error,
         })?;
         let name = name.map_or_else(|| of_address(nic.addresses()), str::to_owned);
@@ -362,9 +362,13 @@ fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
     Ok((UdpLink::open(&config)?, mtu))
 }
 
-/// What to try when a NIC can't be opened.
-fn hint(error: &io::Error) -> &'static str {
+/// What to try when a NIC can't be opened at these addresses; at none, that is the loopback interface's.
+fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
+    let is_loopback = |address: &IpAddr| Gid::from(*address).udp_address().ip().is_loopback();
     match error.kind() {
+        io::ErrorKind::AddrNotAvailable if addresses.iter().all(is_loopback) => {
+            "the loopback interface seems to be down: `ip link set lo up`"
+        }
         io::ErrorKind::AddrNotAvailable => {
             "`adverb devices` and `ip address` list the addresses of this machine"
         }
@@ -382,3 +386,21 @@ const PREFIX: &str = "soft:";
 
 /// How many addresses are tried that others may have.
 const ATTEMPTS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_no_address_is_told_where_to_look() {
+        let error = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        let of = |addresses: &[&str]| {
+            let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            hint(&error, &addresses)
+        };
+        for here in [&[][..], &["127.0.0.3"], &["::1"]] {
+            assert!(of(here).contains("ip link set lo up"), "{here:?}");
+        }
+        assert!(of(&["192.0.2.7"]).contains("list the addresses"));
+    }
+}
