@@ -129,11 +129,14 @@ fn nobody_waits_longer_than_it_may() {
     let client = client.connect_timeout(Duration::from_millis(300));
     let start = Instant::now();
     let error = Connector::new().options(&client).connect("10.22.0.9:7471").unwrap_err();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    let is_late = |error: &Error| {
+        matches!(error, Error::Unreachable { .. }) && error.to_string().contains("no answer within 300ms")
+    };
+    assert!(is_late(&error), "{error}");
     // A listener that nobody looks after says nothing.
     let listener = Listener::bind_with(address, &server).unwrap();
     let error = Connector::new().options(&client).connect(listener.local_address()).unwrap_err();
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(is_late(&error), "{error}");
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 

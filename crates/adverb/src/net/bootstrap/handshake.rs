@@ -78,7 +78,7 @@ impl Handshake {
     ) -> Result<Handshake> {
         let introduction = introduction(options)?;
         let mut connector = cm::Connector::new()
-            .timeout(deadline.left())
+            .deadline(deadline)
             .options(Parts::connect_options())
             .private_data(&introduction.ask(None).emit());
         if let Some(from) = from {

@@ -35,6 +35,8 @@ use crate::verbs::{ConnectOptions, QueuePair, Traffic};
 #[must_use = "nothing is connected until `connect` or `resolve` is called"]
 pub struct Connector {
     timeout: Duration,
+    /// When the connection has to be there, if that is said already.
+    deadline: Option<Deadline>,
     private_data: Vec<u8>,
     local: Option<SocketAddr>,
     reuse_address: bool,
@@ -45,6 +47,7 @@ impl Default for Connector {
     fn default() -> Connector {
         Connector {
             timeout: PATIENCE,
+            deadline: None,
             private_data: Vec::new(),
             local: None,
             reuse_address: false,
@@ -63,6 +66,12 @@ impl Connector {
     /// [`connect`](Connector::connect) takes no longer than this for both.
     pub fn timeout(mut self, timeout: Duration) -> Connector {
         self.timeout = timeout;
+        self
+    }
+
+    /// By when there has to be a connection, from the very beginning, whatever the timeout.
+    pub(crate) fn deadline(mut self, deadline: Deadline) -> Connector {
+        self.deadline = Some(deadline);
         self
     }
 
@@ -145,7 +154,7 @@ impl Connector {
             identifier: Arc::new(identifier),
             connector: self.clone(),
             peer,
-            deadline: Deadline::new(self.timeout),
+            deadline: self.deadline.unwrap_or_else(|| Deadline::new(self.timeout)),
             stage: Stage::Address,
             slice: FIRST_SLICE,
             done: false,
@@ -196,7 +205,7 @@ impl Resolving {
             identifier: Arc::clone(&self.identifier),
             connector: self.connector.clone(),
             resolved_by: self.deadline,
-            deadline: None,
+            deadline: self.connector.deadline,
         }))
     }
 
