@@ -364,21 +364,19 @@ impl Link {
         let _ = self.home.set(home);
     }
 
-    /// Takes the events of its completion queue; says whether there were any.
-    pub(super) fn take_events(&self) -> Result<bool> {
-        let (lane, mut is_any) = (self.lane(), false);
-        while lane.completions.take_event()? {
-            is_any = true;
-        }
-        Ok(is_any)
+    /// Takes the events of its completion queue.
+    pub(super) fn take_events(&self) -> Result<()> {
+        let lane = self.lane();
+        while lane.completions.take_event()? {}
+        Ok(())
     }
 
-    /// Takes the events of its completion queue that have woken a task; or it was something else.
+    /// Takes the events that have woken a task: those of its completion queue, and the connection manager's. There may be both
+    /// at once, and a task isn't woken again for what is left.
     #[cfg(feature = "tokio")]
     pub(super) fn woken(&self) -> Result<()> {
-        if !self.take_events()? {
-            self.heed_manager(&mut self.lock());
-        }
+        self.take_events()?;
+        self.heed_manager(&mut self.lock());
         Ok(())
     }
 

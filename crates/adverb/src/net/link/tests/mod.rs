@@ -277,7 +277,15 @@ async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
-    drop(right);
+    let last_words = async {
+        // While it waits for that; and when it is woken, both have come.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        right.send(b"the last").await.unwrap();
+        drop(right);
+        sleep(Duration::from_millis(500));
+    };
+    let (message, ()) = tokio::join!(left.recv(), last_words);
+    assert_eq!(&message.unwrap().unwrap()[..], b"the last");
     let error = tokio::time::timeout(Duration::from_secs(20), left.recv()).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
 }
