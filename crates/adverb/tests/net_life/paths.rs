@@ -1,5 +1,6 @@
 //! Two paths between two network namespaces, of which one goes down.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::Command;
 use std::thread::{scope, sleep};
@@ -31,6 +32,13 @@ fn ip(line: &str) -> Result<(), String> {
     }
 }
 
+/// The address of a path's near end (1) or far end (2), in a network of measurements that no other process has: two that ran
+/// at once would connect to each other.
+fn end(path: u32, end: u32) -> Ipv4Addr {
+    let network = std::process::id() % (1 << 14) * 2 + path - 1;
+    Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + network * 4 + end)
+}
+
 /// Two cables between here and a namespace, until dropped.
 struct Cables {
     namespace: String,
@@ -46,9 +54,9 @@ impl Cables {
         for path in 1..=2 {
             let (near, far) = (cables.near(path), format!("avf{path}"));
             ip(&format!("link add {near} type veth peer name {far} netns {namespace}"))?;
-            ip(&format!("addr add 10.88.{path}.1/24 dev {near}"))?;
+            ip(&format!("addr add {}/30 dev {near}", end(path, 1)))?;
             ip(&format!("link set {near} up"))?;
-            ip(&format!("-n {namespace} addr add 10.88.{path}.2/24 dev {far}"))?;
+            ip(&format!("-n {namespace} addr add {}/30 dev {far}", end(path, 2)))?;
             ip(&format!("-n {namespace} link set {far} up"))?;
         }
         Ok(cables)
@@ -117,9 +125,10 @@ fn a_connection_goes_on_over_the_other_path_and_back() {
     };
     let mut process = Process::start_in(&cables.namespace, "paths");
     process.says("listening ");
-    let connector = Connector::new().options(&options()).also_at(format!("10.88.2.2:{PORT}"));
-    let connection = connector.connect(("10.88.1.2", PORT)).unwrap();
-    assert_eq!(connection.peer_address().ip().to_string(), "10.88.1.2");
+    let [one, other] = [1, 2].map(|path| IpAddr::from(end(path, 2)));
+    let connector = Connector::new().options(&options()).also_at(format!("{other}:{PORT}"));
+    let connection = connector.connect((one, PORT)).unwrap();
+    assert_eq!(connection.peer_address().ip(), one);
     let (seconds, start, letters) = (number("ADVERB_SECONDS", 2), Instant::now(), Letters::new());
     let pause = Duration::from_secs(seconds as u64);
     let paths = scope(|scope| {
@@ -153,6 +162,5 @@ fn a_connection_goes_on_over_the_other_path_and_back() {
     });
     let answer = connection.recv().unwrap().unwrap();
     println!("{}", String::from_utf8_lossy(&answer));
-    let paths: Vec<_> = paths.iter().map(ToString::to_string).collect();
-    assert_eq!(paths, ["10.88.1.2", "10.88.2.2", "10.88.1.2"]);
+    assert_eq!(paths, [one, other, one]);
 }
