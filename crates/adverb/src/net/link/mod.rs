@@ -415,9 +415,9 @@ impl Link {
     }
 
     /// Up to which length messages go through the peer's ring, and which length is the most.
-    fn limits(&self) -> (usize, u32) {
+    fn limits(&self) -> (u32, u32) {
         let limits = self.limits.load(Ordering::Relaxed);
-        ((limits >> 32) as usize, limits as u32)
+        ((limits >> 32) as u32, limits as u32)
     }
 
     fn set_limits(&self, eager: u32, most: u32) {

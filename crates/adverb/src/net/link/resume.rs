@@ -339,11 +339,14 @@ impl Link {
 
     /// Goes on over another lane.
     pub(in crate::net) fn adopt(&self, link: Link) {
+        let (eager, most) = link.limits();
         let new = link.state.into_inner();
         let mut state = self.lock();
         if state.end.is_some() || state.resume.received.is_none() {
             return;
         }
+        // The peer's ring may be shorter than the one before.
+        self.set_limits(eager, most);
         let outstanding = self.outstanding(&mut state);
         let peer_received = new.resume.peer_received;
         let mut old = std::mem::replace(&mut *state, new);
@@ -449,7 +452,7 @@ impl Link {
             body => return Ok(Ready { body, immediate }),
         };
         let (eager, most) = self.limits();
-        if message.bytes().len() <= eager {
+        if message.bytes().len() <= eager as usize {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
         Ok(self.ready_to_offer(&state.lane, most, message, immediate)?)

@@ -56,7 +56,7 @@ impl Link {
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
         let (eager, most) = self.limits();
-        if message.bytes().len() <= eager {
+        if message.bytes().len() <= eager as usize {
             return Ok(Ready { body: Body::Bytes(message), immediate });
         }
         self.ready_long(most, message, immediate)
@@ -121,9 +121,13 @@ impl Link {
         if state.outbound.is_none() || !state.resume.replay.is_empty() {
             return Ok(None);
         }
-        if let Body::Offer { lane, .. } = body
-            && !Arc::ptr_eq(lane, &state.lane)
-        {
+        // It may have been made ready for another lane, of which the peer's ring was longer.
+        let is_stale = match body {
+            Body::Bytes(message) => message.bytes().len() > self.limits().0 as usize,
+            Body::Offer { lane, .. } => !Arc::ptr_eq(lane, &state.lane),
+            _ => false,
+        };
+        if is_stale {
             *ready = ready.take().map(|ready| self.again(state, ready)).transpose()?;
         }
         self.take(state, ready)

@@ -193,6 +193,32 @@ fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
 }
 
 #[test]
+fn a_connection_goes_on_where_the_ring_is_shorter() {
+    const LEN: usize = 5_000;
+    let (wide, narrow) = (options(), options().ring(512).writes(4));
+    let listeners = [&wide, &narrow].map(|options| Listener::bind_with(anywhere(options), options).unwrap());
+    let [first, second] = &listeners;
+    let connector = Connector::new().options(&wide).also_at(second.local_address().to_string());
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(first.local_address()).unwrap());
+        let right = first.accept().unwrap();
+        (left.join().unwrap(), right)
+    });
+    scope(|scope| {
+        let _stop = Stop(second);
+        first.stop();
+        scope.spawn(|| second.accept().map(drop));
+        assert!(break_it(left.link()) && break_it(right.link()));
+        // Some are written to who is no more, some wait until the connection goes on, and some come later.
+        scope.spawn(|| (0..20).for_each(|number| left.send(&bytes(number, LEN)).unwrap()));
+        for number in 0..20 {
+            assert!(right.recv().unwrap().unwrap()[..] == bytes(number, LEN), "message {number}");
+        }
+        assert_eq!(left.link().lock().resume.generation, 1);
+    });
+}
+
+#[test]
 fn memory_is_exposed_again_and_operations_end() {
     let options = options();
     with_pair([&options, &options], |left, right| {
