@@ -508,14 +508,16 @@ impl Connection {
             return Ok(value);
         }
         within(timeout, waiting, async {
+            let mut is_driven = true;
             loop {
                 let news = self.news.notified();
                 tokio::pin!(news);
                 // What others take in from here on isn't missed.
                 news.as_mut().enable();
-                if let Some(value) = self.step(&mut ready)? {
+                if let Some(value) = self.step(is_driven, &mut ready)? {
                     return Ok(value);
                 }
+                is_driven = false;
                 tokio::select! {
                     () = news => {}
                     event = self.events.readable() => {
@@ -523,6 +525,7 @@ impl Connection {
                         let mut event = event.map_err(broken)?;
                         self.link.woken()?;
                         event.clear_ready();
+                        self.news.notify_waiters();
                     }
                     () = tokio::time::sleep(self.link.options.keepalive) => {
                         self.link.ask(&mut self.link.lock());
@@ -564,9 +567,14 @@ impl Connection {
         value
     }
 
-    /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have.
-    fn step<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
-        let (value, has_news) = self.link.step(ready);
+    /// Looks whether `ready` has something, and drives the connection if it needs that; if not, an event is made when it may
+    /// have.
+    fn step<T>(
+        &self,
+        is_driven: bool,
+        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let (value, has_news) = self.link.step(is_driven, ready);
         if has_news {
             self.news.notify_waiters();
         }

@@ -304,27 +304,37 @@ impl Shared {
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         let Connection { link, events, .. } = self.connection();
-        let (value, has_news) = link.look_once(&mut ready);
-        self.tell_others(who, has_news);
-        if let Some(wait) = &mut wait
-            && wait.looks_on(matches!(value, Ok(None)))
-        {
-            // Other tasks run meanwhile.
-            let _ = pin!(tokio::task::yield_now()).poll(cx);
-            return Poll::Pending;
-        }
-        if let Some(value) = value? {
-            return Poll::Ready(Ok(value));
+        // Who sleeps looks when an event says so.
+        let mut is_driven = !wait.as_ref().is_some_and(|wait| wait.is_asleep());
+        if is_driven {
+            let (value, has_news) = link.look_once(&mut ready);
+            self.tell_others(who, has_news);
+            if let Some(wait) = &mut wait
+                && wait.looks_on(matches!(value, Ok(None)))
+            {
+                // Other tasks run meanwhile.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                return Poll::Pending;
+            }
+            if let Some(value) = value? {
+                return Poll::Ready(Ok(value));
+            }
         }
         // What others take in from here on isn't missed.
         *self.waiting.0[who].lock() = Some(cx.waker().clone());
         loop {
-            let (value, has_news) = link.step(&mut ready);
+            let (value, has_news) = link.step(is_driven, &mut ready);
             self.tell_others(who, has_news);
+            if !matches!(value, Ok(None))
+                && let Some(wait) = &mut wait
+            {
+                wait.looks_on(false);
+            }
             if let Some(value) = value? {
                 self.waiting.0[who].lock().take();
                 return Poll::Ready(Ok(value));
             }
+            is_driven = false;
             // One event wakes all: who was the last to ask may have lost interest.
             let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&self.all)) else {
                 break;
@@ -333,6 +343,7 @@ impl Shared {
             let mut event = event.map_err(broken)?;
             link.woken()?;
             event.clear_ready();
+            self.tell_others(who, true);
         }
         if let Some(wait) = wait
             && wait.is_too_long(cx, link.options.keepalive)
@@ -474,6 +485,11 @@ impl Wait {
         }
         self.looking = if is_waiting { Looking::InVain } else { Looking::No };
         false
+    }
+
+    /// Whether it has looked for long enough, and sleeps.
+    fn is_asleep(&self) -> bool {
+        matches!(self.looking, Looking::InVain)
     }
 
     /// Whether nothing may have come for this long; if not, the task is woken when it is so.

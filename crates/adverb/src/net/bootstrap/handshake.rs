@@ -219,7 +219,7 @@ impl Handshake {
             }
             Stage::Connected(link, wire) => {
                 link.take_events()?;
-                let (is_established, _) = link.step(&mut |link, state| link.is_established(state));
+                let (is_established, _) = link.step(false, &mut |link, state| link.is_established(state));
                 if is_established?.is_some() {
                     return Ok(Progress::Done(link));
                 }

@@ -177,6 +177,9 @@ pub(super) struct State {
     has_news: bool,
     /// How many calls have gone without a look at the device.
     unlooked: u32,
+    /// Whether the completion queue is armed, and all that came before is taken in: then an event says when to look again, and
+    /// who takes that tells others.
+    is_armed: bool,
     /// Room for completions.
     pub(super) done: Vec<Completion>,
     /// Room for READs that are posted together.
@@ -271,8 +274,10 @@ impl State {
     }
 
     /// Has an event made when there is something new.
-    pub(super) fn arm(&self) -> Result<()> {
-        self.lane.completions.arm(false)
+    fn arm(&mut self) -> Result<()> {
+        self.lane.completions.arm(false)?;
+        self.is_armed = true;
+        Ok(())
     }
 }
 
@@ -326,6 +331,7 @@ impl Link {
             end: None,
             has_news: false,
             unlooked: 0,
+            is_armed: false,
             done: Vec::with_capacity(64),
             reads: Vec::with_capacity(OFFERS as usize),
             waiting: super::wait::Waiting::default(),
@@ -364,15 +370,17 @@ impl Link {
         let _ = self.home.set(home);
     }
 
-    /// Takes the events of its completion queue.
+    /// Takes the events of its completion queue, so that the device is looked at next.
     pub(super) fn take_events(&self) -> Result<()> {
         let lane = self.lane();
         while lane.completions.take_event()? {}
+        self.lock().is_armed = false;
         Ok(())
     }
 
     /// Takes the events that have woken a task: those of its completion queue, and the connection manager's. There may be both
-    /// at once, and a task isn't woken again for what is left.
+    /// at once, and a task isn't woken again for what is left. Others who wait are to be told: they may have relied on an event
+    /// that this one has taken.
     #[cfg(feature = "tokio")]
     pub(super) fn woken(&self) -> Result<()> {
         self.take_events()?;
@@ -506,16 +514,22 @@ impl Link {
         (value, has_news | std::mem::take(&mut state.has_news))
     }
 
-    /// Drives the connection and looks whether `ready` has something; if not, an event is made when it may have. Also says
-    /// whether anything is new for others who wait.
+    /// Looks whether `ready` has something; if not, an event is made when it may have. Drives the connection, unless nothing has
+    /// come since it was last about to sleep; and once only, if it has just been driven. Also says whether anything is new for
+    /// others who wait.
     pub(super) fn step<T>(
         &self,
+        is_driven: bool,
         ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> (Result<Option<T>>, bool) {
         let mut state = self.lock();
-        let mut has_news = self.drive(&mut state);
+        // Of one that is found broken nothing comes, and somebody has to see to it.
+        let is_asleep = |state: &State| state.is_armed && !state.resume.is_down();
+        let mut has_news = !is_driven && !is_asleep(&state) && self.drive(&mut state);
         let mut value = ready(self, &mut state);
-        if let Ok(None) = value {
+        if let Ok(None) = value
+            && !is_asleep(&state)
+        {
             // What came before the arming makes no event: look again before waiting.
             value = state.arm().and_then(|()| {
                 has_news |= self.drive(&mut state);
@@ -557,7 +571,8 @@ impl Link {
         if done.is_empty() {
             return;
         }
-        state.has_news = true;
+        // The first of them has made the event.
+        (state.has_news, state.is_armed) = (true, false);
         for completion in done.drain(..) {
             if let Err(violation) = self.complete(state, completion) {
                 break_off(state, violation);

@@ -10,6 +10,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use super::{Link, UNKNOWN};
+use crate::backend::wait_either;
 use crate::error::Error;
 use crate::net::blocking::{Connection, Connector, Listener, connect_link};
 use crate::net::protocol::handshake::Session;
@@ -346,6 +347,31 @@ fn a_session_does_not_go_on_without_its_key() {
         assert_eq!(right.link().lock().resume.generation, 0);
         left.send(b"still here").unwrap();
         assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
+    });
+}
+
+#[test]
+fn who_is_to_be_woken_does_not_look_before_there_is_an_event() {
+    with_pair([&options(), &options()], |left, right| {
+        let link = left.link();
+        let step =
+            || link.step(false, &mut Link::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
+        // What is left of making the connection may come now.
+        while !link.lock().is_armed {
+            assert_eq!(step(), None);
+        }
+        right.send(b"hello").unwrap();
+        let (mut message, lane) = (None, link.lane());
+        while message.is_none() {
+            let events = lane.completions.event_fd().unwrap();
+            assert!(wait_either(events, None, Some(Duration::from_secs(60))).unwrap());
+            if link.lock().is_armed {
+                assert_eq!(step(), None, "it needn't be looked at before the event is taken");
+            }
+            link.take_events().unwrap();
+            message = step();
+        }
+        assert_eq!(message.unwrap(), b"hello");
     });
 }
 
