@@ -25,6 +25,9 @@ ip -n peer addr add fd77::2/64 dev v1 nodad
 ip link set v0 up
 ip -n peer link set lo up
 ip -n peer link set v1 up
+# Each end knows the other's address: a lost question for it is asked again only after a second, when queue pairs have given up.
+for address in 10.77.0.2 fd77::2; do ip neigh replace $address lladdr 02:00:00:00:77:02 dev v0 nud permanent; done
+for address in 10.77.0.1 fd77::1; do ip -n peer neigh replace $address lladdr 02:00:00:00:77:01 dev v1 nud permanent; done
 rdma link add rxe0 type rxe netdev v0
 
 # The GID table is filled in the background.
