@@ -8,8 +8,8 @@
 //!
 //! `WHO` is `raw` (SENDs on queue pairs, requests posted and receives refilled many at a time), `raw-single` (one at a time),
 //! `threads`, `tasks` (connections), `fed` (messages that gather), `given` (buffers of the pool, which aren't copied), `stream`
-//! or `tcp` (tokio's TCP: for devices there are addresses). With `PEER_CPU` in the environment the other process runs on that processor. Results are lines of a name and
-//! a number.
+//! or `tcp` (tokio's TCP: for devices there are addresses). With `PEER_CPU` in the environment the other process runs on that
+//! processor. Results are lines of a name and a number.
 
 mod bytes;
 mod connection;
