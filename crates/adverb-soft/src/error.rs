@@ -84,8 +84,4 @@ impl fmt::Display for PostStopped {
     }
 }
 
-impl std::error::Error for PostStopped {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+impl std::error::Error for PostStopped {}

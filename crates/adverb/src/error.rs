@@ -12,7 +12,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong: the verb, the object, the reason in words, and where there is one a hint.
 ///
-/// `{:?}` says the same as `{}`, so that who returns it from `main`, or unwraps it, reads the hint too.
+/// `{:?}` says the same as `{}`, so that who returns it from `main`, or unwraps it, reads the hint too. What caused it is said
+/// with it, and is no [`source`](std::error::Error::source) beside it, so that who prints those as well doesn't read it twice.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -136,7 +137,6 @@ pub enum Error {
         /// How far it came: "asking for a connection".
         stage: &'static str,
         /// Why not; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if there was no answer.
-        #[source]
         error: io::Error,
         /// What to try.
         hint: Cow<'static, str>,
@@ -254,6 +254,28 @@ mod tests {
         assert_eq!(format!("{:?}", error()), said);
         assert_eq!(format!("{:?}", Box::<dyn std::error::Error>::from(error())), said);
         assert_eq!(format!("{:?}", crate::net::SendError::from(error())), said);
+    }
+
+    #[test]
+    fn what_caused_an_error_is_said_once() {
+        use crate::verbs::{PostError, raw::RawPostError};
+        let error = || Error::Unreachable {
+            peer: ([192, 0, 2, 1], 7471).into(),
+            stage: "asking for a connection",
+            error: io::ErrorKind::TimedOut.into(),
+            hint: "".into(),
+        };
+        let all: [Box<dyn std::error::Error>; 4] = [
+            error().into(),
+            crate::net::SendError::from(error()).into(),
+            PostError::<()> { error: error(), requests: Vec::new() }.into(),
+            RawPostError { error: error(), posted: None }.into(),
+        ];
+        for error in all {
+            let causes = std::iter::successors(Some(&*error), |error| error.source());
+            let said: Vec<String> = causes.map(ToString::to_string).collect();
+            assert_eq!(said, ["192.0.2.1:7471 couldn't be reached while asking for a connection: timed out"]);
+        }
     }
 
     #[test]

@@ -155,11 +155,7 @@ impl fmt::Display for SendError {
     }
 }
 
-impl std::error::Error for SendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
+impl std::error::Error for SendError {}
 
 impl From<Error> for SendError {
     fn from(error: Error) -> SendError {

@@ -257,11 +257,7 @@ impl fmt::Display for RawPostError {
     }
 }
 
-impl std::error::Error for RawPostError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+impl std::error::Error for RawPostError {}
 
 impl From<RawPostError> for Error {
     fn from(error: RawPostError) -> Error {

@@ -236,11 +236,7 @@ impl<R> fmt::Display for PostError<R> {
     }
 }
 
-impl<R> std::error::Error for PostError<R> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+impl<R> std::error::Error for PostError<R> {}
 
 /// Drops the requests: for callers that only want to know why.
 impl<R> From<PostError<R>> for Error {
