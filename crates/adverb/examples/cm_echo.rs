@@ -6,7 +6,6 @@
 //! ```
 
 use std::error::Error;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use adverb::memory::Buffer;
@@ -15,17 +14,7 @@ use adverb::verbs::{CompletionQueue, QueuePair, RequestId, SendRequest};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address] => {

@@ -16,7 +16,6 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
@@ -33,17 +32,7 @@ const WRITES: u32 = 128;
 /// How many receives wait for messages.
 const RECEIVES: u32 = 16;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = "say `listen` or `take` with `ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth`, `messages` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
     let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
