@@ -161,7 +161,7 @@ pub enum DropReason {
     State,
     /// The packet belongs to another transport.
     Transport,
-    /// Its addresses aren't those of the connection.
+    /// Its addresses aren't those of the connection, or it was sent to a group's address for a single queue pair.
     Address,
     /// Its partition isn't that of the queue pair.
     Partition,

@@ -42,6 +42,8 @@ statistics! {
     unknown_qp: "rcvd_unknown_qp_err",
     /// Packets from or to an address, or in a partition, that isn't the queue pair's.
     wrong_address: "rcvd_address_err",
+    /// Packets that the link could not send: no route, a forbidden destination, a source address that isn't the link's.
+    unsendable_packets: "sent_dropped_pkts",
     /// Request packets sent again.
     retransmitted_packets: "retransmitted_pkts",
     /// Times that no acknowledgement came in time.

@@ -90,7 +90,8 @@ impl<S: Sink> Device<S> {
         self.groups.members.contains_key(&group)
     }
 
-    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2).
+    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2). Drops a packet that was sent
+    /// to a group's address but not to [`Qpn::MULTICAST`].
     pub(super) fn handle_multicast(
         &mut self,
         now: Time,
@@ -101,6 +102,9 @@ impl<S: Sink> Device<S> {
     ) {
         let (qpn, psn) = (received.header.dest_qp, received.header.psn);
         let group = Gid::from(arrival.destination.ip());
+        if qpn != Qpn::MULTICAST {
+            return self.drop_packet(now, qpn, psn, DropReason::Address);
+        }
         if !matches!(received.header.operation, Operation::Ud(_)) {
             return self.drop_packet(now, qpn, psn, DropReason::Transport);
         }

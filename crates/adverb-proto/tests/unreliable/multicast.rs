@@ -35,8 +35,13 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
 
 /// A datagram to the group comes.
 fn hear_group(end: &mut End, payload: &[u8]) {
+    deliver_to_group(end, Qpn::MULTICAST, payload);
+}
+
+/// Delivers a datagram that was sent to the group's address, for queue pair `qpn`.
+fn deliver_to_group(end: &mut End, qpn: Qpn, payload: &[u8]) {
     let datagram = Ud { qkey: QKEY, source_qp: Qpn::truncate(5), immediate: None };
-    let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Ud(datagram));
+    let header = Header::new(qpn, Psn::ZERO, Operation::Ud(datagram));
     let address = end.address;
     end.address = GROUP.parse().unwrap();
     let bytes = end.forge(&header, payload);
@@ -99,6 +104,31 @@ fn datagram_to_a_group_without_members_is_dropped() {
     let mut end = solo();
     hear_group(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::NoGroup]);
+}
+
+#[test]
+fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
+    let mut end = solo();
+    let qpn = member(&mut end, QKEY, 1, 0);
+    let mut gsi = QpConfig::ud(end.pd, end.cq, end.cq);
+    gsi.max_recv_wr = 1;
+    end.device.create_gsi(gsi).unwrap();
+    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams, sending] {
+        end.device.modify_qp(end.now, Qpn::GSI, &transition).unwrap();
+    }
+    let segments = [end.segment(512, 256)];
+    let request = adverb_proto::vocabulary::RecvRequest { wr_id: 2, segments: &segments };
+    end.device.post_recv(end.now, Qpn::GSI, &request).unwrap();
+    end.device.attach_multicast(qpn, group()).unwrap();
+    for single in [Qpn::GSI, qpn, Qpn::truncate(0x123456)] {
+        deliver_to_group(&mut end, single, b"hello");
+    }
+    assert_eq!(end.completions().len(), 0);
+    assert_eq!(end.drops(), [DropReason::Address; 3]);
+    assert_eq!(end.device.statistics().wrong_address, 3);
+    hear_group(&mut end, b"hello");
+    assert_eq!(end.completions().len(), 1, "the member receives what is for the group");
 }
 
 #[test]
