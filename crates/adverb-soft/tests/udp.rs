@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use adverb_proto::IcrcCheck;
-use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
+use adverb_soft::link::{Bundle, Link, Outgoing, UdpConfig, UdpLink};
 use adverb_wire::Flow;
 
 use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait};
@@ -218,15 +218,38 @@ fn flows_share_a_bounded_number_of_source_ports() {
 }
 
 #[test]
-fn a_source_that_the_link_does_not_have_is_refused() {
+fn packets_from_a_source_that_the_link_does_not_have_are_lost_and_counted() {
     let mut link = open_loopback(|_| ());
     let packet = packet_to_itself(&link);
-    for source in [SocketAddr::new(packet.source.ip(), 4791), "127.0.0.1:49152".parse().unwrap()] {
-        let error = link.send(&[Outgoing { source, ..packet }]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        // What stands before it is sent.
-        assert_eq!(link.send(&[packet, Outgoing { source, ..packet }]).unwrap(), 1);
+    let sources = [
+        SocketAddr::new(packet.source.ip(), 4791),
+        SocketAddr::new("127.0.0.1".parse().unwrap(), packet.source.port()),
+        SocketAddr::new("239.255.77.9".parse().unwrap(), packet.source.port()),
+        SocketAddr::new("::1".parse().unwrap(), packet.source.port()),
+    ];
+    for (count, source) in (1..).zip(sources) {
+        let lost = Outgoing { source, ..packet };
+        assert_eq!(link.send(&[packet, lost, lost, packet]).unwrap(), 4);
+        assert_eq!(collect(&mut link, 2).len(), 2, "the packets around them are sent");
+        assert_eq!(link.unsendable_packets(), 2 * count);
+        assert_eq!(link.statistics().last_refusal, Some(ErrorKind::InvalidInput));
     }
+}
+
+#[test]
+fn packets_from_an_address_that_no_link_of_a_bundle_has_are_lost_and_counted() {
+    let link = open_loopback(|_| ());
+    let packet = packet_to_itself(&link);
+    let mut bundle = Bundle::new().unwrap();
+    bundle.add(link.local().ip(), link).unwrap();
+    let lost = Outgoing { source: "239.255.77.9:49152".parse().unwrap(), ..packet };
+    assert_eq!(bundle.send(&[packet, lost, lost, packet]).unwrap(), 4);
+    assert_eq!(collect(&mut bundle, 2).len(), 2, "the packets around them are sent");
+    assert_eq!(bundle.unsendable_packets(), 2);
+    // And those that the link itself can't send count, too.
+    let no_route = Outgoing { destination: "192.0.2.1:4791".parse().unwrap(), ..packet };
+    assert_eq!(bundle.send(&[no_route]).unwrap(), 1);
+    assert_eq!(bundle.unsendable_packets(), 3);
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub struct Bundle {
     /// Which link brought something last. The others are looked at less often: each look is a system call.
     busy: usize,
     looks: u32,
+    /// Packets from addresses that no link has.
+    unsendable: u64,
 }
 
 /// How often the link that was busy is looked at before the others are.
@@ -43,7 +45,7 @@ impl Bundle {
     /// If the process may have no more descriptors.
     pub fn new() -> io::Result<Bundle> {
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0 })
+        Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0, unsendable: 0 })
     }
 
     /// Adds a link, over which goes what is sent from this address.
@@ -70,15 +72,12 @@ impl Link for Bundle {
     fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         for run in packets.chunk_by(|a, b| a.source.ip() == b.source.ip()) {
-            let address = run[0].source.ip();
-            let sent = match self.of(address) {
-                Some(index) => self.links[index].1.send(run),
-                None => {
-                    let text = format!("packets can't be sent from {address}: no link has it");
-                    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
-                }
+            let Some(index) = self.of(run[0].source.ip()) else {
+                self.unsendable += run.len() as u64;
+                taken += run.len();
+                continue;
             };
-            match sent {
+            match self.links[index].1.send(run) {
                 Ok(count) if count == run.len() => taken += count,
                 Ok(count) => return Ok(taken + count),
                 // It will be so the next time, too.
@@ -87,6 +86,10 @@ impl Link for Bundle {
             }
         }
         Ok(taken)
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        self.unsendable + self.links.iter().map(|(_, link)| link.unsendable_packets()).sum::<u64>()
     }
 
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {

@@ -253,6 +253,10 @@ impl<L: Link> Link for FaultLink<L> {
         }
     }
 
+    fn unsendable_packets(&self) -> u64 {
+        self.inner.unsendable_packets()
+    }
+
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         self.release()?;
         if !self.config.strict {

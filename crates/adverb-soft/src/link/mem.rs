@@ -128,37 +128,40 @@ impl MemLink {
     }
 
     /// Brings packets to the one address that they are all for.
-    fn deliver(&mut self, address: IpAddr, packets: &[Outgoing<'_>]) -> io::Result<()> {
+    fn deliver(&mut self, address: IpAddr, packets: &[Outgoing<'_>]) {
         let config = &self.shared.config;
         if address.is_multicast() {
             let groups = self.shared.groups.read();
             let members = groups.get(&address).into_iter().flatten();
             for member in members.filter(|member| !Arc::ptr_eq(member, &self.port)) {
-                member.put(packets, config)?;
+                member.put(packets, config);
             }
-            return Ok(());
+            return;
         }
         if let Some((last, port)) = &self.last
             && *last == address
-            && port.put(packets, config)?
+            && port.put(packets, config)
         {
-            return Ok(());
+            return;
         }
         self.last = self.shared.ports.read().get(&address).map(|port| (address, Arc::clone(port)));
         match &self.last {
-            Some((_, port)) if port.put(packets, config)? => {}
+            Some((_, port)) if port.put(packets, config) => {}
             _ => self.unreachable += packets.len() as u64,
         }
-        Ok(())
     }
 }
 
 impl Link for MemLink {
     fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
         for run in packets.chunk_by(|a, b| a.destination.ip() == b.destination.ip()) {
-            self.deliver(run[0].destination.ip(), run)?;
+            self.deliver(run[0].destination.ip(), run);
         }
         Ok(packets.len())
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        self.unreachable
     }
 
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
@@ -247,10 +250,10 @@ struct Queue {
 
 impl Port {
     /// Puts packets into the queue, as many as there is room for; says whether there is a queue.
-    fn put(&self, packets: &[Outgoing<'_>], config: &SwitchConfig) -> io::Result<bool> {
+    fn put(&self, packets: &[Outgoing<'_>], config: &SwitchConfig) -> bool {
         let mut queue = self.queue.lock();
         if queue.closed {
-            return Ok(false);
+            return false;
         }
         let mut lost = 0;
         for packet in packets {
@@ -270,15 +273,19 @@ impl Port {
             });
         }
         self.overflows.fetch_add(lost, Ordering::Relaxed);
-        self.signal(&mut queue)?;
-        Ok(true)
+        // The descriptor is the receiver's: if it is broken, the receiver fails, and not the sender.
+        _ = self.signal(&mut queue);
+        true
     }
 
     /// Makes the descriptor readable, if it isn't and should be.
     fn signal(&self, queue: &mut Queue) -> io::Result<()> {
         if !queue.unwatched && !queue.signalled && !queue.batch.entries.is_empty() {
-            queue.signalled = true;
-            self.event.write(1)?;
+            match self.event.write(1) {
+                // A full counter is readable already.
+                Ok(_) | Err(Errno::EAGAIN) => queue.signalled = true,
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }
@@ -326,3 +333,25 @@ struct Entry {
 
 /// What Linux gives packets that ask for nothing.
 const DEFAULT_HOP_LIMIT: u8 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_whose_descriptor_is_full_costs_its_sender_nothing() {
+        let switch = Switch::default();
+        let [mut here, mut there] = [1, 2].map(|host| switch.attach(IpAddr::from([10, 0, 0, host])).unwrap());
+        there.port.event.write(u64::MAX - 1).unwrap();
+        let packet = Outgoing {
+            source: "10.0.0.1:49152".parse().unwrap(),
+            destination: "10.0.0.2:4791".parse().unwrap(),
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            bytes: b"a packet",
+        };
+        assert_eq!(here.send(&[packet]).unwrap(), 1);
+        assert_eq!(there.receive(&mut |_| ()).unwrap(), 1);
+    }
+}

@@ -82,10 +82,18 @@ pub trait Link: Send {
     /// Sends packets, from the first on, without waiting; says how many were taken. If fewer than there were, the rest
     /// may be tried again when something has come or a little time has passed.
     ///
+    /// A packet that can't be sent is taken, lost and [counted](Link::unsendable_packets): whatever its addresses, length
+    /// and marks are, and whatever the system says of it.
+    ///
     /// # Errors
     ///
     /// If the link no longer works, and no packet was taken.
     fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize>;
+
+    /// Returns the number of packets that were taken but could not be sent.
+    fn unsendable_packets(&self) -> u64 {
+        0
+    }
 
     /// Hands what has come to `each`, without waiting; says how many packets came, some of which may have been lost in the
     /// link. There may be more: only 0 says that there are none.
@@ -149,6 +157,10 @@ pub trait Link: Send {
 impl<L: Link + ?Sized> Link for Box<L> {
     fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
         (**self).send(packets)
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        (**self).unsendable_packets()
     }
 
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {

@@ -104,6 +104,10 @@ impl<L: Link> Link for PcapLink<L> {
         Ok(taken)
     }
 
+    fn unsendable_packets(&self) -> u64 {
+        self.inner.unsendable_packets()
+    }
+
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         let PcapLink { inner, capture, interface } = self;
         let mut now = None;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_proto::vocabulary::Gid;
-use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Time, Transition};
+use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Statistics, Time, Transition};
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn};
 
@@ -97,7 +97,8 @@ impl Engine {
         let buffer = link.as_ref().and_then(|link| link.receive_buffer());
         let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
         let read_window = buffer.map_or(u32::MAX, read_window);
-        let gsi = Gsi::new(&mut device, &mut memory, mtu)?;
+        let unicast = addresses.iter().map(|address| Gid::from(*address).ip()).collect();
+        let gsi = Gsi::new(&mut device, &mut memory, unicast, mtu)?;
         Ok(Engine {
             device,
             memory,
@@ -385,6 +386,14 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Returns the device's counters, with the packets that its link and its connection manager could not send.
+    pub(super) fn statistics(&self) -> Statistics {
+        let mut statistics = *self.device.statistics();
+        statistics.unsendable_packets +=
+            self.gsi.unsendable + self.link.as_ref().map_or(0, |link| link.unsendable_packets());
+        statistics
     }
 
     /// Has the link bring what is sent to a group, if it doesn't yet.

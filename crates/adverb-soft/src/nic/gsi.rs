@@ -1,12 +1,14 @@
 //! Queue pair 1, where connection managers talk: their messages are datagrams like any other.
 
+use std::net::IpAddr;
+
 use adverb_proto::cm::{Config, Datagram, Ends, Manager};
 use adverb_proto::memory::{Backing, Memory, Registration, RemoteInvalidate, Span};
 use adverb_proto::vocabulary::{
-    Access, CompletedOperation, Destination, PathMtu, RecvRequest, Segment, SendFlags, SendOperation,
+    Access, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags, SendOperation,
     SendRequest, Success,
 };
-use adverb_proto::{Cq, Device, Init, Path, QpConfig, Sending, Time, Transition, Wake};
+use adverb_proto::{Cq, Device, Init, Path, PostError, QpConfig, Sending, Time, Transition, Wake};
 use adverb_wire::cm::{GSI_QKEY, MAD_LEN};
 use adverb_wire::{GRH_LEN, IpHeader, Psn, Qpn};
 
@@ -19,6 +21,10 @@ use crate::memory::RegisteredMemory;
 pub(super) struct Gsi {
     pub(super) manager: Manager,
     pub(super) inboxes: Inboxes,
+    /// The adapter's unicast addresses: messages are taken and sent at these only.
+    addresses: Vec<IpAddr>,
+    /// Messages that could not be sent.
+    pub(super) unsendable: u64,
     cq: Cq,
     /// Where receives lie, one behind another.
     backing: Backing,
@@ -32,10 +38,11 @@ pub(super) struct Gsi {
 }
 
 impl Gsi {
-    /// Makes the queue pair, ready for messages.
+    /// Makes the queue pair, ready for messages to `addresses`.
     pub(super) fn new(
         device: &mut Device,
         memory: &mut RegisteredMemory,
+        addresses: Vec<IpAddr>,
         mtu: PathMtu,
     ) -> Result<Gsi, Error> {
         let mut config = Config::new(u64::from(random()) << 32 | u64::from(random()));
@@ -58,6 +65,8 @@ impl Gsi {
         let mut gsi = Gsi {
             manager: Manager::new(config),
             inboxes: Inboxes::default(),
+            addresses,
+            unsendable: 0,
             cq,
             backing,
             key,
@@ -133,8 +142,13 @@ impl Gsi {
         }
         let mut sent = false;
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {
-            // An address of another family than ours leads nowhere.
-            let Some(path) = path(datagram.ends) else { continue };
+            // No path leads from an address that isn't ours, or to an address of another family.
+            let path =
+                Some(datagram.ends).filter(|ends| self.addresses.contains(&ends.local)).and_then(&path);
+            let Some(path) = path else {
+                self.unsendable += 1;
+                continue;
+            };
             let request = SendRequest {
                 wr_id: 0,
                 operation: SendOperation::Send,
@@ -142,11 +156,15 @@ impl Gsi {
                 segments: &[],
                 destination: Some(Destination { handle: path, qpn: Qpn::GSI, qkey: GSI_QKEY }),
             };
-            if device.post_send_inline(now, Qpn::GSI, &request, &datagram.mad.emit()).is_err() {
-                self.unsent = Some(datagram);
-                break;
+            match device.post_send_inline(now, Qpn::GSI, &request, &datagram.mad.emit()) {
+                Ok(()) => sent = true,
+                Err(PostError::QueueFull) => {
+                    self.unsent = Some(datagram);
+                    break;
+                }
+                // It is lost, so that it doesn't hold up the messages behind it.
+                Err(_) => self.unsendable += 1,
             }
-            sent = true;
         }
         self.due = self.manager.poll_timeout().unwrap_or(Time::MAX);
         sent
@@ -172,6 +190,10 @@ impl Gsi {
         let Some((grh, message)) = bytes.split_first_chunk::<GRH_LEN>() else { return };
         let Some(ip) = IpHeader::from_grh(grh) else { return };
         let ends = Ends { local: ip.destination(), remote: ip.source() };
+        // What was sent to a group, or claims to come from one, has nobody to answer.
+        if !self.addresses.contains(&ends.local) || Gid::from(ends.remote).udp_address().ip().is_multicast() {
+            return;
+        }
         self.manager.handle(now, ends, message, &mut random);
     }
 
@@ -193,15 +215,18 @@ const ROOM: u32 = (GRH_LEN + MAD_LEN) as u32;
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use adverb_proto::cm::{Connect, Offer};
-    use adverb_wire::cm::ServiceId;
+    use adverb_wire::cm::{Dreq, Mad, Message, ServiceId};
 
     use super::*;
 
     #[test]
     fn a_number_is_not_used_again_while_its_connection_lasts_or_rests() {
         let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
-        let mut gsi = Gsi::new(&mut device, &mut memory, PathMtu::Mtu1024).unwrap();
+        let mut gsi =
+            Gsi::new(&mut device, &mut memory, vec![[10, 0, 0, 1].into()], PathMtu::Mtu1024).unwrap();
         let ends = Ends { local: [10, 0, 0, 1].into(), remote: [10, 0, 0, 2].into() };
         let offer = Offer::new(Qpn::truncate(0x77));
         let connect = Connect::new(ends, ServiceId::tcp_port(1), offer, Time::MAX);
@@ -217,5 +242,61 @@ mod tests {
         let due = gsi.manager.poll_timeout().unwrap();
         gsi.manager.handle_timeout(due);
         assert_eq!(number(&gsi), 0x77);
+    }
+
+    /// Has the connection manager take in a DREQ of an unknown connection, which is answered by a DREP, from 10.0.0.2.
+    fn take_in_dreq(gsi: &mut Gsi, memory: &mut RegisteredMemory, source: IpAddr, destination: IpAddr) {
+        let dreq = Dreq {
+            local_comm_id: 6,
+            remote_comm_id: 5,
+            remote_qpn: Qpn::truncate(0x77),
+            private_data: Default::default(),
+        };
+        let mad = Mad { transaction_id: 1, message: Message::Dreq(dreq) }.emit();
+        let grh = IpHeader::between(source, destination).unwrap().to_grh(MAD_LEN as u16);
+        let bytes = [&grh[..], &mad[..]].concat();
+        memory.write(Span { backing: gsi.backing, offset: 0, length: ROOM }, &bytes).unwrap();
+        gsi.take_in(Time::ZERO, memory, 0);
+    }
+
+    #[test]
+    fn messages_to_and_from_groups_are_ignored() {
+        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let at_port = Gid::from("10.0.0.1:4792".parse::<SocketAddr>().unwrap()).ip();
+        let addresses: Vec<IpAddr> = vec![[10, 0, 0, 1].into(), "fd77::1".parse().unwrap(), at_port];
+        let mut gsi = Gsi::new(&mut device, &mut memory, addresses, PathMtu::Mtu1024).unwrap();
+        for (source, destination, is_answered) in [
+            ("10.0.0.2", "10.0.0.1", true),
+            ("fd77::2", "fd77::1", true),
+            ("100::12b9:a00:2", "100::12b8:a00:1", true),
+            ("10.0.0.2", "239.1.2.3", false),
+            ("fd77::2", "ff0e::77", false),
+            ("10.0.0.2", "10.0.0.3", false),
+            ("239.1.2.3", "10.0.0.1", false),
+            ("100::12b9:ef01:203", "100::12b8:a00:1", false),
+        ] {
+            take_in_dreq(&mut gsi, &mut memory, source.parse().unwrap(), destination.parse().unwrap());
+            let answer = gsi.manager.poll_transmit();
+            assert_eq!(answer.is_some(), is_answered, "{source} to {destination}: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn messages_are_sent_from_the_adapters_own_addresses_only() {
+        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let addresses = vec![[10, 0, 0, 1].into()];
+        let mut gsi = Gsi::new(&mut device, &mut memory, addresses, PathMtu::Mtu1024).unwrap();
+        for (qpn, local, is_sent) in
+            [(2, [10, 0, 0, 1], true), (3, [239, 1, 2, 3], false), (4, [10, 0, 0, 3], false)]
+        {
+            let ends = Ends { local: local.into(), remote: [10, 0, 0, 2].into() };
+            let offer = Offer::new(Qpn::truncate(qpn));
+            let connect = Connect::new(ends, ServiceId::tcp_port(1), offer, Time::MAX);
+            let before = gsi.unsendable;
+            gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
+            let sent = gsi
+                .serve(Time::ZERO, &mut device, &memory, |ends| Path::new(ends.local, ends.remote, 0xc000));
+            assert_eq!((sent, gsi.unsendable - before), (is_sent, u64::from(!is_sent)), "{local:?}");
+        }
     }
 }

@@ -570,7 +570,7 @@ impl Nic {
 
     /// What has been counted.
     pub fn statistics(&self) -> Statistics {
-        *self.shared.engine.lock().device.statistics()
+        self.shared.engine.lock().statistics()
     }
 
     /// What the adapter holds: for finding leaks.

@@ -160,6 +160,10 @@ impl Receiver {
     }
 
     /// Hands what has come to `each`, without waiting, and says how many datagrams that were.
+    ///
+    /// # Errors
+    ///
+    /// If the descriptor is closed or isn't a socket.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -194,11 +198,17 @@ impl Receiver {
         let Ok(came) = usize::try_from(came) else {
             let error = io::Error::last_os_error();
             self.ask = 1;
-            return match error.kind() {
-                io::ErrorKind::WouldBlock => Ok(0),
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN) => Ok(0),
                 // There may be something.
-                io::ErrorKind::Interrupted => self.receive(socket, statistics, each),
-                _ => Err(error),
+                Some(libc::EINTR) => self.receive(socket, statistics, each),
+                Some(libc::EBADF | libc::ENOTSOCK) => Err(error),
+                // An ICMP error that the kernel queued, or a lack of memory. The descriptor stays readable while datagrams
+                // are queued, so that the caller tries again.
+                _ => {
+                    statistics.receive_errors += 1;
+                    Ok(0)
+                }
             };
         };
         let came = if self.ask > 1 {

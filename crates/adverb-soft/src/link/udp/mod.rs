@@ -71,10 +71,12 @@ impl UdpConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct UdpStatistics {
-    /// Packets that the kernel refused to send.
+    /// Packets that could not be sent: the kernel refused, or the source address and port aren't the link's.
     pub unsendable: u64,
-    /// Why it refused the last.
+    /// Why the last one could not.
     pub last_refusal: Option<io::ErrorKind>,
+    /// Errors of receiving that said nothing about the socket itself, such as those that ICMP messages cause.
+    pub receive_errors: u64,
     /// Datagrams lost because the receive buffer was full: packets, or some that travelled as one.
     pub overflows: u64,
     /// Datagrams too long for any packet, which were dropped.
@@ -240,22 +242,25 @@ impl UdpLink {
         if likely.0 == port { Some(likely) } else { self.sending.iter().find(|(other, _)| *other == port) }
     }
 
-    /// The socket for packets with this source.
-    fn socket_of(&self, source: SocketAddr) -> io::Result<&UdpSocket> {
-        match self.named(source.port()) {
-            Some((_, socket)) if source.ip() == self.local.ip() => Ok(socket),
-            _ => {
-                let text = format!("packets can't be sent from {source}: ask the link for a source port");
-                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
-            }
-        }
+    /// Returns the socket for packets with this source, or `None` if the address or the port isn't the link's.
+    fn socket_of(&self, source: SocketAddr) -> Option<&UdpSocket> {
+        self.named(source.port()).filter(|_| source.ip() == self.local.ip()).map(|(_, socket)| socket)
+    }
+
+    /// Counts packets that can't be sent.
+    fn lose(&mut self, count: usize, cause: io::ErrorKind) {
+        self.statistics.unsendable += count as u64;
+        self.statistics.last_refusal = Some(cause);
     }
 
     /// Sends packets from one source, and says how many were taken.
     fn send_from(&mut self, source: SocketAddr, packets: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         while taken < packets.len() {
-            let socket = self.socket_of(source)?.as_fd();
+            let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
+                self.lose(packets.len() - taken, io::ErrorKind::InvalidInput);
+                return Ok(packets.len());
+            };
             match message::send(socket, &packets[taken..], self.segmentation, self.usual_hops) {
                 Ok(count) => taken += count,
                 Err(error) => match Refusal::of(&error) {
@@ -272,8 +277,7 @@ impl UdpLink {
                     }
                     Refusal::Packet => {
                         taken += 1;
-                        self.statistics.unsendable += 1;
-                        self.statistics.last_refusal = Some(error.kind());
+                        self.lose(1, error.kind());
                     }
                     Refusal::Broken if taken > 0 => break,
                     Refusal::Broken => return Err(error),
@@ -297,6 +301,10 @@ impl Link for UdpLink {
             }
         }
         Ok(taken)
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        self.statistics.unsendable
     }
 
     fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
@@ -375,9 +383,10 @@ enum Refusal {
     Later,
     /// Something interrupted.
     Again,
-    /// This packet can't be sent: no route, too long, forbidden.
+    /// This packet can't be sent: no route, too long, forbidden, or any other error that doesn't show the socket to be
+    /// dead.
     Packet,
-    /// Nothing can be.
+    /// The descriptor is closed or isn't a socket.
     Broken,
 }
 
@@ -387,8 +396,8 @@ impl Refusal {
         match error.raw_os_error() {
             Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Refusal::Later,
             Some(libc::EINTR) => Refusal::Again,
-            Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) | None => Refusal::Broken,
-            Some(_) => Refusal::Packet,
+            Some(libc::EBADF | libc::ENOTSOCK) => Refusal::Broken,
+            _ => Refusal::Packet,
         }
     }
 }
@@ -397,7 +406,7 @@ impl Refusal {
 mod tests {
     use nix::libc;
     use nix::sys::socket::setsockopt;
-    use nix::sys::socket::sockopt::SetBool;
+    use nix::sys::socket::sockopt::{Ipv4RecvErr, SetBool};
 
     use super::*;
 
@@ -429,5 +438,33 @@ mod tests {
             .unwrap();
         }
         assert_eq!(link.statistics(), UdpStatistics::default());
+    }
+
+    #[test]
+    fn an_error_that_says_nothing_of_the_socket_is_counted_and_datagrams_still_come() {
+        let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
+        let address = std::net::Ipv4Addr::from_bits(127 << 24 | 0x90_0000 | host & 0xf_ffff);
+        let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
+        // Then the kernel queues what ICMP says of what the socket sent: here that nobody listens.
+        setsockopt(&link.receiving, Ipv4RecvErr, &true).unwrap();
+        let closed = SocketAddr::new(address.into(), 4790);
+        link.receiving.send_to(b"anybody there?", closed).unwrap();
+        assert_eq!(link.receive(&mut |_| ()).unwrap(), 0);
+        assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        stranger.send_to(b"a datagram", link.local()).unwrap();
+        let mut got = Vec::new();
+        while link.receive(&mut |packet| got.extend_from_slice(packet.bytes)).unwrap() == 0 {}
+        assert_eq!(got, b"a datagram");
+    }
+
+    #[test]
+    fn only_a_dead_descriptor_is_broken() {
+        for errno in 1..=133 {
+            let error = io::Error::from_raw_os_error(errno);
+            let is_broken = matches!(Refusal::of(&error), Refusal::Broken);
+            assert_eq!(is_broken, matches!(errno, libc::EBADF | libc::ENOTSOCK), "{error}");
+        }
+        assert!(!matches!(Refusal::of(&io::ErrorKind::InvalidInput.into()), Refusal::Broken));
     }
 }

@@ -1,0 +1,136 @@
+//! Datagrams that strangers send to an adapter over real sockets: the worst that comes of one is that it is lost.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use adverb_proto::vocabulary::Gid;
+use adverb_proto::{Init, QpConfig, Sending, Transition};
+use adverb_soft::link::{Bundle, Link, UdpConfig, UdpLink};
+use adverb_soft::{Nic, NicOptions};
+use adverb_wire::cm::{Dreq, GSI_QKEY, Mad, Message};
+use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
+use nix::libc;
+use nix::sys::socket::{setsockopt, sockopt};
+
+use support::open_loopback;
+
+const TEST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Returns an IPv4 and an IPv6 link of this machine, both as one, and their GIDs.
+fn open_both() -> (Bundle, Vec<IpAddr>) {
+    let v4 = open_loopback(|_| ());
+    let mut config = UdpConfig::new("::1".parse().unwrap());
+    let v6 = loop {
+        match UdpLink::open(&config) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => config.port += 1,
+            link => break link.unwrap(),
+        }
+    };
+    let addresses = vec![v4.gid().ip(), v6.gid().ip()];
+    let mut bundle = Bundle::new().unwrap();
+    bundle.add(v4.local().ip(), v4).unwrap();
+    bundle.add(v6.local().ip(), v6).unwrap();
+    (bundle, addresses)
+}
+
+/// Opens an adapter with a datagram queue pair in both groups.
+fn open_member(link: impl Link + 'static, addresses: &[IpAddr], groups: &[IpAddr]) -> Nic {
+    let nic = Nic::open(NicOptions::new(addresses.iter().copied(), link)).unwrap();
+    let pd = nic.create_domain().unwrap();
+    let cq = nic.create_cq(16, None).unwrap();
+    let qpn = nic.create_qp(QpConfig::ud(pd, cq, cq)).unwrap();
+    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    for transition in [Transition::Init(Init::datagrams(0x1234)), Transition::ReceiveDatagrams, sending] {
+        nic.modify_qp(qpn, &transition).unwrap();
+    }
+    for group in groups {
+        nic.attach_multicast(qpn, Gid::from(*group)).unwrap();
+    }
+    nic
+}
+
+/// A message that any connection manager answers: a DREQ of a connection that it doesn't know.
+fn dreq(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    let dreq = Dreq {
+        local_comm_id: 6,
+        remote_comm_id: 5,
+        remote_qpn: Qpn::truncate(0x77),
+        private_data: Default::default(),
+    };
+    let mad = Mad { transaction_id: 1, message: Message::Dreq(dreq) }.emit();
+    let ud = Ud { qkey: GSI_QKEY, source_qp: Qpn::GSI, immediate: None };
+    let header = Header::new(Qpn::GSI, Psn::ZERO, Operation::Ud(ud));
+    let mut head = [0; MAX_HEADER_LEN];
+    let flow = Flow::new(source, destination).unwrap();
+    let emitted = flow.emit(&header, 0, &[&mad], &mut head).unwrap();
+    [&head[..emitted.header_len], &mad, &emitted.trailer].concat()
+}
+
+/// Waits until a condition holds.
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < TEST_DEADLINE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_lives() {
+    let (link, addresses) = open_both();
+    let groups: [IpAddr; 2] = ["239.255.77.9".parse().unwrap(), "ff02::7:7709".parse().unwrap()];
+    let nic = open_member(link, &addresses, &groups);
+
+    let v4 = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let loopback = libc::in_addr { s_addr: u32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()) };
+    setsockopt(&v4, MulticastInterface, &loopback).unwrap();
+    let v6 = UdpSocket::bind("[::1]:0").unwrap();
+    let interface = nix::net::if_::if_nametoindex("lo").unwrap();
+    setsockopt(&v6, MulticastInterface6, &interface.cast_signed()).unwrap();
+    let mut sent = 0;
+    for (socket, group) in [(&v4, groups[0]), (&v6, groups[1])] {
+        let destination = SocketAddr::new(group, 4791);
+        let packet = dreq(socket.local_addr().unwrap(), destination);
+        match socket.send_to(&packet, destination) {
+            Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable && group.is_ipv6() => {
+                println!("skipped: the loopback interface has no route to {group}");
+                continue;
+            }
+            result => assert_eq!(result.unwrap(), packet.len()),
+        }
+        sent += 1;
+        wait_for("the packet is dropped, or the adapter fails", || {
+            nic.has_failed() || nic.statistics().wrong_address == sent
+        });
+        assert!(!nic.has_failed(), "one datagram to {group} made the adapter fail");
+    }
+    assert_eq!(nic.next_event(), None);
+    nic.create_domain().expect("new objects can be made");
+
+    // The same message to the adapter's own address has its answer.
+    let destination = Gid::from(addresses[0]).udp_address();
+    let peer = UdpSocket::bind((open_loopback(|_| ()).local().ip(), 4792)).unwrap();
+    peer.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
+    peer.send_to(&dreq(peer.local_addr().unwrap(), destination), destination).unwrap();
+    let mut answer = [0; 512];
+    let (length, from) = peer.recv_from(&mut answer).expect("a DREP");
+    assert_eq!((length > 256, from.ip()), (true, destination.ip()));
+}
+
+macro_rules! options {
+    ($($name:ident: $level:ident $option:ident $type:ty;)*) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+        nix::setsockopt_impl!($name, libc::$level, libc::$option, $type, sockopt::SetStruct<'_, $type>);
+    )*};
+}
+
+options! {
+    MulticastInterface: IPPROTO_IP IP_MULTICAST_IF libc::in_addr;
+    MulticastInterface6: IPPROTO_IPV6 IPV6_MULTICAST_IF i32;
+}
