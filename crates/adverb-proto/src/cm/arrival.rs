@@ -13,7 +13,7 @@ use super::parameters::has_ip_header;
 use super::{ConnectionId, Depths, Ends, Event, ListenerId};
 use crate::Time;
 use crate::mutation::mutant;
-use crate::vocabulary::{Gid, Psn, Transport};
+use crate::vocabulary::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
     /// Takes in what has come to queue pair 1: the payload of an unreliable datagram with the right Q_Key, and between
@@ -28,7 +28,7 @@ impl Manager {
             Message::Req(req) => self.handle_req(now, ends, transaction_id, req, random),
             Message::Mra(mra) => self.handle_mra(now, ends, mra),
             Message::Rej(rej) => self.handle_rej(now, ends, rej),
-            Message::Rep(rep) => self.handle_rep(ends, transaction_id, rep),
+            Message::Rep(rep) => self.handle_rep(now, ends, transaction_id, rep),
             Message::Rtu(rtu) => self.handle_rtu(ends, transaction_id, rtu),
             Message::Dreq(dreq) => self.handle_dreq(now, ends, transaction_id, dreq),
             Message::Drep(drep) => self.handle_drep(now, ends, drep),
@@ -55,7 +55,7 @@ impl Manager {
         }
         if let Some(stale) = self.table.by_remote_qp(address, req.ca_guid, req.qpn) {
             self.refuse(ends, transaction_id, req, RejectReason::StaleConnection, AdditionalInfo::EMPTY);
-            return self.drop_stale(now, stale);
+            return self.handle_stale(now, stale);
         }
         if let Some(id) = self.table.by_peer(address, req.service_id)
             && self.table.get(id).is_some_and(|connection| connection.ends == ends)
@@ -114,6 +114,7 @@ impl Manager {
             repetition: None,
             deadline: Some(deadline),
             farewell: None,
+            last_probe: None,
             timer: None,
         };
         learn_from_req(&mut connection, transaction_id, req);
@@ -166,20 +167,37 @@ impl Manager {
         self.out.send(connection.ends, answer);
     }
 
-    /// The peer connects with a queue pair that has a connection here: it must have forgotten that one (vol. 1,
-    /// 12.4.1 and 12.9.8).
-    fn drop_stale(&mut self, now: Time, id: u32) {
+    /// Handles a message that names a queue pair of the peer's which already has a connection here. The peer has
+    /// either lost that connection (vol. 1, 12.4.1 and 12.9.8.3), or a stranger forged the message: neither
+    /// communication ID is in it. So an established connection is probed, and ends only if the peer confirms.
+    fn handle_stale(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
-            State::Established => {
-                let _ = self.disconnect(now, ConnectionId(id), now + self.config.request_patience);
-            }
+            State::Established => self.probe(now, id),
             State::ReqReceived | State::RepSent => {
                 self.tell_rejected(id, RejectReason::StaleConnection, AdditionalInfo::EMPTY, &[]);
                 self.end(now, id, None);
             }
             _ => {}
         }
+    }
+
+    /// Asks the peer whether it still has an established connection, at most once per response timeout.
+    ///
+    /// The probe is a DREQ with both communication IDs and a queue pair number that no connection has. A peer without
+    /// such a connection answers with a DREP; a peer that still has it drops the DREQ because of the wrong number
+    /// (`cm_dreq_handler` in `cm.c` does both). Either way the connection stays until [`handle_drep`] says otherwise.
+    ///
+    /// [`handle_drep`]: Manager::handle_drep
+    fn probe(&mut self, now: Time, id: u32) {
+        let interval = self.config.response_timeout.duration();
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.last_probe.is_some_and(|last| now < last + interval) {
+            return;
+        }
+        connection.last_probe = Some(now);
+        self.out.statistics.probes += 1;
+        self.out.send(connection.ends, compose::dreq(&self.config, connection, Qpn::truncate(0)));
     }
 
     /// Two peers have asked each other. The one with the greater name stays the one that asked, the other becomes the
@@ -232,7 +250,7 @@ impl Manager {
     }
 
     /// The peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
-    fn handle_rep(&mut self, ends: Ends, transaction_id: u64, rep: &Rep) {
+    fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
         let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
             self.out.statistics.strays += 1;
             // Who accepts what isn't asked for any longer must be told, or it waits for nothing.
@@ -242,7 +260,7 @@ impl Manager {
         };
         let id = connection.local_id;
         if connection.state == State::ReqSent {
-            return self.take_rep(ends, transaction_id, rep, id);
+            return self.take_rep(now, ends, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
         // Nothing before it is established: a peer that were asked to wait wouldn't repeat itself soon, should the RTU be lost.
@@ -260,18 +278,21 @@ impl Manager {
         self.out.send(ends, answer);
     }
 
-    fn take_rep(&mut self, ends: Ends, transaction_id: u64, rep: &Rep, id: u32) {
+    fn take_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep, id: u32) {
         if !is_connectable(rep.qpn) {
             self.out.statistics.strays += 1;
             return;
         }
-        if self.table.by_remote_id(ends.remote, rep.ca_guid, rep.local_comm_id).is_some()
-            || self.table.by_remote_qp(ends.remote, rep.ca_guid, rep.qpn).is_some()
-        {
+        let stale = self.table.by_remote_qp(ends.remote, rep.ca_guid, rep.qpn);
+        if stale.is_some() || self.table.by_remote_id(ends.remote, rep.ca_guid, rep.local_comm_id).is_some() {
             self.out.statistics.strays += 1;
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::StaleConnection, AdditionalInfo::EMPTY);
-            return self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+            self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+            if let Some(stale) = stale {
+                self.handle_stale(now, stale);
+            }
+            return;
         }
         let deadline = self.table.get(id).and_then(|connection| connection.deadline);
         let Some(connection) = self.table.change(id, State::RepReceived, deadline) else { return };
@@ -345,14 +366,19 @@ impl Manager {
     /// The peer says no, or no longer (`cm_rej_handler` and `cm_acquire_rejected_id` in `cm.c`). A REJ is never
     /// answered.
     fn handle_rej(&mut self, now: Time, ends: Ends, rej: &Rej) {
-        let id = if rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout {
+        let names_adapter = rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout;
+        let id = if names_adapter {
             // A peer that gave up before it knew this side's ID names its adapter.
             let guid = rej.additional_info.as_bytes().first_chunk().map(|guid| u64::from_be_bytes(*guid));
             guid.and_then(|guid| self.table.by_remote_id(ends.remote, guid, rej.local_comm_id))
         } else {
             Some(rej.remote_comm_id)
         };
-        let found = id.and_then(|id| self.table.get(id)).filter(|connection| connection.ends == ends);
+        let found = id.and_then(|id| self.table.get(id)).filter(|connection| {
+            // Only a peer that has seen no REP lacks this side's ID.
+            let lacks_id = matches!(connection.state, State::ReqReceived | State::RepSent);
+            connection.ends == ends && (lacks_id || !names_adapter)
+        });
         let Some(connection) = found else {
             self.out.statistics.strays += 1;
             if mutant!(CmRejAnsweredByRej) {
@@ -421,11 +447,17 @@ impl Manager {
         }
     }
 
-    /// The peer agrees to the end (`cm_drep_handler` in `cm.c`).
+    /// The peer agrees to the end (`cm_drep_handler` in `cm.c`), or answers a [probe](Manager::probe): it has no such
+    /// connection.
     fn handle_drep(&mut self, now: Time, ends: Ends, drep: &Drep) {
         let found = self.table.get(drep.remote_comm_id);
         let found = found.filter(|found| found.is_with(ends, drep.local_comm_id));
-        if found.is_some_and(|connection| connection.state == State::DreqSent) {
+        let is_awaited = found.is_some_and(|connection| match connection.state {
+            State::DreqSent => true,
+            State::Established => connection.last_probe.is_some(),
+            _ => false,
+        });
+        if is_awaited {
             self.out.events.push_back(Event::Disconnected(ConnectionId(drep.remote_comm_id)));
             self.end(now, drep.remote_comm_id, None);
         } else {

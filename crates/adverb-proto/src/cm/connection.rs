@@ -97,6 +97,8 @@ pub(super) struct Connection {
     pub(super) deadline: Option<Time>,
     /// In timewait: the last word, for a peer that repeats itself.
     pub(super) farewell: Option<Box<Mad>>,
+    /// The time of the last DREQ that asked whether the peer still has this connection.
+    pub(super) last_probe: Option<Time>,
     /// Its place in the agenda.
     pub(super) timer: Option<Time>,
 }

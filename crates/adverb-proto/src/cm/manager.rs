@@ -54,6 +54,9 @@ pub struct Statistics {
     pub duplicates: u64,
     /// Messages that belong to no connection, or to another than they say.
     pub strays: u64,
+    /// Established connections whose peers were asked whether they still have them, because a message named the
+    /// peer's queue pair for another connection.
+    pub probes: u64,
     /// Requests dropped because too many wait already.
     pub overflows: u64,
     /// Messages sent.
@@ -215,6 +218,7 @@ impl Manager {
             repetition: None,
             deadline: Some(connect.deadline),
             farewell: None,
+            last_probe: None,
             timer: None,
         };
         let req = compose::req(&self.config, &connection, connect)?;
@@ -326,8 +330,7 @@ impl Manager {
     /// Ends a connection that stands. [`Disconnected`](Event::Disconnected) comes when the peer agrees, or at the
     /// deadline. The queue pair should be in error by now.
     ///
-    /// It may be being ended already, by an earlier call or because the peer asked for another connection with the same
-    /// queue pair: then only the deadline may come earlier.
+    /// It may be being ended already, by an earlier call: then only the deadline may come earlier.
     ///
     /// # Errors
     ///

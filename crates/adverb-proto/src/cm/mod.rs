@@ -58,12 +58,20 @@
 //!
 //! # Whom it believes
 //!
-//! Anybody can send anything to queue pair 1. A message about a connection is believed if it comes from the peer's
-//! address and names both communication IDs, which are random. Whatever comes, there is at most one answer, of the
-//! same size, to where it came from; and what is sent as an answer (REJ, DREP, MRA, SIDR_REP) is never answered, so
-//! that nothing goes round. (A request with a queue pair that has a connection already also ends that connection; who
-//! forges one must know the adapter's name and the peer's address.) Tables are [bounded](Config): a flood of requests in strangers' names fills those for half
-//! open connections, which empty themselves with time, and touches no connection that stands.
+//! Anybody can send anything to queue pair 1. A message about an established connection is believed only if it comes
+//! from the peer's address and names both communication IDs, which are random. A message gets at most one answer, of
+//! the same size, sent to its source; and messages that are answers themselves (REJ, DREP, MRA, SIDR_REP) are never
+//! answered, so that nothing goes round.
+//!
+//! One exception sends a second message: a REQ or REP that names a queue pair of the peer's which already has an
+//! established connection. The peer may have restarted and lost that connection, or a stranger may have forged the
+//! message. It is rejected as stale, and at most once per response timeout a probe follows: a DREQ with both
+//! communication IDs and queue pair number 0. A peer without the connection answers with a DREP, which ends it here,
+//! and its next REQ succeeds. A peer that has the connection drops the probe because of the wrong number. So a forged
+//! REQ ends nothing.
+//!
+//! Tables are [bounded](Config): a flood of requests in strangers' names fills those for half open connections, which
+//! empty themselves with time, and touches no connection that stands.
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core
 

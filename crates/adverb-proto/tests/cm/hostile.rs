@@ -1,7 +1,11 @@
 //! Anybody can send anything to queue pair 1.
 
+use std::time::Duration;
+
 use adverb_proto::cm::{Ends, Event, State};
-use adverb_wire::cm::{Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout};
+use adverb_wire::cm::{
+    AdditionalInfo, Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout,
+};
 
 use crate::harness::*;
 
@@ -191,6 +195,98 @@ fn a_strangers_request_with_a_peers_names_cuts_nobody_off() {
     let answer = pair.sides[SERVER].poll_transmit().unwrap();
     assert_eq!(answer.ends, stranger(), "whoever sent it is answered, and nobody else");
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
+}
+
+#[test]
+fn a_rej_without_our_id_ends_no_established_connection() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+    // The peer's adapter and communication ID, but not ours.
+    let guid = AdditionalInfo::new(&req.ca_guid.to_be_bytes()).unwrap();
+    let rej = Rej {
+        local_comm_id: number(client),
+        remote_comm_id: 0,
+        rejected: Subject::Other,
+        reason: RejectReason::Timeout,
+        additional_info: guid,
+        private_data: Default::default(),
+    };
+    pair.inject_message(SERVER, Message::Rej(rej));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    assert_eq!(pair.sides[SERVER].statistics().strays, 1);
+    let deadline = pair.deadline();
+    pair.sides[SERVER].disconnect(pair.now, server, deadline).unwrap();
+    pair.inject_message(SERVER, Message::Rej(rej));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::DreqSent));
+}
+
+/// A REQ with the adapter and queue pair of the client's established connection, for another connection.
+fn stale_req(pair: &Pair, comm_id: u32) -> Mad {
+    let mut mad = pair.last(CLIENT, "REQ");
+    if let Message::Req(req) = &mut mad.message {
+        req.local_comm_id = comm_id;
+        req.service_id = adverb_wire::cm::ServiceId::tcp_port(1);
+    }
+    mad
+}
+
+#[test]
+fn a_req_in_the_peers_name_ends_no_established_connection() {
+    let (mut pair, [client, server]) = Pair::connected();
+    for number in 1..100 {
+        let req = stale_req(&pair, number);
+        pair.inject(SERVER, &req);
+        pair.pass(Duration::from_millis(50));
+    }
+    for (side, id) in [(CLIENT, client), (SERVER, server)] {
+        assert_eq!(pair.sides[side].state(id), Some(State::Established));
+        assert_eq!(pair.outcomes(side), [""; 0]);
+    }
+}
+
+#[test]
+fn a_stale_req_is_rejected_and_probes_at_most_once_per_response_timeout() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let interval = pair.sides[SERVER].config().response_timeout.duration();
+    let before = pair.log.len();
+    for number in 1..=1000 {
+        let req = stale_req(&pair, number);
+        pair.inject(SERVER, &req);
+    }
+    pair.flow();
+    let probes: Vec<Dreq> = pair.log[before..]
+        .iter()
+        .filter_map(|(_, mad)| if let Message::Dreq(dreq) = mad.message { Some(dreq) } else { None })
+        .collect();
+    let [probe] = &probes[..] else { panic!("{probes:?}") };
+    assert_eq!((probe.local_comm_id, probe.remote_comm_id), (number(server), number(client)));
+    assert_eq!(probe.remote_qpn.get(), 0, "a number that no connection has");
+    assert_eq!(pair.log.len() - before, 1001, "a REJ for each REQ, and one probe");
+    pair.pass(interval);
+    let req = stale_req(&pair, 1001);
+    pair.inject(SERVER, &req);
+    pair.flow();
+    assert_eq!(pair.sides[SERVER].statistics().probes, 2);
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+}
+
+#[test]
+fn a_drep_ends_an_established_connection_only_after_a_probe_and_with_both_ids() {
+    let (mut pair, [client, server]) = Pair::connected();
+    let drep = |local_comm_id, remote_comm_id| {
+        Message::Drep(Drep { local_comm_id, remote_comm_id, private_data: Default::default() })
+    };
+    let (theirs, ours) = (number(client), number(server));
+    pair.inject_message(SERVER, drep(theirs, ours));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    let req = stale_req(&pair, 5);
+    pair.inject(SERVER, &req);
+    for (local, remote) in [(theirs ^ 1, ours), (theirs, ours ^ 1), (theirs, 0), (0, ours)] {
+        pair.inject_message(SERVER, drep(local, remote));
+        assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
+    }
+    pair.inject_message(SERVER, drep(theirs, ours));
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::TimeWait));
 }
 
 #[test]

@@ -88,6 +88,42 @@ fn a_stale_connection_rests_before_another_try() {
 }
 
 #[test]
+fn a_peer_that_restarted_connects_again_whatever_message_of_the_probe_is_lost() {
+    for lost in ["REJ", "DREQ", "DREP"] {
+        let (mut pair, _) = Pair::connected();
+        let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
+        pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
+        pair.lose(lost, 1);
+        let mut attempts = 0;
+        while !pair.outcomes(CLIENT).ends_with(&["established"]) {
+            attempts += 1;
+            assert!(attempts <= 3, "{lost}: {}", pair.sent());
+            let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+            pair.connect_with(CLIENT, &connect).unwrap();
+            pair.pass(seconds(2));
+        }
+    }
+}
+
+#[test]
+fn a_restarted_listener_that_accepts_with_an_old_number_is_probed() {
+    let (mut pair, [client, _]) = Pair::connected();
+    let adverb_wire::cm::Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
+    pair.sides[SERVER] = adverb_proto::cm::Manager::new(config(SERVER));
+    pair.listen(service());
+    pair.automatic = false;
+    pair.connect();
+    pair.flow();
+    let request = pair.expect_request();
+    let deadline = pair.deadline();
+    let offer = adverb_proto::cm::Offer::new(rep.qpn);
+    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+    pair.flow();
+    assert_eq!(pair.sides[CLIENT].state(client), Some(State::TimeWait), "{}", pair.sent());
+    assert!(pair.sent().ends_with("<REP >REJ >DREQ <DREP"), "{}", pair.sent());
+}
+
+#[test]
 fn a_req_of_a_connection_in_timewait_is_stale() {
     let (mut pair, [client, _]) = Pair::connected();
     let req = pair.last(CLIENT, "REQ");

@@ -285,8 +285,10 @@ impl<'a> Attack<'a> {
             if let Some((ends, bytes)) = strike {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
                 let may = match message {
-                    // It also ends what it shows to be stale.
-                    Ok(Message::Req(_)) if answers == 2 => matches!(datagram.mad.message, Message::Dreq(_)),
+                    // An established connection that it names as stale is probed, too.
+                    Ok(Message::Req(_) | Message::Rep(_)) if answers == 2 => {
+                        matches!(datagram.mad.message, Message::Dreq(Dreq { remote_qpn, .. }) if remote_qpn.get() == 0)
+                    }
                     Ok(
                         Message::Req(_)
                         | Message::Rep(_)
@@ -307,6 +309,20 @@ impl<'a> Attack<'a> {
         }
         while let Some(event) = self.manager.poll_event() {
             self.report.events += 1;
+            if let (Event::Disconnected(id), Some((_, bytes))) = (&event, strike)
+                && self.connections.get(id) == Some(&Status::Established)
+            {
+                let message = Mad::parse(bytes).map(|mad| mad.message);
+                let named = match message {
+                    Ok(Message::Rej(rej)) => rej.remote_comm_id,
+                    Ok(Message::Dreq(dreq)) => dreq.remote_comm_id,
+                    Ok(Message::Drep(drep)) => drep.remote_comm_id,
+                    _ => 0,
+                };
+                if format!("{named:#010x}") != id.to_string() {
+                    return Err(format!("{message:?} ended {id} without its communication ID"));
+                }
+            }
             self.told(&event)?;
         }
         Ok(())
@@ -369,11 +385,10 @@ impl<'a> Attack<'a> {
         // What is over and doesn't rest is gone.
         let manager = &self.manager;
         self.connections.retain(|id, status| *status != Status::Over || manager.state(*id).is_some());
-        // A stale one is ended without its owner.
-        for (id, status) in &mut self.connections {
+        for (id, status) in &self.connections {
             if *status == Status::Established && manager.state(*id) == Some(adverb_proto::cm::State::DreqSent)
             {
-                *status = Status::Leaving(self.now + PATIENCE);
+                return Err(format!("{id} is being ended, though its owner did not ask for it"));
             }
         }
         let Holdings { connections, half_open, index_entries, queries, timers, .. } = manager.holdings();
