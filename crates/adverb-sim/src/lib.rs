@@ -48,9 +48,13 @@ mod schedule;
 mod setup;
 mod world;
 
-pub use cm::{CmAttackReport, CmOutcome, attack_cm, attack_cm_by, run_cm};
+pub use cm::{
+    CM_FORGE_TCP, CM_FORGE_UDP, CmAttackReport, CmForge, CmOutcome, attack_cm, attack_cm_by, run_cm,
+};
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
+pub use hostile::choices::Choices;
+pub use hostile::forge::{Aim, Belief, Forge, Reach, Shape};
 pub use hostile::{AttackReport, attack, attack_by};
 pub use letters::{LetterAction, LetterStep, Letters, StationPlan};
 pub use random::Random;

@@ -14,11 +14,9 @@ use adverb_proto::cm::{
     Resolve,
 };
 use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
-use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, Ece, IpHeader, Mad, Message, Mra, PrivateData, Rej, Rep, Req, Rtu, ServiceId,
-    SidrRep, SidrReq, SidrStatus, Subject, Timeout,
-};
+use adverb_wire::cm::{Mad, Message, SidrStatus, Timeout};
 
+use super::forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use crate::Random;
 use crate::hostile::choices::Choices;
 
@@ -66,10 +64,8 @@ struct Attack<'a> {
     listeners: Vec<ListenerId>,
     connections: BTreeMap<ConnectionId, Status>,
     queries: Vec<QueryId>,
-    /// What the manager has said lately, which attackers hear.
-    heard: Vec<(Ends, Mad)>,
-    /// A REQ and a REP that lack nothing.
-    models: (Req, Rep),
+    /// Makes messages, of which some answer what the manager said lately.
+    forge: CmForge,
     report: CmAttackReport,
 }
 
@@ -91,15 +87,14 @@ enum Status {
 const MOST_HALF_OPEN: usize = 16;
 const MOST_CONNECTIONS: usize = 48;
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How many of the manager's messages attackers remember.
-const MEMORY: usize = 64;
 
 fn us() -> IpAddr {
     [10, 0, 0, 1].into()
 }
 
-fn tcp() -> ServiceId {
-    ServiceId::tcp_port(7471)
+/// The ends of connections with the attackers' addresses, and with our own.
+fn candidates() -> [Ends; 3] {
+    [1, 2, 3].map(|last| Ends { local: us(), remote: [10, 0, 0, last].into() })
 }
 
 impl<'a> Attack<'a> {
@@ -112,7 +107,7 @@ impl<'a> Attack<'a> {
         config.max_half_open = MOST_HALF_OPEN;
         let mut manager = Manager::new(config);
         let listen = |service, transport| Listen { service, bind: Bind::Any, transport, backlog: 12 };
-        let listeners = [listen(tcp(), Transport::Rc), listen(ServiceId::udp_port(7471), Transport::Ud)];
+        let listeners = [listen(CM_FORGE_TCP, Transport::Rc), listen(CM_FORGE_UDP, Transport::Ud)];
         let listeners = listeners.into_iter().flat_map(|listen| manager.listen(listen)).collect();
         Attack {
             choices,
@@ -122,8 +117,7 @@ impl<'a> Attack<'a> {
             listeners,
             connections: BTreeMap::new(),
             queries: Vec::new(),
-            heard: Vec::new(),
-            models: models(),
+            forge: CmForge::default(),
             report: CmAttackReport::default(),
         }
     }
@@ -153,7 +147,7 @@ impl<'a> Attack<'a> {
         let offer = Offer::new(Qpn::truncate(2 + self.choices.below(60) as u32));
         match (self.choices.below(16), id) {
             (0, _) => {
-                let mut connect = Connect::new(self.some_ends(), tcp(), offer, deadline);
+                let mut connect = Connect::new(self.some_ends(), CM_FORGE_TCP, offer, deadline);
                 connect.peer_to_peer = self.choices.one_in(4);
                 let random = &mut self.random;
                 if let Ok(id) = self.manager.connect(now, &connect, &mut || random.u32()) {
@@ -161,7 +155,7 @@ impl<'a> Attack<'a> {
                 }
             }
             (1, _) => {
-                let (ends, service) = (self.some_ends(), ServiceId::udp_port(7471));
+                let (ends, service) = (self.some_ends(), CM_FORGE_UDP);
                 let resolve = Resolve { ends, service, source_port: 1, private_data: b"?", deadline };
                 let random = &mut self.random;
                 let _ = self.manager.resolve(now, &resolve, &mut || random.u32());
@@ -223,8 +217,7 @@ impl<'a> Attack<'a> {
     }
 
     fn some_ends(&mut self) -> Ends {
-        let last = self.choices.pick(&[1, 2, 3]);
-        Ends { local: us(), remote: [10, 0, 0, last].into() }
+        self.choices.pick(&candidates())
     }
 
     fn pass(&mut self) -> Result<(), String> {
@@ -256,7 +249,7 @@ impl<'a> Attack<'a> {
     /// An attacker sends something.
     fn strike(&mut self) -> Result<(), String> {
         self.report.messages += 1;
-        let (mut ends, mad) = self.forge();
+        let (mut ends, mad) = self.forge.message(&mut self.choices, &candidates());
         let mut bytes = mad.emit().to_vec();
         if self.choices.one_in(6) {
             for _ in 0..=self.choices.below(4) {
@@ -302,10 +295,7 @@ impl<'a> Attack<'a> {
                     return Err(format!("{message:?} has the answer {datagram:?}"));
                 }
             }
-            if self.heard.len() == MEMORY {
-                self.heard.remove(0);
-            }
-            self.heard.push((datagram.ends, datagram.mad));
+            self.forge.note_sent(datagram.ends, datagram.mad);
         }
         while let Some(event) = self.manager.poll_event() {
             self.report.events += 1;
@@ -427,139 +417,4 @@ impl<'a> Attack<'a> {
         }
         Ok(())
     }
-
-    /// A message that may have a meaning.
-    fn forge(&mut self) -> (Ends, Mad) {
-        let ends = self.some_ends();
-        // What was said last is worth most.
-        let reach = if self.choices.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
-        let back = 1 + self.choices.below(reach.max(1) as u64) as usize;
-        let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
-        // Of somebody's connection, if there is one: where it leads, and both its ids.
-        let (ends, ours, theirs) = match heard {
-            Some((ends, mad)) => {
-                let (ours, theirs) = ids(&mad.message);
-                (if self.choices.one_in(10) { self.some_ends() } else { ends }, ours, theirs)
-            }
-            None => (ends, 0, 0),
-        };
-        let theirs =
-            if theirs == 0 || self.choices.one_in(8) { 1 + self.choices.below(6) as u32 } else { theirs };
-        let ours = if self.choices.one_in(12) { self.choices.bits(32) as u32 } else { ours };
-        let qpn = Qpn::truncate(self.choices.below(64) as u32);
-        let ca_guid = 1 + self.choices.below(2);
-        let (local_comm_id, remote_comm_id) = (theirs, ours);
-        let message = match self.choices.below(12) {
-            0..=3 => Message::Req(self.req(ends, qpn, ca_guid)),
-            4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
-            5 => Message::Rtu(Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
-            6 => {
-                let reason = RejectReason::from_code(self.choices.pick(&[4, 6, 10, 28, 999]));
-                let guid = ca_guid.to_be_bytes();
-                let info = if self.choices.one_in(2) { &guid[..] } else { &[] };
-                Message::Rej(Rej {
-                    local_comm_id,
-                    remote_comm_id: if self.choices.one_in(3) { 0 } else { remote_comm_id },
-                    rejected: self.choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
-                    reason,
-                    additional_info: AdditionalInfo::new(info).unwrap_or_default(),
-                    private_data: PrivateData::EMPTY,
-                })
-            }
-            7 => {
-                // The queue pair that the manager named, or any.
-                let named = match heard.map(|(_, mad)| mad.message) {
-                    Some(Message::Req(req)) => req.qpn,
-                    Some(Message::Rep(rep)) => rep.qpn,
-                    _ => qpn,
-                };
-                let private_data = PrivateData::EMPTY;
-                Message::Dreq(Dreq { local_comm_id, remote_comm_id, remote_qpn: named, private_data })
-            }
-            8 => Message::Drep(Drep { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
-            9 => Message::Mra(Mra {
-                local_comm_id,
-                remote_comm_id,
-                acknowledged: self.choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
-                service_timeout: Timeout::new(self.choices.below(32) as u8).unwrap_or(Timeout::MAX),
-                private_data: PrivateData::EMPTY,
-            }),
-            10 => {
-                let header = IpHeader::new((ends.remote, 5).into(), ends.local);
-                Message::SidrReq(SidrReq {
-                    request_id: self.choices.below(40) as u32,
-                    pkey: 0xffff,
-                    service_id: ServiceId::udp_port(7471),
-                    private_data: header.and_then(|header| header.before(b"?").ok()).unwrap_or_default(),
-                })
-            }
-            _ => Message::SidrRep(SidrRep {
-                request_id: ours,
-                status: SidrStatus::from_code(self.choices.below(3) as u8),
-                additional_info: AdditionalInfo::EMPTY,
-                ece: Ece::NONE,
-                qpn,
-                service_id: ServiceId::udp_port(7471),
-                qkey: 1,
-                private_data: PrivateData::EMPTY,
-            }),
-        };
-        (ends, Mad { transaction_id: self.choices.bits(8), message })
-    }
-
-    fn req(&mut self, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
-        let mut req = self.models.0;
-        req.local_comm_id = 1 + self.choices.below(30) as u32;
-        (req.qpn, req.ca_guid) = (qpn, ca_guid);
-        req.primary_path.local_gid = gid(ends.remote);
-        req.primary_path.remote_gid = gid(ends.local);
-        let header = IpHeader::new((ends.remote, 5).into(), ends.local);
-        req.private_data = header.and_then(|header| header.before(b"hello").ok()).unwrap_or_default();
-        req
-    }
-}
-
-fn gid(address: IpAddr) -> std::net::Ipv6Addr {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    }
-}
-
-/// The ids in a message of the manager's: its own, and its peer's.
-fn ids(message: &Message) -> (u32, u32) {
-    match message {
-        Message::Req(req) => (req.local_comm_id, 0),
-        Message::Rep(rep) => (rep.local_comm_id, rep.remote_comm_id),
-        Message::Rtu(rtu) => (rtu.local_comm_id, rtu.remote_comm_id),
-        Message::Rej(rej) => (rej.local_comm_id, rej.remote_comm_id),
-        Message::Mra(mra) => (mra.local_comm_id, mra.remote_comm_id),
-        Message::Dreq(dreq) => (dreq.local_comm_id, dreq.remote_comm_id),
-        Message::Drep(drep) => (drep.local_comm_id, drep.remote_comm_id),
-        Message::SidrReq(request) => (request.request_id, 0),
-        Message::SidrRep(response) => (response.request_id, 0),
-    }
-}
-
-/// A REQ and a REP as a manager makes them.
-fn models() -> (Req, Rep) {
-    let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
-    let ends = Ends { local: [10, 0, 0, 2].into(), remote: us() };
-    let back = Ends { local: us(), remote: [10, 0, 0, 2].into() };
-    let deadline = Time::MAX;
-    let offer = Offer::new(Qpn::truncate(2));
-    let _ = passive.listen(Listen { service: tcp(), bind: Bind::Any, transport: Transport::Rc, backlog: 1 });
-    let _ = active.connect(Time::ZERO, &Connect::new(ends, tcp(), offer, deadline), &mut || 7);
-    let Some(Message::Req(req)) = active.poll_transmit().map(|datagram| datagram.mad.message) else {
-        unreachable!("a manager that connects sends a REQ");
-    };
-    let mad = Mad { transaction_id: 1, message: Message::Req(req) };
-    passive.handle(Time::ZERO, back, &mad.emit(), &mut || 8);
-    if let Some(Event::Request(request)) = passive.poll_event() {
-        let _ = passive.accept(Time::ZERO, request.id, &offer, &[], deadline);
-    }
-    let Some(Message::Rep(rep)) = passive.poll_transmit().map(|datagram| datagram.mad.message) else {
-        unreachable!("a manager that accepts sends a REP");
-    };
-    (req, rep)
 }

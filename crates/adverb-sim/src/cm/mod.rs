@@ -14,6 +14,7 @@
 
 mod application;
 mod attack;
+mod forge;
 mod packet;
 mod register;
 
@@ -31,6 +32,7 @@ use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
 use crate::schedule::Schedule;
 use application::{Application, Task};
 pub use attack::{CmAttackReport, attack_cm, attack_cm_by};
+pub use forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use packet::Content;
 use register::Register;
 

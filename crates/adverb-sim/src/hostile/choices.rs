@@ -4,7 +4,7 @@ use crate::Random;
 
 /// Where decisions come from.
 #[derive(Debug)]
-pub(crate) enum Choices<'a> {
+pub enum Choices<'a> {
     /// From a seed, without end.
     Seed(Random),
     /// From these bytes, until there are no more.
@@ -13,12 +13,12 @@ pub(crate) enum Choices<'a> {
 
 impl Choices<'_> {
     /// Whether there are more decisions to come.
-    pub(crate) fn are_left(&self) -> bool {
+    pub fn are_left(&self) -> bool {
         !matches!(self, Choices::Bytes([]))
     }
 
     /// A number below `end`, which isn't 0.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         match self {
             Choices::Seed(random) => random.below(end),
             Choices::Bytes(bytes) => {
@@ -32,7 +32,7 @@ impl Choices<'_> {
     }
 
     /// Any number of so many bits.
-    pub(crate) fn bits(&mut self, count: u32) -> u64 {
+    pub fn bits(&mut self, count: u32) -> u64 {
         match self {
             Choices::Seed(random) => random.u64() >> (64 - count),
             Choices::Bytes(_) => self.below(1 << count.min(63)),
@@ -40,12 +40,12 @@ impl Choices<'_> {
     }
 
     /// Whether a thing happens that happens once in so many times.
-    pub(crate) fn one_in(&mut self, times: u64) -> bool {
+    pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == times - 1
     }
 
     /// One of these.
-    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
 }

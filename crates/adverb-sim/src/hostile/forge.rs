@@ -1,32 +1,52 @@
 //! Packets as an attacker makes them.
 
+use std::collections::VecDeque;
+
 use adverb_proto::vocabulary::Transport;
 use adverb_wire::{
-    Aeth, CompareSwap, FetchAdd, Flush, Header, MAX_HEADER_LEN, Opcode, Operation, Packet, Psn, Qpn, Rc,
-    ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
+    Aeth, CompareSwap, FetchAdd, Flow, Flush, Header, MAX_HEADER_LEN, Opcode, Operation, Packet, Psn, Qpn,
+    Rc, ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
 };
 
-use super::{Attack, QKEY, Target};
+use super::choices::Choices;
 
 /// A packet, as it is delivered.
-pub(super) enum Shape {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Shape {
     /// As bytes.
     Bytes(Vec<u8>),
     /// As a header, and a payload that lies elsewhere.
     Parts(Header, Vec<u8>),
 }
 
-/// The message under way to a queue pair, as its attacker believes.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Message {
-    None,
-    Send,
-    Write { left: u32 },
+impl Shape {
+    /// Returns the packet as bytes with a right ICRC, or `None` if no packet can have such parts.
+    pub fn into_bytes(self, flow: &Flow) -> Option<Vec<u8>> {
+        match self {
+            Shape::Bytes(bytes) => Some(bytes),
+            Shape::Parts(header, payload) => {
+                let mut head = [0; MAX_HEADER_LEN];
+                let emitted = flow.emit(&header, 0, &[&payload], &mut head).ok()?;
+                Some([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
+            }
+        }
+    }
 }
 
-/// Something that a queue pair asked for, and what its peer has said of it.
+/// The message in flight to a queue pair, as its attacker believes.
+#[derive(Clone, Copy, Debug, Default)]
+enum Message {
+    #[default]
+    None,
+    Send,
+    Write {
+        left: u32,
+    },
+}
+
+/// A request of a queue pair, and how much of its response was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+struct Asked {
     psn: Psn,
     left: u32,
     begun: bool,
@@ -40,9 +60,17 @@ enum Wanted {
     Word,
 }
 
-impl Target {
-    /// Takes note of what it asks for.
-    pub(super) fn note_sent(&mut self, header: &Header) {
+/// The state of a conversation with a queue pair, as its attacker believes.
+#[derive(Clone, Debug, Default)]
+pub struct Belief {
+    message: Message,
+    /// READs and atomics that the queue pair waits for.
+    asked: VecDeque<Asked>,
+}
+
+impl Belief {
+    /// Records a packet that the queue pair sent.
+    pub fn note_sent(&mut self, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
         let (what, left) = match rc {
             Rc::ReadRequest(reth) => (Wanted::Bytes, reth.length),
@@ -55,27 +83,83 @@ impl Target {
         }
         self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
     }
+
+    /// Takes back what [`Forge::packet`] assumed of its last request, which the queue pair didn't execute.
+    pub fn restore_message(&mut self, before: &Belief) {
+        self.message = before.message;
+    }
+
+    /// Forgets the message in flight: the queue pair began anew.
+    pub fn forget_message(&mut self) {
+        self.message = Message::None;
+    }
 }
 
-impl Attack<'_> {
-    /// A packet for a queue pair.
-    pub(super) fn forge(&mut self, index: usize) -> Shape {
+/// A range of memory that a packet can name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reach {
+    /// The first address.
+    pub addr: u64,
+    /// The number of bytes, at least 1.
+    pub length: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// What an attacker knows of the queue pair that it aims at.
+#[derive(Debug)]
+pub struct Aim<'t> {
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The number that the queue pair sends to.
+    pub peer: Qpn,
+    /// The queue pair's transport.
+    pub transport: Transport,
+    /// The payload of the longest packet.
+    pub mtu: u32,
+    /// The queue key.
+    pub qkey: u32,
+    /// The PSN that the queue pair expects next.
+    pub expected: Psn,
+    /// The PSN that the queue pair sends next.
+    pub next: Psn,
+    /// Memory that the queue pair may reach.
+    pub memory: Option<Reach>,
+    /// The addresses that the packet is sent between.
+    pub flow: Flow,
+    /// The state of the conversation.
+    pub belief: &'t mut Belief,
+}
+
+/// Makes packets for one queue pair: a pure function of the choices, the earlier packets and the aim.
+#[derive(Debug)]
+pub struct Forge<'c, 'b, 't> {
+    /// The source of decisions.
+    pub choices: &'c mut Choices<'b>,
+    /// Earlier packets, which are replayed.
+    pub past: &'c VecDeque<Vec<u8>>,
+    /// The queue pair.
+    pub aim: Aim<'t>,
+}
+
+impl Forge<'_, '_, '_> {
+    /// Makes a packet: mostly one that could be right, else any, a replay, a mutation or noise.
+    pub fn packet(&mut self) -> Shape {
         match self.choices.below(33) {
-            0..17 => self.plausible_request(index),
-            17..26 => self.plausible_answer(index),
-            26..27 => self.anything(index),
-            27..29 => self.replay(index),
-            29..31 => self.mutation(index),
-            31 => self.packet_of(index, Psn::ZERO, Operation::Cnp, 0),
+            0..17 => self.plausible_request(),
+            17..26 => self.plausible_answer(),
+            26..27 => self.anything(),
+            27..29 => self.replay(),
+            29..31 => self.mutation(),
+            31 => self.packet_of(Psn::ZERO, Operation::Cnp, 0),
             _ => Shape::Bytes(self.noise()),
         }
     }
 
     /// A request that could be right.
-    fn plausible_request(&mut self, index: usize) -> Shape {
-        let mtu = self.targets[index].mtu;
-        let expected =
-            self.device.query_qp(self.targets[index].qpn).map_or(Psn::ZERO, |status| status.expected_psn);
+    fn plausible_request(&mut self) -> Shape {
+        let mtu = self.aim.mtu;
+        let expected = self.aim.expected;
         let psn = match self.choices.below(16) {
             0 => expected + self.choices.below(3) as u32,
             1 => expected - self.choices.below(6) as u32,
@@ -83,9 +167,9 @@ impl Attack<'_> {
         };
         let immediate = if self.choices.one_in(4) { Some(self.choices.bits(32) as u32) } else { None };
         let last = self.choices.one_in(2);
-        let (rc, length) = match self.targets[index].message {
+        let (rc, length) = match self.aim.belief.message {
             Message::Send if last => {
-                let key = self.reth(index).rkey;
+                let key = self.reth().rkey;
                 let rc = if self.choices.one_in(16) {
                     Rc::SendLastInvalidate(key)
                 } else {
@@ -96,9 +180,9 @@ impl Attack<'_> {
             Message::Send => (Rc::Send(Send::Middle), mtu),
             Message::Write { left } if left <= mtu => (Rc::Write(Write::Last(immediate)), left),
             Message::Write { .. } => (Rc::Write(Write::Middle), mtu),
-            Message::None => self.first_request(index, mtu, immediate),
+            Message::None => self.first_request(mtu, immediate),
         };
-        self.targets[index].message = match (rc, self.targets[index].message) {
+        self.aim.belief.message = match (rc, self.aim.belief.message) {
             (Rc::Send(Send::First | Send::Middle), _) => Message::Send,
             (Rc::Write(Write::First(reth)), _) if reth.length > mtu => {
                 Message::Write { left: reth.length - mtu }
@@ -108,21 +192,21 @@ impl Attack<'_> {
             }
             _ => Message::None,
         };
-        let operation = match (self.targets[index].transport, rc) {
+        let operation = match (self.aim.transport, rc) {
             (Transport::Uc, Rc::Send(send)) => Operation::Uc(Uc::Send(send)),
             (Transport::Uc, Rc::Write(write)) => Operation::Uc(Uc::Write(write)),
             (Transport::Ud, _) => {
-                let qkey = if self.choices.one_in(16) { QKEY ^ 1 } else { QKEY };
-                Operation::Ud(Ud { qkey, source_qp: self.targets[index].peer, immediate })
+                let qkey = if self.choices.one_in(16) { self.aim.qkey ^ 1 } else { self.aim.qkey };
+                Operation::Ud(Ud { qkey, source_qp: self.aim.peer, immediate })
             }
             _ => Operation::Rc(rc),
         };
-        self.packet_of(index, psn, operation, length as usize)
+        self.packet_of(psn, operation, length as usize)
     }
 
     /// A request where no message is under way, and how long its payload is.
-    fn first_request(&mut self, index: usize, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
-        let reth = self.reth(index);
+    fn first_request(&mut self, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
+        let reth = self.reth();
         // An aligned word, mostly.
         let word = if self.choices.one_in(16) { reth.va } else { reth.va & !7 };
         match self.choices.below(16) {
@@ -148,26 +232,26 @@ impl Attack<'_> {
     }
 
     /// A range of memory that is there, sometimes one byte beyond it, or none at all.
-    fn reth(&mut self, index: usize) -> Reth {
-        let Some((registration, rkey)) = self.any_region(self.targets[index].pd) else {
+    fn reth(&mut self) -> Reth {
+        let Some(Reach { addr, length, rkey }) = self.aim.memory else {
             return Reth { va: self.choices.bits(64), rkey: self.choices.bits(32) as u32, length: 16 };
         };
-        let offset = self.choices.below(registration.length);
-        let left = (registration.length - offset) as u32;
+        let offset = self.choices.below(length);
+        let left = (length - offset) as u32;
         let length = match self.choices.below(64) {
             0 => left + 1,
             1 => self.choices.pick(&[0, 1 << 31, u32::MAX]),
             2..8 => left,
             _ => self.choices.below(u64::from(left) + 1) as u32,
         };
-        Reth { va: registration.addr.wrapping_add(offset), rkey, length }
+        Reth { va: addr.wrapping_add(offset), rkey, length }
     }
 
     /// An acknowledgement, or an answer to what the queue pair has asked for.
-    fn plausible_answer(&mut self, index: usize) -> Shape {
-        let mtu = self.targets[index].mtu;
+    fn plausible_answer(&mut self) -> Shape {
+        let mtu = self.aim.mtu;
         let aeth = self.aeth();
-        if let Some(asked) = self.targets[index].asked.front().copied()
+        if let Some(asked) = self.aim.belief.asked.front().copied()
             && !self.choices.one_in(3)
         {
             let length = asked.left.min(mtu);
@@ -182,18 +266,18 @@ impl Attack<'_> {
                     (false, true) => ReadResponse::Only(aeth),
                 }),
             };
-            let queue = &mut self.targets[index].asked;
+            let queue = &mut self.aim.belief.asked;
             if last {
                 queue.pop_front();
             } else if let Some(front) = queue.front_mut() {
                 *front = Asked { psn: asked.psn + 1, left: asked.left - mtu, begun: true, ..asked };
             }
             let odd = u32::from(self.choices.one_in(40));
-            return self.packet_of(index, asked.psn, Operation::Rc(rc), (length + odd) as usize);
+            return self.packet_of(asked.psn, Operation::Rc(rc), (length + odd) as usize);
         }
-        let next = self.device.query_qp(self.targets[index].qpn).map_or(Psn::ZERO, |status| status.next_psn);
+        let next = self.aim.next;
         let psn = next - 1 - self.choices.below(4) as u32;
-        self.packet_of(index, psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
+        self.packet_of(psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
     }
 
     /// Mostly a positive one.
@@ -208,10 +292,10 @@ impl Attack<'_> {
     }
 
     /// Any operation of any transport, with any number.
-    fn anything(&mut self, index: usize) -> Shape {
+    fn anything(&mut self) -> Shape {
         let number = self.choices.bits(32) as u32;
         let immediate = if number & 1 == 0 { None } else { Some(number) };
-        let (reth, aeth) = (self.reth(index), self.aeth());
+        let (reth, aeth) = (self.reth(), self.aeth());
         let Reth { va, rkey, .. } = reth;
         let send = match number >> 4 & 3 {
             0 => Send::First,
@@ -245,22 +329,21 @@ impl Attack<'_> {
             16 => Operation::Ud(Ud { qkey: number, source_qp: Qpn::truncate(number), immediate }),
             _ => Operation::Cnp,
         };
-        let status = self.device.query_qp(self.targets[index].qpn);
-        let (expected, next) = status.map_or_else(Default::default, |s| (s.expected_psn, s.next_psn));
+        let (expected, next) = (self.aim.expected, self.aim.next);
         let psn = match self.choices.below(5) {
-            0 => self.any_psn(),
+            0 => Psn::wrapping(self.choices.bits(24) as u32),
             1 => expected + 0x80_0000,
             2 => expected,
             3 => next - 1,
             _ => next + 1,
         };
-        let mtu = u64::from(self.targets[index].mtu);
+        let mtu = u64::from(self.aim.mtu);
         let length = self.choices.pick(&[0, 0, 1, 8, mtu - 1, mtu, mtu + 1, 4999]);
-        self.packet_of(index, psn, operation, length as usize)
+        self.packet_of(psn, operation, length as usize)
     }
 
     /// Makes a packet of its parts, with a right ICRC; or leaves it in parts.
-    fn packet_of(&mut self, index: usize, psn: Psn, operation: Operation, length: usize) -> Shape {
+    fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> Shape {
         let payload = vec![psn.get() as u8; length];
         let bits = self.choices.bits(8);
         let header = Header {
@@ -268,10 +351,10 @@ impl Attack<'_> {
             solicited: bits & 2 == 0,
             becn: operation == Operation::Cnp,
             pkey: if bits == 255 { 0x1234 } else { 0xffff },
-            ..Header::new(self.targets[index].qpn, psn, operation)
+            ..Header::new(self.aim.qpn, psn, operation)
         };
         let mut head = [0; MAX_HEADER_LEN];
-        match self.flow.emit(&header, 0, &[&payload], &mut head) {
+        match self.aim.flow.emit(&header, 0, &[&payload], &mut head) {
             Ok(emitted) if bits & 0x70 != 0 => {
                 Shape::Bytes([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
             }
@@ -280,19 +363,19 @@ impl Attack<'_> {
     }
 
     /// A packet from before, as it was, or for another queue pair.
-    fn replay(&mut self, index: usize) -> Shape {
+    fn replay(&mut self) -> Shape {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
-            self.redirect(index, &mut bytes);
+            self.redirect(&mut bytes);
         }
         Shape::Bytes(bytes)
     }
 
     /// A packet from before, with some of its bytes changed, and fewer or more of them; its ICRC made right, or not.
-    fn mutation(&mut self, index: usize) -> Shape {
+    fn mutation(&mut self) -> Shape {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
-            self.redirect(index, &mut bytes);
+            self.redirect(&mut bytes);
         }
         for _ in 0..self.choices.below(4) {
             if !bytes.is_empty() {
@@ -328,9 +411,9 @@ impl Attack<'_> {
     }
 
     /// Sends a packet to another queue pair, the one that it came from perhaps.
-    fn redirect(&self, index: usize, bytes: &mut [u8]) {
+    fn redirect(&self, bytes: &mut [u8]) {
         if let Some(place) = bytes.get_mut(5..8) {
-            place.copy_from_slice(&self.targets[index].qpn.get().to_be_bytes()[1..]);
+            place.copy_from_slice(&self.aim.qpn.get().to_be_bytes()[1..]);
             self.repair(bytes);
         }
     }
@@ -338,7 +421,7 @@ impl Attack<'_> {
     /// Makes the ICRC right.
     fn repair(&self, bytes: &mut [u8]) {
         let computed = match Packet::parse(bytes) {
-            Ok(packet) => self.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),
+            Ok(packet) => self.aim.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),
             Err(_) => None,
         };
         if let (Some(computed), Some(icrc)) = (computed, bytes.last_chunk_mut::<4>()) {

@@ -6,7 +6,7 @@
 //! panics is for whoever runs it to notice.)
 
 pub(crate) mod choices;
-mod forge;
+pub(crate) mod forge;
 mod guard;
 mod owner;
 mod report;
@@ -21,7 +21,7 @@ use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
 use crate::Random;
 use choices::Choices;
-use forge::{Asked, Message, Shape};
+use forge::{Aim, Belief, Forge, Reach, Shape};
 use guard::{Act, Area, Guard, Warrant};
 pub use report::AttackReport;
 
@@ -81,10 +81,8 @@ struct Target {
     peer: Qpn,
     max_wr: u32,
     slots: u32,
-    /// The message under way to it.
-    message: Message,
-    /// READs and atomics that it waits for.
-    asked: VecDeque<Asked>,
+    /// The conversation with it.
+    belief: Belief,
     /// How many requests were posted to either queue, and the last that came back.
     posted: [u64; 2],
     returned: [u64; 2],
@@ -159,7 +157,7 @@ impl<'a> Attack<'a> {
     /// Sends one packet.
     fn packet(&mut self) {
         let Some(index) = self.any_target() else { return };
-        let Target { qpn, message, .. } = self.targets[index];
+        let (qpn, belief) = (self.targets[index].qpn, self.targets[index].belief.clone());
         let before = self.device.query_qp(qpn);
         self.report.states[self.state(index) as usize] += 1;
         self.report.packets += 1;
@@ -186,8 +184,30 @@ impl<'a> Attack<'a> {
         // A request that wasn't executed doesn't bring its message on.
         let expected = |status: adverb_proto::QpStatus| status.expected_psn;
         if self.device.query_qp(qpn).map(expected) == before.map(expected) {
-            self.targets[index].message = message;
+            self.targets[index].belief.restore_message(&belief);
         }
+    }
+
+    /// Makes a packet for a queue pair.
+    fn forge(&mut self, index: usize) -> Shape {
+        let memory = self.any_region(self.targets[index].pd);
+        let Attack { choices, device, past, targets, flow, .. } = self;
+        let target = &mut targets[index];
+        let status = device.query_qp(target.qpn);
+        let (expected, next) = status.map_or_else(Default::default, |s| (s.expected_psn, s.next_psn));
+        let aim = Aim {
+            qpn: target.qpn,
+            peer: target.peer,
+            transport: target.transport,
+            mtu: target.mtu,
+            qkey: QKEY,
+            expected,
+            next,
+            memory: memory.map(|(region, rkey)| Reach { addr: region.addr, length: region.length, rkey }),
+            flow: *flow,
+            belief: &mut target.belief,
+        };
+        Forge { choices, past, aim }.packet()
     }
 
     /// What a packet may cause, by the queue pair that it is for.
@@ -240,7 +260,7 @@ impl<'a> Attack<'a> {
             // If it can't be read, the guard has said so.
             let _ = transmit.write_to(&self.memory, 0, &mut bytes);
             self.memory.warrant = None;
-            target.note_sent(&header);
+            target.belief.note_sent(&header);
             if let Operation::Rc(Rc::Acknowledge(aeth)) = header.operation
                 && !matches!(aeth.syndrome, adverb_wire::Syndrome::Ack(_))
             {

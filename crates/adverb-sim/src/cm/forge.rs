@@ -1,0 +1,187 @@
+//! Connection manager messages as an attacker makes them.
+
+use std::net::IpAddr;
+
+use adverb_proto::Time;
+use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer};
+use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
+use adverb_wire::cm::{
+    AdditionalInfo, Drep, Dreq, Ece, IpHeader, Mad, Message, Mra, PrivateData, Rej, Rep, Req, Rtu, ServiceId,
+    SidrRep, SidrReq, SidrStatus, Subject, Timeout,
+};
+
+use crate::hostile::choices::Choices;
+
+/// The service that forged requests for connections name.
+pub const CM_FORGE_TCP: ServiceId = ServiceId::tcp_port(7471);
+
+/// The service that forged requests for datagram queue pairs name.
+pub const CM_FORGE_UDP: ServiceId = ServiceId::udp_port(7471);
+
+/// The number of the manager's messages that attackers remember.
+const MAX_HEARD: usize = 64;
+
+/// Makes connection manager messages: a pure function of the choices and of what the manager sent.
+#[derive(Clone, Debug)]
+pub struct CmForge {
+    /// The manager's latest messages.
+    heard: Vec<(Ends, Mad)>,
+    /// A REQ and a REP that lack nothing.
+    models: (Req, Rep),
+}
+
+impl Default for CmForge {
+    fn default() -> CmForge {
+        CmForge { heard: Vec::new(), models: models() }
+    }
+}
+
+impl CmForge {
+    /// Records a message that the manager sent.
+    pub fn note_sent(&mut self, ends: Ends, mad: Mad) {
+        if self.heard.len() == MAX_HEARD {
+            self.heard.remove(0);
+        }
+        self.heard.push((ends, mad));
+    }
+
+    /// Makes a message that may have a meaning, and the ends of a connection that it may belong to: one of `candidates`, of
+    /// which there is at least one, or of what was heard.
+    pub fn message(&self, choices: &mut Choices<'_>, candidates: &[Ends]) -> (Ends, Mad) {
+        let ends = choices.pick(candidates);
+        // What was said last is worth most.
+        let reach = if choices.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
+        let back = 1 + choices.below(reach.max(1) as u64) as usize;
+        let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
+        // Of somebody's connection, if there is one: where it leads, and both its ids.
+        let (ends, ours, theirs) = match heard {
+            Some((ends, mad)) => {
+                let (ours, theirs) = ids(&mad.message);
+                (if choices.one_in(10) { choices.pick(candidates) } else { ends }, ours, theirs)
+            }
+            None => (ends, 0, 0),
+        };
+        let theirs = if theirs == 0 || choices.one_in(8) { 1 + choices.below(6) as u32 } else { theirs };
+        let ours = if choices.one_in(12) { choices.bits(32) as u32 } else { ours };
+        let qpn = Qpn::truncate(choices.below(64) as u32);
+        let ca_guid = 1 + choices.below(2);
+        let (local_comm_id, remote_comm_id) = (theirs, ours);
+        let message = match choices.below(12) {
+            0..=3 => Message::Req(self.req(choices, ends, qpn, ca_guid)),
+            4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
+            5 => Message::Rtu(Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
+            6 => {
+                let reason = RejectReason::from_code(choices.pick(&[4, 6, 10, 28, 999]));
+                let guid = ca_guid.to_be_bytes();
+                let info = if choices.one_in(2) { &guid[..] } else { &[] };
+                Message::Rej(Rej {
+                    local_comm_id,
+                    remote_comm_id: if choices.one_in(3) { 0 } else { remote_comm_id },
+                    rejected: choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                    reason,
+                    additional_info: AdditionalInfo::new(info).unwrap_or_default(),
+                    private_data: PrivateData::EMPTY,
+                })
+            }
+            7 => {
+                // The queue pair that the manager named, or any.
+                let named = match heard.map(|(_, mad)| mad.message) {
+                    Some(Message::Req(req)) => req.qpn,
+                    Some(Message::Rep(rep)) => rep.qpn,
+                    _ => qpn,
+                };
+                let private_data = PrivateData::EMPTY;
+                Message::Dreq(Dreq { local_comm_id, remote_comm_id, remote_qpn: named, private_data })
+            }
+            8 => Message::Drep(Drep { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
+            9 => Message::Mra(Mra {
+                local_comm_id,
+                remote_comm_id,
+                acknowledged: choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                service_timeout: Timeout::new(choices.below(32) as u8).unwrap_or(Timeout::MAX),
+                private_data: PrivateData::EMPTY,
+            }),
+            10 => {
+                let header = IpHeader::new((ends.remote, 5).into(), ends.local);
+                Message::SidrReq(SidrReq {
+                    request_id: choices.below(40) as u32,
+                    pkey: 0xffff,
+                    service_id: CM_FORGE_UDP,
+                    private_data: header.and_then(|header| header.before(b"?").ok()).unwrap_or_default(),
+                })
+            }
+            _ => Message::SidrRep(SidrRep {
+                request_id: ours,
+                status: SidrStatus::from_code(choices.below(3) as u8),
+                additional_info: AdditionalInfo::EMPTY,
+                ece: Ece::NONE,
+                qpn,
+                service_id: CM_FORGE_UDP,
+                qkey: 1,
+                private_data: PrivateData::EMPTY,
+            }),
+        };
+        (ends, Mad { transaction_id: choices.bits(8), message })
+    }
+
+    fn req(&self, choices: &mut Choices<'_>, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
+        let mut req = self.models.0;
+        req.local_comm_id = 1 + choices.below(30) as u32;
+        (req.qpn, req.ca_guid) = (qpn, ca_guid);
+        req.primary_path.local_gid = gid(ends.remote);
+        req.primary_path.remote_gid = gid(ends.local);
+        let header = IpHeader::new((ends.remote, 5).into(), ends.local);
+        req.private_data = header.and_then(|header| header.before(b"hello").ok()).unwrap_or_default();
+        req
+    }
+}
+
+fn gid(address: IpAddr) -> std::net::Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// The ids in a message of the manager's: its own, and its peer's.
+fn ids(message: &Message) -> (u32, u32) {
+    match message {
+        Message::Req(req) => (req.local_comm_id, 0),
+        Message::Rep(rep) => (rep.local_comm_id, rep.remote_comm_id),
+        Message::Rtu(rtu) => (rtu.local_comm_id, rtu.remote_comm_id),
+        Message::Rej(rej) => (rej.local_comm_id, rej.remote_comm_id),
+        Message::Mra(mra) => (mra.local_comm_id, mra.remote_comm_id),
+        Message::Dreq(dreq) => (dreq.local_comm_id, dreq.remote_comm_id),
+        Message::Drep(drep) => (drep.local_comm_id, drep.remote_comm_id),
+        Message::SidrReq(request) => (request.request_id, 0),
+        Message::SidrRep(response) => (response.request_id, 0),
+    }
+}
+
+/// A REQ and a REP as a manager makes them.
+fn models() -> (Req, Rep) {
+    let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
+    let ends = Ends { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };
+    let back = Ends { local: IpAddr::from([10, 0, 0, 1]), remote: [10, 0, 0, 2].into() };
+    let deadline = Time::MAX;
+    let offer = Offer::new(Qpn::truncate(2));
+    let _ = passive.listen(Listen {
+        service: CM_FORGE_TCP,
+        bind: Bind::Any,
+        transport: Transport::Rc,
+        backlog: 1,
+    });
+    let _ = active.connect(Time::ZERO, &Connect::new(ends, CM_FORGE_TCP, offer, deadline), &mut || 7);
+    let Some(Message::Req(req)) = active.poll_transmit().map(|datagram| datagram.mad.message) else {
+        unreachable!("a manager that connects sends a REQ");
+    };
+    let mad = Mad { transaction_id: 1, message: Message::Req(req) };
+    passive.handle(Time::ZERO, back, &mad.emit(), &mut || 8);
+    if let Some(Event::Request(request)) = passive.poll_event() {
+        let _ = passive.accept(Time::ZERO, request.id, &offer, &[], deadline);
+    }
+    let Some(Message::Rep(rep)) = passive.poll_transmit().map(|datagram| datagram.mad.message) else {
+        unreachable!("a manager that accepts sends a REP");
+    };
+    (req, rep)
+}
