@@ -14,7 +14,7 @@ use adverb_proto::cm::{
     Resolve,
 };
 use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
-use adverb_wire::cm::{Mad, Message, SidrStatus, Timeout};
+use adverb_wire::cm::{Dreq, Mad, Message, SidrStatus, Timeout};
 
 use super::forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use crate::Random;
