@@ -14,6 +14,10 @@ const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "net_s
 /// own, and what leads to them.
 const C_PROGRAMS: &str = "10.77.0.1/10.77.0.2 fd77::1/fd77::2 nsenter --net=/proc/1/ns/net";
 
+/// Makes a second soft-RoCE device in the guest, `rxe1`, on a cable of its own that leads nowhere.
+const SECOND_DEVICE: &str = "ip link add w0 type veth peer name w1 && ip link set w0 up && \
+                             rdma link add rxe1 type rxe netdev w0";
+
 /// Builds the programs, and runs them one after the other in one guest with soft-RoCE; and those tests of the connection
 /// manager on the software NIC that have a program in C at the other side.
 pub(crate) fn run() -> Result<ExitCode> {
@@ -29,6 +33,12 @@ pub(crate) fn run() -> Result<ExitCode> {
             words.extend(["--run".to_owned(), line]);
         }
     }
+    // Memory of one device that is posted to another.
+    let path = process::build("test -p adverb --release --no-run --test domains")?;
+    let devices = "env ADVERB_DEVICE=rxe0 ADVERB_SECOND_DEVICE=rxe1";
+    words.extend(["--run".to_owned(), SECOND_DEVICE.to_owned()]);
+    words.extend(["--run".to_owned(), format!("{devices} {} --nocapture", process::quote(&path))]);
+    words.extend(["--run".to_owned(), "rdma link delete rxe1".to_owned()]);
     // Connections whose queue pairs break: they do that on purpose, where only the library can.
     let path = process::build("test -p adverb --release --no-run --lib --features tokio")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 net::link", process::quote(&path));

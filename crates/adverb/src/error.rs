@@ -109,6 +109,18 @@ pub enum Error {
         /// Why.
         reason: Cow<'static, str>,
     },
+    /// A request's memory, or its memory window, belongs to another protection domain than the queue.
+    #[error("posting to {queue} failed: the queue is in {queue_domain}, but the {what} is in {domain}{}", hint_line(&FOREIGN_DOMAIN_HINT))]
+    ForeignDomain {
+        /// The object: "memory" or "memory window".
+        what: &'static str,
+        /// The object's protection domain, with its number and its device.
+        domain: String,
+        /// The queue: "queue pair 17".
+        queue: String,
+        /// The queue's protection domain, with its number and its device.
+        queue_domain: String,
+    },
     /// A request failed.
     #[error("{}{}{}", .failure.status, vendor_error(.failure), hint_line(&.failure.status.hint().unwrap_or_default()))]
     Failed {
@@ -191,6 +203,7 @@ impl Error {
             | Error::Rejected { hint, .. }
             | Error::Disconnected { hint, .. } => hint,
             Error::WrongState { hint, .. } => hint,
+            Error::ForeignDomain { .. } => FOREIGN_DOMAIN_HINT,
             Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
             _ => "",
         };
@@ -220,12 +233,16 @@ impl From<Error> for io::Error {
             Error::OutOfBounds { .. }
             | Error::Unaligned { .. }
             | Error::TooLong { .. }
+            | Error::ForeignDomain { .. }
             | Error::InvalidRequest { .. } => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)
     }
 }
+
+const FOREIGN_DOMAIN_HINT: &str = "register the memory in the queue's protection domain, or post the request to a queue of the memory's; \
+     `ProtectionDomain::id` is the number of each";
 
 /// The hint on a line of its own, if there is one.
 fn hint_line(hint: &impl AsRef<str>) -> String {

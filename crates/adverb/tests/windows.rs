@@ -88,8 +88,8 @@ fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
     let window = says(refused(&owner, SendRequest::bind(window, unwritable, ALL)), "LOCAL_WRITE");
     let foreign = peer.domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
     let foreign = foreign.slice(0..64).unwrap();
-    let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "another protection domain");
-    let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "protection domain");
+    let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
+    let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "but the memory window is in");
     let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inlined()), "inlined");
     assert!(window.is_usable() && !window.is_bound());
 

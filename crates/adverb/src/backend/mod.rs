@@ -249,18 +249,6 @@ pub(crate) enum ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Whether both are handles to one domain.
-    pub(crate) fn is_same(&self, other: &ProtectionDomain) -> bool {
-        match (self, other) {
-            #[cfg(feature = "ibv")]
-            (Self::Ibv(one), Self::Ibv(other)) => Arc::ptr_eq(one, other),
-            #[cfg(feature = "soft")]
-            (Self::Soft(one), Self::Soft(other)) => Arc::ptr_eq(one, other),
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
-            _ => false,
-        }
-    }
-
     /// Registers memory under addresses that begin with `iova`, or under its own.
     pub(crate) fn register(
         &self,
@@ -363,18 +351,6 @@ impl ProtectionDomain {
         }
     }
 
-    /// Whether both are the same.
-    pub(crate) fn is(&self, other: &ProtectionDomain) -> bool {
-        match (self, other) {
-            #[cfg(feature = "ibv")]
-            (Self::Ibv(domain), Self::Ibv(other)) => Arc::ptr_eq(domain, other),
-            #[cfg(feature = "soft")]
-            (Self::Soft(domain), Self::Soft(other)) => Arc::ptr_eq(domain, other),
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
-            _ => false,
-        }
-    }
-
     pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
         match *self {
             #[cfg(feature = "ibv")]
@@ -433,18 +409,6 @@ impl Registration {
     /// How the memory is named. That doesn't change: what posts keeps it, and needn't ask the engine each time.
     pub(crate) fn names(&self) -> Names {
         ask!(self, registration => registration.names())
-    }
-
-    /// Whether the memory was registered in this domain.
-    pub(crate) fn is_in(&self, domain: &ProtectionDomain) -> bool {
-        match (self, domain) {
-            #[cfg(feature = "ibv")]
-            (Self::Ibv(registration), ProtectionDomain::Ibv(domain)) => registration.is_in(domain),
-            #[cfg(feature = "soft")]
-            (Self::Soft(registration), ProtectionDomain::Soft(domain)) => registration.is_in(domain),
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
-            _ => false,
-        }
     }
 
     /// Makes the device forget the memory. If that fails it may still use it.

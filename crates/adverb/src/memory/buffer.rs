@@ -8,6 +8,7 @@ use adverb_proto::vocabulary::{Access, Segment};
 
 use super::Region;
 use crate::error::{Error, Result};
+use crate::verbs::ProtectionDomain;
 
 /// A piece of registered memory with one owner, which no peer can touch: a `[u8]` while you have it.
 ///
@@ -92,6 +93,11 @@ impl Buffer {
     #[inline]
     pub(crate) fn segment(&self) -> Segment {
         self.region.segment((self.base + self.start) as usize, self.end - self.start)
+    }
+
+    #[inline]
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.region.domain()
     }
 
     pub(crate) fn is_locally_writable(&self) -> bool {

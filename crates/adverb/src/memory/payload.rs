@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use adverb_proto::vocabulary::Segment;
 
 use super::{Buffer, RegionSlice, RegisteredBuf};
-use crate::verbs::MemoryWindow;
+use crate::verbs::{MemoryWindow, ProtectionDomain};
 
 /// The memory of a request: nothing, one piece, or several that count as one; or the window that it works on.
 #[derive(Debug, Default)]
@@ -120,6 +120,16 @@ impl Piece {
             Piece::Buffer(buffer) => buffer.segment(),
             Piece::Region(slice) => slice.segment(),
             Piece::Registered(buffer) => buffer.segment(),
+        }
+    }
+
+    /// The protection domain that it is registered in.
+    #[inline]
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        match self {
+            Piece::Buffer(buffer) => buffer.domain(),
+            Piece::Region(slice) => slice.domain(),
+            Piece::Registered(buffer) => buffer.domain(),
         }
     }
 

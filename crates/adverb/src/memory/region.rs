@@ -38,6 +38,8 @@ pub(crate) struct Region {
     pub(super) address: NonNull<u8>,
     pub(super) len: usize,
     access: Access,
+    /// Where it is registered: only queues of this domain may use it.
+    domain: ProtectionDomain,
     /// Held for its memory, which `address` and `len` describe. None, and no address, if it is of another device.
     memory: Option<Box<dyn Memory>>,
 }
@@ -50,22 +52,34 @@ unsafe impl Sync for Region {}
 
 impl Region {
     pub(crate) fn new(
+        domain: &ProtectionDomain,
         registration: backend::Registration,
         memory: Box<dyn Memory>,
         access: Access,
     ) -> Region {
         let (names, address, len) = (registration.names(), memory.as_ptr(), memory.len());
-        Region { registration, names, address, len, access, memory: Some(memory) }
+        let (domain, memory) = (domain.clone(), Some(memory));
+        Region { registration, names, address, len, access, domain, memory }
     }
 
     /// Memory of another device, at which nobody here can look.
-    pub(crate) fn elsewhere(registration: backend::Registration, len: usize, access: Access) -> Region {
-        let names = registration.names();
-        Region { registration, names, address: NonNull::dangling(), len, access, memory: None }
+    pub(crate) fn elsewhere(
+        domain: &ProtectionDomain,
+        registration: backend::Registration,
+        len: usize,
+        access: Access,
+    ) -> Region {
+        let (names, address, domain) = (registration.names(), NonNull::dangling(), domain.clone());
+        Region { registration, names, address, len, access, domain, memory: None }
     }
 
     pub(super) fn access(&self) -> Access {
         self.access
+    }
+
+    #[inline]
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
     }
 
     pub(super) fn is_at_its_own_address(&self) -> bool {
@@ -112,6 +126,11 @@ impl MemoryRegion {
     /// What may be done to it.
     pub fn access(&self) -> Access {
         self.0.access
+    }
+
+    /// The protection domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.0.domain
     }
 
     /// The local key, as a device knows it.
@@ -335,6 +354,11 @@ impl RegionSlice {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.region.names.lkey
+    }
+
+    #[inline]
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.region.domain()
     }
 
     /// What may be done to the region.

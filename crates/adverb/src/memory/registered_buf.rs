@@ -160,6 +160,11 @@ impl RegisteredBuf {
     }
 
     #[inline]
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        self.chunk.region.domain()
+    }
+
+    #[inline]
     pub(super) fn segment(&self) -> Segment {
         self.chunk.region.segment(self.start as usize, self.len)
     }

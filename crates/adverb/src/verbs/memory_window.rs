@@ -276,8 +276,8 @@ impl QueuePair {
             return refuse("only SEND and WRITE can be inlined");
         }
         let shared = &window.shared;
-        if !shared.domain.backend().is(self.domain.backend()) {
-            return refuse("a window can be bound only on queue pairs of its protection domain");
+        if shared.domain != self.domain {
+            return Err(self.domain.foreign("memory window", &shared.domain, self.name()));
         }
         let mut state = shared.lock();
         match request.operation {
@@ -291,8 +291,8 @@ impl QueuePair {
                 let Some(slice) = &window.slice else {
                     return refuse("there is nothing to bind the window to");
                 };
-                if !slice.registration().is_in(self.domain.backend()) {
-                    return refuse("the region is of another protection domain than the queue pair");
+                if *slice.domain() != self.domain {
+                    return Err(self.domain.foreign("memory", slice.domain(), self.name()));
                 }
                 if let Some(reason) = flaw(slice, bind.access) {
                     return refuse(reason);

@@ -13,7 +13,7 @@ use super::in_flight::{InFlight, Posting};
 use super::{PostError, QueuePair, Recipient, RecvRequest, SendRequest};
 use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
-use crate::memory::{Payload, Piece};
+use crate::memory::{Buffer, Payload, Piece};
 
 /// What posting works with, kept so that it doesn't allocate.
 #[derive(Default)]
@@ -254,8 +254,10 @@ impl QueuePair {
         &self,
         operation: SendOperation,
         flags: SendFlags,
-        segment: Segment,
+        buffer: &Buffer,
     ) -> Result<RequestId, LentError> {
+        self.check_lent(buffer)?;
+        let segment = buffer.segment();
         if let (Transport::Ud, _) | (Transport::Uc, SendOperation::Read(_)) = (self.transport, operation) {
             let reason = "lending needs a connection, and reading a reliable one";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
@@ -277,7 +279,8 @@ impl QueuePair {
     }
 
     /// Posts a receive request whose memory is the caller's until it completes.
-    pub(super) fn post_lent_recv(&self, segment: Segment) -> Result<RequestId, LentError> {
+    pub(super) fn post_lent_recv(&self, buffer: &Buffer) -> Result<RequestId, LentError> {
+        self.check_lent(buffer)?;
         if self.transport == Transport::Ud {
             let reason = "lending needs a connection";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
@@ -287,7 +290,7 @@ impl QueuePair {
         self.check_recv_queue(&mut queue, 1)?;
         let wr_id = queue.id(0);
         queue.scratch.recv_list.clear();
-        queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, segments: &[segment] });
+        queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, segments: &[buffer.segment()] });
         queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, recipient: None });
         match self.backend.post_recvs(&mut queue.scratch.recv_list) {
             Ok(()) => Ok(RequestId(wr_id)),
@@ -297,6 +300,19 @@ impl QueuePair {
                 Err(LentError::new(error, RequestId(wr_id)))
             }
         }
+    }
+
+    /// Checks that a borrowed buffer belongs to the queue pair's domain.
+    fn check_lent(&self, buffer: &Buffer) -> Result<()> {
+        if *buffer.domain() == self.domain {
+            return Ok(());
+        }
+        Err(self.domain.foreign("memory", buffer.domain(), self.name()))
+    }
+
+    /// The queue pair, as errors name it.
+    pub(super) fn name(&self) -> String {
+        format!("queue pair {}", self.qpn())
     }
 
     /// Whether `count` send requests may be posted now.
@@ -342,7 +358,7 @@ impl QueuePair {
         }
         let Payload::One(piece) = payload else { return None };
         let segment = piece.segment();
-        (segment.length <= self.max_message).then_some(segment)
+        (segment.length <= self.max_message && *piece.domain() == self.domain).then_some(segment)
     }
 
     /// What of a send request doesn't fit the queue pair.
@@ -357,6 +373,10 @@ impl QueuePair {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let inlined = request.flags.contains(SendFlags::INLINE);
+        // Inlined bytes are copied while the request is posted: the device never uses their lkey.
+        if !inlined {
+            self.domain.check_payload(&request.payload, || self.name())?;
+        }
         let most = if inlined { self.limits.inline } else { self.max_message };
         check_payload(&request.payload, self.limits.send_segments, most)
     }
@@ -416,6 +436,7 @@ impl QueuePair {
             let reason = "a receive needs memory with the right LOCAL_WRITE";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
+        self.domain.check_payload(&request.payload, || self.name())?;
         // A datagram that doesn't fit makes some devices fail the whole queue pair (rxe does), and any peer can send
         // one.
         let least = GRH_LEN + usize::from(self.port.active_mtu.bytes());

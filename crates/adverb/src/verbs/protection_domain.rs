@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use adverb_proto::vocabulary::{Access, Transport};
 
 use super::{Device, QueuePairBuilder, SharedReceiveQueueBuilder};
 use crate::backend;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Memory, MemoryRegion, Pages, Region};
+use crate::memory::{Buffer, Memory, MemoryRegion, Pages, Payload, Region};
 
 /// What memory and queue pairs belong to: a queue pair reaches only memory of its own domain, for its own requests and
 /// for its peer's. Cloning gives another handle to it.
@@ -16,16 +17,26 @@ use crate::memory::{Buffer, Memory, MemoryRegion, Pages, Region};
 pub struct ProtectionDomain {
     device: Device,
     backend: backend::ProtectionDomain,
+    id: u64,
 }
 
 impl ProtectionDomain {
     pub(super) fn new(device: &Device) -> Result<ProtectionDomain> {
-        Ok(ProtectionDomain { device: device.clone(), backend: device.backend().protection_domain()? })
+        // Never reused, not even when the domain is gone: a number names one domain for the life of the process.
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let backend = device.backend().protection_domain()?;
+        Ok(ProtectionDomain { device: device.clone(), backend, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// The device that it belongs to.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Returns the number by which errors name it: unique in this process, over all devices.
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Makes a buffer of `len` zeros: registered, and out of any peer's reach.
@@ -108,7 +119,7 @@ impl ProtectionDomain {
         self.check_access(access)?;
         check_addresses(offset, iova, len, access)?;
         let registration = self.backend.register_dmabuf(dmabuf.as_fd(), offset, len, iova, access)?;
-        Ok(MemoryRegion::new(Region::elsewhere(registration, len, access)))
+        Ok(MemoryRegion::new(Region::elsewhere(self, registration, len, access)))
     }
 
     fn register_as(
@@ -122,7 +133,7 @@ impl ProtectionDomain {
             check_addresses(memory.as_ptr().addr().get() as u64, iova, memory.len(), access)?;
         }
         let registration = self.backend.register(&*memory, iova, access)?;
-        Ok(MemoryRegion::new(Region::new(registration, memory, access)))
+        Ok(MemoryRegion::new(Region::new(self, registration, memory, access)))
     }
 
     /// Whether the rights go together, and the device can give them.
@@ -158,6 +169,24 @@ impl ProtectionDomain {
     pub(super) fn backend(&self) -> &backend::ProtectionDomain {
         &self.backend
     }
+
+    /// Checks that every piece of a payload belongs to this domain, which is that of `queue`.
+    ///
+    /// The device can't be relied on for this: an lkey is unique within one device only, so that another device may know
+    /// other memory by the same key and address.
+    #[inline]
+    pub(super) fn check_payload(&self, payload: &Payload, queue: impl FnOnce() -> String) -> Result<()> {
+        match payload.pieces().iter().find(|piece| piece.domain().id != self.id) {
+            None => Ok(()),
+            Some(foreign) => Err(self.foreign("memory", foreign.domain(), queue())),
+        }
+    }
+
+    /// Returns the error for an object that belongs to `other` and was posted to a queue of this domain.
+    #[cold]
+    pub(super) fn foreign(&self, what: &'static str, other: &ProtectionDomain, queue: String) -> Error {
+        Error::ForeignDomain { what, domain: other.to_string(), queue, queue_domain: self.to_string() }
+    }
 }
 
 /// Whether memory can have these addresses: they must lie as far into their pages as the memory itself, at `place`, does
@@ -185,7 +214,7 @@ fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<
 /// Handles to the same domain are equal.
 impl PartialEq for ProtectionDomain {
     fn eq(&self, other: &ProtectionDomain) -> bool {
-        self.backend.is_same(&other.backend)
+        self.id == other.id
     }
 }
 
@@ -193,6 +222,12 @@ impl Eq for ProtectionDomain {}
 
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProtectionDomain").field("device", &self.device).finish()
+        f.debug_struct("ProtectionDomain").field("id", &self.id).field("device", &self.device).finish()
+    }
+}
+
+impl fmt::Display for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "protection domain {} of {}", self.id, self.device.name())
     }
 }

@@ -15,7 +15,8 @@
 //! for n in 0..4 {
 //!     writes.add(n, SendOperation::Write(table.at(n * 64)), SendFlags::SIGNALED, &[segment]);
 //! }
-//! // SAFETY: the region outlives the queue pair, nobody writes to it meanwhile, the queue is polled raw and by us alone.
+//! // SAFETY: the region is of the queue pair's domain and outlives it, nobody writes to it meanwhile, the queue is polled raw
+//! // and by us alone.
 //! unsafe { queue_pair.post_raw_sends(&mut writes) }?;
 //! writes.clear();
 //! queue.poll_raw(&mut completions)?;
@@ -121,6 +122,10 @@ impl QueuePair {
     ///
     /// - Until a request has completed, or the queue pair is gone, its memory stays registered and allocated, nobody
     ///   writes to what it reads, and nobody touches what it writes.
+    /// - Every segment lies in memory that is registered in this queue pair's protection domain, and has that memory's lkey.
+    ///   An lkey is unique within one device only: another device's may name memory here that a safe program has as a `[u8]`.
+    /// - With [`INLINE`](SendFlags::INLINE), `addr` is dereferenced while the request is posted, and `lkey` is ignored: the
+    ///   `length` bytes at that address of this process can be read, and no thread writes to them meanwhile.
     /// - A datagram has a recipient ([`add_to`](SendList::add_to)) that was made with this queue pair's protection domain,
     ///   and isn't dropped until then.
     /// - The completions of this queue pair's send queue are taken with [`poll_raw`](CompletionQueue::poll_raw) and in no
@@ -158,7 +163,8 @@ impl SharedReceiveQueue {
     ///
     /// # Safety
     ///
-    /// As [`QueuePair::post_raw_sends`], with the receive completions of all queue pairs that use this queue.
+    /// As [`QueuePair::post_raw_sends`], with the receive completions of all queue pairs that use this queue, and the
+    /// protection domain of this queue.
     ///
     /// # Errors
     ///

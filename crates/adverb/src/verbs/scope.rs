@@ -133,7 +133,7 @@ impl<'scope> Scope<'scope, '_> {
     /// As [`send`](Scope::send).
     pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
         check_writable(buffer)?;
-        let posted = self.queue_pair.post_lent_recv(buffer.segment());
+        let posted = self.queue_pair.post_lent_recv(buffer);
         note(&mut self.lent.lock().recvs, posted)
     }
 
@@ -161,7 +161,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     fn post_send(&self, operation: SendOperation, buffer: &Buffer) -> Result<RequestId> {
-        let posted = self.queue_pair.post_lent_send(operation, SendFlags::SIGNALED, buffer.segment());
+        let posted = self.queue_pair.post_lent_send(operation, SendFlags::SIGNALED, buffer);
         note(&mut self.lent.lock().sends, posted)
     }
 

@@ -179,6 +179,7 @@ impl SharedReceiveQueue {
             let reason = "a receive needs memory with the right LOCAL_WRITE";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
+        self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
         let (asked, most) = (request.payload.pieces().len() as u64, u64::from(self.0.segments));
         if asked > most {
             return Err(Error::Limit {

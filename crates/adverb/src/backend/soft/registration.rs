@@ -52,10 +52,6 @@ impl Registration {
         self.names
     }
 
-    pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
-        Arc::ptr_eq(&self.domain, domain)
-    }
-
     pub(crate) fn deregister(&self) -> Result<()> {
         if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
             return Ok(());

@@ -1,0 +1,367 @@
+//! Memory of another protection domain is refused where it is posted: an lkey is unique within one device only, so that the
+//! queue pair's device may know other memory by the same key and address, and would use that.
+//!
+//! The devices are two software NICs, or those that `ADVERB_DEVICE` and `ADVERB_SECOND_DEVICE` name.
+
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use adverb::memory::{Buffer, Memory, MemoryRegion, Pages, Payload, Piece, Pool, RegionSlice, RemoteMemory};
+use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::{
+    Access, CompletionQueue, Device, PostError, ProtectionDomain, QueuePair, RecvRequest, SendRequest,
+    Transport,
+};
+use adverb::{Error, Result};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const QKEY: u32 = 0x1111_1111;
+const LEN: usize = 64;
+/// Nothing is ever sent there: the requests that name it are refused.
+const REMOTE: RemoteMemory = RemoteMemory { addr: 0, rkey: 1, len: LEN as u64 };
+
+/// Two devices, or the reason why there are none, printed.
+fn devices() -> Option<(Device, Device)> {
+    let open = |variable, default: &str| {
+        let name = std::env::var(variable).unwrap_or(default.to_owned());
+        Device::open(&name).inspect_err(|error| println!("SKIPPED: {error}")).ok()
+    };
+    Some((open("ADVERB_DEVICE", "soft:127.83.7.11")?, open("ADVERB_SECOND_DEVICE", "soft:127.83.7.12")?))
+}
+
+const PAGE: usize = 4096;
+/// Regions of a domain that are kept while the search for equal keys goes on.
+const KEPT: usize = 40_000;
+/// Registrations after which the search is given up: it takes about 2³² / [`KEPT`].
+const MAX_DRAWS: u32 = 2_000_000;
+
+/// A page of a mapping that is never unmapped. Two hundred thousand mappings of a page each would be more than Linux allows.
+struct Page(NonNull<u8>);
+
+// SAFETY: the page stays mapped, readable and writable, and whoever makes this gives each page to one value at a time.
+unsafe impl Memory for Page {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.0
+    }
+
+    fn len(&self) -> usize {
+        LEN
+    }
+}
+
+// SAFETY: nothing is done with the pointer here.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+/// Registers pages of its own in a domain, and keeps most of the regions.
+struct Search<'a> {
+    domain: &'a ProtectionDomain,
+    pages: ManuallyDrop<Pages>,
+    kept: HashMap<u32, MemoryRegion>,
+}
+
+impl Search<'_> {
+    fn new(domain: &ProtectionDomain) -> Search<'_> {
+        let pages = ManuallyDrop::new(Pages::new((KEPT + 2) * PAGE).unwrap());
+        Search { domain, pages, kept: HashMap::new() }
+    }
+
+    /// Registers a page that no region has.
+    fn draw(&self, access: Access) -> Result<MemoryRegion> {
+        let start = self.pages.as_ptr().as_ptr().align_offset(PAGE) + self.kept.len() * PAGE;
+        // SAFETY: the mapping has a page more than regions are kept, and one more for the alignment.
+        let page = Page(unsafe { self.pages.as_ptr().add(start) });
+        self.domain.register(page, access | Access::ZERO_BASED)
+    }
+}
+
+/// Zero-based regions of two domains, of different devices, with the same lkey.
+fn regions_with_equal_keys(
+    ours: &ProtectionDomain,
+    theirs: &ProtectionDomain,
+    access: Access,
+) -> Result<(MemoryRegion, MemoryRegion)> {
+    let (mut own, mut foreign) = (Search::new(ours), Search::new(theirs));
+    for _ in 0..MAX_DRAWS {
+        if own.kept.len() < KEPT {
+            let region = own.draw(access)?;
+            if let Some(equal) = foreign.kept.remove(&region.lkey()) {
+                return Ok((region, equal));
+            }
+            own.kept.insert(region.lkey(), region);
+        }
+        let region = foreign.draw(access)?;
+        if let Some(equal) = own.kept.remove(&region.lkey()) {
+            return Ok((equal, region));
+        }
+        if foreign.kept.len() < KEPT {
+            foreign.kept.insert(region.lkey(), region);
+        }
+    }
+    panic!("the keys of the two devices never met");
+}
+
+/// One end of a connection.
+struct End {
+    domain: ProtectionDomain,
+    completions: CompletionQueue,
+    queue_pair: QueuePair,
+}
+
+impl End {
+    fn new(domain: &ProtectionDomain, transport: Transport) -> Result<End> {
+        let completions = domain.device().completion_queue(64).create()?;
+        let builder = domain.queue_pair(transport).completion_queue(&completions).qkey(QKEY);
+        let queue_pair = builder.depth(8, 8).segments(2, 2).inline(64).create()?;
+        Ok(End { domain: domain.clone(), completions, queue_pair })
+    }
+
+    fn pair(domain: &ProtectionDomain, transport: Transport) -> Result<(End, End)> {
+        let (left, right) = (End::new(domain, transport)?, End::new(domain, transport)?);
+        left.queue_pair.connect(&right.queue_pair.endpoint())?;
+        right.queue_pair.connect(&left.queue_pair.endpoint())?;
+        Ok((left, right))
+    }
+
+    /// Sends a message of these bytes, which has to arrive.
+    fn send(&self, to: &End, byte: u8) -> Result<()> {
+        let receive = to.queue_pair.post_recv(to.domain.buffer(LEN)?)?;
+        let mut message = self.domain.buffer(LEN)?;
+        message.fill(byte);
+        let send = self.queue_pair.post_send(SendRequest::send(message))?;
+        self.completions.wait(send, TIMEOUT)?.success()?;
+        let message = to.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
+        assert!(message.iter().all(|other| *other == byte));
+        Ok(())
+    }
+}
+
+/// Memory of another domain than the queue pair's.
+struct Foreign {
+    region: MemoryRegion,
+    pool: Pool,
+}
+
+impl Foreign {
+    fn slice(&self) -> RegionSlice {
+        self.region.slice(0..LEN).unwrap()
+    }
+
+    /// Every kind of memory, alone and behind memory of the queue's own domain.
+    fn payloads(&self, own: &ProtectionDomain) -> Vec<Payload> {
+        let own = || Piece::Buffer(own.buffer(LEN).unwrap());
+        let buffer = || self.region.protection_domain().buffer(LEN).unwrap();
+        let pooled = || self.pool.alloc(LEN).unwrap();
+        vec![
+            self.slice().into(),
+            buffer().into(),
+            pooled().into(),
+            vec![own(), Piece::Region(self.slice())].into(),
+            vec![own(), Piece::Buffer(buffer())].into(),
+            vec![Piece::Registered(pooled()), own()].into(),
+        ]
+    }
+
+    /// Shows that the error names both domains, and says what to do.
+    fn is_named_by(&self, error: &Error, own: &ProtectionDomain) {
+        let theirs = self.region.protection_domain();
+        assert!(matches!(error, Error::ForeignDomain { .. }), "{error}");
+        let message = error.to_string();
+        for domain in [own, theirs] {
+            let name = format!("protection domain {} of {}", domain.id(), domain.device().name());
+            assert!(message.contains(&name), "{message:?} doesn't name {name}");
+        }
+        assert!(error.hint().is_some_and(|hint| message.contains(hint)));
+    }
+
+    /// Shows that requests were refused, all came back, and the error names both domains.
+    fn is_refused<T, R>(
+        &self,
+        posted: Result<T, PostError<R>>,
+        own: &ProtectionDomain,
+        count: usize,
+    ) -> Vec<R> {
+        let Err(PostError { error, requests }) = posted else { panic!("foreign memory was posted") };
+        self.is_named_by(&error, own);
+        assert_eq!(requests.len(), count);
+        requests
+    }
+}
+
+/// Tries every safe way to post foreign memory to queues of a domain.
+fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
+    let (mut left, right) = End::pair(own, Transport::Rc)?;
+    let shared = own.shared_receive_queue(4).segments(2).create()?;
+    for payload in foreign.payloads(own) {
+        // A refused request comes back with its memory, which is used for the next.
+        let payload = {
+            let requests: [fn(Payload) -> SendRequest; 5] = [
+                SendRequest::send,
+                |payload| SendRequest::send_immediate(payload, 1),
+                |payload| SendRequest::write(payload, REMOTE.at(0)),
+                |payload| SendRequest::write_immediate(payload, REMOTE.at(0), 1),
+                |payload| SendRequest::read(payload, REMOTE.at(0)),
+            ];
+            requests.into_iter().fold(payload, |payload, request| {
+                let refused = foreign.is_refused(left.queue_pair.post_send(request(payload)), own, 1);
+                let batch = [
+                    SendRequest::send(own.buffer(LEN).unwrap()),
+                    request(refused.into_iter().next().unwrap().into_payload()),
+                ];
+                let refused = foreign.is_refused(left.queue_pair.post_sends(batch), own, 2);
+                refused.into_iter().next_back().unwrap().into_payload()
+            })
+        };
+        let recv = RecvRequest::new(payload);
+        let mut refused = foreign.is_refused(right.queue_pair.post_recv(recv), own, 1);
+        let batch = [RecvRequest::new(own.buffer(LEN)?), refused.remove(0)];
+        let mut refused = foreign.is_refused(right.queue_pair.post_recvs(batch), own, 2);
+        foreign.is_refused(shared.post_recv(refused.remove(1)), own, 1);
+    }
+    // An atomic's answer has eight bytes.
+    let word = || foreign.region.slice(0..8).unwrap();
+    for request in [
+        SendRequest::fetch_add(word(), REMOTE.at(0), 1),
+        SendRequest::compare_swap(word(), REMOTE.at(0), 0, 1),
+        SendRequest::send_invalidate(foreign.slice(), 1),
+    ] {
+        foreign.is_refused(left.queue_pair.post_send(request), own, 1);
+    }
+    assert_eq!((left.queue_pair.sends_outstanding(), right.queue_pair.recvs_outstanding()), (0, 0));
+    assert_eq!(shared.outstanding(), 0);
+
+    scopes_refuse(&mut left, foreign)?;
+    other_transports_refuse(own, foreign)?;
+    windows_refuse(&left, foreign)?;
+    // Inlined bytes are copied while the request is posted: they may be anybody's.
+    let receive = right.queue_pair.post_recv(own.buffer(LEN)?)?;
+    let mut message = foreign.region.protection_domain().buffer(5)?;
+    message.copy_from_slice(b"hello");
+    let send = left.queue_pair.post_send(SendRequest::send(message).inlined())?;
+    left.completions.wait(send, TIMEOUT)?.success()?;
+    let message = right.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
+    assert_eq!(&message[..], b"hello");
+    // What was refused has harmed nothing.
+    left.send(&right, 1)
+}
+
+fn scopes_refuse(end: &mut End, foreign: &Foreign) -> Result<()> {
+    let own = end.domain.clone();
+    let mut buffers: Vec<Buffer> =
+        (0..5).map(|_| foreign.region.protection_domain().buffer(LEN)).collect::<Result<_>>()?;
+    let [a, b, c, d, e] = &mut buffers[..] else { unreachable!("there are five") };
+    end.queue_pair.scope(TIMEOUT, |scope| {
+        for posted in [
+            scope.send(a),
+            scope.send_immediate(b, 1),
+            scope.write(c, REMOTE.at(0)),
+            scope.read(d, REMOTE.at(0)),
+            scope.recv(e),
+        ] {
+            foreign.is_named_by(&posted.expect_err("foreign memory was lent"), &own);
+        }
+    })
+}
+
+fn other_transports_refuse(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
+    let (left, right) = End::pair(own, Transport::Uc)?;
+    foreign.is_refused(left.queue_pair.post_send(SendRequest::send(foreign.slice())), own, 1);
+    foreign.is_refused(right.queue_pair.post_recv(RecvRequest::new(foreign.slice())), own, 1);
+    let datagrams = End::new(own, Transport::Ud)?;
+    datagrams.queue_pair.activate()?;
+    let recipient = datagrams.queue_pair.recipient(&datagrams.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(foreign.slice()).to(&recipient);
+    foreign.is_refused(datagrams.queue_pair.post_send(request), own, 1);
+    let buffer = foreign.region.protection_domain().buffer(8192)?;
+    foreign.is_refused(datagrams.queue_pair.post_recv(buffer), own, 1);
+    Ok(())
+}
+
+fn windows_refuse(end: &End, foreign: &Foreign) -> Result<()> {
+    let theirs = foreign.region.protection_domain();
+    if !end.domain.device().attributes().memory_windows || !theirs.device().attributes().memory_windows {
+        return Ok(());
+    }
+    let bind = SendRequest::bind(end.domain.memory_window()?, foreign.slice(), Access::REMOTE_READ);
+    foreign.is_refused(end.queue_pair.post_send(bind), &end.domain, 1);
+    let region = end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+    let bind = SendRequest::bind(theirs.memory_window()?, region.slice(0..LEN)?, Access::REMOTE_READ);
+    foreign.is_refused(end.queue_pair.post_send(bind), &end.domain, 1);
+    Ok(())
+}
+
+#[test]
+fn memory_of_another_device_is_refused_by_every_path_even_if_the_device_knows_its_key() -> Result<()> {
+    let Some((device, other)) = devices() else { return Ok(()) };
+    let (own, theirs) = (device.protection_domain()?, other.protection_domain()?);
+    let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
+    let (victim, decoy) = regions_with_equal_keys(&own, &theirs, access)?;
+    assert_eq!((victim.lkey(), victim.remote().addr), (decoy.lkey(), decoy.remote().addr));
+    every_path_refuses(&own, &Foreign { region: decoy, pool: Pool::new(&theirs) })?;
+    let mut bytes = [1; LEN];
+    victim.read(0, &mut bytes)?;
+    assert_eq!(bytes, [0; LEN]);
+    Ok(())
+}
+
+/// The same as a safe program could have it: what it borrows would change.
+#[test]
+fn a_borrowed_buffer_does_not_change_if_another_devices_buffer_has_its_key() -> Result<()> {
+    let Some((device, other)) = devices() else { return Ok(()) };
+    let (own, theirs) = (device.protection_domain()?, other.protection_domain()?);
+    let (victim, decoy) = regions_with_equal_keys(&own, &theirs, Access::LOCAL_WRITE)?;
+    let (victim, decoy) = (victim.into_buffer().unwrap(), decoy.into_buffer().unwrap());
+    let (left, right) = End::pair(&own, Transport::Rc)?;
+    let borrowed: &[u8] = &victim;
+    let posted = right.queue_pair.post_recv(decoy);
+    assert!(matches!(posted.map_err(Error::from), Err(Error::ForeignDomain { .. })));
+    left.send(&right, 0x5a)?;
+    assert!(std::hint::black_box(borrowed).iter().all(|byte| *byte == 0));
+    Ok(())
+}
+
+#[test]
+fn memory_of_another_domain_of_the_same_device_is_refused_by_every_path() -> Result<()> {
+    let Some((device, _)) = devices() else { return Ok(()) };
+    let (own, theirs) = (device.protection_domain()?, device.protection_domain()?);
+    let region = theirs.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+    every_path_refuses(&own, &Foreign { region, pool: Pool::new(&theirs) })
+}
+
+/// Raw requests aren't checked here: the device refuses a key of another of its domains.
+#[test]
+fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<()> {
+    let Some((device, _)) = devices() else { return Ok(()) };
+    let (own, theirs) = (device.protection_domain()?, device.protection_domain()?);
+    let (left, right) = End::pair(&own, Transport::Rc)?;
+    right.queue_pair.post_recv(own.buffer(LEN)?)?;
+    let region = theirs.region(LEN, Access::LOCAL_WRITE)?;
+    let segment = Segment { addr: region.remote().addr, length: LEN as u32, lkey: region.lkey() };
+    let (mut list, mut completions) = (SendList::new(), Completions::new(1));
+    list.add(7, SendOperation::Send, SendFlags::SIGNALED, &[segment]);
+    // SAFETY: the region outlives the queue pair and isn't written to, the queue is polled raw and here only. The lkey is of
+    // another domain, but of the same device, whose lkeys are unique: the device finds it and refuses it.
+    unsafe { left.queue_pair.post_raw_sends(&mut list) }?;
+    let deadline = std::time::Instant::now() + TIMEOUT;
+    while left.completions.poll_raw(&mut completions)? == 0 {
+        assert!(std::time::Instant::now() < deadline, "the request never completed");
+    }
+    assert!(completions.iter().all(|completion| completion.id() == 7 && !completion.is_ok()));
+    Ok(())
+}
+
+#[test]
+fn every_domain_of_a_process_has_a_number_of_its_own() -> Result<()> {
+    let Some((device, other)) = devices() else { return Ok(()) };
+    let first = device.protection_domain()?;
+    let (id, same) = (first.id(), first.clone());
+    assert_eq!(same.id(), id);
+    drop((first, same));
+    // Not even that of a domain that is gone is used again.
+    let numbers = [device.protection_domain()?.id(), other.protection_domain()?.id(), id];
+    assert!(numbers[0] != numbers[1] && !numbers[..2].contains(&id));
+    Ok(())
+}
