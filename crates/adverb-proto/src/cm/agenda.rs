@@ -47,6 +47,7 @@ pub(super) struct Repetition<T> {
     interval: core::time::Duration,
     longest: core::time::Duration,
     left: u8,
+    done: u8,
 }
 
 /// Intervals double up to this many times the first.
@@ -54,7 +55,14 @@ const SLOWEST: u32 = 8;
 
 impl<T> Repetition<T> {
     pub(super) fn new(message: T, now: Time, interval: core::time::Duration, times: u8) -> Repetition<T> {
-        Repetition { message, at: now + interval, interval, longest: interval * SLOWEST, left: times }
+        Repetition {
+            message,
+            at: now + interval,
+            interval,
+            longest: interval * SLOWEST,
+            left: times,
+            done: 0,
+        }
     }
 
     /// The next time, if there is one.
@@ -68,9 +76,15 @@ impl<T> Repetition<T> {
             return None;
         }
         self.left -= 1;
+        self.done = self.done.saturating_add(1);
         self.interval = (self.interval * 2).min(self.longest);
         self.at = now + self.interval;
         Some(&self.message)
+    }
+
+    /// Ends the retransmissions once there were this many.
+    pub(super) fn limit(&mut self, count: u8) {
+        self.left = self.left.min(count.saturating_sub(self.done));
     }
 
     /// Waits until then, at least, before the next.

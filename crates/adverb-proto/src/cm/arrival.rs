@@ -77,7 +77,7 @@ impl Manager {
             Err((reason, info)) => return self.refuse(ends, transaction_id, req, reason, info),
         };
         if is_full
-            || self.table.half_open() >= self.config.max_half_open
+            || !self.table.half_open().admits(ends.remote, self.config.max_half_open)
             || self.table.len() >= self.config.max_connections
             || self.out.events.len() >= self.config.max_connections
         {

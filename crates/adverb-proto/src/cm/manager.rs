@@ -97,6 +97,10 @@ pub(super) struct Outbox {
     pub(super) statistics: Statistics,
 }
 
+/// The maximum number of times that a REP is retransmitted while many connections are half open. One makes up for a
+/// lost RTU: the peer sends that again.
+const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
+
 /// How many messages wait at most. Who doesn't take them away loses them, as a network does.
 const MOST_DATAGRAMS: usize = 4096;
 
@@ -364,15 +368,14 @@ impl Manager {
     /// If there is no such connection.
     pub fn abandon(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
-        let farewell = match connection.state {
+        match connection.state {
             State::ReqReceived | State::RepReceived => {
                 return self.reject(now, id, RejectReason::ConsumerReject, &[]);
             }
             State::Established => return self.disconnect(now, id, deadline),
-            State::DreqSent | State::TimeWait => return Ok(()),
-            State::ReqSent | State::RepSent => compose::rej_timeout(&self.config, connection),
-        };
-        self.end(now, id.0, Some(farewell));
+            State::DreqSent | State::TimeWait => {}
+            State::ReqSent | State::RepSent => self.end_unanswered(now, id.0),
+        }
         Ok(())
     }
 
@@ -435,6 +438,7 @@ impl Manager {
                 + counts.remote_qps
                 + counts.local_qps
                 + counts.peers
+                + counts.sources
                 + query_entries,
             queries,
             timers: counts.timers + query_timers,
@@ -463,9 +467,13 @@ impl Manager {
     }
 
     fn wake(&mut self, now: Time, id: u32) {
+        let is_in_doubt = self.table.get(id).is_some_and(|connection| self.is_in_doubt(connection));
         let Some(connection) = self.table.get_mut(id) else { return };
         if connection.deadline.is_some_and(|deadline| deadline <= now) {
             return self.give_up(now, id);
+        }
+        if is_in_doubt && let Some(repetition) = &mut connection.repetition {
+            repetition.limit(MAX_CROWDED_RETRANSMISSIONS);
         }
         if let Some(repetition) = &mut connection.repetition
             && let Some(mad) = repetition.take(now)
@@ -498,9 +506,8 @@ impl Manager {
                 self.end(now, id, Some(rej));
             }
             State::ReqSent | State::RepReceived | State::RepSent | State::Established => {
-                let rej = compose::rej_timeout(&self.config, connection);
                 self.out.events.push_back(Event::Unreachable(told));
-                self.end(now, id, Some(rej));
+                self.end_unanswered(now, id);
             }
         }
     }
@@ -513,13 +520,38 @@ impl Manager {
     /// A connection is over; its numbers rest for a while. The last word is said now, and to a peer that repeats
     /// itself.
     pub(super) fn end(&mut self, now: Time, id: u32, farewell: Option<Mad>) {
-        let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
-        if let Some(connection) = self.table.change(id, State::TimeWait, Some(now + rest)) {
-            connection.farewell = farewell.map(Box::new);
-            if let Some(farewell) = farewell {
-                self.out.send(connection.ends, farewell);
-            }
+        if let Some(connection) = self.enter_timewait(now, id, farewell)
+            && let Some(farewell) = farewell
+        {
+            let ends = connection.ends;
+            self.out.send(ends, farewell);
         }
+    }
+
+    /// Ends a connection whose peer didn't answer, with a REJ for it. After a REP the peer's address may be spoofed: while
+    /// many connections are half open, the REJ waits for a message of the peer's.
+    fn end_unanswered(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.table.get(id) else { return };
+        let rej = compose::rej_timeout(&self.config, connection);
+        if self.is_in_doubt(connection) {
+            self.enter_timewait(now, id, Some(rej));
+        } else {
+            self.end(now, id, Some(rej));
+        }
+    }
+
+    /// Whether only a REQ, whose source may be spoofed, vouches for a peer, and many such connections are half open.
+    fn is_in_doubt(&self, connection: &Connection) -> bool {
+        connection.state == State::RepSent
+            && self.table.half_open().is_crowded(connection.ends.remote, self.config.max_half_open)
+    }
+
+    /// Moves a connection to timewait, with the answer to a peer that sends something about it.
+    fn enter_timewait(&mut self, now: Time, id: u32, farewell: Option<Mad>) -> Option<&Connection> {
+        let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
+        let connection = self.table.change(id, State::TimeWait, Some(now + rest))?;
+        connection.farewell = farewell.map(Box::new);
+        Some(connection)
     }
 }
 

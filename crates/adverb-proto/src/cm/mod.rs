@@ -71,7 +71,13 @@
 //! REQ ends nothing.
 //!
 //! Tables are [bounded](Config): a flood of requests in strangers' names fills those for half open connections, which
-//! empty themselves with time, and touches no connection that stands.
+//! empty themselves with time, and touches no connection that stands. Once half of those slots are occupied, an IPv4
+//! address or an IPv6 /64 gets at most a sixteenth of them.
+//!
+//! A REQ from a spoofed address makes this side send to that address: a REP, its retransmissions, and a REJ when the
+//! deadline passes. While half of the slots are occupied, or a sixteenth by that source, the REP is retransmitted at
+//! most once and the REJ is only sent if the peer shows itself. A peer that lost the REP repeats its REQ, and each
+//! repetition gets the REP again.
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core
 
@@ -83,6 +89,7 @@ mod event;
 mod manager;
 mod parameters;
 mod sidr;
+mod sources;
 mod table;
 
 pub use connection::{Ready, State};

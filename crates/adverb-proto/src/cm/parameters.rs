@@ -64,6 +64,7 @@ pub struct Config {
     /// How many connections there may be, those in timewait included.
     pub max_connections: usize,
     /// How many of them may be half open: asked for by a peer and not established. Anybody can ask in anybody's name.
+    /// Once half of these slots are occupied, an IPv4 address or an IPv6 /64 gets at most a sixteenth.
     pub max_half_open: usize,
 }
 

@@ -12,6 +12,7 @@ use super::compose;
 use super::event::{Query, Resolution};
 use super::manager::{Manager, Outbox};
 use super::parameters::{has_ip_header, private_data};
+use super::sources::Sources;
 use super::{CallError, Ends, Event, ListenerId, QueryId, Resolve};
 use crate::Time;
 use crate::hash::NumberHasher;
@@ -26,6 +27,8 @@ pub(super) struct Queries {
     /// How many of them wait for an answer, by who was asked.
     waiting: BTreeMap<ListenerId, usize>,
     agenda: Agenda,
+    /// Slots of peers' questions, by source.
+    sources: Sources,
 }
 
 #[derive(Debug)]
@@ -175,7 +178,7 @@ impl Manager {
         let id = ListenerId(listener);
         if self.queries.waiting.get(&id).is_some_and(|waiting| *waiting >= found.listen.backlog)
             || found.listen.backlog == 0
-            || self.queries.by_peer.len() >= self.config.max_half_open
+            || !self.queries.sources.admits(ends.remote, self.config.max_half_open)
             || self.out.events.len() >= self.config.max_connections
         {
             self.out.statistics.overflows += 1;
@@ -199,6 +202,7 @@ impl Manager {
         let service = request.service_id;
         *self.queries.waiting.entry(listener).or_default() += 1;
         self.queries.by_peer.insert((ends, request.request_id), id);
+        self.queries.sources.add(ends.remote);
         self.queries.insert(
             id,
             Entry {
@@ -223,7 +227,7 @@ impl Queries {
 
     /// Questions, times, and ways to find one.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (self.entries.len(), self.agenda.len(), self.by_peer.len() + self.waiting.len())
+        (self.entries.len(), self.agenda.len(), self.by_peer.len() + self.waiting.len() + self.sources.len())
     }
 
     fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
@@ -248,6 +252,7 @@ impl Queries {
         }
         if !matches!(entry.stage, Stage::Asked(_)) {
             self.by_peer.remove(&(entry.ends, entry.request_id));
+            self.sources.remove(entry.ends.remote);
         }
         Some(entry)
     }

@@ -8,6 +8,7 @@ use adverb_wire::cm::ServiceId;
 use super::agenda::Agenda;
 use super::connection::{Connection, State};
 use super::parameters::is_ipv4;
+use super::sources::Sources;
 use super::{Bind, Listen};
 use crate::Time;
 use crate::hash::NumberHasher;
@@ -28,7 +29,7 @@ pub(super) struct Table {
     listeners: BTreeMap<u32, Listener>,
     services: BTreeMap<(ServiceId, Bind), u32>,
     agenda: Agenda,
-    half_open: usize,
+    half_open: Sources,
 }
 
 #[derive(Debug)]
@@ -43,6 +44,7 @@ pub(super) struct Listener {
 pub(super) struct Counts {
     pub(super) connections: usize,
     pub(super) half_open: usize,
+    pub(super) sources: usize,
     pub(super) remote_ids: usize,
     pub(super) remote_qps: usize,
     pub(super) local_qps: usize,
@@ -55,7 +57,8 @@ impl Table {
     pub(super) fn counts(&self) -> Counts {
         Counts {
             connections: self.connections.len(),
-            half_open: self.half_open,
+            half_open: self.half_open.total(),
+            sources: self.half_open.len(),
             remote_ids: self.remote_ids.len(),
             remote_qps: self.remote_qps.len(),
             local_qps: self.local_qps.len(),
@@ -69,8 +72,8 @@ impl Table {
         self.connections.len()
     }
 
-    pub(super) fn half_open(&self) -> usize {
-        self.half_open
+    pub(super) fn half_open(&self) -> &Sources {
+        &self.half_open
     }
 
     /// A number that no connection has. Zero stands for none (`cm_format_rej` in `cm.c`).
@@ -225,7 +228,8 @@ impl Table {
     fn count(&mut self, connection: &Connection, add: bool) {
         let step = |number: &mut usize| *number = if add { *number + 1 } else { number.saturating_sub(1) };
         if matches!(connection.state, State::ReqReceived | State::RepSent) {
-            step(&mut self.half_open);
+            let peer = connection.ends.remote;
+            if add { self.half_open.add(peer) } else { self.half_open.remove(peer) }
         }
         if connection.state == State::ReqReceived
             && let Some(listener) = connection.listener.and_then(|id| self.listeners.get_mut(&id.0))

@@ -1,10 +1,11 @@
 //! Anybody can send anything to queue pair 1.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use adverb_proto::cm::{Ends, Event, State};
 use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout,
+    AdditionalInfo, Drep, Dreq, IpHeader, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout,
 };
 
 use crate::harness::*;
@@ -24,6 +25,147 @@ fn forged_req(pair: &mut Pair, comm_id: u32, qpn: u32) -> Mad {
         req.ca_guid = u64::from(draw(&mut pair.random));
     }
     mad
+}
+
+/// The address of a host, of which there are 65,536.
+fn host(number: u32) -> IpAddr {
+    [10, 99, (number >> 8) as u8, number as u8].into()
+}
+
+/// A REQ whose source is [`host`] of the same number, and the addresses that it comes with.
+fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, Ends) {
+    let mut mad = forged_req(pair, number, 0x100 + number);
+    let ends = Ends { local: address(SERVER), remote: host(number) };
+    if let Message::Req(req) = &mut mad.message {
+        req.primary_path.local_gid = adverb_proto::vocabulary::Gid::from(ends.remote).bytes().into();
+        let header = IpHeader::new((ends.remote, 1).into(), ends.local).unwrap();
+        req.private_data = header.before(&[]).unwrap();
+    }
+    (mad, ends)
+}
+
+/// A server with room for half open connections, that accepts whatever requests it gets.
+fn flooded(max_half_open: usize) -> Pair {
+    let mut small = config(SERVER);
+    small.max_half_open = max_half_open;
+    let mut pair = Pair::with(config(CLIENT), small);
+    let listen = adverb_proto::cm::Listen {
+        service: service(),
+        bind: adverb_proto::cm::Bind::Any,
+        transport: adverb_proto::vocabulary::Transport::Rc,
+        backlog: 1000,
+    };
+    pair.sides[SERVER].listen(listen).unwrap();
+    pair
+}
+
+/// Accepts what the server was asked for, lets time pass for the server alone, and returns the messages that it sent
+/// and to whom.
+fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str)> {
+    let end = pair.now + duration;
+    let mut sent = Vec::new();
+    loop {
+        while let Some(event) = pair.sides[SERVER].poll_event() {
+            if let Event::Request(request) = event {
+                let (offer, deadline) = (adverb_proto::cm::Offer::new(pair.qpn()), pair.deadline());
+                pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+            }
+        }
+        while let Some(datagram) = pair.sides[SERVER].poll_transmit() {
+            sent.push((datagram.ends.remote, name(&datagram.mad.message)));
+        }
+        match pair.sides[SERVER].poll_timeout().filter(|next| *next <= end) {
+            Some(next) => pair.now = next,
+            None => break,
+        }
+        let now = pair.now;
+        pair.sides[SERVER].handle_timeout(now);
+    }
+    pair.now = end;
+    sent
+}
+
+#[test]
+fn a_spoofed_req_is_answered_by_five_reps_and_a_rej() {
+    let mut pair = flooded(1024);
+    let (req, ends) = spoofed_req(&mut pair, 1);
+    pair.inject_bytes(SERVER, ends, &req.emit());
+    let sent = sent_within(&mut pair, seconds(7));
+    let names: Vec<&str> = sent.iter().map(|(_, name)| *name).collect();
+    assert_eq!(names, ["REP", "REP", "REP", "REP", "REP", "REJ"]);
+    assert!(sent.iter().all(|(to, _)| *to == host(1)));
+}
+
+#[test]
+fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
+    let mut pair = flooded(64);
+    for number in 0..64 {
+        let (req, ends) = spoofed_req(&mut pair, number);
+        pair.inject_bytes(SERVER, ends, &req.emit());
+    }
+    // All are accepted, and nobody establishes anything. The first half of those whose deadlines pass leaves room.
+    let sent = sent_within(&mut pair, Duration::from_millis(4999));
+    assert_eq!(sent.len(), 64 * 2, "a REP and one retransmission each");
+    let sent = sent_within(&mut pair, seconds(2));
+    assert!(sent.len() <= 32, "{} REJs", sent.len());
+    pair.assert_nothing_left();
+}
+
+#[test]
+fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
+    let mut pair = flooded(1024);
+    for number in 0..300 {
+        let mut req = spoofed_req(&mut pair, 1).0;
+        if let Message::Req(req) = &mut req.message {
+            req.local_comm_id = number;
+            req.qpn = adverb_wire::Qpn::truncate(0x100 + number);
+        }
+        let ends = Ends { local: address(SERVER), remote: host(1) };
+        pair.inject_bytes(SERVER, ends, &req.emit());
+    }
+    assert_eq!(pair.sides[SERVER].holdings().half_open, 300);
+    let sent = sent_within(&mut pair, seconds(7));
+    assert!(sent.len() <= 300 * 2 + 64, "{} messages", sent.len());
+}
+
+#[test]
+fn a_peer_hears_the_withheld_rej_when_it_sends_its_rtu() {
+    let mut pair = flooded(2);
+    let client = pair.connect();
+    pair.automatic = true;
+    pair.lose("RTU", usize::MAX);
+    pair.pass(seconds(5));
+    assert_eq!(pair.outcomes(SERVER), ["unreachable"]);
+    assert!(!pair.sent().contains("REJ"), "{}", pair.sent());
+    assert_eq!(pair.sides[CLIENT].state(client), Some(State::Established));
+    let rtu = pair.last(CLIENT, "RTU");
+    pair.inject(SERVER, &rtu);
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["established", "disconnected"]);
+}
+
+#[test]
+fn one_source_can_not_keep_others_from_connecting() {
+    let mut pair = flooded(64);
+    // 205 requests per second would keep 1,024 slots full for 5 s each; this is that rate for 64 slots, ten times over.
+    for number in 0..1000 {
+        let mut req = forged_req(&mut pair, number, 0x100 + number);
+        let ends = Ends { local: address(SERVER), remote: host(1) };
+        if let (Message::Req(req), Message::Req(model)) =
+            (&mut req.message, spoofed_req(&mut pair, 1).0.message)
+        {
+            req.primary_path = model.primary_path;
+            req.private_data = model.private_data;
+        }
+        pair.inject_bytes(SERVER, ends, &req.emit());
+        sent_within(&mut pair, Duration::from_millis(8));
+    }
+    let holdings = pair.sides[SERVER].holdings();
+    assert_eq!(holdings.half_open, 32, "half of the slots");
+    pair.automatic = true;
+    pair.connect();
+    pair.flow();
+    assert_eq!(pair.outcomes(CLIENT), ["established"]);
 }
 
 #[test]
@@ -58,17 +200,22 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
     };
     pair.sides[SERVER].listen(listen).unwrap();
     for number in 0..1000 {
-        let req = forged_req(&mut pair, number, 0x100 + number);
-        pair.inject(SERVER, &req);
+        let (req, ends) = spoofed_req(&mut pair, number);
+        pair.inject_bytes(SERVER, ends, &req.emit());
     }
     let holdings = pair.sides[SERVER].holdings();
     assert_eq!((holdings.connections, holdings.half_open, holdings.events), (8, 8, 8));
     assert_eq!(pair.sides[SERVER].statistics().overflows, 992);
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
     // The table empties itself, and the service is there again.
-    pair.pass(seconds(7));
+    pair.now = pair.now + seconds(6);
+    for _ in 0..2 {
+        let now = pair.now;
+        pair.sides[SERVER].handle_timeout(now);
+        pair.now = pair.now + seconds(1);
+    }
+    while pair.sides[SERVER].poll_transmit().is_some() || pair.sides[SERVER].poll_event().is_some() {}
     pair.assert_nothing_left();
-    pair.events[SERVER].clear();
     pair.connect();
     pair.flow();
     pair.expect_request();

@@ -2,7 +2,7 @@
 
 use adverb_proto::cm::{Bind, CallError, Event, Listen, Query, QueryId, Resolve, UDP_QKEY};
 use adverb_proto::vocabulary::{Qpn, Transport};
-use adverb_wire::cm::{Message, PrivateData, ServiceId, SidrReq, SidrStatus};
+use adverb_wire::cm::{Mad, Message, PrivateData, ServiceId, SidrReq, SidrStatus};
 
 use crate::harness::*;
 
@@ -188,4 +188,34 @@ fn questions_beyond_the_backlog_are_dropped() {
     expect_query(&mut pair);
     pair.pass(std::time::Duration::from_millis(300));
     expect_query(&mut pair);
+}
+
+#[test]
+fn one_source_can_not_keep_others_from_asking() {
+    let mut small = config(SERVER);
+    small.max_half_open = 64;
+    let mut pair = Pair::with(config(CLIENT), small);
+    let listen = Listen {
+        service: ServiceId::udp_port(PORT),
+        bind: Bind::Any,
+        transport: Transport::Ud,
+        backlog: 1000,
+    };
+    pair.sides[SERVER].listen(listen).unwrap();
+    let ask = |pair: &mut Pair, request_id, remote: std::net::IpAddr| {
+        let header = adverb_wire::cm::IpHeader::new((remote, 1).into(), address(SERVER)).unwrap();
+        let private_data = header.before(&[]).unwrap();
+        let request = SidrReq { request_id, pkey: 0xffff, service_id: listen.service, private_data };
+        let mad = Mad { transaction_id: 1, message: Message::SidrReq(request) };
+        let ends = adverb_proto::cm::Ends { local: address(SERVER), remote };
+        pair.inject_bytes(SERVER, ends, &mad.emit());
+    };
+    for number in 0..1000 {
+        ask(&mut pair, number, [10, 99, 0, 1].into());
+    }
+    assert_eq!(pair.sides[SERVER].holdings().queries, 32, "half of the slots");
+    ask(&mut pair, 1, address(CLIENT));
+    assert_eq!(pair.sides[SERVER].holdings().queries, 33);
+    pair.pass(seconds(6));
+    pair.assert_nothing_left();
 }
