@@ -20,6 +20,7 @@ const STEPS: &[&str] = &[
     "doc",
     "test",
     "examples",
+    "newcomer",
     "loom",
     "miri",
     "exhaustive",

@@ -21,6 +21,7 @@ mod interop;
 mod metadata;
 mod miri;
 mod net;
+mod newcomer;
 mod overhead;
 mod package;
 mod packages;
@@ -71,6 +72,8 @@ enum Command {
     Examples,
     /// Run the exhaustive and property tests of adverb-wire, optimised.
     Exhaustive,
+    /// Build and run the README's first example in a new package, as a new user would.
+    Newcomer,
     /// Try every order of events in what is shared between threads without locks.
     Loom,
     /// Check the dependencies' licences, sources and versions.
@@ -138,6 +141,7 @@ impl Command {
             Self::Doc => doc::run()?,
             Self::Test => test::run()?,
             Self::Examples => examples::run()?,
+            Self::Newcomer => newcomer::run()?,
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Loom => test::run_loom()?,
             Self::Deny => deny::run()?,

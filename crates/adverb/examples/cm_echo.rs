@@ -14,7 +14,14 @@ use adverb::verbs::{CompletionQueue, QueuePair, RequestId, SendRequest};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address] => {

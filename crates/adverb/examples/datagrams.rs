@@ -12,7 +12,14 @@ use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, 
 const QKEY: u32 = 0x1234_5678;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::open(&name)?,
         None => Device::first()?,

@@ -14,7 +14,14 @@ use adverb::net::blocking::{Listener, connect};
 /// How much is sent at a time.
 const PIECE: usize = 1 << 20;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["receive", address, path] => receive(address, path),

@@ -15,7 +15,14 @@ use adverb::verbs::{Access, Device, SendRequest, SoftDevice, Transport};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     // Usually these are two programs, on two machines; each opens its device and makes a queue pair.
     let (client, server) = (SoftDevice::new().open()?, SoftDevice::new().open()?);
     let queue_pair = |device: &Device| {

@@ -14,7 +14,14 @@ use adverb::net::blocking::{Listener, connect};
 /// How many bytes of parameters there are, behind their version.
 const LEN: usize = 1 << 16;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
         [address] => Ok(read(address)?),

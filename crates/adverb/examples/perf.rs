@@ -32,7 +32,14 @@ const WRITES: u32 = 128;
 /// How many receives wait for messages.
 const RECEIVES: u32 = 16;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = "say `listen` or `take` with `ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth`, `messages` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
     let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };

@@ -45,7 +45,14 @@ const THEIRS: [u8; 2] = [0, 0x7b];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-fn main() -> Outcome<()> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Outcome<()> {
     let options = Options::from_args()?;
     let device = match &options.device {
         Some(name) => Device::open(name)?,

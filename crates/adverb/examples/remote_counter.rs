@@ -10,7 +10,14 @@ use std::sync::atomic::Ordering;
 use adverb::net::Rights;
 use adverb::net::blocking::{Connection, Listener, connect};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        std::process::exit(1)
+    });
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {

@@ -1,7 +1,6 @@
 //! What can go wrong, and what to try.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -12,9 +11,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong: the verb, the object, the reason in words, and where there is one a hint.
 ///
-/// `{:?}` says the same as `{}`, so that who returns it from `main`, or unwraps it, reads the hint too. What caused it is said
-/// with it, and is no [`source`](std::error::Error::source) beside it, so that who prints those as well doesn't read it twice.
-#[derive(thiserror::Error)]
+/// `Display` is for people: it prints the failed operation, the cause, and the [hint](Error::hint) on a line of its own.
+/// `Debug` prints the variant and its fields. A `main` that returns a `Result` prints `Debug`; to show people the message
+/// and the hint instead:
+///
+/// ```no_run
+/// # fn run() -> adverb::Result<()> { Ok(()) }
+/// fn main() {
+///     run().unwrap_or_else(|error| { eprintln!("error: {error}"); std::process::exit(1) })
+/// }
+/// ```
+///
+/// The message includes the cause, so [`source`](std::error::Error::source) returns `None`: programs that print the chain
+/// of sources print the cause once.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no RDMA library on this machine.
@@ -86,7 +96,7 @@ pub enum Error {
         most: u64,
     },
     /// The queue has no room for the requests.
-    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&"poll the completion queue, or create the queue pair with a larger depth"))]
+    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&QUEUE_FULL_HINT))]
     QueueFull {
         /// Which: send or receive.
         queue: &'static str,
@@ -205,15 +215,10 @@ impl Error {
             Error::WrongState { hint, .. } => hint,
             Error::ForeignDomain { .. } => FOREIGN_DOMAIN_HINT,
             Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
+            Error::QueueFull { .. } => QUEUE_FULL_HINT,
             _ => "",
         };
         (!hint.is_empty()).then_some(hint)
-    }
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -243,6 +248,8 @@ impl From<Error> for io::Error {
 
 const FOREIGN_DOMAIN_HINT: &str = "register the memory in the queue's protection domain, or post the request to a queue of the memory's; \
      `ProtectionDomain::id` is the number of each";
+/// The hint of [`Error::QueueFull`].
+const QUEUE_FULL_HINT: &str = "poll the completion queue, or create the queue pair with a larger depth";
 
 /// The hint on a line of its own, if there is one.
 fn hint_line(hint: &impl AsRef<str>) -> String {
@@ -265,12 +272,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_returns_an_error_from_main_reads_its_hint() {
+    fn display_prints_the_hint_and_debug_the_fields() {
         let error = || Error::NoDevice { what: "there is no device mlx5_0".into(), hint: "try soft".into() };
-        let said = "there is no device mlx5_0\n  hint: try soft";
-        assert_eq!(format!("{:?}", error()), said);
-        assert_eq!(format!("{:?}", Box::<dyn std::error::Error>::from(error())), said);
-        assert_eq!(format!("{:?}", crate::net::SendError::from(error())), said);
+        let message = "there is no device mlx5_0\n  hint: try soft";
+        assert_eq!(error().to_string(), message);
+        assert_eq!(crate::net::SendError::from(error()).to_string(), message);
+        let fields = r#"NoDevice { what: "there is no device mlx5_0", hint: "try soft" }"#;
+        assert_eq!(format!("{:?}", error()), fields);
+        let send_error = format!("{:?}", crate::net::SendError::from(error()));
+        assert_eq!(send_error, format!("SendError {{ error: {fields}, buffer: None }}"));
+    }
+
+    #[test]
+    fn a_full_queue_has_a_hint() {
+        let error = Error::QueueFull { queue: "send", depth: 16 };
+        let hint = error.hint().expect("a hint");
+        assert!(error.to_string().ends_with(&format!("\n  hint: {hint}")), "{error}");
     }
 
     #[test]

@@ -1,32 +1,48 @@
-//! RDMA for Rust: safe, easy, and working everywhere.
+//! RDMA for Rust: safe, easy, and available everywhere.
 //!
 //! ```
-//! use adverb::blocking::{Listener, connect}; // with the feature `tokio`: `use adverb::{Listener, connect}`, and `.await`
-//!
-//! let listener = Listener::bind("127.0.0.1:0")?; // the address of an RDMA adapter, or any machine's loopback
-//! let address = listener.local_address();
-//! std::thread::spawn(move || {
-//!     let connection = listener.accept()?;
-//!     while let Some(message) = connection.recv()? {
-//!         connection.send(message)?; // up to 1 GiB; the buffer goes back as it came
-//!     }
-//!     connection.close()
-//! });
-//! let connection = connect(address)?;
-//! connection.send(b"hello")?;
-//! assert_eq!(&connection.recv()?.expect("an answer")[..], b"hello");
-//! # connection.close()?;
-//! # Ok::<(), adverb::Error>(())
+//! # #[cfg(all(feature = "soft", feature = "tokio"))]
+//! #[tokio::main]
+//! async fn main() -> adverb::Result<()> {
+//!     let listener = adverb::Listener::bind("127.0.0.1:0").await?; // an RDMA NIC's address, or loopback
+//!     let address = listener.local_address();
+//!     tokio::spawn(async move {
+//!         let connection = listener.accept().await?;
+//!         while let Some(message) = connection.recv().await? {
+//!             connection.send(message).await?; // sends the received buffer; copies nothing
+//!         }
+//!         connection.close().await
+//!     });
+//!     let connection = adverb::connect(address).await?;
+//!     connection.send(b"hello").await?;
+//!     assert_eq!(&connection.recv().await?.expect("an answer")[..], b"hello");
+//!     connection.close().await
+//! }
+//! # #[cfg(not(all(feature = "soft", feature = "tokio")))]
+//! # fn main() {}
 //! ```
 //!
-//! - [`manual`] explains it all, from a first connection on.
-//! - [`net`] has connections: listeners, connectors, messages and streams, a peer's memory, and nothing to know of RDMA.
-//! - [`verbs`] has devices, queue pairs and completion queues: every knob, and memory that can't be misused.
-//! - [`memory`] has the memory that they work on.
+//! - [`manual`] explains Adverb, beginning with a first connection.
+//! - [`net`] has connections: listeners, connectors, messages, streams, and access to a peer's memory. It needs no knowledge
+//!   of RDMA.
+//! - [`verbs`] has devices, queue pairs and completion queues, with every option of RDMA, and without undefined behavior from
+//!   safe code.
+//! - [`memory`] has the memory that requests read and write.
 //!
-//! The API is the same whatever device is under it: any that rdma-core drives, or a software NIC
-//! (`Device::open("soft")`) that is there on any machine, without privilege, and speaks RoCEv2 from UDP sockets. Adverb
-//! looks for rdma-core when it is first asked for a device, so that programs build and start without it.
+//! The API is the same on every device: one that rdma-core drives, or the software NIC (`Device::open("soft")`), which works on
+//! any Linux machine, without privilege, and sends RoCEv2 packets from UDP sockets. Adverb loads rdma-core at run time, when a
+//! program first asks for a device, so programs build and start without it.
+//!
+//! # Features
+//!
+//! | feature | default | |
+//! |---|---|---|
+//! | `ibv` | yes | devices that rdma-core drives |
+//! | `soft` | yes | the software NIC |
+//! | `tokio` | yes | asynchronous connections; without it, [`blocking`] has them for threads |
+//! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");
@@ -45,3 +61,8 @@ pub use net::blocking;
 #[cfg(feature = "tokio")]
 #[doc(no_inline)]
 pub use net::{Connection, Listener, connect};
+
+/// Compiles and runs the README's examples as doctests.
+#[cfg(all(doctest, feature = "soft", feature = "tokio"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

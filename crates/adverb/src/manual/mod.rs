@@ -26,8 +26,8 @@
 //! | [`security`] | who can connect, and what nobody is protected from |
 //! | [`from_snowrdma`] | every call of SnowRDMA, and what it is here |
 //!
-//! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, `adverb::net` has the same
-//! names and methods for tasks: add `.await`.
+//! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
+//! `adverb::net` has the same names and methods for tasks: add `.await`.
 
 #[doc = include_str!("devices.md")]
 pub mod devices {}

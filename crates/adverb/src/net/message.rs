@@ -135,18 +135,13 @@ pub struct Unacknowledged {
 ///     Err(adverb::Error::InvalidRequest { reason: "no connection is well".into() })
 /// }
 /// ```
+#[derive(Debug)]
 pub struct SendError {
     /// Why.
     pub error: Error,
     /// The registered memory that was to be sent. None if it was bytes, of which only a copy would have been sent; or if the
     /// message was taken all the same, and is on its way or in the device's hands.
     pub buffer: Option<RegisteredBuf>,
-}
-
-impl fmt::Debug for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
 }
 
 impl fmt::Display for SendError {

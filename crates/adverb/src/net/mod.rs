@@ -1,7 +1,7 @@
 //! Connections: RDMA without the expertise.
 //!
 //! A listener and a connector, messages of any length from 0 to 1 GiB, and no queue pair in sight. [`blocking`] has them for
-//! threads; with the feature `tokio`, those of this module are for tasks, with the same methods.
+//! threads; with the feature `tokio`, which is on by default, those of this module are for tasks, with the same methods.
 //!
 //! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from
 //! where they are. Senders have credits, so that a receiver is never overrun: who doesn't receive isn't sent to. What the two

@@ -226,7 +226,8 @@ pub struct PostError<R> {
 
 impl<R> fmt::Debug for PostError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
+        let count = self.requests.len();
+        f.debug_struct("PostError").field("error", &self.error).field("request_count", &count).finish()
     }
 }
 
