@@ -173,6 +173,9 @@ pub enum DropReason {
     ForgottenDuplicate,
     /// It acknowledges what was never sent, or was acknowledged before.
     StaleResponse,
+    /// It answers another kind of request than the one with its sequence number, or it counts messages that the peer
+    /// can't have completed.
+    MismatchedResponse,
     /// It has a syndrome that means nothing.
     ReservedSyndrome,
     /// It comes after its turn, on an unreliable connection.

@@ -56,6 +56,9 @@ statistics! {
     rnr_naks_received: "rcvd_rnr_err",
     /// Receiver-not-ready NAKs sent.
     rnr_naks_sent: "send_rnr_err",
+    /// Responses dropped because they don't match the outstanding requests: of another kind, or with a message sequence
+    /// number that the peer can't have reached.
+    mismatched_responses: "rcvd_mismatched_response",
     /// Answers that showed an earlier answer to be lost.
     implied_naks: "implied_nak_seq_err",
     /// Requests that had been executed before.

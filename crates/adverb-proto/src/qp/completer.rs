@@ -71,6 +71,9 @@ impl QueuePair {
         psn: Psn,
         aeth: Aeth,
     ) {
+        if !self.requester.is_plausible(aeth.msn) {
+            return self.drop_mismatched(cx, packet);
+        }
         if !self.requester.is_in_flight(psn) {
             // It may still bring credits, if it is the latest (vol. 1, 9.7.7: unsolicited acknowledgements).
             if let Syndrome::Ack(credits) = aeth.syndrome
@@ -141,7 +144,14 @@ impl QueuePair {
         if !self.requester.is_in_flight(psn) {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
-        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5).
+        if !self.is_awaited(psn, &answer) || aeth.is_some_and(|aeth| !self.requester.is_plausible(aeth.msn)) {
+            return self.drop_mismatched(cx, packet);
+        }
+        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5). One without a message sequence number
+        // is too easily forged for that, and the peer has sent one with it before.
+        if aeth.is_none() && psn != self.requester.unacked {
+            return self.implied_nak(cx);
+        }
         if self.acknowledge_before(cx, psn).is_err() {
             return self.implied_nak(cx);
         }
@@ -155,6 +165,29 @@ impl QueuePair {
             Answer::Read { position, payload } => self.take_read(cx, position, payload, memory),
             Answer::Atomic(value) => self.take_atomic(cx, value, memory),
         }
+    }
+
+    /// Whether the request that this number in flight belongs to has such answers.
+    fn is_awaited(&self, psn: Psn, answer: &Answer<'_>) -> bool {
+        let mut begun =
+            (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_begun());
+        let entry = begun.find(|entry| psn.since(entry.last_psn()) <= 0);
+        entry.is_some_and(|entry| match (answer, entry.operation) {
+            (Answer::Atomic(_), SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) => true,
+            (Answer::Atomic(_), _) => false,
+            (
+                Answer::Read { .. },
+                SendOperation::Read(_) | SendOperation::Flush(_) | SendOperation::AtomicWrite { .. },
+            ) => true,
+            (Answer::Read { .. }, _) => false,
+        })
+    }
+
+    /// Drops a response that doesn't match the outstanding requests. A peer that keeps sending such responses runs into
+    /// the acknowledge timeout, as if they were lost.
+    fn drop_mismatched<S: Sink>(&mut self, cx: &mut Context<'_, S>, packet: Received<'_>) {
+        cx.stats.mismatched_responses += 1;
+        self.drop_packet(cx, packet, DropReason::MismatchedResponse);
     }
 
     /// Bytes of the READ at the front of the send queue, in order.
@@ -318,6 +351,10 @@ impl QueuePair {
         let requester = &mut self.requester;
         if entry.is_begun() {
             requester.unacked = entry.last_psn() + 1;
+            requester.completed += match entry.operation {
+                SendOperation::Read(_) => entry.packets.div_ceil(requester.read_part),
+                _ => 1,
+            };
             requester.reads -= u32::from(entry.is_answered()).min(requester.reads);
         }
         if requester.cursor == 0 {

@@ -33,6 +33,8 @@ pub(super) struct Requester {
     pub(super) read_part: u32,
     /// The number of the next message (vol. 1, 9.7.7: send sequence number).
     next_ssn: Psn,
+    /// The number of messages of the requests that have left the send queue.
+    pub(super) completed: Psn,
     /// The last message for which the peer has a receive; `None` if it doesn't say.
     pub(super) credit_limit: Option<Psn>,
     /// Packets since the last that asked for an acknowledgement.
@@ -140,6 +142,15 @@ impl Requester {
             return self.unacked.get() <= psn.get() && psn.get() < self.unsent.get();
         }
         psn.since(self.unacked) >= 0 && psn.since(self.unsent) < 0
+    }
+
+    /// Whether the peer can have completed this many messages: all of the requests that have left the send queue, and no
+    /// more than were begun. A peer counts a message when it has executed it (vol. 1, 9.7.7), and a READ when it takes
+    /// the request (C9-148; `execute` in `rxe_resp.c`); a repeated request isn't counted again.
+    #[inline]
+    pub(super) fn is_plausible(&self, msn: u32) -> bool {
+        let msn = Psn::wrapping(msn);
+        msn.since(self.completed) >= 0 && msn.since(self.next_ssn) < 0
     }
 
     /// Starts the acknowledge timer anew, or stops it if nothing is outstanding (vol. 1, 9.7.6).

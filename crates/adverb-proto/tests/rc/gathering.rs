@@ -2,7 +2,7 @@
 
 use adverb_proto::vocabulary::SendFlags;
 
-use crate::harness::{End, Options, solo_with};
+use crate::harness::{End, Options, ack, solo_with};
 use crate::requester::{READ, WRITE, numbers};
 
 /// An end with four short requests under way, behind which others gather.
@@ -26,9 +26,9 @@ fn short_requests_go_together_when_many_are_under_way() {
     assert_eq!(numbers(&end.says()), [4, 5, 6, 7], "they are as many as are under way");
     end.post(8, WRITE, 0, 8);
     end.post(9, WRITE, 0, 8);
-    end.hear_ack(3);
+    end.hear(3, ack(4), &[]);
     assert!(end.says().is_empty(), "four are still under way");
-    end.hear_ack(4);
+    end.hear(4, ack(5), &[]);
     assert_eq!(numbers(&end.says()), [8, 9], "as soon as there are fewer, all that wait go");
 }
 

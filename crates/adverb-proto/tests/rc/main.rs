@@ -6,6 +6,7 @@ mod harness;
 mod arrival;
 mod congestion;
 mod credits;
+mod forged;
 mod gathering;
 mod hostile;
 mod long_reads;
