@@ -79,7 +79,7 @@ impl Identifier {
     }
 
     /// One of hardware, which is all that may lead to `address`.
-    fn of_hardware(purpose: Use, address: IpAddr) -> Result<Identifier> {
+    pub(crate) fn of_hardware(purpose: Use, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
         let made = ibv::Identifier::new(purpose).map(Identifier::Ibv);
         #[cfg(not(feature = "ibv"))]

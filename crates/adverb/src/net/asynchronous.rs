@@ -157,6 +157,12 @@ pub struct Listener {
 impl Listener {
     /// Listens at this address, with the default options; at a free port if it is 0.
     ///
+    /// The listener opens its devices now, and no others later. At a wildcard address (`0.0.0.0`, `[::]`) it serves all RDMA
+    /// hardware, the software devices that this process has open, and the software device `soft` for loopback addresses. It
+    /// opens no software device at a routable address: to serve one, bind to that address, or
+    /// [open](crate::verbs::Device::open) `soft:ADDRESS` first. A connector that dials an address without a device is refused
+    /// with an error that says so. Addresses and devices that appear after the call are not served.
+    ///
     /// # Errors
     ///
     /// If the address isn't of this machine, or no device has it, or the port is taken.
@@ -179,7 +185,11 @@ impl Listener {
     /// Dropped, it leaves nothing behind.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
-        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options)?) })
+        let options = options.clone();
+        // Opening devices takes a while, hardware above all.
+        let bound = tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options)).await;
+        let listening = bound.map_err(|error| bootstrap::not_bound(io::Error::other(error)))??;
+        Ok(Listener { listening: Arc::new(listening) })
     }
 
     /// Where it listens.

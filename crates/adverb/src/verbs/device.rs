@@ -423,6 +423,18 @@ impl Device {
         Ok(device)
     }
 
+    /// Opens all RDMA hardware of this machine that Adverb can use.
+    pub(crate) fn open_hardware() -> Vec<Device> {
+        open_each(Device::list_hardware().unwrap_or_default()).collect()
+    }
+
+    /// Returns the software devices that this process has open, the last opened first.
+    pub(crate) fn software_in_use() -> Vec<Device> {
+        let known = Known::lock();
+        let devices = known.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));
+        devices.filter(Device::is_software).collect()
+    }
+
     /// Whether it is this library's own software.
     pub(crate) fn is_software(&self) -> bool {
         self.0.backend.shared_name().is_some()

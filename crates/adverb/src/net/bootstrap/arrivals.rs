@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Handshake, device, not_bound, not_watched, verb};
+use super::devices::ServedDevices;
+use super::{Handshake, not_bound, not_watched, verb};
 use crate::backend::{Watch, wait_either};
 use crate::error::{Error, Result};
 use crate::net::link::{Link, Parts};
 use crate::net::{Exchange, Options};
-use crate::verbs::Device;
 use crate::verbs::cm;
 
 /// A listener, of threads or of tasks: it can be stopped and started again.
 pub(in crate::net) struct Listening {
     address: SocketAddr,
     options: Options,
+    devices: Arc<ServedDevices>,
     arrivals: Mutex<Option<Arrivals>>,
     /// How many wait for a connection.
     accepting: AtomicUsize,
@@ -59,6 +60,7 @@ impl AsFd for Bell {
 /// Where peers come, and those that have come and aren't connections yet: each in its own time, so that nobody waits for
 /// another.
 struct Arrivals {
+    devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
     pending: Vec<Handshake>,
@@ -92,18 +94,14 @@ impl Listening {
     }
 
     fn at(address: SocketAddr, options: &Options) -> Result<Listening> {
-        let mut options = options.clone();
-        let ip = address.ip().to_canonical();
-        if !ip.is_unspecified() {
-            // Opened now, once, and kept.
-            options.device = Some(device(ip, &options)?);
-        }
+        let options = options.clone();
+        let devices = Arc::new(ServedDevices::open(address.ip(), &options)?);
         let mut tried = 0;
         loop {
-            match Arrivals::open(address, &options) {
+            match Arrivals::open(address, &options, &devices) {
                 Ok((arrivals, address)) => {
                     let (arrivals, accepting) = (Mutex::new(Some(arrivals)), AtomicUsize::new(0));
-                    return Ok(Listening { address, options, arrivals, accepting });
+                    return Ok(Listening { address, options, devices, arrivals, accepting });
                 }
                 Err(error) if address.port() != 0 || tried == ATTEMPTS || !is_taken(&error) => {
                     return Err(error);
@@ -173,7 +171,7 @@ impl Listening {
     pub(in crate::net) fn start(&self) -> Result<()> {
         let mut arrivals = self.arrivals.lock();
         if arrivals.is_none() {
-            *arrivals = Some(Arrivals::open(self.address, &self.options)?.0);
+            *arrivals = Some(Arrivals::open(self.address, &self.options, &self.devices)?.0);
         }
         Ok(())
     }
@@ -188,7 +186,11 @@ impl Listening {
 
 impl Arrivals {
     /// Listens at an address: over TCP, or by the connection manager, or both at the same port.
-    fn open(address: SocketAddr, options: &Options) -> Result<(Arrivals, SocketAddr)> {
+    fn open(
+        address: SocketAddr,
+        options: &Options,
+        devices: &Arc<ServedDevices>,
+    ) -> Result<(Arrivals, SocketAddr)> {
         let (watch, (reader, writer)) =
             (Watch::new().map_err(not_watched)?, io::pipe().map_err(not_watched)?);
         let (tcp, address) = match options.exchange {
@@ -201,8 +203,8 @@ impl Arrivals {
             }
         };
         let manager = match options.exchange {
-            Exchange::ConnectionManager => Some(listen(address, options)?),
-            Exchange::Auto if has_manager(address, options) => match listen(address, options) {
+            Exchange::ConnectionManager => Some(listen(address, options, devices)?),
+            Exchange::Auto if has_manager(address, devices) => match listen(address, options, devices) {
                 Ok(manager) => Some(manager),
                 Err(error) if is_taken(&error) => return Err(error),
                 Err(error) => {
@@ -218,7 +220,9 @@ impl Arrivals {
         watch.add(reader.as_fd()).map_err(not_watched)?;
         let bell = Arc::new(Bell { watch, _stop: reader });
         let (pending, connected) = (Vec::new(), VecDeque::new());
-        let arrivals = Arrivals { tcp, manager, pending, connected, is_full: false, bell, _stop: writer };
+        let devices = Arc::clone(devices);
+        let arrivals =
+            Arrivals { devices, tcp, manager, pending, connected, is_full: false, bell, _stop: writer };
         for fd in arrivals.doors() {
             arrivals.bell.watch.add(fd).map_err(not_watched)?;
         }
@@ -303,7 +307,8 @@ impl Arrivals {
         if let Some(tcp) = &self.tcp {
             match tcp.accept() {
                 Ok((stream, peer)) => {
-                    return Ok(Some((peer, Handshake::with_stream(stream, peer, options))));
+                    let devices = Arc::clone(&self.devices);
+                    return Ok(Some((peer, Handshake::with_stream(stream, peer, devices, options))));
                 }
                 Err(error) if is_the_peers(&error) => {}
                 Err(error) => {
@@ -315,7 +320,7 @@ impl Arrivals {
         let Some(manager) = &self.manager else { return Ok(None) };
         let Some(request) = manager.try_accept()? else { return Ok(None) };
         let peer = request.path().peer_address();
-        Ok(Some((peer, Handshake::with_request(request, options))))
+        Ok(Some((peer, Handshake::with_request(request, &self.devices, options))))
     }
 
     /// Until when somebody has to become a connection.
@@ -348,17 +353,19 @@ fn is_shortage(error: &Error) -> bool {
     matches!(error, Error::Verb { error, .. } if matches!(code(error), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM)))
 }
 
-fn listen(address: SocketAddr, options: &Options) -> Result<cm::Listener> {
+fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Result<cm::Listener> {
     let builder = cm::Listener::builder().timeout(options.connect_timeout).options(Parts::connect_options());
-    builder.bind(address)
+    let is_wildcard = address.ip().to_canonical().is_unspecified();
+    builder.hardware_only(is_wildcard && devices.has_hardware_manager()).bind(address)
 }
 
-/// Whether the devices of connections to an address have a connection manager there.
-fn has_manager(address: SocketAddr, options: &Options) -> bool {
-    let ip = address.ip().to_canonical();
-    match &options.device {
-        Some(device) => device.attributes().connection_manager && device.has_address(ip),
-        None => ip.is_unspecified() && Device::list_hardware().is_ok_and(|devices| !devices.is_empty()),
+/// Whether a listener at an address can be reached by the connection manager, too.
+fn has_manager(address: SocketAddr, devices: &ServedDevices) -> bool {
+    match devices {
+        ServedDevices::One(device) => {
+            device.attributes().connection_manager && device.has_address(address.ip().to_canonical())
+        }
+        ServedDevices::Wildcard(_) => devices.has_hardware_manager(),
     }
 }
 

@@ -3,8 +3,10 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::devices::ServedDevices;
 use super::{device, explain, not_watched, refused, unreachable};
 use crate::backend::Watch;
 use crate::error::{Error, Result};
@@ -36,7 +38,7 @@ const HELLO_UNDER_WAY: Duration = Duration::from_secs(2);
 
 enum Stage {
     /// A listener's: over TCP, the peer's greeting is to come.
-    Asked(Wire),
+    Asked(Wire, Arc<ServedDevices>),
     /// A connector's: over TCP, the answer is to come.
     Asking(Wire, Box<(Parts, QueuePair, Introduction)>),
     /// A connector's: the connection manager looks for the way.
@@ -89,21 +91,36 @@ impl Handshake {
     }
 
     /// A listener's, with who came over TCP.
-    pub(super) fn with_stream(stream: TcpStream, peer: SocketAddr, options: &Options) -> Result<Handshake> {
+    pub(super) fn with_stream(
+        stream: TcpStream,
+        peer: SocketAddr,
+        devices: Arc<ServedDevices>,
+        options: &Options,
+    ) -> Result<Handshake> {
         let wire = Wire::new(stream).map_err(|error| unreachable(peer, error))?;
-        Handshake::new(Stage::Asked(wire), peer, options, Deadline::new(options.connect_timeout))
+        Handshake::new(Stage::Asked(wire, devices), peer, options, Deadline::new(options.connect_timeout))
     }
 
     /// A listener's, with who came by the connection manager.
-    pub(super) fn with_request(request: cm::Incoming, options: &Options) -> Result<Handshake> {
+    pub(super) fn with_request(
+        request: cm::Incoming,
+        devices: &ServedDevices,
+        options: &Options,
+    ) -> Result<Handshake> {
         let peer = request.path().peer_address();
-        match admit(peer, Greeting::parse(request.private_data()), options) {
-            Ok((introduction, asking)) if asking.endpoint.is_none() => {
-                let stage = accept(request, introduction, asking, options)?;
+        let admitted = admit(peer, Greeting::parse(request.private_data()), options).and_then(|admitted| {
+            if admitted.1.endpoint.is_some() {
+                return Err(refused(peer, &Flaw::Malformed));
+            }
+            let device = devices.on_path(request.path()).map_err(|flaw| refused(peer, &flaw))?;
+            Ok((device, admitted))
+        });
+        match admitted {
+            Ok((device, (introduction, asking))) => {
+                let stage = accept(request, device, introduction, asking, options)?;
                 Handshake::new(stage, peer, options, Deadline::new(options.connect_timeout))
             }
-            admitted => {
-                let error = admitted.err().unwrap_or_else(|| refused(peer, &Flaw::Malformed));
+            Err(error) => {
                 // If it is gone meanwhile, it isn't told.
                 let _ = request.reject(&refusal(&error).emit());
                 Err(error)
@@ -164,11 +181,11 @@ impl Handshake {
         let peer = self.peer;
         let unreachable = |error| unreachable(peer, error);
         match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Asked(mut wire) => {
+            Stage::Asked(mut wire, devices) => {
                 let Some(greeting) = wire.recv().map_err(unreachable)? else {
-                    return self.wait(Stage::Asked(wire));
+                    return self.wait(Stage::Asked(wire, devices));
                 };
-                let answered = self.answer(&mut wire, greeting);
+                let answered = self.answer(&mut wire, &devices, greeting);
                 if let Err(error) = &answered {
                     // If it is gone meanwhile, it isn't told.
                     let _ = wire.send(&refusal(error));
@@ -191,7 +208,11 @@ impl Handshake {
                 let Some(route) = resolving.poll()? else {
                     return self.wait(Stage::Resolving(resolving, introduction));
                 };
-                let (parts, queue_pair) = parts_for(route.path(), peer, &self.options)?;
+                let device = match &self.options.device {
+                    Some(device) => device.clone(),
+                    None => route.path().device()?,
+                };
+                let (parts, queue_pair) = parts_for(&device, route.path(), peer, &self.options)?;
                 // The descriptor is the same, of the same identifier.
                 let connecting = route.begin_connect(queue_pair)?;
                 self.next(Stage::Requested(connecting, Box::new((parts, introduction))))
@@ -245,13 +266,19 @@ impl Handshake {
     }
 
     /// Answers who greets over TCP: connects a queue pair to its, and says which.
-    fn answer(&self, wire: &mut Wire, greeting: Result<Greeting, Flaw>) -> Result<Link> {
+    fn answer(
+        &self,
+        wire: &mut Wire,
+        devices: &ServedDevices,
+        greeting: Result<Greeting, Flaw>,
+    ) -> Result<Link> {
         let peer = self.peer;
         let (introduction, asking) = admit(peer, greeting, &self.options)?;
         let connector = asking.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
         let unreachable = |error| unreachable(peer, error);
         let local = wire.stream.local_addr().map_err(unreachable)?.ip().to_canonical();
-        let (parts, queue_pair) = parts(&device(local, &self.options)?, local, peer, &self.options)?;
+        let device = devices.at(local).map_err(|flaw| refused(peer, &flaw))?;
+        let (parts, queue_pair) = parts(device, local, peer, &self.options)?;
         let listener = queue_pair.endpoint();
         let answered = introduction.answer(&asking, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
@@ -292,7 +319,7 @@ impl Handshake {
 
     fn unfinished(&self, error: io::Error) -> Error {
         let (stage, hint) = match (&self.stage, &self.options.key) {
-            (Stage::Asked(_) | Stage::Asking(..), _) => return unreachable(self.peer, error),
+            (Stage::Asked(..) | Stage::Asking(..), _) => return unreachable(self.peer, error),
             (Stage::Resolving(..) | Stage::Requested(..) | Stage::Accepting(..), _) => (
                 "asking the connection manager",
                 "is there a listener at this address and port, and does the network pass UDP port 4791?",
@@ -327,7 +354,7 @@ impl Stage {
     /// What to wait for in the stages that a handshake begins with, and later too.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Stage::Asked(wire) | Stage::Asking(wire, _) => Some(wire.stream.as_fd()),
+            Stage::Asked(wire, _) | Stage::Asking(wire, _) => Some(wire.stream.as_fd()),
             Stage::Resolving(resolving, _) => Some(resolving.as_fd()),
             Stage::Requested(connecting, _) | Stage::Accepting(connecting, _) => Some(connecting.as_fd()),
             Stage::Connected(..) | Stage::Over => None,
@@ -338,12 +365,13 @@ impl Stage {
 /// Accepts a request of the connection manager's.
 fn accept(
     request: cm::Incoming,
+    device: &Device,
     introduction: Introduction,
     asking: Side,
     options: &Options,
 ) -> Result<Stage> {
     let peer = request.path().peer_address();
-    let (parts, queue_pair) = parts_for(request.path(), peer, options)?;
+    let (parts, queue_pair) = parts_for(device, request.path(), peer, options)?;
     let mut seal = Err(Flaw::Malformed);
     let connecting = request.begin_accept_with(queue_pair, |queue_pair, connector| {
         let ends = Ends { connector: *connector, listener: queue_pair.endpoint() };
@@ -397,12 +425,13 @@ fn parts(device: &Device, local: IpAddr, peer: SocketAddr, options: &Options) ->
 }
 
 /// What is to be connected, for a path of the connection manager's.
-fn parts_for(path: &cm::Path, peer: SocketAddr, options: &Options) -> Result<(Parts, QueuePair)> {
-    let device = match &options.device {
-        Some(device) => device.clone(),
-        None => path.device()?,
-    };
-    Parts::new(&device, peer, options, |domain| path.queue_pair(domain))
+fn parts_for(
+    device: &Device,
+    path: &cm::Path,
+    peer: SocketAddr,
+    options: &Options,
+) -> Result<(Parts, QueuePair)> {
+    Parts::new(device, peer, options, |domain| path.queue_pair(domain))
 }
 
 /// What a listener tells who it doesn't connect.

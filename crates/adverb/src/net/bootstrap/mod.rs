@@ -4,6 +4,7 @@
 //! a listener's. Both have one descriptor to wait for, and a time until when.
 
 mod arrivals;
+mod devices;
 mod handshake;
 
 pub(super) use arrivals::{Accepted, Listening};
@@ -101,6 +102,9 @@ fn explain(flaw: &Flaw) -> String {
             "who connects wants a key (`Options::key`), and the listener has none".to_owned()
         }
         Flaw::KeyWrong => "the two sides have different keys".to_owned(),
+        Flaw::AddressNotServed(addr) => format!(
+            "no RDMA device of the listener is at {addr}: bind to that address, or open `soft:ADDRESS` first"
+        ),
     }
 }
 

@@ -4,6 +4,8 @@
 //! ([`Greeting`]), and shows that it has the key if there is one ([`proof`](super::proof)); then, over the queue pairs, where
 //! its ring is ([`Hello`]).
 
+use std::net::IpAddr;
+
 use super::proof::{Digest, Nonce};
 use super::{FEWEST_WRITES, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, Violation};
 use crate::memory::RemoteMemory;
@@ -56,6 +58,8 @@ pub(in crate::net) enum Flaw {
     ListenerHasNoKey,
     /// Its proof isn't one.
     KeyWrong,
+    /// The listener has no device at the address that the connector dialed.
+    AddressNotServed(IpAddr),
 }
 
 /// What comes before a greeting's body.

@@ -37,7 +37,12 @@ impl Listener {
 
     /// Begins to make one, with options.
     pub fn builder() -> ListenerBuilder {
-        ListenerBuilder { backlog: 128, timeout: PATIENCE, options: ConnectOptions::default() }
+        ListenerBuilder {
+            backlog: 128,
+            timeout: PATIENCE,
+            options: ConnectOptions::default(),
+            hardware_only: false,
+        }
     }
 
     /// Where it listens.
@@ -134,6 +139,7 @@ pub struct ListenerBuilder {
     backlog: u32,
     timeout: Duration,
     options: ConnectOptions,
+    hardware_only: bool,
 }
 
 impl ListenerBuilder {
@@ -156,13 +162,22 @@ impl ListenerBuilder {
         self
     }
 
+    /// Listens on RDMA hardware even if the process has software devices open.
+    pub(crate) fn hardware_only(mut self, hardware_only: bool) -> ListenerBuilder {
+        self.hardware_only = hardware_only;
+        self
+    }
+
     /// Listens at an address: see [`Listener::bind`].
     ///
     /// # Errors
     ///
     /// If no RDMA device has the address, or somebody listens there already.
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
-        let identifier = Identifier::at(Use::Connections, address.ip())?;
+        let identifier = match self.hardware_only {
+            true => Identifier::of_hardware(Use::Connections, address.ip())?,
+            false => Identifier::at(Use::Connections, address.ip())?,
+        };
         identifier.bind(address)?;
         identifier.listen(self.backlog)?;
         let address = identifier.local_address().unwrap_or(address);

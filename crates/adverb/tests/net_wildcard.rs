@@ -1,0 +1,230 @@
+//! Wildcard listeners: which devices they serve, and that no peer makes them open another.
+//!
+//! The tests with routable addresses run in a network namespace of their own, which takes root and `ip`.
+
+#![cfg(feature = "soft")]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::process::Command;
+use std::thread::scope;
+use std::time::Duration;
+
+use adverb::Error;
+use adverb::net::blocking::{Connector, Listener};
+use adverb::net::{Exchange, Key, Options};
+use adverb::verbs::Device;
+
+/// The environment variable that names the case for a child process.
+const CASE: &str = "ADVERB_CASE";
+const ADDR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+const ADDR_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
+
+fn options() -> Options {
+    Options::new().connect_timeout(Duration::from_secs(5)).timeout(Duration::from_secs(30))
+}
+
+/// Runs a case of [`runs_a_case`] in a network namespace that has the routable addresses. Skips it where namespaces can't be
+/// made.
+fn in_namespace(case: &str) {
+    let name = format!("adverb-wildcard-{case}-{}", std::process::id());
+    let ip = |line: &str| {
+        let output =
+            Command::new("ip").args(line.split_whitespace()).output().map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
+    };
+    if let Err(error) = ip(&format!("netns add {name}")) {
+        return println!("skipped: no network namespace can be made: {error}");
+    }
+    let run = || {
+        ip(&format!("-n {name} link set lo up"))?;
+        // Two ends of a cable: one with the addresses, the other so that the first has a carrier.
+        ip(&format!("-n {name} link add wild0 type veth peer name wild1"))?;
+        ip(&format!("-n {name} addr add {ADDR}/24 dev wild0"))?;
+        ip(&format!("-n {name} addr add {ADDR_V6}/64 dev wild0 nodad"))?;
+        ip(&format!("-n {name} link set wild0 up"))?;
+        ip(&format!("-n {name} link set wild1 up"))?;
+        let mut program = Command::new("ip");
+        program.args(["netns", "exec", &name]).arg(std::env::current_exe().unwrap());
+        program.args(["--exact", "runs_a_case", "--nocapture"]).env(CASE, case);
+        let output = program.output().map_err(|error| error.to_string())?;
+        let text = [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat();
+        match output.status.success() && text.contains("the case was run") {
+            true => Ok(()),
+            false => Err(text),
+        }
+    };
+    let outcome: Result<(), String> = run();
+    let removed = ip(&format!("netns del {name}"));
+    outcome.unwrap();
+    removed.unwrap();
+}
+
+#[test]
+fn runs_a_case() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    match case.as_str() {
+        "stranger" => stranger(),
+        "refusal" => refusal(),
+        "opened" => opened(),
+        _ => panic!("there is no case {case}"),
+    }
+    println!("the case was run");
+}
+
+/// Whether a socket has the RoCE port of a routable address.
+fn is_open(addr: IpAddr) -> bool {
+    UdpSocket::bind((addr, 4791)).is_err()
+}
+
+/// The greeting of a connector at `addr` that has no key, but claims to.
+fn greeting(addr: IpAddr) -> Vec<u8> {
+    let gid = match addr {
+        IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
+        IpAddr::V6(addr) => addr.octets(),
+    };
+    let numbers =
+        [&0u16.to_le_bytes()[..], &1024u16.to_le_bytes(), &0x1234u32.to_le_bytes(), &16u32.to_le_bytes()];
+    let body = [&gid[..], &numbers.concat(), &[9; 32]].concat();
+    [b"adverb\r\n\x01\x00\x01\x03", &[body.len() as u8, 0, 0, 0][..], &body].concat()
+}
+
+/// Stops a listener when dropped, also when an assertion fails, so that no accepting thread is left waiting.
+struct Stop<'a>(&'a Listener);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+fn stranger() {
+    let key = Key::new([7; 32]).unwrap();
+    for wildcard in ["0.0.0.0:0", "[::]:0"] {
+        let listener = Listener::bind_with(wildcard, &options().key(&key)).unwrap();
+        let port = listener.local_address().port();
+        scope(|scope| {
+            let _stop = Stop(&listener);
+            scope.spawn(|| listener.accept().unwrap_err());
+            for addr in [ADDR, ADDR_V6] {
+                if wildcard.starts_with('0') && addr.is_ipv6() {
+                    continue;
+                }
+                assert!(!is_open(addr), "{wildcard} opened {addr} when it was bound");
+                let mut stream = TcpStream::connect((addr, port)).unwrap();
+                stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                stream.write_all(&greeting(addr)).unwrap();
+                let mut answer = [0; 16];
+                stream.read_exact(&mut answer).unwrap();
+                assert!(!is_open(addr), "a stranger had {wildcard} open {addr}");
+                assert_eq!(answer[10], 2, "a refusal: {}", String::from_utf8_lossy(&answer));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_wildcard_listener_opens_nothing_for_a_stranger() {
+    in_namespace("stranger");
+}
+
+fn refusal() {
+    let listener = Listener::bind_with("[::]:0", &options()).unwrap();
+    scope(|scope| {
+        let _stop = Stop(&listener);
+        scope.spawn(|| listener.accept().map(drop));
+        for addr in [ADDR, ADDR_V6] {
+            let error = Connector::new().options(&options()).connect((addr, listener.local_address().port()));
+            let Err(Error::Refused { reason, .. }) = error else { panic!("{error:?}") };
+            let said =
+                format!("no RDMA device of the listener is at {addr}: bind to that address, or open `soft:");
+            assert!(reason.starts_with(&said), "{reason}");
+        }
+    });
+}
+
+#[test]
+fn a_connector_at_an_address_without_a_device_reads_what_to_do() {
+    in_namespace("refusal");
+}
+
+fn opened() {
+    // What the process opened itself by name is served; what it opens later is not.
+    let device = Device::open(&format!("soft:{ADDR}")).unwrap();
+    let listener = Listener::bind_with("[::]:0", &options()).unwrap();
+    let late = Device::open(&format!("soft:{ADDR_V6}")).unwrap();
+    drop(device);
+    assert!(is_open(ADDR), "the listener keeps its devices");
+    let port = listener.local_address().port();
+    talk(&listener, (ADDR, port).into());
+    scope(|scope| {
+        let _stop = Stop(&listener);
+        scope.spawn(|| listener.accept().map(drop));
+        let error = Connector::new().options(&options()).connect((ADDR_V6, port)).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+    });
+    drop(late);
+}
+
+#[test]
+fn a_wildcard_listener_serves_the_devices_that_were_open_when_it_was_bound() {
+    in_namespace("opened");
+}
+
+/// Connects to a listener at an address, and exchanges a message.
+fn talk(listener: &Listener, addr: SocketAddr) {
+    scope(|scope| {
+        let client = scope.spawn(move || Connector::new().options(&options()).connect(addr).unwrap());
+        let server = listener.accept().unwrap();
+        let client = client.join().unwrap();
+        client.send(b"hello").unwrap();
+        assert_eq!(&server.recv().unwrap().unwrap()[..], b"hello");
+    });
+}
+
+#[test]
+fn a_wildcard_listener_serves_every_loopback_address() {
+    for (wildcard, addrs) in
+        [("0.0.0.0:0", &["127.0.0.1", "127.5.6.7"][..]), ("[::]:0", &["127.0.0.1", "127.5.6.7", "::1"])]
+    {
+        let listener = Listener::bind_with(wildcard, &options()).unwrap();
+        for addr in addrs {
+            talk(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_address().port()));
+        }
+    }
+}
+
+#[test]
+fn a_wildcard_listener_is_found_by_the_connection_manager() {
+    let device = Device::open("soft").unwrap();
+    let addr = device.gids().unwrap()[0].gid.ip();
+    let options = options().exchange(Exchange::ConnectionManager);
+    let listener = Listener::bind_with("0.0.0.0:0", &options).unwrap();
+    let peer = (addr, listener.local_address().port());
+    scope(|scope| {
+        let client = scope.spawn(|| Connector::new().options(&options).connect(peer).unwrap());
+        let server = listener.accept().unwrap();
+        client.join().unwrap().send(b"hello").unwrap();
+        assert_eq!(&server.recv().unwrap().unwrap()[..], b"hello");
+    });
+}
+
+#[cfg(feature = "tokio")]
+mod tasks {
+    use adverb::net::{Connector, Listener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn of_a_wildcard_listener_serve_loopback() {
+        let listener = Listener::bind_with("[::]:0", &options()).await.unwrap();
+        let peer = (IpAddr::from(Ipv4Addr::LOCALHOST), listener.local_address().port());
+        let connector = Connector::new().options(&options());
+        let (client, server) = tokio::join!(connector.connect(peer), listener.accept());
+        client.unwrap().send(b"hello").await.unwrap();
+        assert_eq!(&server.unwrap().recv().await.unwrap().unwrap()[..], b"hello");
+    }
+}
