@@ -1,0 +1,429 @@
+//! One attack on a software NIC over real sockets.
+//!
+//! The attacked NIC has two IPv4 addresses, one at RoCE's port and one at another, and an IPv6 address. Hostile sockets send
+//! it packets and connection manager messages that follow from a seed, while a well-behaved peer works with it and checks
+//! every byte. All of it is on the loopback interface.
+//!
+//! An attacker that knows the numbers of a connection may do what its peer may. So it is told everything about *targets*,
+//! queue pairs that exist to be attacked. Of the well-behaved pair it has either the numbers, and a wrong address, or the
+//! right address, and must guess the numbers: neither may have an effect.
+
+mod end;
+mod network;
+mod pair;
+mod report;
+mod sender;
+mod target;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
+use adverb_proto::vocabulary::{Gid, Transport};
+use adverb_proto::{Holdings, Notice};
+use adverb_sim::{Aim, Belief, CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, Forge};
+use adverb_soft::{CmEvent, Inbox, Nic, NicEvent};
+use adverb_wire::cm::{GSI_QKEY, Mad};
+use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud};
+
+use network::Network;
+use pair::Pair;
+pub(crate) use report::{Kind, Report};
+use sender::Sender;
+use target::Target;
+
+/// The result of a check: an error says what the NIC did.
+type Outcome<T> = Result<T, String>;
+
+/// The number of earlier packets that are replayed.
+const PAST: usize = 32;
+
+/// The queue key of attacked datagram queue pairs, which attackers know.
+const QKEY: u32 = 0x1666_6666;
+
+/// Attacks a NIC with at least so many packets, or until there are no more choices.
+///
+/// # Errors
+///
+/// If the NIC fails, loses track of what it holds, or serves the well-behaved pair wrongly or not at all.
+pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
+    let network = Network::open().map_err(|error| format!("can't open the network: {error}"))?;
+    let (victim, peer) = (Arc::clone(&network.victim), Arc::clone(&network.peer));
+    let empty = counted(&victim.holdings());
+    let mut round = Round::new(choices, network)?;
+    let end = report.packets() + packets;
+    let mut result = Ok(());
+    while result.is_ok() && report.packets() < end && round.choices.are_left() {
+        result = round.burst(report);
+    }
+    report.rounds += 1;
+    report.operations += round.pair.operations();
+    report.connections += round.pair.connections;
+    report.add(&victim.statistics());
+    drop(round);
+    result?;
+    drop(peer);
+    let left = counted(&victim.holdings());
+    if left == empty {
+        Ok(())
+    } else {
+        Err(format!("when all is destroyed, {left:?} are left, not {empty:?}"))
+    }
+}
+
+/// What must be as before when all was destroyed.
+fn counted(holdings: &Holdings) -> [usize; 6] {
+    let Holdings { queue_pairs, numbers, regions, answers, groups, windows, .. } = *holdings;
+    [queue_pairs, numbers, regions, answers, groups, windows]
+}
+
+struct Round<'a> {
+    choices: Choices<'a>,
+    victim: Arc<Nic>,
+    peer: Arc<Nic>,
+    pair: Pair,
+    targets: Vec<Target>,
+    senders: Vec<Sender>,
+    /// The sender that has the well-behaved peer's address.
+    spoofer: Sender,
+    /// The addresses of the attacked NIC.
+    addresses: Vec<IpAddr>,
+    groups: Vec<SocketAddr>,
+    /// Hostile packets from before, and packets that the NIC sent to attackers.
+    past: VecDeque<Vec<u8>>,
+    reflected: VecDeque<Vec<u8>>,
+    cm: CmForge,
+    candidates: Vec<Ends>,
+    requests: Arc<Inbox>,
+    connections: Arc<Inbox>,
+    bursts: u64,
+}
+
+impl<'a> Round<'a> {
+    fn new(choices: Choices<'a>, network: Network) -> Outcome<Round<'a>> {
+        let Network { victim, peer, lanes, senders, spoofer, groups } = network;
+        let pair = Pair::new(&victim, &peer, lanes)?;
+        let addresses = victim.addresses().to_vec();
+        let inbox = || Inbox::new().map(Arc::new).map_err(|error| error.to_string());
+        let (requests, connections) = (inbox()?, inbox()?);
+        for (service, transport) in [(CM_FORGE_TCP, Transport::Rc), (CM_FORGE_UDP, Transport::Ud)] {
+            let listen = Listen { service, bind: Bind::Any, transport, backlog: 12 };
+            victim.cm().listen(listen, &requests).map_err(|error| format!("can't listen: {error}"))?;
+        }
+        let family = |address: IpAddr| Gid::from(address).udp_address().is_ipv4();
+        let gids = senders.iter().chain([&spoofer]).map(Sender::gid);
+        let between = |remote: IpAddr| {
+            let locals = addresses.iter().filter(move |local| family(**local) == family(remote));
+            locals.map(move |local| Ends { local: *local, remote })
+        };
+        let candidates = gids.flat_map(between).collect();
+        let mut targets = Vec::new();
+        for (index, local) in addresses.iter().enumerate() {
+            let sender = senders.iter().rposition(|sender| family(sender.gid()) == family(*local));
+            let Some(sender) = sender else { continue };
+            for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+                let peer = Qpn::truncate(0x600 + targets.len() as u32);
+                let target = Target::new(&victim, transport, *local, senders[sender].gid(), sender, peer)?;
+                if transport == Transport::Ud && index == 0 {
+                    for group in &groups {
+                        // A machine may have no multicast on its loopback interface.
+                        _ = victim.attach_multicast(target.end.qpn, Gid::from(group.ip()));
+                    }
+                }
+                targets.push(target);
+            }
+        }
+        Ok(Round {
+            choices,
+            victim,
+            peer,
+            pair,
+            targets,
+            senders,
+            spoofer,
+            addresses,
+            groups,
+            past: VecDeque::new(),
+            reflected: VecDeque::new(),
+            cm: CmForge::default(),
+            candidates,
+            requests,
+            connections,
+            bursts: 0,
+        })
+    }
+
+    /// Sends some hostile packets, serves what came of them, and has the well-behaved pair do something.
+    fn burst(&mut self, report: &mut Report) -> Outcome<()> {
+        self.bursts += 1;
+        for _ in 0..=self.choices.below(24) {
+            self.strike(report);
+        }
+        self.own(report)?;
+        self.hear();
+        self.check()?;
+        self.pair.step().map_err(|what| format!("the well-behaved pair: {what}"))?;
+        self.check()
+    }
+
+    /// Sends a hostile packet, or a batch of them.
+    fn strike(&mut self, report: &mut Report) {
+        let (kind, forged) = match self.choices.below(32) {
+            0..14 => (Kind::Informed, self.informed()),
+            14..17 => (Kind::Group, self.group_packet()),
+            17..24 => (Kind::Message, self.message(None)),
+            24..26 => {
+                let group = self.choices.pick(&self.groups);
+                (Kind::GroupMessage, self.message(Some(group)))
+            }
+            26..29 => (Kind::WrongAddress, self.misaddressed()),
+            29..31 => (Kind::Spoofed, self.spoofed()),
+            _ => (Kind::Reflected, self.reflect()),
+        };
+        let Some(Forged { bytes, sender, destination }) = forged else { return };
+        let count = if self.choices.one_in(24) { 2 + self.choices.below(63) as usize } else { 1 };
+        let socket = sender.map_or(&self.spoofer, |index| &self.senders[index]);
+        let sent = socket.send(&bytes, count, destination);
+        report.sent[kind as usize] += sent as u64;
+        report.batches += u64::from(sent > 1);
+        report.refused += u64::from(sent == 0);
+        // What is aimed at the pair isn't replayed: from another address it might be a right packet.
+        if matches!(kind, Kind::Informed | Kind::Group | Kind::Message | Kind::GroupMessage) {
+            keep(&mut self.past, bytes);
+        }
+    }
+
+    /// A packet for a target, from the address of its peer.
+    fn informed(&mut self) -> Option<Forged> {
+        let index = self.choices.below(self.targets.len() as u64) as usize;
+        let target = &mut self.targets[index];
+        let status = self.victim.query_qp(target.end.qpn)?;
+        let destination = Gid::from(target.local).udp_address();
+        let flow = Flow::new(self.senders[target.sender].address, destination)?;
+        let aim = Aim {
+            qpn: target.end.qpn,
+            peer: target.peer,
+            transport: target.end.transport,
+            mtu: 1024,
+            qkey: QKEY,
+            expected: status.expected_psn,
+            next: status.next_psn,
+            memory: Some(target.end.reach()),
+            flow,
+            belief: &mut target.belief,
+        };
+        let bytes = Forge { choices: &mut self.choices, past: &self.past, aim }.packet().into_bytes(&flow)?;
+        Some(Forged { bytes, sender: Some(target.sender), destination })
+    }
+
+    /// A packet for the members of a group.
+    fn group_packet(&mut self) -> Option<Forged> {
+        let destination = self.choices.pick(&self.groups);
+        let (sender, flow) = self.sender_to(destination)?;
+        let belief = &mut Belief::default();
+        let peer = Qpn::truncate(0x600);
+        let mut aim = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, belief);
+        if self.choices.one_in(3) {
+            // A single queue pair, by the address of a group.
+            let target = &self.targets[self.choices.below(self.targets.len() as u64) as usize].end;
+            (aim.qpn, aim.transport) = (target.qpn, target.transport);
+        }
+        let bytes = Forge { choices: &mut self.choices, past: &self.past, aim }.packet().into_bytes(&flow)?;
+        Some(Forged { bytes, sender: Some(sender), destination })
+    }
+
+    /// A connection manager's message, to an address of the NIC or to a group.
+    fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
+        let (ends, mad) = self.cm.message(&mut self.choices, &self.candidates);
+        let destination = group.unwrap_or_else(|| Gid::from(ends.local).udp_address());
+        let named = self.senders.iter().position(|sender| sender.gid() == ends.remote);
+        let sender = match group {
+            Some(group) => Some(self.sender_to(group)?.0),
+            None => named,
+        };
+        let source = sender.map_or(&self.spoofer, |index| &self.senders[index]).address;
+        let mut mad = mad.emit().to_vec();
+        if self.choices.one_in(6) {
+            for _ in 0..=self.choices.below(4) {
+                let index = self.choices.below(mad.len() as u64) as usize;
+                mad[index] = self.choices.bits(8) as u8;
+            }
+        }
+        if self.choices.one_in(40) {
+            mad.truncate(self.choices.below(mad.len() as u64) as usize);
+        }
+        let source_qp = if self.choices.one_in(40) { Qpn::truncate(7) } else { Qpn::GSI };
+        let ud = Ud { qkey: GSI_QKEY, source_qp, immediate: None };
+        let header = Header::new(Qpn::GSI, Psn::ZERO, Operation::Ud(ud));
+        let flow = Flow::new(source, destination)?;
+        let bytes = adverb_sim::Shape::Parts(header, mad).into_bytes(&flow)?;
+        Some(Forged { bytes, sender, destination })
+    }
+
+    /// A packet for the well-behaved pair that lacks nothing but the address of the peer.
+    fn misaddressed(&mut self) -> Option<Forged> {
+        // The IPv6 senders have the peer's address, which is the only one of the loopback interface.
+        let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
+        let lane = &self.pair.lanes[self.choices.below(2) as usize].victim;
+        let status = self.victim.query_qp(lane.qpn)?;
+        let destination = Gid::from(self.addresses[self.choices.below(2) as usize]).udp_address();
+        let flow = Flow::new(self.senders[sender].address, destination)?;
+        let belief = &mut Belief::default();
+        let mut aim = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, belief);
+        (aim.expected, aim.next, aim.memory) = (status.expected_psn, status.next_psn, Some(lane.reach()));
+        let past = VecDeque::new();
+        let bytes = Forge { choices: &mut self.choices, past: &past, aim }.packet().into_bytes(&flow)?;
+        Some(Forged { bytes, sender: Some(sender), destination })
+    }
+
+    /// A packet from the address of the well-behaved peer, with guessed numbers.
+    fn spoofed(&mut self) -> Option<Forged> {
+        let destination = Gid::from(self.addresses[0]).udp_address();
+        let flow = Flow::new(self.spoofer.address, destination)?;
+        let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.choices.bits(24) as u32));
+        let transport = self.choices.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
+        let belief = &mut Belief::default();
+        let mut aim = aim_at(qpn, peer, transport, flow, belief);
+        (aim.expected, aim.next) =
+            (Psn::wrapping(self.choices.bits(24) as u32), Psn::wrapping(self.choices.bits(24) as u32));
+        aim.qkey = self.choices.bits(32) as u32;
+        let past = VecDeque::new();
+        let bytes = Forge { choices: &mut self.choices, past: &past, aim }.packet().into_bytes(&flow)?;
+        Some(Forged { bytes, sender: None, destination })
+    }
+
+    /// A packet that the NIC sent, sent back.
+    fn reflect(&mut self) -> Option<Forged> {
+        let count = self.reflected.len() as u64;
+        let bytes = self.reflected.get(self.choices.below(count.max(1)) as usize)?.clone();
+        let destination = Gid::from(self.choices.pick(&self.addresses)).udp_address();
+        let (sender, _) = self.sender_to(destination)?;
+        Some(Forged { bytes, sender: Some(sender), destination })
+    }
+
+    /// Any sender of the same family, and the flow from it.
+    fn sender_to(&mut self, destination: SocketAddr) -> Option<(usize, Flow)> {
+        let start = self.choices.below(self.senders.len() as u64) as usize;
+        let mut order = (0..self.senders.len()).map(|offset| (start + offset) % self.senders.len());
+        order.find_map(|index| Some((index, Flow::new(self.senders[index].address, destination)?)))
+    }
+
+    /// Does what the owner of the attacked NIC does: tends the targets, and answers requests for connections.
+    fn own(&mut self, report: &mut Report) -> Outcome<()> {
+        for target in &mut self.targets {
+            target.tend(&mut self.choices)?;
+        }
+        while let Some(event) = self.requests.take() {
+            let CmEvent::Event(event) = event else { return Err(format!("an inbox has {event:?}")) };
+            match event {
+                Event::Request(request) => {
+                    report.requests += 1;
+                    // The peer may have given up, or the queue pair have a connection.
+                    let qpn = self.targets[self.choices.below(self.targets.len() as u64) as usize].end.qpn;
+                    let patience = std::time::Duration::from_millis(100);
+                    let cm = self.victim.cm();
+                    match self.choices.below(4) {
+                        0 => _ = cm.reject(request.id, b"no"),
+                        1 => {}
+                        _ => {
+                            if cm.claim(request.id, &self.connections).is_ok() {
+                                _ = cm.ready(request.id, &Offer::new(qpn));
+                                _ = cm.accept(request.id, &Offer::new(qpn), b"yes", patience);
+                            }
+                        }
+                    }
+                }
+                Event::Query(query) => {
+                    let qpn = self.targets[0].end.qpn;
+                    _ = self.victim.cm().answer(query.id, qpn, QKEY, b"here");
+                }
+                _ => {}
+            }
+        }
+        while let Some(event) = self.connections.take() {
+            let CmEvent::Event(event) = event else { return Err(format!("an inbox has {event:?}")) };
+            if let Event::Established(id) = event
+                && self.choices.one_in(2)
+            {
+                _ = self.victim.cm().disconnect(id, std::time::Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the NIC sent to the attackers.
+    fn hear(&mut self) {
+        for sender in &self.senders {
+            for _ in 0..64 {
+                let Some((bytes, source)) = sender.receive() else { break };
+                if let Ok(packet) = Packet::parse(&bytes) {
+                    let header = packet.header();
+                    if header.dest_qp == Qpn::GSI
+                        && let Ok(mad) = Mad::parse(packet.payload())
+                    {
+                        let ends = Ends { local: Gid::from(source).ip(), remote: sender.gid() };
+                        if self.candidates.contains(&ends) {
+                            self.cm.note_sent(ends, mad);
+                        }
+                    }
+                    if let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp)
+                    {
+                        target.belief.note_sent(header);
+                    }
+                }
+                keep(&mut self.reflected, bytes);
+            }
+        }
+    }
+
+    /// Checks that the NIC works, and holds no more than it must.
+    fn check(&self) -> Outcome<()> {
+        for (name, nic) in [("attacked", &self.victim), ("well-behaved", &self.peer)] {
+            if nic.has_failed() {
+                return Err(format!("the {name} NIC has failed"));
+            }
+            while let Some(event) = nic.next_event() {
+                match event {
+                    NicEvent::Failed => return Err(format!("the {name} NIC has failed")),
+                    NicEvent::Notice(
+                        Notice::Fatal(qpn) | Notice::RequestError(qpn) | Notice::AccessError(qpn),
+                    ) if self.pair.has(qpn) => {
+                        return Err(format!("a queue pair of the well-behaved pair: {event:?}"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let holdings = self.victim.holdings();
+        // Each has at most four answers for each READ or atomic, of which there are four.
+        if holdings.answers > 16 * holdings.queue_pairs || holdings.notices > 1024 {
+            return Err(format!("the attacked NIC holds too much: {holdings}"));
+        }
+        let cm = self.victim.cm().holdings();
+        if cm.half_open > 1024 || cm.connections > 1 << 16 || cm.datagrams > 4096 {
+            return Err(format!("the attacked connection manager holds too much: {cm:?}"));
+        }
+        Ok(())
+    }
+}
+
+/// A packet, the sender's index, or `None` for the one with the peer's address, and its destination.
+struct Forged {
+    bytes: Vec<u8>,
+    sender: Option<usize>,
+    destination: SocketAddr,
+}
+
+/// What an attacker knows that knows little.
+fn aim_at(qpn: Qpn, peer: Qpn, transport: Transport, flow: Flow, belief: &mut Belief) -> Aim<'_> {
+    let (expected, next) = (Psn::ZERO, Psn::ZERO);
+    Aim { qpn, peer, transport, mtu: 1024, qkey: QKEY, expected, next, memory: None, flow, belief }
+}
+
+fn keep(packets: &mut VecDeque<Vec<u8>>, bytes: Vec<u8>) {
+    if packets.len() >= PAST {
+        packets.pop_front();
+    }
+    packets.push_back(bytes);
+}

@@ -1,0 +1,116 @@
+//! The NICs and the hostile sockets, all on the loopback interface.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_soft::link::{Bundle, UdpConfig, UdpLink};
+use adverb_soft::{Nic, NicOptions};
+use adverb_wire::ROCE_PORT;
+
+use super::sender::Sender;
+
+/// The NICs and the hostile sockets.
+pub(super) struct Network {
+    pub(super) victim: Arc<Nic>,
+    pub(super) peer: Arc<Nic>,
+    /// Addresses by which both reach each other, the attacked NIC's first.
+    pub(super) lanes: Vec<[IpAddr; 2]>,
+    /// Of each family, the last is one that the attacked NIC's answers reach.
+    pub(super) senders: Vec<Sender>,
+    pub(super) spoofer: Sender,
+    pub(super) groups: Vec<SocketAddr>,
+}
+
+impl Network {
+    /// Opens it in a part of 127.0.0.0/8 that nobody else uses.
+    pub(super) fn open() -> io::Result<Network> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 12;
+            match Network::open_at(first.wrapping_add(number)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                network => return network,
+            }
+        }
+    }
+
+    fn open_at(number: u32) -> io::Result<Network> {
+        // 127.128.0.0/10, eight addresses for each number.
+        let host = |host: u32| Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | (number & 0x7_ffff) << 3 | host);
+        let v6 = || open_v6(number);
+        let (ours, ours_v6) = open_nic(&[(host(1), ROCE_PORT), (host(2), ROCE_PORT + 1)], v6()?)?;
+        let (theirs, theirs_v6) = open_nic(&[(host(3), ROCE_PORT)], v6()?)?;
+        let mut lanes =
+            vec![[ours.addresses()[0], theirs.addresses()[0]], [ours.addresses()[1], theirs.addresses()[0]]];
+        let ports = [0, ROCE_PORT + 2, ROCE_PORT];
+        let mut senders = Vec::new();
+        for port in ports {
+            senders.push(Sender::bind(SocketAddr::new(host(4).into(), port))?);
+        }
+        let mut groups = vec![SocketAddr::new([239, 255, 77, 9].into(), ROCE_PORT)];
+        if let (Some(ours), Some(theirs)) = (ours_v6, theirs_v6) {
+            lanes.push([ours, theirs]);
+            senders.push(Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0))?);
+            senders.push(bind_v6(number)?);
+            groups.push(SocketAddr::new([0xff02, 0, 0, 0, 0, 0, 7, 0x7709].into(), ROCE_PORT));
+        }
+        let spoofer = Sender::bind(SocketAddr::new(host(3).into(), 0))?;
+        Ok(Network { victim: Arc::new(ours), peer: Arc::new(theirs), lanes, senders, spoofer, groups })
+    }
+}
+
+/// Opens a NIC at these addresses and ports, and at an IPv6 address if there is a link; returns that, too.
+fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Option<IpAddr>)> {
+    let mut bundle = Bundle::new()?;
+    let mut addresses = Vec::new();
+    let mut links = Vec::new();
+    for (address, port) in at {
+        let mut config = UdpConfig::new((*address).into());
+        config.port = *port;
+        links.push(UdpLink::open(&config)?);
+    }
+    let v6_gid = v6.as_ref().map(|link| link.gid().ip());
+    for link in links.into_iter().chain(v6) {
+        addresses.push(link.gid().ip());
+        bundle.add(link.local().ip(), link)?;
+    }
+    let nic = Nic::open(NicOptions::new(addresses, bundle).mtu(PathMtu::Mtu1024))?;
+    Ok((nic, v6_gid))
+}
+
+/// Opens a link at `::1`, at a port that nobody has; `None` if this machine has no such address.
+fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
+    let open = |port| {
+        let mut config = UdpConfig::new(Ipv6Addr::LOCALHOST.into());
+        config.port = port;
+        UdpLink::open(&config)
+    };
+    match first_free(number, open) {
+        Ok(link) => Ok(Some(link)),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a hostile socket at `::1`, at a port that a GID can name.
+fn bind_v6(number: u32) -> io::Result<Sender> {
+    first_free(number, |port| Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port)))
+}
+
+/// Tries the ports that a GID can name, from one that follows from the number on, until one is free.
+fn first_free<T>(number: u32, open: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
+    let count = Gid::PORTS.len();
+    let ports = Gid::PORTS.clone().cycle().skip(number as usize % count).take(count);
+    let mut result = Err(io::ErrorKind::AddrInUse.into());
+    for port in ports {
+        result = open(port);
+        if !matches!(&result, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+            break;
+        }
+    }
+    result
+}

@@ -1,0 +1,227 @@
+//! Two NICs that work with each other and check what they get, while one of them is attacked.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use adverb_proto::Time;
+use adverb_proto::cm::{Bind, Connect, Ends, Event, Listen, Offer};
+use adverb_proto::vocabulary::{Destination, SendOperation, Transport};
+use adverb_soft::{CmEvent, Inbox, Nic};
+use adverb_wire::cm::ServiceId;
+use adverb_wire::{GRH_LEN, Psn, Qpn};
+
+use super::Outcome;
+use super::end::{End, OPERATION_DEADLINE};
+
+/// The service that the pair connects by. Attackers ask for another.
+const SERVICE: ServiceId = ServiceId::tcp_port(7472);
+
+/// The bytes of a message: several packets.
+const MESSAGE: usize = 4096;
+
+/// The bytes of a datagram: one packet.
+const DATAGRAM: usize = 512;
+
+/// The number of steps for each connection that is made and ended.
+const CONNECT_EVERY: u64 = 32;
+
+/// The queue key of the pair's datagrams, which attackers aren't told.
+const QKEY: u32 = 0x5ec2_e701;
+
+/// The queue pairs of the attacked NIC and of its peer.
+pub(super) struct Pair {
+    pub(super) lanes: Vec<Lane>,
+    datagrams: [End; 2],
+    /// The unicast addresses of both, by pairs.
+    addresses: Vec<[IpAddr; 2]>,
+    requests: [Arc<Inbox>; 2],
+    step: u64,
+    pub(super) connections: u64,
+}
+
+/// A reliable connection between both.
+pub(super) struct Lane {
+    pub(super) victim: End,
+    peer: End,
+}
+
+impl Pair {
+    /// Connects two NICs by pairs of their addresses.
+    pub(super) fn new(victim: &Arc<Nic>, peer: &Arc<Nic>, addresses: Vec<[IpAddr; 2]>) -> Outcome<Pair> {
+        let mut lanes = Vec::new();
+        for (psn, [ours, theirs]) in (0xff_ffe0..).zip(&addresses) {
+            let lane =
+                Lane { victim: End::new(victim, Transport::Rc)?, peer: End::new(peer, Transport::Rc)? };
+            let psn = Psn::wrapping(psn);
+            lane.victim.connect(*ours, *theirs, lane.peer.qpn, psn)?;
+            lane.peer.connect(*theirs, *ours, lane.victim.qpn, psn)?;
+            lanes.push(lane);
+        }
+        let datagrams = [End::new(victim, Transport::Ud)?, End::new(peer, Transport::Ud)?];
+        datagrams.iter().try_for_each(|end| end.open(QKEY))?;
+        let listen = |nic: &Nic| -> Outcome<Arc<Inbox>> {
+            let inbox = Arc::new(Inbox::new().map_err(|error| error.to_string())?);
+            let listen = Listen { service: SERVICE, bind: Bind::Any, transport: Transport::Rc, backlog: 8 };
+            nic.cm().listen(listen, &inbox).map_err(|error| format!("can't listen: {error}"))?;
+            Ok(inbox)
+        };
+        let requests = [listen(victim)?, listen(peer)?];
+        Ok(Pair { lanes, datagrams, addresses, requests, step: 0, connections: 0 })
+    }
+
+    /// Does one operation, and checks it.
+    pub(super) fn step(&mut self) -> Outcome<()> {
+        self.step += 1;
+        if self.step.is_multiple_of(CONNECT_EVERY) {
+            return self.connect().map_err(|what| format!("connection {}: {what}", self.connections));
+        }
+        let lane = &self.lanes[self.step as usize % self.lanes.len()];
+        // Each operation in both directions, by turns.
+        let (from, to) =
+            if self.step & 1 == 0 { (&lane.victim, &lane.peer) } else { (&lane.peer, &lane.victim) };
+        from.fill(self.step << 20);
+        match self.step / 2 % 5 {
+            0 => {
+                must(to.receive(2, MESSAGE), "receive")?;
+                must(from.post(1, SendOperation::Send, MESSAGE, None), "send")?;
+                from.complete(1, "SEND")?;
+                to.complete(2, "RECV")?;
+                to.must_equal(from, MESSAGE).map_err(|what| format!("SEND: {what}"))
+            }
+            1 => {
+                must(from.post(1, SendOperation::Write(to.remote()), MESSAGE, None), "write")?;
+                from.complete(1, "WRITE")?;
+                to.must_equal(from, MESSAGE).map_err(|what| format!("WRITE: {what}"))
+            }
+            2 => {
+                to.fill(self.step << 21);
+                must(from.post(1, SendOperation::Read(to.remote()), MESSAGE, None), "read")?;
+                from.complete(1, "READ")?;
+                from.must_equal(to, MESSAGE).map_err(|what| format!("READ: {what}"))
+            }
+            3 => {
+                to.store(self.step);
+                let add = SendOperation::FetchAdd { remote: to.remote(), add: 7 };
+                must(from.post(1, add, 8, None), "fetch and add")?;
+                from.complete(1, "FETCH ADD")?;
+                let (old, new) = (from.word(0), to.word(0));
+                let is_right = (old, new) == (self.step, self.step + 7);
+                must(is_right, &format!("FETCH ADD of {}: {old}, then {new}", self.step))
+            }
+            _ => self.datagram(),
+        }
+    }
+
+    /// Sends a datagram, and again until it arrives: nobody acknowledges it.
+    fn datagram(&self) -> Outcome<()> {
+        let [victim, peer] = &self.datagrams;
+        let [ours, theirs] = self.addresses[self.step as usize % self.addresses.len()];
+        let (from, to, local, remote) =
+            if self.step & 1 == 0 { (victim, peer, ours, theirs) } else { (peer, victim, theirs, ours) };
+        let path = from.nic.path(local, remote, 0xc123).ok_or("no path")?;
+        from.fill(self.step << 20);
+        must(to.receive(2, GRH_LEN + DATAGRAM), "receive")?;
+        let start = Instant::now();
+        loop {
+            let destination = Destination { handle: path, qpn: to.qpn, qkey: QKEY };
+            must(from.post(1, SendOperation::Send, DATAGRAM, Some(destination)), "send")?;
+            from.complete(1, "UD SEND")?;
+            let sent = Instant::now();
+            while sent.elapsed() < Duration::from_millis(100) {
+                if let Some(completion) = to.poll() {
+                    let is_right = completion.outcome.is_ok()
+                        && (0..DATAGRAM / 8).all(|index| to.word(GRH_LEN / 8 + index) == from.word(index));
+                    return must(is_right, &format!("UD RECV: {completion:?}"));
+                }
+                std::thread::yield_now();
+            }
+            must(start.elapsed() < OPERATION_DEADLINE, "no datagram arrived")?;
+        }
+    }
+
+    /// Connects by the connection manager, sends a message and disconnects.
+    fn connect(&mut self) -> Outcome<()> {
+        self.connections += 1;
+        let lane = &self.lanes[0];
+        let (victim, peer) = (&lane.victim.nic, &lane.peer.nic);
+        let [ours, theirs] = self.addresses[self.connections as usize % self.addresses.len()];
+        let is_ours = self.connections & 1 == 0;
+        let (active, passive, local, remote, requests) = if is_ours {
+            (victim, peer, ours, theirs, &self.requests[1])
+        } else {
+            (peer, victim, theirs, ours, &self.requests[0])
+        };
+        let (client, server) = (End::new(active, Transport::Rc)?, End::new(passive, Transport::Rc)?);
+        client.init()?;
+        server.init()?;
+        let inboxes = [Inbox::new(), Inbox::new()].map(|inbox| inbox.map(Arc::new));
+        let [Ok(heard), Ok(served)] = inboxes else { return Err("no inbox".to_owned()) };
+        let offers = [&client, &server].map(|end| Offer::new(end.qpn));
+        let connect = Connect::new(Ends { local, remote }, SERVICE, offers[0], Time::ZERO);
+        let text = |error: adverb_soft::Error| error.to_string();
+        let id = active.cm().connect(connect, OPERATION_DEADLINE, &heard).map_err(text)?;
+        let request = loop {
+            match next(requests)? {
+                // One of the attackers' can't be among them but by guessing the service.
+                Event::Request(request) if request.ends.remote == local => break request,
+                Event::Request(request) => _ = passive.cm().reject(request.id, &[]),
+                _ => {}
+            }
+        };
+        passive.cm().claim(request.id, &served).map_err(text)?;
+        let ready = passive.cm().ready(request.id, &offers[1]).map_err(text)?;
+        server.ready(ready.receiving, ready.sending)?;
+        must(server.receive(2, MESSAGE), "receive")?;
+        passive.cm().accept(request.id, &offers[1], b"", OPERATION_DEADLINE).map_err(text)?;
+        expect(&heard, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
+        let ready = active.cm().ready(id, &offers[0]).map_err(text)?;
+        client.ready(ready.receiving, ready.sending)?;
+        active.cm().establish(id).map_err(text)?;
+        expect(&heard, "connection", |event| *event == Event::Established(id))?;
+        expect(&served, "connection", |event| *event == Event::Established(request.id))?;
+        client.fill(self.step << 20);
+        must(client.post(1, SendOperation::Send, MESSAGE, None), "send")?;
+        client.complete(1, "SEND of a connection")?;
+        server.complete(2, "RECV of a connection")?;
+        server.must_equal(&client, MESSAGE)?;
+        active.cm().disconnect(id, OPERATION_DEADLINE).map_err(text)?;
+        expect(&heard, "disconnect", |event| *event == Event::Disconnected(id))?;
+        expect(&served, "disconnect", |event| *event == Event::Disconnected(request.id))?;
+        active.cm().forget(id, Duration::ZERO);
+        passive.cm().forget(request.id, Duration::ZERO);
+        Ok(())
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        self.step
+    }
+
+    /// Whether a queue pair is one of the pair's.
+    pub(super) fn has(&self, qpn: Qpn) -> bool {
+        self.lanes.iter().any(|lane| lane.victim.qpn == qpn) || self.datagrams[0].qpn == qpn
+    }
+}
+
+fn must(is_so: bool, what: &str) -> Outcome<()> {
+    if is_so { Ok(()) } else { Err(format!("failed: {what}")) }
+}
+
+/// Waits for the next event.
+fn next(inbox: &Inbox) -> Outcome<Event> {
+    let start = Instant::now();
+    loop {
+        match inbox.take() {
+            Some(CmEvent::Event(event)) => return Ok(event),
+            Some(other) => return Err(format!("{other:?}")),
+            None if start.elapsed() > OPERATION_DEADLINE => return Err("no event came".to_owned()),
+            // The NICs' own threads do the work.
+            None => std::thread::sleep(Duration::from_micros(50)),
+        }
+    }
+}
+
+fn expect(inbox: &Inbox, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
+    let event = next(inbox).map_err(|error| format!("{what}: {error}"))?;
+    if is_expected(&event) { Ok(()) } else { Err(format!("{what}: {event:?}")) }
+}

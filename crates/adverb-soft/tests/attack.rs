@@ -1,0 +1,40 @@
+//! Attacks on complete NICs over real sockets, of which `cargo xtask attack --nic` has more.
+
+#![cfg(target_os = "linux")]
+
+#[path = "../examples/attack/round/mod.rs"]
+mod round;
+
+use adverb_sim::{Choices, Random};
+use round::{Kind, Report, attack};
+
+#[test]
+fn attacked_nics_live_and_serve_their_peers() {
+    let mut report = Report::default();
+    for seed in 1_000_000..1_000_002 {
+        let result = attack(Choices::Seed(Random::new(seed)), 3000, &mut report);
+        assert_eq!(result, Ok(()), "seed {seed}: {report}");
+    }
+    println!("{report}");
+    assert!(report.packets() >= 6000 && report.operations > 50 && report.connections > 0, "{report}");
+    // Each kind of packet was sent, and attackers got as far as requests for connections.
+    let kinds = [
+        Kind::Informed,
+        Kind::Group,
+        Kind::Message,
+        Kind::GroupMessage,
+        Kind::WrongAddress,
+        Kind::Spoofed,
+        Kind::Reflected,
+    ];
+    assert!(kinds.iter().all(|kind| report.sent[*kind as usize] > 0), "{report}");
+    assert!(report.batches > 0 && report.requests > 0, "{report}");
+}
+
+#[test]
+fn an_attack_by_bytes_ends_with_them() {
+    let bytes: Vec<u8> = (0..2000u32).map(|n| ((n * n) >> 3) as u8).collect();
+    let mut report = Report::default();
+    assert_eq!(attack(Choices::Bytes(&bytes), u64::MAX, &mut report), Ok(()), "{report}");
+    assert!(report.packets() > 10, "{report}");
+}

@@ -1,0 +1,14 @@
+//! Whatever strangers send to a software NIC over real sockets, it lives, and serves a well-behaved peer.
+#![no_main]
+
+#[path = "../../crates/adverb-soft/examples/attack/round/mod.rs"]
+mod round;
+
+use adverb_sim::Choices;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Err(what) = round::attack(Choices::Bytes(bytes), u64::MAX, &mut round::Report::default()) {
+        panic!("{what}");
+    }
+});
