@@ -1,10 +1,10 @@
-//! The manual: from a first connection to what to do when one fails.
+//! The manual: from a first connection to handling failures.
 //!
 //! ```text
 //!            your program
 //!                 │
 //!    ┌────────────┴────────────┐
-//!    │ net                     │  listeners, connections, messages, streams, memory of peers
+//!    │ net                     │  listeners, connections, messages, streams, one-sided access
 //!    ├─────────────────────────┤
 //!    │ memory                  │  buffers that devices read and write
 //!    ├─────────────────────────┤
@@ -17,14 +17,14 @@
 //!
 //! | chapter | |
 //! |---|---|
-//! | [`first_connection`] | two programs that talk, on any machine |
-//! | [`messages`] | what is sent, what is copied, who waits for whom |
-//! | [`streams`] | bytes without borders: hyper, tonic, and whatever reads and writes |
+//! | [`first_connection`] | two programs that exchange messages, on any machine |
+//! | [`messages`] | sending and receiving, copies, flow control, cancellation |
+//! | [`streams`] | byte streams for hyper, tonic and other code written for TCP |
 //! | [`one_sided`] | memory that a peer reads and writes while your program does something else |
-//! | [`failure`] | what can end, how it is noticed, what comes back |
-//! | [`devices`] | which device is used, and how to choose another |
-//! | [`security`] | who can connect, and what nobody is protected from |
-//! | [`from_snowrdma`] | every call of SnowRDMA, and what it is here |
+//! | [`failure`] | how connections end, what callers see, reconnecting, several paths |
+//! | [`devices`] | which device a connection uses, and how to choose another |
+//! | [`security`] | which peers can connect, and what is not protected |
+//! | [`from_snowrdma`] | every call of SnowRDMA, and its counterpart |
 //!
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
 //! `adverb::net` has the same names and methods for tasks: add `.await`.
