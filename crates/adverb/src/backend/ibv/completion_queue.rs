@@ -69,7 +69,7 @@ impl CompletionQueue {
 
     #[inline]
     pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
-        if let Some(extended) = self.extended {
+        if let Some(extended) = &self.extended {
             return self.poll_extended(extended, room);
         }
         let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);

@@ -4,16 +4,19 @@ use std::io;
 use std::ptr::NonNull;
 
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq_ex};
+use parking_lot::Mutex;
 
 use super::{CompletionQueue, Device, verb_error};
 use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
 use crate::error::{Error, Result};
 
 /// An extended completion queue.
-#[derive(Clone, Copy)]
 pub(super) struct Extended {
     pub(super) handle: NonNull<ibv_cq_ex>,
     has_timestamps: bool,
+    /// Held while the queue is polled. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by one
+    /// thread at a time only, and raw polls don't take the lock of the completion queue above.
+    polling: Mutex<()>,
 }
 
 impl Extended {
@@ -52,28 +55,39 @@ impl Extended {
                 ),
             });
         };
-        Ok(Extended { handle, has_timestamps })
+        Ok(Extended { handle, has_timestamps, polling: Mutex::new(()) })
     }
 }
 
 impl CompletionQueue {
     /// Takes as many completions as there is room for; says how many there were.
     #[cold]
-    pub(super) fn poll_extended(&self, extended: Extended, room: &mut [RawCompletion]) -> Result<usize> {
-        let queue = extended.handle.as_ptr();
+    pub(super) fn poll_extended(&self, extended: &Extended, room: &mut [RawCompletion]) -> Result<usize> {
+        // Soft-RoCE's part of the library ends the poll itself when there is no next completion, and ending it once more
+        // passes over the one that comes then (`cq_next_poll` in its rxe.c): it isn't asked.
+        let can_go_on = !self.device.is_soft_roce;
+        extended.poll(room, can_go_on).map_err(|code| self.poll_error(code))
+    }
+}
+
+impl Extended {
+    /// Takes as many completions as there is room for and returns their number, or the error number if there are none.
+    ///
+    /// Several threads may call it: each poll, from its start to its end, holds the lock.
+    fn poll(&self, room: &mut [RawCompletion], can_go_on: bool) -> Result<usize, libc::c_int> {
+        let queue = self.handle.as_ptr();
+        let _polling = self.polling.lock();
         let mut count = 0;
         while count < room.len() {
             let mut attr = sys::ibv_poll_cq_attr::zeroed();
-            // SAFETY: the queue is alive, and only one thread polls it at a time: the caller has its lock.
+            // SAFETY: the queue is alive, and no other thread polls it: this one has the lock.
             let mut code = unsafe { sys::ibv_start_poll(queue, &mut attr) };
             let has_begun = code == 0;
             while code == 0 {
                 // SAFETY: a poll is under way.
-                room[count] = unsafe { extended.read() };
+                room[count] = unsafe { self.read() };
                 count += 1;
-                // Soft-RoCE's part of the library ends the poll itself when there is no next completion, and ending it
-                // once more passes over the one that comes then (`cq_next_poll` in its rxe.c): it isn't asked.
-                if count == room.len() || self.device.is_soft_roce {
+                if count == room.len() || !can_go_on {
                     break;
                 }
                 // SAFETY: a poll is under way.
@@ -88,7 +102,7 @@ impl CompletionQueue {
                 libc::ENOENT => break,
                 // What came before it isn't lost: the next poll fails too.
                 _ if count > 0 => break,
-                code => return Err(self.poll_error(code)),
+                code => return Err(code),
             }
         }
         Ok(count)
@@ -101,7 +115,7 @@ impl Extended {
     /// # Safety
     ///
     /// A poll is under way.
-    unsafe fn read(self) -> RawCompletion {
+    unsafe fn read(&self) -> RawCompletion {
         let queue = self.handle.as_ptr();
         // SAFETY: a poll is under way, and the queue was made with the flags for what is read.
         unsafe {
@@ -126,5 +140,77 @@ impl Extended {
             }
             RawCompletion::new(wr_id, outcome)
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use adverb_sys::{ibv_poll_cq_attr, ibv_wc_opcode};
+
+    use super::*;
+
+    static IS_POLLED: AtomicBool = AtomicBool::new(false);
+    static OVERLAPS: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C" fn start_poll(queue: *mut ibv_cq_ex, _: *mut ibv_poll_cq_attr) -> libc::c_int {
+        if IS_POLLED.swap(true, Ordering::SeqCst) {
+            OVERLAPS.fetch_add(1, Ordering::SeqCst);
+            return libc::ENOENT;
+        }
+        // Long enough for another thread to start a poll, if it could.
+        std::thread::yield_now();
+        // SAFETY: the test's queue is alive, and no other thread polls it.
+        unsafe { (*queue).wr_id += 1 };
+        0
+    }
+
+    unsafe extern "C" fn end_poll(_: *mut ibv_cq_ex) {
+        IS_POLLED.store(false, Ordering::SeqCst);
+    }
+
+    unsafe extern "C" fn opcode(_: *mut ibv_cq_ex) -> ibv_wc_opcode {
+        sys::IBV_WC_SEND
+    }
+
+    unsafe extern "C" fn number(_: *mut ibv_cq_ex) -> u32 {
+        0
+    }
+
+    /// An extended queue of a device that always has a completion, numbered by its `wr_id`.
+    fn endless() -> ibv_cq_ex {
+        let mut queue = ibv_cq_ex::zeroed();
+        queue.start_poll = Some(start_poll);
+        queue.end_poll = Some(end_poll);
+        queue.read_opcode = Some(opcode);
+        queue.read_byte_len = Some(number);
+        queue.read_qp_num = Some(number);
+        queue.read_src_qp = Some(number);
+        queue.read_wc_flags = Some(number);
+        queue
+    }
+
+    #[test]
+    fn only_one_thread_at_a_time_polls_an_extended_queue() {
+        const POLLS: usize = 5_000;
+        struct Shared(Extended);
+        // SAFETY: the queue outlives the threads, and what they do to it is what is tested.
+        unsafe impl Sync for Shared {}
+
+        let mut queue = endless();
+        let handle = NonNull::from(&mut queue);
+        let shared = Shared(Extended { handle, has_timestamps: false, polling: Mutex::new(()) });
+        let poll = || {
+            let shared = &shared;
+            let mut room = [RawCompletion::EMPTY; 1];
+            (0..POLLS).for_each(|_| assert_eq!(shared.0.poll(&mut room, false), Ok(1)));
+        };
+        std::thread::scope(|threads| {
+            (0..2).for_each(|_| drop(threads.spawn(poll)));
+        });
+        assert_eq!(OVERLAPS.load(Ordering::SeqCst), 0);
+        // SAFETY: the threads have ended.
+        assert_eq!(unsafe { handle.as_ref() }.wr_id, 2 * POLLS as u64);
     }
 }
