@@ -403,11 +403,12 @@ impl CompletionQueue {
     pub(super) fn attach(&self, depth: u32, transport: Transport) -> Result<Attached> {
         let mut state = self.lock();
         self.gather_into(&mut state)?;
+        state.queues.check_numbers()?;
         self.reserve(&mut state, depth)?;
         let number = state.queues.free.pop().unwrap_or_else(|| {
             state.queues.own.push(Entry::default());
-            // Fewer than 2²⁰, so that the top bits of an id tell those of shared receive queues and of datagrams.
-            u32::try_from(state.queues.own.len() - 1).expect("there are fewer queue pairs than that")
+            // It fits: there are at most `MAX_QUEUES`.
+            (state.queues.own.len() - 1) as u32
         });
         let entry = &mut state.queues.own[number as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
@@ -584,6 +585,19 @@ fn limit(left: Duration) -> Option<Duration> {
 }
 
 impl Queues {
+    /// Checks that there is a number for another queue.
+    fn check_numbers(&self) -> Result<()> {
+        if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
+            return Ok(());
+        }
+        Err(Error::Limit {
+            what: "the number of send and receive queues of a completion queue".into(),
+            asked: MAX_QUEUES as u64 + 1,
+            most: MAX_QUEUES as u64,
+            hint: "spread the queue pairs over several completion queues".into(),
+        })
+    }
+
     /// The queue that an id is of, if it is of one that is still there.
     fn get(&mut self, wr_id: u64) -> Option<&mut Completing> {
         let entry =
@@ -596,7 +610,10 @@ impl Queues {
 // queue's number in its completion queue; the number's generation; and in the lower half the position.
 const GENERATION_BITS: u32 = 10;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
-const NUMBER_MASK: u64 = (1 << 20) - 1;
+const NUMBER_BITS: u32 = 20;
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+/// The number of queues that ids can tell apart.
+const MAX_QUEUES: usize = 1 << NUMBER_BITS;
 
 #[inline]
 fn number_of(wr_id: u64) -> usize {
@@ -716,3 +733,22 @@ const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<CompletionQueue>();
 };
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_queues_than_ids_can_tell_apart_are_refused() {
+        let queue = Device::open("soft").unwrap().completion_queue(16).create().unwrap();
+        queue.lock().queues.own.resize_with(MAX_QUEUES - 1, Entry::default);
+        let last = queue.attach(4, Transport::Rc).unwrap();
+        assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
+        let refused = queue.attach(4, Transport::Rc).map(drop);
+        assert!(matches!(refused, Err(Error::Limit { most: 1_048_576, .. })), "{refused:?}");
+        assert_eq!(queue.stats().reserved, 4, "what was refused reserves nothing");
+        // A number that is free again is used again.
+        drop(last);
+        queue.attach(4, Transport::Rc).unwrap();
+    }
+}
