@@ -1,6 +1,6 @@
 //! What is said when something can't be done, whatever the engine.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::verbs::QpState;
 
 /// How posting failed.
@@ -47,4 +47,30 @@ pub(super) fn no_engine() -> Error {
     let reason =
         "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
     Error::NotInstalled { reason: reason.into() }
+}
+
+/// Fails once if the thread's test has asked that an object of this kind can't be destroyed.
+#[inline]
+pub(super) fn check_injected(_object: &str) -> Result<()> {
+    #[cfg(test)]
+    if INDESTRUCTIBLE.get() == Some(_object) {
+        INDESTRUCTIBLE.set(None);
+        let (action, error) = (format!("destroying a {_object}"), std::io::ErrorKind::ResourceBusy.into());
+        return Err(Error::Verb { action, error, hint: "".into() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+thread_local! {
+    static INDESTRUCTIBLE: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `work`, during which the first object of this kind that this thread destroys can't be.
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(crate) fn with_indestructible<T>(object: &'static str, work: impl FnOnce() -> T) -> T {
+    INDESTRUCTIBLE.set(Some(object));
+    let result = work();
+    INDESTRUCTIBLE.set(None);
+    result
 }

@@ -17,6 +17,8 @@ mod soft;
 mod wait;
 
 pub(crate) use failure::PostFailure;
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(crate) use failure::with_indestructible;
 pub(crate) use options::{
     Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
@@ -29,7 +31,7 @@ pub(crate) use wait::{Watch, wait_either};
 
 #[cfg(not(feature = "ibv"))]
 use failure::no_engine;
-use failure::{of_two_devices, queue_has_no_events, queue_pair_is_gone};
+use failure::{check_injected, of_two_devices, queue_has_no_events, queue_pair_is_gone};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -382,6 +384,7 @@ impl SharedReceiveQueue {
 
     /// Destroys the queue: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
+        check_injected("shared receive queue")?;
         ask!(self, queue => queue.destroy())
     }
 }
@@ -413,6 +416,7 @@ impl Registration {
 
     /// Makes the device forget the memory. If that fails it may still use it.
     pub(crate) fn deregister(&self) -> Result<()> {
+        check_injected("registration")?;
         ask!(self, registration => registration.deregister())
     }
 }
@@ -438,6 +442,7 @@ impl MemoryWindow {
 
     /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
     pub(crate) fn free(&self) -> Result<()> {
+        check_injected("memory window")?;
         ask!(self, window => window.free())
     }
 }
@@ -581,6 +586,7 @@ impl QueuePair {
 
     /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
+        check_injected("queue pair")?;
         ask!(self, queue_pair => queue_pair.destroy())
     }
 }

@@ -96,9 +96,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Err(error) = self.registration.deregister() {
-            // The device may still write there: better lost than written to.
-            tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
+            // The device may still write there: better lost than written to. Lost first: a subscriber may panic.
             std::mem::forget(self.memory.take());
+            tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
         }
     }
 }
@@ -236,9 +236,9 @@ impl MemoryRegion {
         match region.registration.deregister() {
             Ok(()) => region.memory.take(),
             Err(error) => {
-                // The device may still look at it.
-                tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
+                // The device may still look at it. Lost first: a subscriber may panic.
                 std::mem::forget(region.memory.take());
+                tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
                 None
             }
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::vocabulary::{Access, Qpn, SendFlags, SendOperation, Transport, WindowBind};
 
-use super::{Completion, ProtectionDomain, QueuePair, SendRequest};
+use super::{Completion, ProtectionDomain, QueuePair, SendRequest, contained};
 use crate::backend::{self, RawOutcome, SendList, flag, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
@@ -391,7 +391,7 @@ impl Shared {
         state.phase = Phase::Gone;
         if let Err(error) = self.backend.free() {
             // Its region notices too, and then keeps its memory for good.
-            tracing::error!(%error, "a memory window could not be freed");
+            contained(|| tracing::error!(%error, "a memory window could not be freed"));
         }
     }
 

@@ -59,6 +59,8 @@ mod shared_receive_queue;
 #[cfg(feature = "soft")]
 mod soft_device;
 mod stats;
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests;
 mod traffic;
 
 pub use adverb_proto::Holdings;
@@ -93,3 +95,11 @@ pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
 pub use traffic::Traffic;
+
+/// Logs on the way to something that must be done: a panic of the log's subscriber ends here.
+fn contained(log: impl FnOnce()) {
+    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(log)) {
+        // Its destructor may panic too.
+        std::mem::forget(panic);
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::vocabulary::{Gid, Qpn, Transport};
 
-use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient, Traffic};
+use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient, Traffic, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -164,7 +164,7 @@ impl Memberships {
     pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
         for Membership { group, lid, .. } in self.lock().drain(..) {
             if let Err(error) = queue_pair.detach_multicast(group, lid) {
-                tracing::error!(%error, %group, "a multicast group could not be left");
+                contained(|| tracing::error!(%error, %group, "a multicast group could not be left"));
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Completion, CompletionQueue};
+use super::{Completion, CompletionQueue, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -273,7 +273,7 @@ impl Waker {
         if self.is_asleep.swap(false, Ordering::SeqCst)
             && let Err(error) = (&self.writer).write_all(&[1])
         {
-            tracing::error!(%error, "a poller could not be woken");
+            contained(|| tracing::error!(%error, "a poller could not be woken"));
         }
     }
 }

@@ -437,9 +437,10 @@ impl Drop for QueuePair {
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {
-            // The device may still use the memory: better lost than written to.
-            tracing::error!(%error, requests = left.len(), "a queue pair could not be destroyed; its buffers are leaked");
+            // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
+            let requests = left.len();
             std::mem::forget(left);
+            tracing::error!(%error, requests, "a queue pair could not be destroyed; its buffers are leaked");
         }
     }
 }

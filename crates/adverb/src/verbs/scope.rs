@@ -12,7 +12,7 @@ use super::deadline::Deadline;
 use super::post::LentError;
 use super::{QueuePair, RequestId};
 use crate::error::{Error, Result};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, Payload};
 
 impl QueuePair {
     /// Lends memory to requests: within `work` they may borrow buffers, and when this returns none does any more.
@@ -61,13 +61,13 @@ impl QueuePair {
         if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, waiting: "ending a scope" }) }
     }
 
-    /// Destroys it before its time: nothing more is done with the memory of its requests. Nobody else uses it meanwhile.
-    fn destroy(&self) -> Result<()> {
+    /// Destroys it before its time, and returns the memory of its requests: nothing more is done with that. Nobody else uses
+    /// the queue pair meanwhile.
+    fn destroy(&self) -> Result<Vec<(u64, Payload)>> {
         self.free_windows();
         self.backend.destroy()?;
         self.state.fail();
-        drop(self.take_all());
-        Ok(())
+        Ok(self.take_all())
     }
 }
 
@@ -167,6 +167,8 @@ impl<'scope> Scope<'scope, '_> {
 
     /// Waits until no request borrows, or sees to it that none does. `false` if the queue pair is gone.
     fn end(&self) -> bool {
+        // A panic in here, a log subscriber's for one, must not hand borrowed memory back while the device has it.
+        let abort = AbortOnDrop;
         let lent = std::mem::take(&mut *self.lent.lock());
         let queue_pair = self.queue_pair;
         loop {
@@ -174,6 +176,7 @@ impl<'scope> Scope<'scope, '_> {
             if sends && ended(queue_pair.recv.own(), &lent.recvs) {
                 queue_pair.send_completion_queue().discard(&lent.sends);
                 queue_pair.recv_completion_queue().discard(&lent.recvs);
+                std::mem::forget(abort);
                 return true;
             }
             if self.deadline.left().is_zero() {
@@ -181,9 +184,15 @@ impl<'scope> Scope<'scope, '_> {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        if let Err(error) = queue_pair.destroy() {
-            tracing::error!(%error, "a queue pair could not be destroyed, and has memory that was lent to it");
-            std::process::abort();
+        match queue_pair.destroy() {
+            Ok(left) => {
+                std::mem::forget(abort);
+                drop(left);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a queue pair could not be destroyed, and has memory that was lent to it");
+                drop(abort);
+            }
         }
         false
     }
@@ -214,6 +223,15 @@ fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
     let gathered = queue.completion_queue().gather().is_ok();
     let queue = queue.lock();
     gathered && !requests.iter().any(|request| queue.is_outstanding(*request))
+}
+
+/// Aborts the process when it is dropped.
+struct AbortOnDrop;
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
 }
 
 /// Ends the loans of a scope.

@@ -215,10 +215,10 @@ impl Drop for Inner {
         let left: Vec<_> = table.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
         drop(table);
         if let Err(error) = destroyed {
-            // The device may still use the memory: better lost than written to.
+            // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
             let requests = left.len();
-            tracing::error!(%error, requests, "a shared receive queue could not be destroyed; its buffers are leaked");
             std::mem::forget(left);
+            tracing::error!(%error, requests, "a shared receive queue could not be destroyed; its buffers are leaked");
         }
     }
 }
