@@ -264,6 +264,57 @@ fn what_was_overheard_is_no_good() {
     assert!(error.to_string().contains("different keys"), "{error}");
 }
 
+#[test]
+fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
+    let device = device();
+    let foreign = Gid::from(IpAddr::from([198, 51, 100, 9]));
+    let greet = |listener: &Listener| {
+        let end = End::new(&device, 8, false);
+        let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        let mut endpoint = end.queue_pair.endpoint();
+        endpoint.gid = foreign;
+        stream.write_all(&greeting(Some(endpoint), None, None)).unwrap();
+        let mut answer = [0; 44];
+        stream.read_exact(&mut answer).unwrap();
+        answer
+    };
+    let listener = Listener::bind_with("127.0.0.1:0", &options(&device)).unwrap();
+    let logged = besiege(&listener, |log| {
+        let answer = greet(&listener);
+        assert_eq!(answer[10], 2, "{}", String::from_utf8_lossy(&answer));
+        log.wait(1);
+    });
+    assert!(logged[0].contains("GID ::ffff:198.51.100.9 is not an address of the TCP peer"), "{logged:#?}");
+    admits(&listener, &options(&device));
+
+    // The listener sends nothing before the connector's hello, so this reaches no third party.
+    let listener = Listener::bind_with("127.0.0.1:0", &options(&device).allow_foreign_gid(true)).unwrap();
+    besiege(&listener, |log| {
+        assert_eq!(greet(&listener)[10], 1);
+        log.wait(1);
+    });
+}
+
+#[test]
+fn a_listener_cannot_aim_a_connector_at_a_third_party() {
+    let device = device();
+    let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = scope(|scope| {
+        let client = scope.spawn(|| {
+            let connector = Connector::new().options(&options(&device));
+            connector.connect(impostor.local_addr().unwrap()).unwrap_err()
+        });
+        let mut stream = impostor.accept().unwrap().0;
+        let mut asked = [0; 44];
+        stream.read_exact(&mut asked).unwrap();
+        asked[16..32].copy_from_slice(&Gid::from(IpAddr::from([198, 51, 100, 9])).bytes());
+        stream.write_all(&asked).unwrap();
+        client.join().unwrap()
+    });
+    assert!(error.to_string().contains("GID ::ffff:198.51.100.9 is not an address"), "{error}");
+}
+
 impl Random {
     /// A greeting, cut short, changed, prolonged, or nothing like one.
     fn harm(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {

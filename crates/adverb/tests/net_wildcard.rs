@@ -1,4 +1,5 @@
-//! Wildcard listeners: which devices they serve, and that no peer makes them open another.
+//! Addresses of listeners: which devices wildcard listeners serve, that no peer makes them open another, and which GIDs peers
+//! may name.
 //!
 //! The tests with routable addresses run in a network namespace of their own, which takes root and `ip`.
 
@@ -70,6 +71,7 @@ fn runs_a_case() {
         "stranger" => stranger(),
         "refusal" => refusal(),
         "opened" => opened(),
+        "foreign" => foreign(),
         _ => panic!("there is no case {case}"),
     }
     println!("the case was run");
@@ -174,10 +176,39 @@ fn a_wildcard_listener_serves_the_devices_that_were_open_when_it_was_bound() {
     in_namespace("opened");
 }
 
+fn foreign() {
+    // TCP goes over loopback, and RDMA over another network.
+    let device = Device::open(&format!("soft:{ADDR}")).unwrap();
+    let strict = options().device(&device);
+    let lenient = strict.clone().allow_foreign_gid(true);
+    let gid = device.gids().unwrap()[0].gid;
+    for (connector, listener) in [(&strict, &strict), (&lenient, &strict), (&strict, &lenient)] {
+        let listener = Listener::bind_with("127.0.0.1:0", listener).unwrap();
+        scope(|scope| {
+            let _stop = Stop(&listener);
+            scope.spawn(|| listener.accept().map(drop));
+            let connected = Connector::new().options(connector).connect(listener.local_address());
+            let Err(Error::Refused { reason, .. }) = connected else { panic!("{connected:?}") };
+            assert!(reason.contains(&format!("GID {gid} is not an address of the TCP peer")), "{reason}");
+        });
+    }
+    let listener = Listener::bind_with("127.0.0.1:0", &lenient).unwrap();
+    talk_with(&lenient, &listener, listener.local_address());
+}
+
+#[test]
+fn a_gid_of_another_network_is_refused_unless_both_sides_allow_it() {
+    in_namespace("foreign");
+}
+
 /// Connects to a listener at an address, and exchanges a message.
 fn talk(listener: &Listener, addr: SocketAddr) {
+    talk_with(&options(), listener, addr);
+}
+
+fn talk_with(options: &Options, listener: &Listener, addr: SocketAddr) {
     scope(|scope| {
-        let client = scope.spawn(move || Connector::new().options(&options()).connect(addr).unwrap());
+        let client = scope.spawn(move || Connector::new().options(options).connect(addr).unwrap());
         let server = listener.accept().unwrap();
         let client = client.join().unwrap();
         client.send(b"hello").unwrap();

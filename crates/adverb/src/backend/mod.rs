@@ -150,6 +150,16 @@ impl Device {
         }
     }
 
+    /// Whether its packets go over an IP network, and not over a network in memory.
+    pub(crate) fn is_on_ip_network(&self) -> bool {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => true,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => device.is_on_interface(),
+        }
+    }
+
     /// Whether both are the same.
     pub(crate) fn is(&self, other: &Device) -> bool {
         match (self, other) {

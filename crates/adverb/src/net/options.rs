@@ -30,6 +30,7 @@ pub struct Options {
     pub(super) longest_message: u32,
     pub(super) exchange: Exchange,
     pub(super) key: Option<Key>,
+    pub(super) allow_foreign_gid: bool,
     pub(super) connect_timeout: Duration,
     pub(super) timeout: Duration,
     pub(super) keepalive: Duration,
@@ -50,6 +51,7 @@ impl Default for Options {
             longest_message: LONGEST_MESSAGE,
             exchange: Exchange::Auto,
             key: None,
+            allow_foreign_gid: false,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::MAX,
             keepalive: Duration::from_secs(5),
@@ -131,6 +133,19 @@ impl Options {
     /// where others can connect, but can't watch or forge.
     pub fn key(mut self, key: &Key) -> Options {
         self.key = Some(key.clone());
+        self
+    }
+
+    /// Whether a peer that connects over TCP may name a GID that isn't the address of its end of the TCP connection: no,
+    /// unless set.
+    ///
+    /// Either side sends its RDMA packets to the GID that the other names in its greeting. The check keeps a peer from aiming
+    /// them at a third party. Set this on both sides where the RDMA network has other addresses than the one that TCP goes
+    /// over, or where a device has only a link-local GID (`fe80::…`); then let only trusted peers reach the listener, or use a
+    /// [key](Options::key). GIDs with a UDP port count as their address, and all loopback addresses as one. There is no check
+    /// on InfiniBand, where GIDs aren't IP addresses, nor on networks in memory.
+    pub fn allow_foreign_gid(mut self, allow: bool) -> Options {
+        self.allow_foreign_gid = allow;
         self
     }
 

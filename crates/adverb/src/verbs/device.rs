@@ -440,6 +440,11 @@ impl Device {
         self.0.backend.shared_name().is_some()
     }
 
+    /// Whether its packets go over an IP network, and not over a network in memory.
+    pub(crate) fn is_on_ip_network(&self) -> bool {
+        self.0.backend.is_on_ip_network()
+    }
+
     /// Whether it has an address.
     pub(crate) fn has_address(&self, address: IpAddr) -> bool {
         self.gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))

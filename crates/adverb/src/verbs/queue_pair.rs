@@ -145,6 +145,11 @@ impl QueuePair {
         }
     }
 
+    /// Returns the link layer of its port.
+    pub(crate) fn link_layer(&self) -> LinkLayer {
+        self.port.link_layer
+    }
+
     /// What a peer must know to connect to it.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {

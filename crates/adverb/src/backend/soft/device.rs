@@ -50,6 +50,10 @@ impl Device {
         Device { nic, name, is_on_interface, congestion, shared, ports, open: Arc::default() }
     }
 
+    pub(crate) fn is_on_interface(&self) -> bool {
+        self.is_on_interface
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

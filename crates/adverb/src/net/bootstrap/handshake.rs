@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::devices::ServedDevices;
+use super::gid::check_gid;
 use super::{device, explain, not_watched, refused, unreachable};
 use crate::backend::Watch;
 use crate::error::{Error, Result};
@@ -199,6 +200,8 @@ impl Handshake {
                 let (parts, queue_pair, introduction) = *made;
                 let answer = side(peer, greeting)?;
                 let listener = answer.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
+                let checked = check_gid(listener.gid, peer.ip(), &queue_pair, &self.options);
+                checked.map_err(|flaw| refused(peer, &flaw))?;
                 let ends = Ends { connector: queue_pair.endpoint(), listener };
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
                 queue_pair.connect_with(&listener, &Parts::connect_options())?;
@@ -279,6 +282,8 @@ impl Handshake {
         let local = wire.stream.local_addr().map_err(unreachable)?.ip().to_canonical();
         let device = devices.at(local).map_err(|flaw| refused(peer, &flaw))?;
         let (parts, queue_pair) = parts(device, local, peer, &self.options)?;
+        let checked = check_gid(connector.gid, peer.ip(), &queue_pair, &self.options);
+        checked.map_err(|flaw| refused(peer, &flaw))?;
         let listener = queue_pair.endpoint();
         let answered = introduction.answer(&asking, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;

@@ -5,9 +5,12 @@
 
 mod arrivals;
 mod devices;
+mod gid;
 mod handshake;
 
 pub(super) use arrivals::{Accepted, Listening};
+#[cfg(fuzzing)]
+pub(super) use gid::belongs_to;
 pub(super) use handshake::Handshake;
 
 use std::io;
@@ -102,6 +105,9 @@ fn explain(flaw: &Flaw) -> String {
             "who connects wants a key (`Options::key`), and the listener has none".to_owned()
         }
         Flaw::KeyWrong => "the two sides have different keys".to_owned(),
+        Flaw::ForeignGid(gid) => {
+            format!("GID {gid} is not an address of the TCP peer (`Options::allow_foreign_gid`)")
+        }
         Flaw::AddressNotServed(addr) => format!(
             "no RDMA device of the listener is at {addr}: bind to that address, or open `soft:ADDRESS` first"
         ),
@@ -135,4 +141,20 @@ pub(super) fn not_watched(error: io::Error) -> Error {
 
 pub(super) fn verb(action: &str, error: io::Error, hint: &'static str) -> Error {
     Error::Verb { action: action.to_owned(), error, hint: hint.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::protocol::handshake::LONGEST_REASON;
+    use crate::verbs::Gid;
+
+    #[test]
+    fn reasons_with_addresses_fit_a_refusal() {
+        let longest = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff);
+        for flaw in [Flaw::AddressNotServed(longest.into()), Flaw::ForeignGid(Gid::new(longest.octets()))] {
+            let reason = explain(&flaw);
+            assert!(reason.len() <= LONGEST_REASON, "{} bytes: {reason}", reason.len());
+        }
+    }
 }

@@ -60,6 +60,8 @@ pub(in crate::net) enum Flaw {
     KeyWrong,
     /// The listener has no device at the address that the connector dialed.
     AddressNotServed(IpAddr),
+    /// Its GID isn't an address of the peer of the TCP connection.
+    ForeignGid(Gid),
 }
 
 /// What comes before a greeting's body.
