@@ -1,9 +1,11 @@
 //! What a fuzzer drives of the protocol: all that needs no device.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use super::Key;
-use super::protocol::handshake::{Greeting, HELLO_LEN, Hello, Side};
+use super::bootstrap::belongs_to;
+use super::protocol::handshake::{Greeting, HELLO_LEN, Hello};
 use super::protocol::proof::{Ends, Introduction};
 use super::protocol::{
     Frame, FrameKind, Immediate, Inbound, LONGEST_MESSAGE, LONGEST_RING, Outbound, longest_write,
@@ -19,6 +21,7 @@ use crate::verbs::{Endpoint, Gid, Psn, Qpn};
 /// If that isn't so.
 pub fn meeting(bytes: &[u8]) {
     say(bytes);
+    address(bytes);
     let mut script = Script(bytes.iter().copied().collect());
     meet(&mut script);
     write(&mut script);
@@ -59,6 +62,17 @@ fn say(bytes: &[u8]) {
     }
 }
 
+/// Checks a GID against a TCP peer: one that is accepted leads to that peer's host.
+fn address(bytes: &[u8]) {
+    let Some((gid, rest)) = bytes.split_first_chunk::<16>() else { return };
+    let Some(peer) = rest.first_chunk::<4>() else { return };
+    let (gid, peer) = (Gid::new(*gid), IpAddr::from(*peer));
+    if belongs_to(gid, peer) {
+        let addr = gid.udp_address().ip();
+        assert!(addr == peer || addr.is_loopback() && peer.is_loopback(), "{gid} isn't at {peer}");
+    }
+}
+
 /// What is to happen, byte by byte; nothing when there are no more.
 struct Script(VecDeque<u8>);
 
@@ -80,7 +94,9 @@ impl Script {
 
     fn endpoint(&mut self) -> Endpoint {
         let (gid, qpn, psn) = (self.next(), self.next(), self.next());
-        Endpoint::new(Gid::new([gid; 16]), Qpn::truncate(qpn.into()), Psn::wrapping(psn.into()))
+        let endpoint =
+            Endpoint::new(Gid::new([gid; 16]), Qpn::truncate(qpn.into()), Psn::wrapping(psn.into()));
+        Endpoint { lid: self.next().into(), mtu: u16::from(self.next()) << 4, ..endpoint }
     }
 
     fn key(&mut self) -> (u8, Option<Key>) {
@@ -92,19 +108,17 @@ impl Script {
 /// Two sides meet, with somebody between them.
 fn meet(script: &mut Script) {
     let ((connectors, key), (listeners, other)) = (script.key(), script.key());
-    let ends = Ends { connector: script.endpoint(), listener: script.endpoint() };
-    // What the listener believes of the queue pairs may be something else.
-    let mut seen = ends;
-    if script.next() & 1 != 0 {
-        seen = Ends { connector: script.endpoint(), listener: script.endpoint() };
-    }
+    let (connector, listener) = (script.endpoint(), script.endpoint());
     let asking = Introduction::new(key.as_ref(), [1; 32]);
-    let asked = asking.ask(Some(ends.connector)).emit();
+    let asked = asking.ask(Some(connector)).emit();
     let mut arrived = asked.clone();
     script.harm(&mut arrived);
     let Ok(Greeting::Side(side)) = Greeting::parse(&arrived) else { return };
+    let Some(told) = side.endpoint else { return };
+    // Each side knows of the other's queue pair what the greeting says.
+    let listeners_view = Ends { connector: told, listener };
     let answering = Introduction::new(other.as_ref(), [2; 32]);
-    let Ok((answer, listeners_seal)) = answering.answer(&side, Some(seen.listener), &seen) else {
+    let Ok((answer, listeners_seal)) = answering.answer(&side, Some(listener), &listeners_view) else {
         assert!(side.nonce.is_some() != (listeners > 0) || side.proof.is_some());
         return;
     };
@@ -113,26 +127,18 @@ fn meet(script: &mut Script) {
     let mut answer_arrived = answered.clone();
     script.harm(&mut answer_arrived);
     let Ok(Greeting::Side(answer)) = Greeting::parse(&answer_arrived) else { return };
-    let Ok(seal) = asking.answered(&answer, &ends) else {
-        let is_as_said = arrived == asked && answer_arrived == answered && seen == ends;
-        assert!(
-            !is_as_said || connectors != listeners,
-            "they have the same key, and nobody was between them"
-        );
+    let Some(told) = answer.endpoint else { return };
+    let Ok(seal) = asking.answered(&answer, &Ends { connector, listener: told }) else {
+        let is_unchanged = arrived == asked && answer_arrived == answered;
+        assert!(!is_unchanged || connectors != listeners, "same key, unchanged greetings, and no connection");
         return;
     };
     let Some((seal, listeners_seal)) = seal.zip(listeners_seal) else {
-        assert!(connectors == 0, "who has a key is met by a key only");
+        assert!(connectors == 0, "a connector with a key connected without a proof");
         return;
     };
-    // What isn't proven: where an endpoint says that its port is, and how long its packets may be. Both are checked by use.
-    let proven = |bytes: &[u8]| match Greeting::parse(bytes) {
-        Ok(Greeting::Side(Side { nonce, proof, .. })) => Some((nonce, proof)),
-        _ => None,
-    };
     assert!(connectors == listeners && connectors > 0, "another key was taken for the same");
-    assert!(proven(&arrived) == proven(&asked) && proven(&answer_arrived) == proven(&answered));
-    assert!(is_same(&seen.connector, &ends.connector) && is_same(&seen.listener, &ends.listener));
+    assert_eq!((arrived, answer_arrived), (asked, answered), "a change of a greeting went unnoticed");
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
     let hello = Hello { ring, writes: 4, longest_message: 0, session: None }.emit();
@@ -145,14 +151,9 @@ fn meet(script: &mut Script) {
     }
     // Somebody who has heard all that says it again, to a listener that chooses another number.
     let sealed = [&seal.seal(&hello)[..], &hello].concat();
-    let again = Introduction::new(other.as_ref(), [3; 32]).answer(&side, Some(seen.listener), &seen);
+    let again = Introduction::new(other.as_ref(), [3; 32]).answer(&side, Some(listener), &listeners_view);
     let (_, again) = again.expect("it was answered before");
     assert!(again.is_some_and(|again| again.open(&sealed).is_err()));
-}
-
-/// Whether a seal takes them for the same.
-fn is_same(one: &Endpoint, other: &Endpoint) -> bool {
-    (one.gid, one.qpn, one.psn) == (other.gid, other.qpn, other.psn)
 }
 
 /// A peer writes into a ring, and tells credits, as it likes: places stay within the ring, and nothing unread is written over.

@@ -230,7 +230,7 @@ impl Handshake {
                 let (Some(listener), None) = (listener, answer.endpoint) else {
                     return Err(refused(peer, &Flaw::Malformed));
                 };
-                let ends = Ends { connector: queue_pair.endpoint(), listener };
+                let ends = Ends::by_manager(queue_pair.endpoint(), listener);
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
                 self.connected(Link::new(parts, queue_pair, Some(hold), Role::Connector, seal), None)
             }
@@ -379,7 +379,7 @@ fn accept(
     let (parts, queue_pair) = parts_for(device, request.path(), peer, options)?;
     let mut seal = Err(Flaw::Malformed);
     let connecting = request.begin_accept_with(queue_pair, |queue_pair, connector| {
-        let ends = Ends { connector: *connector, listener: queue_pair.endpoint() };
+        let ends = Ends::by_manager(*connector, queue_pair.endpoint());
         let answered = introduction.answer(&asking, None, &ends);
         let greeting = answered.map(|(answer, made)| {
             seal = Ok(made);

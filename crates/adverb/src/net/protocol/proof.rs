@@ -23,11 +23,20 @@ pub(in crate::net) enum Role {
     Listener,
 }
 
-/// Both queue pairs.
+/// Both queue pairs, as the peers describe them to each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) struct Ends {
     pub(in crate::net) connector: Endpoint,
     pub(in crate::net) listener: Endpoint,
+}
+
+impl Ends {
+    /// Returns the ends as the connection manager describes them: it negotiates the LIDs and the MTU itself, so that they aren't
+    /// part of either side's greeting.
+    pub(in crate::net) fn by_manager(connector: Endpoint, listener: Endpoint) -> Ends {
+        let told = |end: Endpoint| Endpoint { lid: 0, mtu: 0, ..end };
+        Ends { connector: told(connector), listener: told(listener) }
+    }
 }
 
 /// What a side brings to a meeting.
@@ -135,7 +144,7 @@ pub(in crate::net) enum Purpose {
 
 /// What both sides know when they know each other: all of it is of one length, so that nothing can be taken for something else.
 type Transcript = [u8; 2 + 2 * size_of::<Nonce>() + 2 * END_LEN];
-const END_LEN: usize = 24;
+const END_LEN: usize = 28;
 
 fn transcript(connectors: &Nonce, listeners: &Nonce, ends: &Ends) -> Transcript {
     let mut bytes = Vec::with_capacity(size_of::<Transcript>());
@@ -144,6 +153,8 @@ fn transcript(connectors: &Nonce, listeners: &Nonce, ends: &Ends) -> Transcript 
     bytes.extend_from_slice(listeners);
     for end in [&ends.connector, &ends.listener] {
         bytes.extend_from_slice(&end.gid.bytes());
+        bytes.extend_from_slice(&end.lid.to_le_bytes());
+        bytes.extend_from_slice(&end.mtu.to_le_bytes());
         bytes.extend_from_slice(&end.qpn.get().to_le_bytes());
         bytes.extend_from_slice(&end.psn.get().to_le_bytes());
     }

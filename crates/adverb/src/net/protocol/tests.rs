@@ -341,6 +341,11 @@ fn who_changes_what_they_say_to_each_other_is_noticed() {
     assert_eq!(with(|_, _, ends| ends.connector = endpoint(9)), wrong);
     assert_eq!(with(|_, _, ends| ends.listener.qpn = Qpn::new(9).unwrap()), wrong);
     assert_eq!(with(|_, _, ends| ends.listener.psn = Psn::new(9).unwrap()), wrong);
+    // All else that a greeting says of a queue pair.
+    assert_eq!(with(|_, _, ends| ends.connector.mtu = 256), wrong);
+    assert_eq!(with(|_, _, ends| ends.listener.mtu = 256), wrong);
+    assert_eq!(with(|_, _, ends| ends.connector.lid = 6), wrong);
+    assert_eq!(with(|_, _, ends| ends.listener.lid = 6), wrong);
     assert_eq!(with(|_, answer, _| answer.proof = None), Err((Role::Connector, Flaw::Malformed)));
     let stripped =
         |_: &mut Side, answer: &mut Side, _: &mut Ends| (answer.nonce, answer.proof) = (None, None);
