@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::protocol::proof::{Digest, Purpose, Role};
 use crate::error::{Error, Result};
@@ -44,7 +44,15 @@ impl Key {
             let reason = "a key's secret must have 16 bytes or more, as random as can be";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        let derive = |context: &str| Zeroizing::new(blake3::derive_key(context, secret));
+        let derive = |context: &str| {
+            // `blake3::derive_key` would leave its hasher's copy of the secret in memory.
+            let mut hasher = Zeroizing::new(blake3::Hasher::new_derive_key(context));
+            hasher.update(secret);
+            let mut derived = hasher.finalize();
+            let key = Zeroizing::new(*derived.as_bytes());
+            derived.zeroize();
+            key
+        };
         Ok(Key(Arc::new(Derived {
             answer: derive("adverb net 1: proof of who was asked"),
             connectors_hello: derive("adverb net 1: hello of who asked"),
@@ -80,7 +88,8 @@ impl Key {
             Purpose::Hello(Role::Connector) => &self.0.connectors_hello,
             Purpose::Hello(Role::Listener) => &self.0.listeners_hello,
         };
-        let mut hasher = blake3::Hasher::new_keyed(key);
+        // A keyed hasher holds a copy of the key.
+        let mut hasher = Zeroizing::new(blake3::Hasher::new_keyed(key));
         for part in parts {
             hasher.update(part);
         }
