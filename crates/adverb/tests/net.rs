@@ -162,9 +162,13 @@ fn long_messages_are_read_from_where_they_are() {
 
 #[test]
 fn a_message_that_is_too_long_is_refused() {
-    let (left, _right) = pair(&options());
-    let bytes = vec![0; (1 << 30) + 1];
-    assert!(matches!(left.send(&bytes[..]).unwrap_err().error, Error::TooLong { .. }));
+    // By default that is any of more than 64 MiB; with the option, of more than 1 GiB.
+    for (options, most) in [(options(), 64 << 20), (options().longest_message(u32::MAX), 1 << 30)] {
+        let (left, _right) = pair(&options);
+        let bytes = vec![0; most + 1];
+        let error = left.send(&bytes[..]).unwrap_err().error;
+        assert!(matches!(error, Error::TooLong { most: told, .. } if told == most as u64), "{error}");
+    }
 }
 
 #[test]

@@ -221,7 +221,8 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// A connection to a peer: messages of any length from 0 to 1 GiB, in order, both ways. May be used by many threads.
+/// A connection to a peer: messages of any length up to the peer's [`longest_message`](Options::longest_message), in
+/// order, both ways. May be used by many threads.
 ///
 /// Sending waits while the peer has no room; so a receiver that is slow slows the sender, and memory stays bounded. Dropping
 /// it ends it at once; [`close`](Connection::close) first sees to it that the peer has all. (If the peer has closed it, dropping

@@ -1,6 +1,6 @@
 //! Connections: RDMA without the expertise.
 //!
-//! A listener and a connector, messages of any length from 0 to 1 GiB, and no queue pair in sight. [`blocking`] has them for
+//! A listener and a connector, messages of any length up to 64 MiB (or 1 GiB, see [`Options::longest_message`]), and no queue pair in sight. [`blocking`] has them for
 //! threads; with the feature `tokio`, which is on by default, those of this module are for tasks, with the same methods.
 //!
 //! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from

@@ -10,6 +10,9 @@ use super::protocol::{
 use crate::memory::Pool;
 use crate::verbs::Device;
 
+/// The longest message that is taken from the peer, unless the option is set.
+const DEFAULT_LONGEST_MESSAGE: u32 = 64 << 20;
+
 /// How connections are to be: each side chooses for itself, and they needn't agree.
 ///
 /// ```
@@ -48,7 +51,7 @@ impl Default for Options {
             writes: 64,
             eager: 16 << 10,
             read_ahead: 4 << 20,
-            longest_message: LONGEST_MESSAGE,
+            longest_message: DEFAULT_LONGEST_MESSAGE,
             exchange: Exchange::Auto,
             key: None,
             allow_foreign_gid: false,
@@ -112,8 +115,11 @@ impl Options {
         self
     }
 
-    /// The longest message that is taken from the peer: 1 GiB, unless set, which is also the most. The peer is told, and its
-    /// `send` refuses longer ones; a peer that offers one all the same is disconnected, before there is memory for it.
+    /// The longest message that is taken from the peer: 64 MiB, unless set; at most 1 GiB. The peer is told, and its `send`
+    /// refuses longer ones; a peer that offers one all the same is disconnected, before there is memory for it.
+    ///
+    /// A peer makes this side allocate that much with a frame of 32 bytes, so raise it only as far as the messages need.
+    /// Streams aren't limited by it.
     pub fn longest_message(mut self, bytes: u32) -> Options {
         self.longest_message = bytes.min(LONGEST_MESSAGE);
         self
