@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::devices::ServedDevices;
+use super::log::FailureLog;
 use super::{Handshake, not_bound, not_watched, verb};
 use crate::backend::{Watch, wait_either};
 use crate::error::{Error, Result};
@@ -68,6 +69,7 @@ struct Arrivals {
     connected: VecDeque<Box<Link>>,
     /// Whether so many are pending that nobody else is looked at, until some are done or were slow.
     is_full: bool,
+    log: FailureLog,
     bell: Arc<Bell>,
     /// Dropped, it rings the bell.
     _stop: PipeWriter,
@@ -220,9 +222,17 @@ impl Arrivals {
         watch.add(reader.as_fd()).map_err(not_watched)?;
         let bell = Arc::new(Bell { watch, _stop: reader });
         let (pending, connected) = (Vec::new(), VecDeque::new());
-        let devices = Arc::clone(devices);
-        let arrivals =
-            Arrivals { devices, tcp, manager, pending, connected, is_full: false, bell, _stop: writer };
+        let arrivals = Arrivals {
+            devices: Arc::clone(devices),
+            tcp,
+            manager,
+            pending,
+            connected,
+            is_full: false,
+            log: FailureLog::new(),
+            bell,
+            _stop: writer,
+        };
         for fd in arrivals.doors() {
             arrivals.bell.watch.add(fd).map_err(not_watched)?;
         }
@@ -249,6 +259,7 @@ impl Arrivals {
 
     /// Takes in who has come, and goes on with those that have. Returns one that has become a connection.
     fn poll(&mut self, options: &Options) -> Result<Option<Box<Link>>> {
+        self.log.flush();
         let mut is_short = false;
         while self.pending.len() < MOST_PENDING {
             let (peer, handshake) = match self.next(options) {
@@ -267,7 +278,7 @@ impl Arrivals {
             });
             match watched {
                 Ok(handshake) => self.pending.push(handshake),
-                Err(error) => tracing::warn!(%peer, %error, "a peer could not be connected"),
+                Err(error) => self.log.record(peer, &error),
             }
         }
         let is_full = is_short || self.pending.len() >= MOST_PENDING;
@@ -290,8 +301,7 @@ impl Arrivals {
                     }
                 }
                 Err(error) => {
-                    let peer = handshake.peer();
-                    tracing::warn!(%peer, %error, "a peer could not be connected");
+                    self.log.record(handshake.peer(), &error);
                     self.pending.swap_remove(index);
                 }
             }
@@ -323,14 +333,14 @@ impl Arrivals {
         Ok(Some((peer, Handshake::with_request(request, &self.devices, options))))
     }
 
-    /// Until when somebody has to become a connection.
+    /// Returns the time until the next deadline: of a pending handshake, or of the log.
     fn left(&self) -> Duration {
         let patience = |pending: &Handshake| match self.is_full {
             true => PATIENCE.saturating_sub(pending.silence()),
             false => Duration::MAX,
         };
         let left = |pending: &Handshake| pending.left().min(patience(pending));
-        self.pending.iter().map(left).min().unwrap_or(Duration::MAX)
+        self.pending.iter().map(left).min().unwrap_or(Duration::MAX).min(self.log.left())
     }
 }
 

@@ -7,6 +7,7 @@ mod arrivals;
 mod devices;
 mod gid;
 mod handshake;
+mod log;
 
 pub(super) use arrivals::{Accepted, Listening};
 #[cfg(fuzzing)]
