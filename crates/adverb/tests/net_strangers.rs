@@ -4,6 +4,8 @@
 #![cfg(feature = "soft")]
 
 mod common;
+#[path = "common/greeting.rs"]
+mod greeting;
 #[path = "common/random.rs"]
 mod random;
 
@@ -23,6 +25,7 @@ use adverb::verbs::{
     Switch, cm,
 };
 use common::End;
+use greeting::greeting;
 use random::Random;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -42,22 +45,6 @@ fn options(device: &Device) -> Options {
 
 fn key() -> Key {
     Key::new([7; 32]).unwrap()
-}
-
-/// A side's greeting: its endpoint, nonce and proof, as far as there are any.
-fn greeting(endpoint: Option<Endpoint>, nonce: Option<[u8; 32]>, proof: Option<[u8; 32]>) -> Vec<u8> {
-    let mut body = Vec::new();
-    if let Some(endpoint) = endpoint {
-        body.extend_from_slice(&endpoint.gid.bytes());
-        body.extend_from_slice(&endpoint.lid.to_le_bytes());
-        body.extend_from_slice(&endpoint.mtu.to_le_bytes());
-        body.extend_from_slice(&endpoint.qpn.get().to_le_bytes());
-        body.extend_from_slice(&endpoint.psn.get().to_le_bytes());
-    }
-    let parts =
-        u8::from(endpoint.is_some()) | u8::from(nonce.is_some()) << 1 | u8::from(proof.is_some()) << 2;
-    body.extend(nonce.into_iter().chain(proof).flatten());
-    [b"adverb\r\n\x01\x00\x01", &[parts, body.len() as u8, 0, 0, 0][..], &body].concat()
 }
 
 /// A queue pair that is anybody's, and a listener's answer to it.

@@ -1,0 +1,268 @@
+//! Hostile bytes against a listener, over TCP and by the connection manager, with a key and without, while good connections work
+//! and new ones are made.
+//!
+//! A few seconds as it is, and of any length by the environment:
+//!
+//! ```text
+//! ADVERB_SECONDS=300 cargo test -p adverb --release --test net_hostile -- --nocapture
+//! ```
+
+#![cfg(feature = "soft")]
+
+mod common;
+#[path = "common/greeting.rs"]
+mod greeting;
+#[path = "common/random.rs"]
+mod random;
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb::Error;
+use adverb::net::blocking::{Connection, Connector, Listener};
+use adverb::net::{Key, Options};
+use adverb::verbs::{Device, SoftDevice, cm};
+use common::End;
+use greeting::greeting;
+use random::Random;
+
+/// TCP connections that one attacker holds open at a time.
+const MAX_HELD: usize = 16;
+const TCP_ATTACKERS: usize = 2;
+const MANAGER_ATTACKERS: usize = 1;
+/// Descriptors of one pending handshake: its socket, its epoll instance, and those of its completion queue.
+const HANDSHAKE_FDS: usize = 8;
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    threads: usize,
+    fds: usize,
+    resident_kib: usize,
+}
+
+impl Usage {
+    fn now() -> Usage {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        Usage { threads: field("Threads:"), fds, resident_kib: field("VmRSS:") }
+    }
+}
+
+/// What happened during an attack.
+#[derive(Default, Debug)]
+struct Counts {
+    tcp: AtomicUsize,
+    manager: AtomicUsize,
+    echoes: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+fn count(counter: &AtomicUsize) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Sends all that it receives back, until the peer closes the connection.
+fn echo(connection: &Connection) {
+    while let Some(message) = connection.recv().unwrap() {
+        connection.send(message).unwrap();
+    }
+}
+
+/// Sends a message and checks its echo.
+fn check_echo(connection: &Connection, number: usize) {
+    let len = if number.is_multiple_of(16) { 100_000 } else { number % 2000 };
+    let message = vec![number as u8; len];
+    connection.send(&message[..]).unwrap();
+    assert!(connection.recv().unwrap().unwrap()[..] == message[..], "message {number}");
+}
+
+/// Truncates a greeting, changes a bit or a part of it, or replaces it.
+fn mutate(random: &mut Random, mut bytes: Vec<u8>) -> Vec<u8> {
+    match random.below(5) {
+        0 => bytes.truncate(random.below(bytes.len())),
+        1 => {
+            let at = random.below(bytes.len());
+            bytes[at] ^= 1 << random.below(8);
+        }
+        2 => {
+            let at = random.below(bytes.len());
+            bytes[at..].iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+        }
+        3 => bytes = (0..random.below(400)).map(|_| random.below(256) as u8).collect(),
+        // Unchanged: a replay of the same greeting, of a queue pair that answers nothing.
+        _ => {}
+    }
+    bytes
+}
+
+/// Sends hostile greetings over TCP until told to stop: at once, or one byte at a time.
+fn attack_over_tcp(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool, counts: &Counts) {
+    let mut random = Random(seed);
+    let mut held: VecDeque<(TcpStream, VecDeque<u8>)> = VecDeque::new();
+    while !stop.load(Ordering::Relaxed) {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        let bytes = mutate(&mut random, valid.to_vec());
+        count(&counts.tcp);
+        match random.below(8) {
+            0 => held.push_back((stream, bytes.into())),
+            how => {
+                // The listener may refuse it, and close the connection, before it has all.
+                let _ = stream.write_all(&bytes);
+                if how < 3 {
+                    let _ = stream.shutdown(Shutdown::Write);
+                    let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
+                    let _ = stream.read(&mut [0; 256]);
+                } else if how == 3 {
+                    held.push_back((stream, VecDeque::new()));
+                }
+            }
+        }
+        for (stream, rest) in &mut held {
+            if let Some(byte) = rest.pop_front() {
+                let _ = stream.write(&[byte]);
+            }
+        }
+        while held.len() > MAX_HELD {
+            held.pop_front();
+        }
+    }
+}
+
+/// Sends requests with hostile private data by the connection manager until told to stop.
+fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool, counts: &Counts) {
+    let device = SoftDevice::new().open().unwrap();
+    let from = SocketAddr::new(device.gids().unwrap()[0].gid.ip(), 0);
+    let mut random = Random(seed);
+    while !stop.load(Ordering::Relaxed) {
+        let mut data = mutate(&mut random, valid.to_vec());
+        data.truncate(cm::MAX_CONNECT_DATA);
+        let connector = cm::Connector::new().local(from).timeout(Duration::from_secs(5)).private_data(&data);
+        let made = connector.connect(addr, |path| {
+            let (domain, completions) = (device.protection_domain()?, device.completion_queue(8).create()?);
+            path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
+        });
+        count(&counts.manager);
+        match made {
+            Ok(_) | Err(Error::Rejected { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Attacks a listener for a while, with good connections beside.
+fn attack(key: Option<&Key>, time: Duration) {
+    let device = Device::open("soft").unwrap();
+    let with_key = |options: Options| key.map_or(options.clone(), |key| options.key(key));
+    let good = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
+        .connect_timeout(Duration::from_secs(30));
+    let ip = device.gid_for(1, None).unwrap().gid.ip();
+    // Short, so that those who say nothing are soon gone.
+    let strict = good.clone().connect_timeout(Duration::from_millis(500));
+    let listener = Listener::bind_with((ip, 0), &strict).unwrap();
+    let addr = listener.local_address();
+    let (stop, counts) = (AtomicBool::new(false), Counts::default());
+    let end = End::new(&device, 8, false);
+    let nonce = key.map(|_| [3; 32]);
+    let (over_tcp, by_manager) =
+        (greeting(Some(end.queue_pair.endpoint()), nonce, None), greeting(None, nonce, None));
+    let connect = || Connector::new().options(&good).connect(addr).unwrap();
+    scope(|scope| {
+        /// Stops the listener and the attackers, also when an assertion fails.
+        struct Stop<'a>(&'a Listener, &'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.1.store(true, Ordering::Relaxed);
+                self.0.stop();
+            }
+        }
+        let guard = Stop(&listener, &stop);
+        scope.spawn(|| {
+            while let Ok(connection) = listener.accept() {
+                scope.spawn(move || echo(&connection));
+            }
+        });
+        let lasting = connect();
+        check_echo(&lasting, 0);
+        let before = Usage::now();
+        let peak = scope.spawn(|| {
+            let mut peak = Usage::now();
+            while !stop.load(Ordering::Relaxed) {
+                let now = Usage::now();
+                peak.threads = peak.threads.max(now.threads);
+                peak.fds = peak.fds.max(now.fds);
+                peak.resident_kib = peak.resident_kib.max(now.resident_kib);
+                sleep(Duration::from_millis(20));
+            }
+            peak
+        });
+        let (stop, counts, over_tcp, by_manager) = (&stop, &counts, &over_tcp, &by_manager);
+        for seed in 0..TCP_ATTACKERS as u64 {
+            scope.spawn(move || attack_over_tcp(addr, over_tcp, seed, stop, counts));
+        }
+        for seed in 0..MANAGER_ATTACKERS as u64 {
+            scope.spawn(move || attack_by_manager(addr, by_manager, 100 + seed, stop, counts));
+        }
+        let newcomers = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let connection = connect();
+                (0..3).for_each(|number| check_echo(&connection, number));
+                connection.close().unwrap();
+                count(&counts.connections);
+            }
+        });
+        let start = Instant::now();
+        while start.elapsed() < time {
+            check_echo(&lasting, counts.echoes.load(Ordering::Relaxed));
+            count(&counts.echoes);
+        }
+        stop.store(true, Ordering::Relaxed);
+        newcomers.join().unwrap();
+        let peak = peak.join().unwrap();
+        // The last of the attackers' connections end with the listener's timeout.
+        let settle = Instant::now();
+        let mut after = Usage::now();
+        while (after.fds > before.fds || after.threads > before.threads)
+            && settle.elapsed() < common::PATIENCE
+        {
+            sleep(Duration::from_millis(50));
+            after = Usage::now();
+        }
+        println!("key: {}, {counts:?}", key.is_some());
+        println!("before {before:?}\npeak {peak:?}\nafter {after:?}, settled in {:?}", settle.elapsed());
+        // It still serves.
+        check_echo(&lasting, 1);
+        connect().close().unwrap();
+        lasting.close().unwrap();
+        drop(guard);
+
+        let ours = TCP_ATTACKERS + MANAGER_ATTACKERS + 2;
+        // A device of each attacker by the manager has a thread, and a newcomer one that echoes.
+        assert!(peak.threads <= before.threads + ours + MANAGER_ATTACKERS + 4, "{before:?} {peak:?}");
+        let held = TCP_ATTACKERS * (MAX_HELD + 2);
+        let most = held * (1 + HANDSHAKE_FDS) + 256 + MANAGER_ATTACKERS * 64;
+        assert!(peak.fds <= before.fds + most, "{before:?} {peak:?}");
+        assert!(after.fds <= before.fds && after.threads <= before.threads, "{before:?} {after:?}");
+        assert!(peak.resident_kib <= before.resident_kib + (128 << 10), "{before:?} {peak:?}");
+        assert!(counts.tcp.load(Ordering::Relaxed) >= 200 && counts.manager.load(Ordering::Relaxed) >= 50);
+        assert!(
+            counts.connections.load(Ordering::Relaxed) >= 2 && counts.echoes.load(Ordering::Relaxed) >= 10
+        );
+    });
+}
+
+#[test]
+fn hostile_bytes_stop_neither_a_listener_nor_its_good_peers() {
+    let seconds = std::env::var("ADVERB_SECONDS").ok().map_or(3, |value| value.parse().unwrap());
+    for key in [None, Some(Key::new([7; 32]).unwrap())] {
+        attack(key.as_ref(), Duration::from_secs(seconds));
+    }
+}
