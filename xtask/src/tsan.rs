@@ -14,7 +14,7 @@ use crate::{paths, process};
 
 const THREADS: Sanitizer = Sanitizer {
     directory: "tsan",
-    flags: "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer -Copt-level=1",
+    flags: "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer -Copt-level=1 --cfg adverb_atomic_copies",
     called: "__tsan_init",
 };
 

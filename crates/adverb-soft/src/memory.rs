@@ -1,18 +1,14 @@
 //! Registered memory, as it lies in this process.
 //!
-//! This is the only place where the adapter touches bytes that are an application's. A peer or a thread may be looking at
-//! them or changing them at any moment, so that there is never a reference to them: bytes are copied by relaxed atomic
-//! loads and stores, eight at a time where they are aligned, and atomic operations are the processor's own, so that they
-//! are atomic for threads that don't go through the adapter too.
-//!
-//! An application may look at a byte (`MemoryRegion::read`) while a word that holds it is stored here. What it means that
-//! atomic accesses of two sizes overlap, Rust's memory model has yet to say; where this crate runs (x86-64 and aarch64), each
-//! is one instruction, the compiler joins or splits none, and a byte is either old or new, which is all that is promised of
-//! memory that a peer writes. Words that are used as words ([`fetch_add`](Memory::fetch_add), `MemoryRegion::word`) are always
-//! stored and loaded whole and aligned.
+//! This is the only place where the adapter touches bytes that are an application's. A peer or a thread may be reading or
+//! changing them at any moment, so that there is never a reference to them: bytes are copied by `access`, and atomic
+//! operations are the processor's own on aligned words, so that they are atomic for threads that don't go through the adapter
+//! too. What it means that these accesses race with each other is said there.
+
+mod access;
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use adverb_proto::memory::{Backing, Fault, Memory, Span};
 
@@ -59,7 +55,8 @@ impl RegisteredMemory {
     ///
     /// Until the backing is [removed](RegisteredMemory::remove), or this is gone, the bytes stay there, may be read from
     /// any thread (and written, if a region over them lets anybody write), and others in this process touch them only
-    /// through atomics or while no request or peer can reach them.
+    /// through copies like [`copy_out`], through atomics on aligned words of eight bytes, or while no request or peer can reach
+    /// them.
     pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> Backing {
         let area = Some(Area { address, length });
         let index = match self.free.pop() {
@@ -126,7 +123,7 @@ impl RegisteredMemory {
             return Err(Fault);
         }
         // SAFETY: eight bytes within the area, aligned as checked; they stay as long as the area, which is removed only
-        // by who has this exclusively; and others touch them through atomics.
+        // by who has this exclusively; and others touch them as `add` demands, which `access` says the meaning of.
         Ok(unsafe { address.as_ref() })
     }
 }
@@ -140,8 +137,8 @@ impl Memory for RegisteredMemory {
         let address = self.locate(span)?;
         // Who sees a byte of this packet, and looks in the right order, sees all of the packets before it.
         fence(Ordering::Release);
-        // SAFETY: as many bytes are there as are written, and others touch them through atomics.
-        unsafe { store(address, bytes) };
+        // SAFETY: as many bytes are there as are written, and others touch them as `add` demands.
+        unsafe { access::store(address, bytes) };
         Ok(())
     }
 
@@ -151,8 +148,8 @@ impl Memory for RegisteredMemory {
             return Err(Fault);
         }
         let address = self.locate(span)?;
-        // SAFETY: as many bytes are there as are read, and others touch them through atomics; and as many may be written.
-        unsafe { load(address, NonNull::from(&mut *out).cast(), out.len()) };
+        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and as many may be written.
+        unsafe { access::load(address, NonNull::from(&mut *out).cast(), out.len()) };
         fence(Ordering::Acquire);
         Ok(())
     }
@@ -162,8 +159,10 @@ impl Memory for RegisteredMemory {
         let address = self.locate(span)?;
         let length = span.length as usize;
         out.reserve(length);
-        // SAFETY: as many bytes are there as are read, and others touch them through atomics; and there is room for them.
-        unsafe { load(address, NonNull::from(&mut out.spare_capacity_mut()[..length]).cast(), length) };
+        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and there is room for them.
+        unsafe {
+            access::load(address, NonNull::from(&mut out.spare_capacity_mut()[..length]).cast(), length);
+        };
         // SAFETY: so many bytes more are written.
         unsafe { out.set_len(out.len() + length) };
         fence(Ordering::Acquire);
@@ -194,159 +193,14 @@ impl Memory for RegisteredMemory {
     }
 }
 
-/// How many bytes go before the first aligned word, at most `length`.
-fn unaligned(address: NonNull<u8>, length: usize) -> usize {
-    address.align_offset(align_of::<AtomicU64>()).min(length)
-}
-
-/// Copies bytes to memory that others may touch meanwhile.
+/// Copies bytes out of memory that others may access meanwhile.
 ///
 /// # Safety
 ///
-/// As many bytes may be written at `to`, and whoever touches them meanwhile does so through atomics.
-#[inline]
-unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
-    let (head, rest) = bytes.split_at(unaligned(to, bytes.len()));
-    // SAFETY: within what may be written, as `head` is a part of the bytes.
-    unsafe { store_bytes(to, head) };
-    // SAFETY: as above; `head` and `rest` together are the bytes.
-    let to = unsafe { to.add(head.len()) };
-    // SAFETY: `rest` can be read, and as many bytes may be written behind `head`; `to` is aligned: only if `head` reached
-    // an aligned address is there a `rest`.
-    let done = unsafe { copy_blocks(to, NonNull::from(rest).cast(), rest.len()) };
-    let (words, tail) = rest[done..].as_chunks::<8>();
-    // SAFETY: as above, for what is left of `rest`.
-    let to = unsafe { to.add(done) };
-    for (index, word) in words.iter().enumerate() {
-        // SAFETY: as above for each whole word, and aligned, because blocks are whole words.
-        let place = unsafe { to.cast::<AtomicU64>().add(index).as_ref() };
-        place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-    }
-    // SAFETY: as above, for what is left.
-    unsafe { store_bytes(to.add(words.len() * 8), tail) };
-}
-
-/// Copies a few bytes to memory that others may touch meanwhile.
-///
-/// # Safety
-///
-/// As [`store`].
-#[inline]
-unsafe fn store_bytes(to: NonNull<u8>, bytes: &[u8]) {
-    for (index, byte) in bytes.iter().enumerate() {
-        // SAFETY: within what may be written, as the caller says; an AtomicU8 is as a u8.
-        let place = unsafe { to.cast::<AtomicU8>().add(index).as_ref() };
-        place.store(*byte, Ordering::Relaxed);
-    }
-}
-
-/// Copies bytes from memory that others may touch meanwhile.
-///
-/// # Safety
-///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics; as many may be written
-/// at `to`, which nobody else touches.
-#[inline]
-unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
-    let head = unaligned(from, length);
-    // SAFETY: within what may be read and written.
-    unsafe { load_bytes(from, to, head) };
-    // SAFETY: as above.
-    let (from, to, length) = unsafe { (from.add(head), to.add(head), length - head) };
-    // SAFETY: as above; `from` is aligned, or nothing is left.
-    let done = unsafe { copy_blocks(to, from, length) };
-    // SAFETY: as above.
-    let (from, to, length) = unsafe { (from.add(done), to.add(done), length - done) };
-    for index in 0..length / 8 {
-        // SAFETY: as above for each whole word, and aligned, because blocks are whole words.
-        let place = unsafe { from.cast::<AtomicU64>().add(index).as_ref() };
-        // SAFETY: as above; it needn't be aligned there.
-        unsafe { to.cast::<u64>().add(index).write_unaligned(place.load(Ordering::Relaxed)) };
-    }
-    let words = length / 8 * 8;
-    // SAFETY: as above, for what is left.
-    unsafe { load_bytes(from.add(words), to.add(words), length - words) };
-}
-
-/// Copies a few bytes from memory that others may touch meanwhile.
-///
-/// # Safety
-///
-/// As [`load`].
-#[inline]
-unsafe fn load_bytes(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
-    for index in 0..length {
-        // SAFETY: within what may be read, as the caller says; an AtomicU8 is as a u8.
-        let place = unsafe { from.cast::<AtomicU8>().add(index).as_ref() };
-        // SAFETY: within what may be written, as the caller says.
-        unsafe { to.add(index).write(place.load(Ordering::Relaxed)) };
-    }
-}
-
-/// Copies as many whole blocks of 64 bytes as there are, and says how many bytes that were. The compiler makes words of
-/// words: it joins no atomic accesses. The processor's instructions for 16 bytes are twice as fast, and where one end is
-/// aligned to 8 bytes, no word of that end is seen in part.
-///
-/// # Safety
-///
-/// `length` bytes may be read at `from` and written at `to`, and one of the two is memory that nobody else touches; whoever
-/// touches the other meanwhile does so through atomics.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn copy_blocks(to: NonNull<u8>, from: NonNull<u8>, length: usize) -> usize {
-    let blocks = length / 64;
-    if blocks == 0 {
-        return 0;
-    }
-    // SAFETY: it reads and writes only what it may, as the caller says; the accesses are the processor's, to which data
-    // races mean nothing.
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "movups {a}, [{from}]",
-            "movups {b}, [{from} + 16]",
-            "movups {c}, [{from} + 32]",
-            "movups {d}, [{from} + 48]",
-            "movups [{to}], {a}",
-            "movups [{to} + 16], {b}",
-            "movups [{to} + 32], {c}",
-            "movups [{to} + 48], {d}",
-            "add {from}, 64",
-            "add {to}, 64",
-            "dec {blocks}",
-            "jnz 2b",
-            from = inout(reg) from.as_ptr() => _,
-            to = inout(reg) to.as_ptr() => _,
-            blocks = inout(reg) blocks => _,
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            c = out(xmm_reg) _,
-            d = out(xmm_reg) _,
-            options(nostack),
-        );
-    }
-    blocks * 64
-}
-
-/// Elsewhere words will do.
-///
-/// # Safety
-///
-/// None: it copies nothing.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-#[inline]
-unsafe fn copy_blocks(_to: NonNull<u8>, _from: NonNull<u8>, _length: usize) -> usize {
-    0
-}
-
-/// Copies bytes that others may touch meanwhile.
-///
-/// # Safety
-///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so through atomics.
+/// As many bytes may be read at `from`, and whoever changes them meanwhile does so as [`RegisteredMemory::add`] demands.
 pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
     // SAFETY: as the caller says; and as many bytes may be written.
-    unsafe { load(from, NonNull::from(&mut *out).cast(), out.len()) };
+    unsafe { access::load(from, NonNull::from(&mut *out).cast(), out.len()) };
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ const COVERAGE: &[(&str, &str)] = &[
         "its own tests: every alignment and length, outside every bound, atomics against threads",
     ),
     (
+        "crates/adverb-soft/src/memory/",
+        "the tests of `crates/adverb-soft/src/memory.rs`, and of `crates/adverb/src/memory/region.rs`: every alignment and \
+         length, and words against threads",
+    ),
+    (
         "crates/adverb-soft/src/nic/mod.rs",
         "`crates/adverb-soft/src/nic/tests.rs`: memory that was deregistered is never touched again",
     ),

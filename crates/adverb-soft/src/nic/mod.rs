@@ -209,8 +209,9 @@ impl Nic {
     /// # Safety
     ///
     /// Until the key is [deregistered](Nic::deregister), or the adapter is gone, the bytes stay there, may be read from any
-    /// thread (and written, if `access` lets anybody write), and others in this process touch them only through atomics,
-    /// or while no request or peer can reach them.
+    /// thread (and written, if `access` lets anybody write), and others in this process touch them only by copies like
+    /// [`copy_out`](crate::memory::copy_out), by atomics on aligned words of eight bytes, or while no request or peer can reach
+    /// them.
     pub unsafe fn register(
         &self,
         pd: Pd,

@@ -12,6 +12,7 @@
 //!
 //! This module, the backends and the ring that requests go through are the only ones with `unsafe`.
 
+mod access;
 mod buffer;
 mod pages;
 mod payload;

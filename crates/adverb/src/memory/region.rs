@@ -5,11 +5,11 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
 
-use super::{Buffer, Memory};
+use super::{Buffer, Memory, access};
 use crate::backend;
 use crate::error::{Error, Result};
 use crate::verbs::ProtectionDomain;
@@ -44,8 +44,8 @@ pub(crate) struct Region {
     memory: Option<Box<dyn Memory>>,
 }
 
-// SAFETY: the address is that of a `Memory`, which may be used from any thread; all access through this type is atomic,
-// and access through a `Buffer` is exclusive.
+// SAFETY: the address is that of a `Memory`, which may be used from any thread; this type copies, and has atomics on words, as
+// `access` says, and access through a `Buffer` is exclusive.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -152,15 +152,9 @@ impl MemoryRegion {
     ///
     /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let (first, words, last) = as_words(self.atomics(offset, bytes.len())?);
-        let (to_first, rest) = bytes.split_at_mut(first.len());
-        let (to_words, to_last) = rest.split_at_mut(8 * words.len());
-        for (to, word) in to_words.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
-        for (to, byte) in to_first.iter_mut().zip(first).chain(to_last.iter_mut().zip(last)) {
-            *to = byte.load(Ordering::Relaxed);
-        }
+        let from = self.shared(offset, bytes.len())?;
+        // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed exclusively.
+        unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
         Ok(())
     }
 
@@ -170,10 +164,9 @@ impl MemoryRegion {
     ///
     /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let to = self.atomics(offset, bytes.len())?;
-        for (byte, to) in bytes.iter().zip(to) {
-            to.store(*byte, Ordering::Relaxed);
-        }
+        let to = self.shared(offset, bytes.len())?;
+        // SAFETY: as many bytes are there as are written, and they are shared as `access` demands.
+        unsafe { access::store(to, bytes) };
         Ok(())
     }
 
@@ -190,7 +183,7 @@ impl MemoryRegion {
             return Err(Error::Unaligned { offset });
         }
         // SAFETY: in bounds and aligned as checked; the memory lives as long as the region, which the reference
-        // borrows; and here it is only ever reached through atomics.
+        // borrows; and what else is done to it meanwhile is what `access` allows, and says the meaning of.
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
 
@@ -258,12 +251,11 @@ impl MemoryRegion {
         }
     }
 
-    /// The bytes as atomics: the only way in which shared memory is touched.
-    fn atomics(&self, offset: usize, len: usize) -> Result<&[AtomicU8]> {
+    /// The address of bytes that others may access meanwhile: by copies, by atomics on words, or through the device.
+    fn shared(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         self.0.check_mapped(offset, len)?;
-        // SAFETY: in bounds as checked; AtomicU8 has the layout of u8; the memory lives as long as the region, which
-        // the slice borrows; and nobody reaches it but through atomics, the device, and peers through theirs.
-        Ok(unsafe { std::slice::from_raw_parts(self.0.address.add(offset).as_ptr().cast(), len) })
+        // SAFETY: in bounds as checked.
+        Ok(unsafe { self.0.address.add(offset) })
     }
 }
 
@@ -272,7 +264,7 @@ struct Again(MemoryRegion);
 
 // SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was
 // checked when this was made. Who has either region reaches the bytes by
-// atomics only, as peers do, and neither becomes a buffer: it isn't exclusive, and the first has another handle.
+// copies and atomics only, as peers do, and neither becomes a buffer: it isn't exclusive, and the first has another handle.
 unsafe impl Memory for Again {
     fn as_ptr(&self) -> NonNull<u8> {
         self.0.0.address
@@ -311,12 +303,6 @@ impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryRegion").field("len", &self.len()).field("access", &self.access()).finish()
     }
-}
-
-/// The same bytes, as many as can be by the word: they are copied eight times as fast.
-fn as_words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
-    // SAFETY: any eight bytes are a word, and both are only ever reached through atomics.
-    unsafe { bytes.align_to() }
 }
 
 /// A piece of a [`MemoryRegion`]: see [`MemoryRegion::slice`].
@@ -416,6 +402,55 @@ impl RemoteMemory {
 mod tests {
     use super::*;
     use crate::verbs::Device;
+
+    #[test]
+    fn every_alignment_and_length_is_copied_exactly() {
+        let region = Device::open("soft").unwrap().protection_domain().unwrap();
+        let region = region.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let message: Vec<u8> = (1..=160).collect();
+        for offset in 0..17 {
+            for length in (0..40).chain(60..90).chain(120..160) {
+                region.write(0, &[0; 256]).unwrap();
+                region.write(offset, &message[..length]).unwrap();
+                let mut expected = [0; 256];
+                expected[offset..offset + length].copy_from_slice(&message[..length]);
+                let mut all = [1; 256];
+                region.read(0, &mut all).unwrap();
+                assert_eq!(all, expected, "{length} bytes at {offset}");
+                let mut out = vec![0; length];
+                region.read(offset, &mut out).unwrap();
+                assert_eq!(out, message[..length]);
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_whole_while_they_are_copied() {
+        let domain = Device::open("soft").unwrap().protection_domain().unwrap();
+        let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
+        let words = || (0..32).map(|index| region.word(8 * index).unwrap());
+        std::thread::scope(|threads| {
+            let copying = threads.spawn(|| {
+                for round in 0..20_000usize {
+                    // From words to words, with blocks and without; and a few bytes of none of the words that are looked at.
+                    region.write(0, &[round as u8; 128][..8 * (1 + round % 16)]).unwrap();
+                    region.write(251, &[round as u8; 5]).unwrap();
+                }
+            });
+            while !copying.is_finished() {
+                for word in words().take(16) {
+                    let bytes = word.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes();
+                    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
+                }
+                let mut copy = [0; 128];
+                region.read(0, &mut copy).unwrap();
+                for word in copy.as_chunks::<8>().0 {
+                    assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
+                }
+            }
+            copying.join().unwrap();
+        });
+    }
 
     #[test]
     fn memory_that_is_registered_again_and_again_is_registered_twice() {

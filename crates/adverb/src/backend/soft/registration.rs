@@ -29,7 +29,7 @@ impl Registration {
         let addr = iova.unwrap_or(own);
         let access = access.difference(Access::ZERO_BASED);
         // SAFETY: the memory is readable and writable, and its owner keeps it until after `deregister`; others touch it
-        // through atomics, or while they have it alone.
+        // by copies and word atomics (`memory/access.rs`), or while they have it alone.
         let key = unsafe { device.nic.register(domain.pd, memory.as_ptr(), memory.len(), addr, access) };
         let action = || format!("registering {} bytes with {}", memory.len(), device.name);
         let key = key.map_err(|error| refusal(error, action()))?;

@@ -1,0 +1,1 @@
+../../../adverb-soft/src/memory/access.rs
