@@ -34,7 +34,7 @@ fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
     }
     while let Some(deadline) = here.deadline() {
         std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-        here.receive(&mut |_| ()).unwrap();
+        here.receive(usize::MAX, &mut |_| ()).unwrap();
     }
     (drain(&mut there).into_iter().map(|packet| packet.bytes).collect(), here.counts())
 }
@@ -113,7 +113,7 @@ fn delayed_packets_are_overtaken_and_come_in_time() {
     let delay = here.deadline().unwrap() - start;
     assert!(delay >= Duration::from_millis(5), "{delay:?}");
     std::thread::sleep(delay);
-    assert_eq!(here.receive(&mut |_| ()).unwrap(), 0);
+    assert_eq!(here.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
     assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"late"))]);
     assert_eq!(here.deadline(), None);
 }
@@ -136,8 +136,8 @@ impl Link for Reluctant {
         self.0.send(&packets[..packets.len().min(self.1 % 4)])
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
-        self.0.receive(each)
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        self.0.receive(max, each)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -107,7 +107,7 @@ fn threads_may_send_to_one_device_at_once() {
         while total < 20_000 {
             support::wait(&sink);
             total += sink
-                .receive(&mut |packet| {
+                .receive(usize::MAX, &mut |packet| {
                     let count = &mut counts[support::host(packet.source.ip()) as usize - 2];
                     assert_eq!(packet.bytes, count.to_le_bytes());
                     *count += 1;
@@ -117,4 +117,24 @@ fn threads_may_send_to_one_device_at_once() {
     });
     assert_eq!(counts, [5000; 4]);
     assert_eq!(sink.overflows(), 0);
+}
+
+#[test]
+fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
+    let switch = Switch::new(SwitchConfig::default());
+    let [mut here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
+    let bytes: Vec<u8> = (0..100).collect();
+    let packets: Vec<_> = bytes.chunks(1).map(|bytes| packet(1, 2, bytes)).collect();
+    assert_eq!(here.send(&packets).unwrap(), 100);
+    let mut got = Vec::new();
+    for max in [1, 7, 30].into_iter().cycle() {
+        let before = got.len();
+        let count = there.receive(max, &mut |packet| got.extend_from_slice(packet.bytes)).unwrap();
+        assert!(count == got.len() - before && count <= max, "{count} packets of {max}");
+        if count == 0 {
+            break;
+        }
+        assert_eq!(there.deadline().is_some(), got.len() < 100);
+    }
+    assert_eq!(got, bytes);
 }

@@ -106,7 +106,7 @@ fn packets_of_all_lengths_come_whole_and_in_order() {
         assert_eq!(got.icrc, Some(IcrcCheck::AnyIdentification));
     }
     assert!(!is_readable(&there));
-    assert_eq!(there.receive(&mut |_| ()).unwrap(), 0);
+    assert_eq!(there.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
     assert_eq!(here.statistics(), Default::default());
     assert_eq!(there.statistics(), Default::default());
 }
@@ -182,7 +182,9 @@ fn congestion_marks_are_seen() {
     let mut got = Vec::new();
     while got.len() < marks.len() {
         wait(&there);
-        there.receive(&mut |packet| got.push((packet.traffic_class, packet.congested()))).unwrap();
+        there
+            .receive(usize::MAX, &mut |packet| got.push((packet.traffic_class, packet.congested())))
+            .unwrap();
     }
     assert_eq!(got, marks.map(|class| (class, class == 3 || class == 0xfb)));
 }
@@ -319,4 +321,32 @@ fn strictness_is_asked_for() {
     assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IdentificationBelow(64)));
     assert_eq!(link.local().port(), 4791);
     assert!(matches!(link.local().ip(), IpAddr::V4(_)));
+}
+
+#[test]
+fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let bytes: Vec<[u8; 8]> = (0..600_u64).map(|number| (number << 32).to_be_bytes()).collect();
+    let packet = between(&here, &there, b"");
+    let packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..packet }).collect();
+    assert_eq!(here.send(&packets).unwrap(), packets.len());
+    assert!(here.segmentation(), "they travel as GSO batches");
+    let mut numbers = Vec::new();
+    for max in [1, 5, 7, 256].into_iter().cycle() {
+        let mut got = 0;
+        let count = there.receive(max, &mut |packet| {
+            // Behind it is the place of an ICRC, which a batch changes.
+            numbers.push(u32::from_be_bytes(packet.bytes[..4].try_into().unwrap()));
+            got += 1;
+        });
+        assert_eq!(count.unwrap(), got);
+        assert!(got <= max, "{got} packets of {max}");
+        // While the descriptor shows nothing, the deadline tells of what is held.
+        assert!(there.deadline().is_some() || is_readable(&there) || numbers.len() == 600);
+        if numbers.len() == 600 {
+            break;
+        }
+    }
+    assert_eq!(there.deadline(), None);
+    assert!(numbers.into_iter().eq(0..600), "all, in order");
 }

@@ -92,23 +92,28 @@ impl Link for Bundle {
         self.unsendable + self.links.iter().map(|(_, link)| link.unsendable_packets()).sum::<u64>()
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
-        let Some((_, busy)) = self.links.get_mut(self.busy) else { return Ok(0) };
-        let mut count = busy.receive(each)?;
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let (mut count, busy, link_count) = (0, self.busy, self.links.len());
         self.looks += 1;
         // Who sleeps on the descriptor is woken until all was received, so that a look that is left out does no harm.
         if self.looks >= LOOKS {
             self.looks = 0;
-            let busy = self.busy;
-            for (index, (_, link)) in self.links.iter_mut().enumerate().filter(|(index, _)| *index != busy) {
-                let others = link.receive(each)?;
+            // First those behind the busy one, in turn, so that no two links can keep a third from being served.
+            for index in (1..link_count).map(|offset| (busy + offset) % link_count) {
+                let others = match max.saturating_sub(count) {
+                    0 => break,
+                    left => self.links[index].1.receive(left, each)?,
+                };
                 if others > 0 {
                     self.busy = index;
                     count += others;
                 }
             }
         }
-        Ok(count)
+        match self.links.get_mut(busy) {
+            Some((_, link)) if count < max => Ok(count + link.receive(max - count, each)?),
+            _ => Ok(count),
+        }
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -257,12 +257,12 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.unsendable_packets()
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         self.release()?;
         if !self.config.strict {
-            return self.inner.receive(each);
+            return self.inner.receive(max, each);
         }
-        self.inner.receive(&mut |packet| each(&Incoming { icrc: STRICT, ..*packet }))
+        self.inner.receive(max, &mut |packet| each(&Incoming { icrc: STRICT, ..*packet }))
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
 use adverb_proto::vocabulary::Gid;
@@ -33,7 +34,7 @@ use super::{Incoming, Link, Outgoing};
 ///     bytes: b"a packet",
 /// }])?;
 /// let mut got = Vec::new();
-/// there.receive(&mut |packet| got.extend_from_slice(packet.bytes))?;
+/// there.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes))?;
 /// assert_eq!(got, b"a packet");
 /// # std::io::Result::Ok(())
 /// ```
@@ -87,7 +88,15 @@ impl Switch {
         }
         ports.insert(address, Arc::clone(&port));
         let shared = Arc::clone(&self.shared);
-        Ok(MemLink { address, port, shared, taken: Batch::default(), last: None, unreachable: 0 })
+        Ok(MemLink {
+            address,
+            port,
+            shared,
+            taken: Batch::default(),
+            handed: (0, 0),
+            last: None,
+            unreachable: 0,
+        })
     }
 }
 
@@ -106,6 +115,8 @@ pub struct MemLink {
     /// What is being received. Changes places with the port's when that has something, so that neither is ever
     /// allocated again.
     taken: Batch,
+    /// The number of packets of `taken` that were handed over, and of their bytes.
+    handed: (usize, usize),
     /// Where the last packets went: the next mostly go there too.
     last: Option<(IpAddr, Arc<Port>)>,
     unreachable: u64,
@@ -164,15 +175,19 @@ impl Link for MemLink {
         self.unreachable
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
-        self.taken.clear();
-        if !self.port.take(&mut self.taken)? {
-            return Ok(0);
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        let (mut next, mut offset) = self.handed;
+        if next == self.taken.entries.len() {
+            self.taken.clear();
+            (next, offset) = (0, 0);
+            self.handed = (0, 0);
+            if !self.port.take(&mut self.taken)? {
+                return Ok(0);
+            }
         }
-        let mut rest = &self.taken.bytes[..];
-        for entry in &self.taken.entries {
-            let (bytes, behind) = rest.split_at(entry.length);
-            rest = behind;
+        let first = next;
+        for entry in self.taken.entries[first..].iter().take(max) {
+            let bytes = &self.taken.bytes[offset..][..entry.length];
             each(&Incoming {
                 source: entry.source,
                 destination: entry.destination,
@@ -182,8 +197,14 @@ impl Link for MemLink {
                 icrc: self.shared.config.icrc,
                 bytes,
             });
+            (next, offset) = (next + 1, offset + entry.length);
         }
-        Ok(self.taken.entries.len())
+        self.handed = (next, offset);
+        Ok(next - first)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (self.handed.0 < self.taken.entries.len()).then(Instant::now)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
@@ -352,6 +373,6 @@ mod tests {
             bytes: b"a packet",
         };
         assert_eq!(here.send(&[packet]).unwrap(), 1);
-        assert_eq!(there.receive(&mut |_| ()).unwrap(), 1);
+        assert_eq!(there.receive(usize::MAX, &mut |_| ()).unwrap(), 1);
     }
 }

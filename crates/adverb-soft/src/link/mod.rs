@@ -95,13 +95,15 @@ pub trait Link: Send {
         0
     }
 
-    /// Hands what has come to `each`, without waiting; says how many packets came, some of which may have been lost in the
-    /// link. There may be more: only 0 says that there are none.
+    /// Hands what has come to `each`, but no more than `max` packets, which is at least 1, without waiting; says how many
+    /// packets came, some of which may have been lost in the link. There may be more: only 0 says that there are none.
+    /// Packets that the link took from the system and hasn't handed over are announced by the
+    /// [`deadline`](Link::deadline).
     ///
     /// # Errors
     ///
     /// If the link no longer works.
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
 
     /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0, for who
     /// [looks](Link::watch). `None` if there is none: then only calling that tells.
@@ -119,7 +121,7 @@ pub trait Link: Send {
     }
 
     /// When to call [`receive`](Link::receive) at the latest, though the descriptor shows nothing: a wrapper may hold
-    /// packets back.
+    /// packets back, and a link may have more than it was asked for.
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -163,8 +165,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).unsendable_packets()
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
-        (**self).receive(each)
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+        (**self).receive(max, each)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

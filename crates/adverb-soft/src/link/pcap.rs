@@ -108,10 +108,10 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.unsendable_packets()
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         let PcapLink { inner, capture, interface } = self;
         let mut now = None;
-        inner.receive(&mut |packet| {
+        inner.receive(max, &mut |packet| {
             let now = *now.get_or_insert_with(nanoseconds);
             let Incoming { source, destination, traffic_class, bytes, .. } = *packet;
             let hop_limit = packet.hop_limit.unwrap_or(0);

@@ -226,7 +226,7 @@ impl Engine {
         let was_deferred = self.deferred.is_some();
         let mut budget = BUDGET;
         loop {
-            let received = self.receive()?;
+            let received = self.receive(budget)?;
             if received == 0 && poller.is_some() && self.is_glance() {
                 return Ok(Work::Done);
             }
@@ -289,12 +289,12 @@ impl Engine {
         })
     }
 
-    /// Takes in a batch of what has come, and says how many packets that were.
-    fn receive(&mut self) -> io::Result<usize> {
+    /// Takes in a batch of what has come, of at most `max` packets, and says how many packets that were.
+    fn receive(&mut self, max: usize) -> io::Result<usize> {
         let Engine { device, memory, link: Some(link), start, .. } = self else { return Ok(0) };
         // Mostly nothing has come.
         let mut time = None;
-        link.receive(&mut |incoming| {
+        link.receive(max, &mut |incoming| {
             let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
             // What isn't a packet is nobody's.
             let Ok(packet) = Packet::parse(incoming.bytes) else { return };
@@ -578,8 +578,8 @@ const GATHER: u32 = 16;
 /// How many packets are few.
 const FEW: usize = 2;
 
-/// How many packets are handled before others may have the lock.
-const BUDGET: usize = 256;
+/// The number of packets that are received, and that are sent, before others may have the lock: at most so many of each.
+pub(super) const BUDGET: usize = 256;
 
 /// How often completions are taken before the link is looked at again.
 const MOST_UNSERVED: u32 = 256;
@@ -634,5 +634,55 @@ mod tests {
         assert_eq!(window(2 * 212_992, PathMtu::Mtu4096), 92);
         assert_eq!(window(8 << 20, PathMtu::Mtu1024), 5461);
         assert_eq!(window(0, PathMtu::Mtu256), LEAST_WINDOW);
+    }
+
+    /// A link that always has more packets, and counts those that it handed over.
+    struct Flood(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Link for Flood {
+        fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+            Ok(packets.len())
+        }
+
+        fn receive(
+            &mut self,
+            max: usize,
+            each: &mut dyn FnMut(&crate::link::Incoming<'_>),
+        ) -> io::Result<usize> {
+            let count = max.min(10_000);
+            for _ in 0..count {
+                each(&crate::link::Incoming {
+                    source: SocketAddr::new([10, 0, 0, 2].into(), 0xc000),
+                    destination: SocketAddr::new([10, 0, 0, 1].into(), 4791),
+                    traffic_class: 0,
+                    hop_limit: None,
+                    flow_label: 0,
+                    icrc: IcrcCheck::Trusted,
+                    bytes: b"noise",
+                });
+            }
+            self.0.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+            Ok(count)
+        }
+
+        fn readiness(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_flood_gets_no_more_than_its_budget_before_others_get_the_lock() {
+        let handed = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let addresses = vec![SocketAddr::new([10, 0, 0, 1].into(), 4791)];
+        let channel = Arc::new(Channel::new().unwrap());
+        let link = Box::new(Flood(Arc::clone(&handed)));
+        let mut engine = Engine::new(addresses, Some(link), channel, PathMtu::Mtu1024).unwrap();
+        let cq = engine.device.create_cq(1);
+        for drives in 1..=3 {
+            assert_eq!(engine.drive().unwrap(), Work::More);
+            assert_eq!(handed.load(std::sync::atomic::Ordering::Relaxed), (2 * drives - 1) * BUDGET);
+            assert_eq!(engine.drive_for(cq).unwrap(), Work::More);
+            assert_eq!(handed.load(std::sync::atomic::Ordering::Relaxed), 2 * drives * BUDGET);
+        }
     }
 }

@@ -384,9 +384,9 @@ impl Link for Wire {
         Ok(taken)
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         let mut count = 0;
-        while count < 16
+        while count < max.min(16)
             && let Ok((source, destination, bytes)) = self.come.try_recv()
         {
             _ = self.ready.take();

@@ -96,7 +96,7 @@ pub(crate) fn datagram(flow: &Flow, identification: u16, psn: u32, payload: &[u8
 /// All that has come.
 pub(crate) fn drain(link: &mut impl Link) -> Vec<Packet> {
     let mut packets = Vec::new();
-    while link.receive(&mut |packet| packets.push(packet.into())).unwrap() > 0 {}
+    while link.receive(usize::MAX, &mut |packet| packets.push(packet.into())).unwrap() > 0 {}
     packets
 }
 

@@ -71,6 +71,8 @@ fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Opt
     for (address, port) in at {
         let mut config = UdpConfig::new((*address).into());
         config.port = *port;
+        // Few, so that a round begins soon.
+        config.source_ports = 2;
         links.push(UdpLink::open(&config)?);
     }
     let v6_gid = v6.as_ref().map(|link| link.gid().ip());
@@ -87,6 +89,7 @@ fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
     let open = |port| {
         let mut config = UdpConfig::new(Ipv6Addr::LOCALHOST.into());
         config.port = port;
+        config.source_ports = 2;
         UdpLink::open(&config)
     };
     match first_free(number, open) {

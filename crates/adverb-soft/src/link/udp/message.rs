@@ -1,8 +1,10 @@
 //! System calls that send and receive many datagrams at once.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
@@ -139,6 +141,22 @@ pub(super) struct Receiver {
     ask: usize,
     /// What the kernel's counter of overflows said last.
     overflows: u32,
+    /// Datagrams and GRO batches in the buffers, of which not all packets were handed over.
+    held: VecDeque<Held>,
+}
+
+/// A datagram, or a GRO batch, in a buffer.
+#[derive(Debug)]
+struct Held {
+    buffer: usize,
+    /// The bytes that weren't handed over.
+    rest: Range<usize>,
+    /// The length of the packets, but for the last.
+    segment: usize,
+    source: SocketAddr,
+    traffic_class: u8,
+    hop_limit: Option<u8>,
+    flow_label: u32,
 }
 
 /// Room for what a system call brings: a train may be as long as any datagram.
@@ -156,10 +174,16 @@ const MOST_PACKETS: usize = 512;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
-        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0 }
+        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0, held: VecDeque::new() }
     }
 
-    /// Hands what has come to `each`, without waiting, and says how many datagrams that were.
+    /// Whether packets were received and not handed over.
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Hands up to `max` packets that have come to `each`, without waiting, and returns how many came, those that were dropped
+    /// included.
     ///
     /// # Errors
     ///
@@ -167,9 +191,36 @@ impl Receiver {
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
+        max: usize,
         statistics: &mut UdpStatistics,
         each: &mut dyn FnMut(&Datagram<'_>),
     ) -> io::Result<usize> {
+        let mut count = if self.held.is_empty() { self.fetch(socket, statistics)? } else { 0 };
+        while count < max
+            && let Some(held) = self.held.front_mut()
+        {
+            let Held { buffer, ref mut rest, segment, source, traffic_class, hop_limit, flow_label } = *held;
+            let buffer = &self.buffers[buffer];
+            loop {
+                let end = rest.end.min(rest.start + segment);
+                let bytes = &buffer[rest.start..end];
+                rest.start = end;
+                each(&Datagram { source, traffic_class, hop_limit, flow_label, bytes });
+                count += 1;
+                if rest.start >= rest.end {
+                    self.held.pop_front();
+                    break;
+                }
+                if count >= max {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Receives a batch of datagrams into the buffers, none of which is held. Returns how many were dropped.
+    fn fetch(&mut self, socket: BorrowedFd<'_>, statistics: &mut UdpStatistics) -> io::Result<usize> {
         let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFERS];
         let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFERS];
         let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BUFFERS];
@@ -201,7 +252,7 @@ impl Receiver {
             return match error.raw_os_error() {
                 Some(libc::EAGAIN) => Ok(0),
                 // There may be something.
-                Some(libc::EINTR) => self.receive(socket, statistics, each),
+                Some(libc::EINTR) => self.fetch(socket, statistics),
                 Some(libc::EBADF | libc::ENOTSOCK) => Err(error),
                 // An ICMP error that the kernel queued, or a lack of memory. The descriptor stays readable while datagrams
                 // are queued, so that the caller tries again.
@@ -218,7 +269,7 @@ impl Receiver {
             unsafe { (*messages[0].as_mut_ptr()).msg_len = came as libc::c_uint };
             1
         };
-        let (mut count, mut byte_count) = (came, 0);
+        let (mut count, mut byte_count, mut dropped) = (came, 0, 0);
         for (index, message) in messages[..came].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
             // and flags.
@@ -232,25 +283,34 @@ impl Receiver {
             // SAFETY: it was initialised above.
             let source = unsafe { addresses[index].assume_init_ref() }.get();
             let bytes = self.buffers[index].get(..message.msg_len as usize);
-            let (Some(source), Some(bytes)) = (source, bytes) else { continue };
+            let (Some(source), Some(bytes)) = (source, bytes) else {
+                dropped += 1;
+                continue;
+            };
             // Of a train only the last packet may be shorter; what isn't one may be empty.
             let length = said.segment.unwrap_or(bytes.len()).max(1);
             if length > LONGEST {
                 statistics.too_long += 1;
+                dropped += 1;
                 continue;
             }
             count += bytes.len().div_ceil(length).max(1) - 1;
             byte_count += bytes.len();
             let Said { traffic_class, hop_limit, flow_label, .. } = said;
-            let mut hand = |bytes| each(&Datagram { source, traffic_class, hop_limit, flow_label, bytes });
-            if bytes.is_empty() {
-                hand(bytes);
-            }
-            bytes.chunks(length).for_each(hand);
+            let rest = 0..bytes.len();
+            self.held.push_back(Held {
+                buffer: index,
+                rest,
+                segment: length,
+                source,
+                traffic_class,
+                hop_limit,
+                flow_label,
+            });
         }
         let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count.max(1));
         self.ask = (2 * came).min(most).clamp(1, BUFFERS);
-        Ok(count)
+        Ok(dropped)
     }
 }
 

@@ -20,6 +20,7 @@ mod socket;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
 use adverb_proto::vocabulary::Gid;
@@ -102,7 +103,7 @@ pub struct UdpStatistics {
 ///     bytes: b"a packet",
 /// }])?;
 /// let mut got = Vec::new();
-/// while there.receive(&mut |packet| got.extend_from_slice(packet.bytes))? == 0 {}
+/// while there.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes))? == 0 {}
 /// assert_eq!(got, b"a packet");
 /// # std::io::Result::Ok(())
 /// ```
@@ -117,6 +118,8 @@ pub struct UdpLink {
     receiver: Receiver,
     receive_buffer: usize,
     groups: Vec<Group>,
+    /// The socket that is read first: 0 is `receiving`, the others are those of `groups`.
+    first_socket: usize,
     /// Readable when `receiving` is, or a group's socket.
     readiness: Epoll,
     /// One for each source port.
@@ -194,6 +197,7 @@ impl UdpLink {
             receiver,
             receive_buffer,
             groups: Vec::new(),
+            first_socket: 0,
             readiness,
             sending,
             identification_checked,
@@ -307,7 +311,7 @@ impl Link for UdpLink {
         self.statistics.unsendable
     }
 
-    fn receive(&mut self, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
         let UdpLink { local, icrc, statistics, sending, .. } = self;
         let mut hand = |destination, datagram: &Datagram<'_>| {
             each(&Incoming {
@@ -320,12 +324,25 @@ impl Link for UdpLink {
                 bytes: datagram.bytes,
             });
         };
-        let receiving = self.receiving.as_fd();
-        let mut count =
-            self.receiver.receive(receiving, statistics, &mut |datagram| hand(*local, datagram))?;
-        for Group { address, socket, receiver } in &mut self.groups {
+        let socket_count = 1 + self.groups.len();
+        let (first, mut count) = (self.first_socket % socket_count, 0);
+        for index in (first..socket_count).chain(0..first) {
+            // Dropped datagrams count, too, and may be more.
+            let left = max.saturating_sub(count);
+            if left == 0 {
+                // Another is first the next time, so that packets to one can't keep the others from being served.
+                self.first_socket = index;
+                break;
+            }
+            let Some(group) = index.checked_sub(1) else {
+                let socket = self.receiving.as_fd();
+                let mut hand_unicast = |datagram: &Datagram<'_>| hand(*local, datagram);
+                count += self.receiver.receive(socket, left, statistics, &mut hand_unicast)?;
+                continue;
+            };
+            let Group { address, socket, receiver } = &mut self.groups[group];
             let destination = SocketAddr::new(*address, ROCE_PORT);
-            count += receiver.receive(socket.as_fd(), statistics, &mut |datagram| {
+            count += receiver.receive(socket.as_fd(), left, statistics, &mut |datagram| {
                 let port = datagram.source.port();
                 let is_own =
                     datagram.source.ip() == local.ip() && sending.iter().any(|(own, _)| *own == port);
@@ -335,6 +352,12 @@ impl Link for UdpLink {
             })?;
         }
         Ok(count)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let mut groups = self.groups.iter();
+        let is_holding = self.receiver.is_holding() || groups.any(|group| group.receiver.is_holding());
+        is_holding.then(Instant::now)
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
@@ -431,7 +454,7 @@ mod tests {
         assert!(!link.segmentation());
         let mut count = 0;
         while count < 20 {
-            link.receive(&mut |packet| {
+            link.receive(usize::MAX, &mut |packet| {
                 assert_eq!(packet.bytes, bytes);
                 count += 1;
             })
@@ -449,12 +472,12 @@ mod tests {
         setsockopt(&link.receiving, Ipv4RecvErr, &true).unwrap();
         let closed = SocketAddr::new(address.into(), 4790);
         link.receiving.send_to(b"anybody there?", closed).unwrap();
-        assert_eq!(link.receive(&mut |_| ()).unwrap(), 0);
+        assert_eq!(link.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
         assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         stranger.send_to(b"a datagram", link.local()).unwrap();
         let mut got = Vec::new();
-        while link.receive(&mut |packet| got.extend_from_slice(packet.bytes)).unwrap() == 0 {}
+        while link.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes)).unwrap() == 0 {}
         assert_eq!(got, b"a datagram");
     }
 
