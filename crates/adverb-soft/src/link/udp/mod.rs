@@ -437,10 +437,15 @@ mod tests {
     struct NoChecksum;
     nix::setsockopt_impl!(NoChecksum, libc::SOL_SOCKET, libc::SO_NO_CHECK, bool, SetBool);
 
+    /// Returns a loopback address of this process: another for each test, because tests run at once.
+    fn loopback(test: u32) -> std::net::Ipv4Addr {
+        let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
+        std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !7 | test)
+    }
+
     #[test]
     fn where_trains_are_refused_packets_go_one_by_one() {
-        let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
-        let address = std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host);
+        let address = loopback(0);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         for (_, socket) in &link.sending {
             // Without a checksum there are no trains.
@@ -465,8 +470,7 @@ mod tests {
 
     #[test]
     fn an_error_that_says_nothing_of_the_socket_is_counted_and_datagrams_still_come() {
-        let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
-        let address = std::net::Ipv4Addr::from_bits(127 << 24 | 0x90_0000 | host & 0xf_ffff);
+        let address = loopback(1);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         // Then the kernel queues what ICMP says of what the socket sent: here that nobody listens.
         setsockopt(&link.receiving, Ipv4RecvErr, &true).unwrap();
