@@ -23,6 +23,7 @@ use crate::qp::{
     Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
     Rings, Transition,
 };
+use crate::slots::FreeSlots;
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
@@ -114,7 +115,9 @@ pub struct Device<S = ()> {
     free: Vec<u32>,
     numbers: HashMap<u32, u32, NumberHasher>,
     cqs: Vec<Option<CompletionQueue>>,
+    free_cqs: FreeSlots,
     srqs: Vec<Option<SharedQueue>>,
+    free_srqs: FreeSlots,
     keys: Keys,
     timers: Timers,
     /// Slots of queue pairs that may have something to send, each once.
@@ -156,7 +159,9 @@ impl<S: Sink> Device<S> {
             free: Vec::new(),
             numbers: HashMap::default(),
             cqs: Vec::new(),
+            free_cqs: FreeSlots::default(),
             srqs: Vec::new(),
+            free_srqs: FreeSlots::default(),
             keys: Keys::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
@@ -219,24 +224,16 @@ impl<S: Sink> Device<S> {
 
     /// Makes a completion queue with room for this many completions. It takes memory as it fills.
     pub fn create_cq(&mut self, capacity: u32) -> Cq {
-        let index = self.cqs.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.cqs.push(None);
-            self.cqs.len() - 1
-        });
-        self.cqs[index] = Some(CompletionQueue::new(capacity));
-        Cq(index as u32)
+        Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::new(capacity)))
     }
 
     /// Ends a completion queue, and says whether it did: not if there is none, or queue pairs complete there.
     pub fn destroy_cq(&mut self, cq: Cq) -> bool {
-        let slot = self.cqs.get_mut(cq.0 as usize);
-        match slot {
-            Some(slot) if slot.as_ref().is_some_and(|cq| cq.users == 0) => {
-                *slot = None;
-                true
-            }
-            _ => false,
+        let is_unused = matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.users == 0);
+        if is_unused {
+            self.free_cqs.vacate(&mut self.cqs, cq.0);
         }
+        is_unused
     }
 
     /// Gives a completion queue room for this many completions, and says whether it did: not if there is none, or more

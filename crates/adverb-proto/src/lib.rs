@@ -31,6 +31,7 @@ mod mutation;
 pub mod mutation;
 mod path;
 mod qp;
+mod slots;
 mod srq;
 mod stats;
 mod time;

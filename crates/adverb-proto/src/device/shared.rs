@@ -14,13 +14,7 @@ impl<S: Sink> Device<S> {
     /// If there is no such domain.
     pub fn create_srq(&mut self, config: SrqConfig) -> Result<Srq, SrqError> {
         self.keys.hold_domain(config.pd).map_err(|_| SrqError::UnknownDomain)?;
-        // There are few of these, and they are made rarely.
-        let index = self.srqs.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.srqs.push(None);
-            self.srqs.len() - 1
-        });
-        self.srqs[index] = Some(SharedQueue::new(config));
-        Ok(Srq(index as u32))
+        Ok(Srq(self.free_srqs.occupy(&mut self.srqs, SharedQueue::new(config))))
     }
 
     /// Ends a shared receive queue. What was posted to it is forgotten without a completion.
@@ -34,7 +28,7 @@ impl<S: Sink> Device<S> {
             return Err(SrqError::InUse { queue_pairs: queue.users });
         }
         let pd = queue.config.pd;
-        self.srqs[srq.0 as usize] = None;
+        self.free_srqs.vacate(&mut self.srqs, srq.0);
         self.keys.release_domain(pd);
         Ok(())
     }

@@ -9,6 +9,7 @@ use super::windows::{Whole, Windows};
 use super::{Backing, Span};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
+use crate::slots::FreeSlots;
 use crate::vocabulary::{Access, Segment};
 
 /// A protection domain: queue pairs and regions work together only within one (vol. 1, 10.2.3).
@@ -47,6 +48,7 @@ pub enum RemoteInvalidate {
 pub(crate) struct Keys {
     /// How many things hold each domain; `None` where one was destroyed.
     domains: Vec<Option<u32>>,
+    free_domains: FreeSlots,
     regions: HashMap<u32, Region, NumberHasher>,
     pub(super) windows: Windows,
     /// What was deregistered, for a planted fault that still uses it.
@@ -68,20 +70,14 @@ pub(super) struct Region {
 impl Keys {
     /// Makes a protection domain.
     pub(crate) fn create_domain(&mut self) -> Pd {
-        // There are few of these, and they are made rarely.
-        let index = self.domains.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.domains.push(None);
-            self.domains.len() - 1
-        });
-        self.domains[index] = Some(0);
-        Pd(index as u32)
+        Pd(self.free_domains.occupy(&mut self.domains, 0))
     }
 
     /// Ends a protection domain, if nothing belongs to it.
     pub(crate) fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
-        match self.domains.get_mut(pd.0 as usize) {
-            Some(slot @ Some(0)) => {
-                *slot = None;
+        match self.domains.get(pd.0 as usize) {
+            Some(Some(0)) => {
+                self.free_domains.vacate(&mut self.domains, pd.0);
                 Ok(())
             }
             Some(Some(users)) => Err(DomainError::InUse { users: *users }),

@@ -2,7 +2,7 @@
 //! `rxe_mw.c`).
 
 use core::fmt;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use adverb_wire::Qpn;
 
@@ -20,7 +20,7 @@ use crate::vocabulary::{Access, WindowBind};
 pub(super) struct Windows {
     by_index: HashMap<u32, Window, NumberHasher>,
     /// Which are bound on a queue pair.
-    by_queue_pair: HashMap<u32, Vec<u32>, NumberHasher>,
+    by_queue_pair: HashMap<u32, HashSet<u32, NumberHasher>, NumberHasher>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +160,7 @@ impl Keys {
             window.key = rkey;
             window.bound = Some(bound);
         }
-        self.windows.by_queue_pair.entry(qpn.get()).or_default().push(index);
+        self.windows.by_queue_pair.entry(qpn.get()).or_default().insert(index);
         Ok(())
     }
 
@@ -168,10 +168,8 @@ impl Keys {
     fn unbind(&mut self, index: u32) {
         let Some(window) = self.windows.by_index.get_mut(&index) else { return };
         let Some(bound) = window.bound.take() else { return };
-        if let Some(windows) = self.windows.by_queue_pair.get_mut(&bound.qpn.get())
-            && let Some(place) = windows.iter().position(|other| *other == index)
-        {
-            windows.swap_remove(place);
+        if let Some(windows) = self.windows.by_queue_pair.get_mut(&bound.qpn.get()) {
+            windows.remove(&index);
         }
         self.release_region(bound.region);
     }

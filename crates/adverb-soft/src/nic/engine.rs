@@ -1,6 +1,6 @@
 //! What an adapter's lock guards: the engine, the memory, the link, and who is to be told.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub(super) struct Engine {
     /// The groups that the link has joined.
     groups: Vec<Gid>,
     /// Where completion queues announce completions.
-    pub(super) channels: Vec<(Cq, Arc<Channel>)>,
+    pub(super) channels: BTreeMap<Cq, Arc<Channel>>,
     /// The queue pairs that there are, for the day that all must come back.
     pub(super) qps: HashSet<Qpn>,
     pub(super) events: VecDeque<NicEvent>,
@@ -110,7 +110,7 @@ impl Engine {
             read_window,
             gather: if buffer.is_some() { GATHER } else { 0 },
             groups: Vec::new(),
-            channels: Vec::new(),
+            channels: BTreeMap::new(),
             qps: HashSet::new(),
             events: VecDeque::new(),
             event_channel,
@@ -429,7 +429,7 @@ impl Engine {
             if let Notice::Completion(cq) = notice {
                 if self.gsi.is_announced_by(cq) {
                     self.gsi.attend();
-                } else if let Some((_, channel)) = self.channels.iter().find(|(number, _)| *number == cq) {
+                } else if let Some(channel) = self.channels.get(&cq) {
                     channel.announce();
                     self.armed = false;
                 }
@@ -465,7 +465,7 @@ impl Engine {
         self.event_channel.announce();
         self.gsi.inboxes.fail();
         // Nobody waits for what will never come, armed or not.
-        for (_, channel) in &self.channels {
+        for channel in self.channels.values() {
             channel.announce();
         }
         self.link = None;

@@ -306,7 +306,7 @@ impl Nic {
             if !engine.device.destroy_cq(cq) {
                 return Err(Error::CompletionQueue);
             }
-            engine.channels.retain(|(number, _)| *number != cq);
+            engine.channels.remove(&cq);
             engine.forget(|notice| *notice == Notice::CqOverflow(cq));
             Ok(())
         })

@@ -250,6 +250,34 @@ fn an_armed_queue_announces_one_completion() {
 }
 
 #[test]
+fn announcing_a_completion_costs_the_same_however_many_queues_there_are() {
+    let cost_at = |count| {
+        let nic = loopback();
+        let channel = Arc::new(Channel::new().unwrap());
+        for _ in 0..count {
+            nic.create_cq(1, Some(Arc::clone(&channel))).unwrap();
+        }
+        let (one, other) = pair(&nic);
+        let area = Area::new(&nic, other.pd, 64);
+        let attempt = |_| {
+            other.receive(1, &[area.segment(0, 64)]).unwrap();
+            nic.arm(other.cq, Wake::Any).unwrap();
+            let start = Instant::now();
+            one.send(1, SendOperation::Send, &[]).unwrap();
+            let cost = start.elapsed();
+            assert!(other.wait(), "the armed queue announces its completion");
+            one.completion();
+            other.completion();
+            cost
+        };
+        (0..50).map(attempt).min().unwrap()
+    };
+    // A scan of all queues would take a hundred times as long.
+    let (few, many) = (cost_at(10), cost_at(200_000));
+    assert!(many < few * 8, "{few:?} with 10 queues, {many:?} with 200,000");
+}
+
+#[test]
 fn timers_fire_while_the_application_does_nothing() {
     let nic = loopback();
     let (one, other) = pair(&nic);

@@ -1,5 +1,6 @@
 //! Devices that are open.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(crate) struct Device {
     /// What queue pairs do about congestion.
     pub(super) congestion: Congestion,
     /// The numbers of shared receive queues, and the ids that events carry for them.
-    pub(super) shared: Mutex<Vec<(Srq, u32)>>,
+    pub(super) shared: Mutex<BTreeMap<Srq, u32>>,
     /// Which ports of the connection manager are taken.
     pub(super) ports: Mutex<Ports>,
     /// Gone when the NIC is: it is dropped after it.

@@ -44,7 +44,7 @@ impl Device {
             Notice::Established(qpn) => DeviceEvent::Established(qpn),
             Notice::SrqLimit(srq) => {
                 let shared = self.shared.lock();
-                let id = shared.iter().find(|(number, _)| *number == srq).map_or(0, |(_, id)| *id);
+                let id = shared.get(&srq).copied().unwrap_or(0);
                 DeviceEvent::SharedReceiveQueueLimit(id)
             }
             Notice::LastReceiveReached(qpn) => DeviceEvent::LastReceiveReached(qpn),

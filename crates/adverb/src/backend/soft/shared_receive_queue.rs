@@ -41,7 +41,7 @@ impl SharedReceiveQueue {
         let srq = made.map_err(|error| {
             refusal(error, format!("making a shared receive queue of {depth} on {}", device.name))
         })?;
-        device.shared.lock().push((srq, id));
+        device.shared.lock().insert(srq, id);
         let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, gone: AtomicBool::new(false) };
         Ok((queue, segments))
     }
@@ -68,7 +68,7 @@ impl SharedReceiveQueue {
         let mut shared = device.shared.lock();
         let destroyed = device.nic.destroy_srq(self.srq);
         if destroyed.is_ok() {
-            shared.retain(|(number, _)| *number != self.srq);
+            shared.remove(&self.srq);
         }
         destroyed.map_err(|error| refusal(error, "destroying a shared receive queue".to_owned()))
     }

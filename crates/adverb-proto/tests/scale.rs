@@ -1,0 +1,74 @@
+//! The cost of a call doesn't grow with the number of objects of a device.
+
+#[path = "harness/mod.rs"]
+mod harness;
+
+use std::time::{Duration, Instant};
+
+use adverb_proto::SrqConfig;
+
+use harness::{End, solo};
+
+/// The shortest time that a hundred calls took, of several attempts.
+fn cost(mut call: impl FnMut()) -> Duration {
+    let attempt = |_| {
+        let start = Instant::now();
+        (0..100).for_each(|_| call());
+        start.elapsed()
+    };
+    (0..20).map(attempt).min().unwrap()
+}
+
+/// Compares the cost of making and ending an object while there are few and while there are many. A scan of all objects
+/// would take a thousand times as long.
+#[track_caller]
+fn assert_constant(mut make: impl FnMut(&mut End), mut make_and_end: impl FnMut(&mut End)) {
+    let mut end = solo();
+    let mut cost_at = |count| {
+        (0..count).for_each(|_| make(&mut end));
+        cost(|| make_and_end(&mut end))
+    };
+    let (few, many) = (cost_at(10), cost_at(50_000));
+    assert!(many < few * 20, "{few:?} for 100 calls with 10 objects, {many:?} with 50,000");
+}
+
+#[test]
+fn making_a_completion_queue_costs_the_same_however_many_there_are() {
+    let make = |end: &mut End| end.device.create_cq(1);
+    assert_constant(
+        |end| {
+            make(end);
+        },
+        |end| {
+            let cq = make(end);
+            assert!(end.device.destroy_cq(cq));
+        },
+    );
+}
+
+#[test]
+fn making_a_shared_receive_queue_costs_the_same_however_many_there_are() {
+    let make = |end: &mut End| end.device.create_srq(SrqConfig::new(end.pd)).unwrap();
+    assert_constant(
+        |end| {
+            make(end);
+        },
+        |end| {
+            let srq = make(end);
+            end.device.destroy_srq(srq).unwrap();
+        },
+    );
+}
+
+#[test]
+fn making_a_protection_domain_costs_the_same_however_many_there_are() {
+    assert_constant(
+        |end| {
+            end.device.create_domain();
+        },
+        |end| {
+            let pd = end.device.create_domain();
+            end.device.destroy_domain(pd).unwrap();
+        },
+    );
+}
