@@ -90,11 +90,12 @@ impl Listener {
 pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result<Option<(Request, Path)>> {
     while let Some(event) = listener.take_event()? {
         match event {
-            Event::Request(request) => match Path::new(&request.identifier) {
-                Ok(path) => return Ok(Some((request, path))),
-                // Not the listener's trouble.
-                Err(error) => tracing::debug!(%error, "a peer gave up before its request was taken"),
-            },
+            // Where this fails, the peer gave up meanwhile. Strangers can cause any number of these: no log.
+            Event::Request(request) => {
+                if let Ok(path) = Path::new(&request.identifier) {
+                    return Ok(Some((request, path)));
+                }
+            }
             Event::DeviceRemoved => {
                 return Err(Error::NoDevice {
                     what: format!("the RDMA device of {address} is going away"),
