@@ -87,6 +87,7 @@ fn memory() -> usize {
 
 #[test]
 fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
+    let _guard = crate::own_process();
     let kills = number("ADVERB_KILLS", AT_ONCE);
     let (letters, mut random) = (Letters::new(), Random(number("ADVERB_SEED", 7) as u64));
     // Opened for as long as this takes.

@@ -16,10 +16,24 @@ mod restart;
 mod stall;
 mod wrap;
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::scope;
 
 use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
+
+/// Lets a test that counts what the whole process holds run alone: `cargo test` runs tests as threads of one process.
+static PROCESS: RwLock<()> = RwLock::new(());
+
+/// Shares the process with other tests until the guard is dropped.
+fn share_process() -> RwLockReadGuard<'static, ()> {
+    PROCESS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps other tests from running until the guard is dropped.
+fn own_process() -> RwLockWriteGuard<'static, ()> {
+    PROCESS.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A number of the environment's, or this one.
 fn number(name: &str, otherwise: usize) -> usize {

@@ -127,6 +127,7 @@ fn len(number: usize) -> usize {
 
 #[test]
 fn a_connection_goes_on_over_the_other_path_and_back() {
+    let _guard = crate::share_process();
     let cables = match Cables::new() {
         Ok(cables) => cables,
         Err(error) => return println!("skipped: there are no network namespaces here: {error}"),

@@ -91,6 +91,7 @@ fn hash_of(path: &Path) -> u64 {
 
 #[test]
 fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
+    let _guard = crate::share_process();
     let count = number("ADVERB_MEBIBYTES", 64) * (1 << 20) / PIECE;
     let kills = number("ADVERB_RESTARTS", 2);
     let letters = &Letters::new();

@@ -15,6 +15,7 @@ const MEMORY: usize = 24 << 20;
 
 #[test]
 fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
+    let _guard = crate::share_process();
     for len in [100, 64 << 10] {
         // Between two devices, where the receiver could be found not ready.
         let switch = Switch::default();
