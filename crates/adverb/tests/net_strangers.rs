@@ -40,7 +40,9 @@ fn device() -> Device {
 const A_WHILE: Duration = Duration::from_millis(300);
 
 fn options(device: &Device) -> Options {
-    Options::new().device(device).connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(30))
+    let options = Options::new().device(device).connect_timeout(Duration::from_secs(2));
+    // TCP goes over loopback, wherever the device is.
+    options.timeout(Duration::from_secs(30)).allow_foreign_gid(true)
 }
 
 fn key() -> Key {
@@ -266,17 +268,19 @@ fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
         stream.read_exact(&mut answer).unwrap();
         answer
     };
-    let listener = Listener::bind_with("127.0.0.1:0", &options(&device)).unwrap();
+    let strict = options(&device).allow_foreign_gid(false);
+    let addr = SocketAddr::new(device.gid_for(1, None).unwrap().gid.udp_address().ip(), 0);
+    let listener = Listener::bind_with(addr, &strict).unwrap();
     let logged = besiege(&listener, |log| {
         let answer = greet(&listener);
         assert_eq!(answer[10], 2, "{}", String::from_utf8_lossy(&answer));
         log.wait(1);
     });
     assert!(logged[0].contains("GID ::ffff:198.51.100.9 is not an address of the TCP peer"), "{logged:#?}");
-    admits(&listener, &options(&device));
+    admits(&listener, &strict);
 
     // The listener sends nothing before the connector's hello, so this reaches no third party.
-    let listener = Listener::bind_with("127.0.0.1:0", &options(&device).allow_foreign_gid(true)).unwrap();
+    let listener = Listener::bind_with(addr, &options(&device)).unwrap();
     besiege(&listener, |log| {
         assert_eq!(greet(&listener)[10], 1);
         log.wait(1);
@@ -289,7 +293,7 @@ fn a_listener_cannot_aim_a_connector_at_a_third_party() {
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = scope(|scope| {
         let client = scope.spawn(|| {
-            let connector = Connector::new().options(&options(&device));
+            let connector = Connector::new().options(&options(&device).allow_foreign_gid(false));
             connector.connect(impostor.local_addr().unwrap()).unwrap_err()
         });
         let mut stream = impostor.accept().unwrap().0;
