@@ -97,7 +97,7 @@ impl Counters {
     /// Whether a counter of this name counts something that shouldn't happen on a healthy network: what was lost,
     /// refused, late, out of order, or sent again. Judged by the name, since the kernel says no more.
     pub fn is_error(name: &str) -> bool {
-        const SIGNS: [&str; 16] = [
+        const SIGNS: [&str; 17] = [
             "err",
             "drop",
             "discard",
@@ -114,6 +114,7 @@ impl Counters {
             "downed",
             "implied",
             "bad",
+            "mismatch",
         ];
         // Being deferred is no error, whatever letters it has.
         let name = name.replace("deferred", "");
