@@ -427,6 +427,18 @@ impl QueuePair {
         Error::Verb { action, error, hint: hint.into() }
     }
 
+    /// Has the receives that it took from a shared receive queue complete, before it is destroyed: afterwards their
+    /// completions could no longer be told from those of strangers, and the shared queue would be short of them for good.
+    pub(super) fn return_shared_receives(&self) {
+        if let Receives::Shared(queue) = &self.recv
+            && !self.backend.is_gone()
+        {
+            // If either fails, there is nothing to be had from a device that is to be left anyway.
+            let _ = self.backend.modify(&StateChange::Error);
+            let _ = queue.completion_queue().gather();
+        }
+    }
+
     fn psn(&self) -> Psn {
         Psn::wrapping(self.psn.load(Ordering::Relaxed))
     }
@@ -439,6 +451,7 @@ impl Drop for QueuePair {
         }
         self.free_windows();
         self.memberships.leave_all(&self.backend);
+        self.return_shared_receives();
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {

@@ -65,6 +65,7 @@ impl QueuePair {
     /// the queue pair meanwhile.
     fn destroy(&self) -> Result<Vec<(u64, Payload)>> {
         self.free_windows();
+        self.return_shared_receives();
         self.backend.destroy()?;
         self.state.fail();
         Ok(self.take_all())
