@@ -17,9 +17,9 @@ const ADDRESSES: Sanitizer =
 /// What there is to run.
 const PROGRAMS: &[&str] = &[
     "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows --test tiers",
-    "test --package adverb --lib --no-run",
+    "test --package adverb-verbs --package adverb-net --lib --no-run",
     // What needs a device but no hardware.
-    "build --package adverb --features tokio --test pool --test net --test net_async --test net_stream",
+    "build --package adverb --test pool --test net --test net_async --test net_stream",
 ];
 
 /// The tests of the conformance suite in which requests are cut off, by what their groups or names contain.
@@ -30,7 +30,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     let programs = ADDRESSES.build(PROGRAMS)?;
     let find = |name: &str, is_test: bool| programs.find(name, is_test);
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
-    process::run(Command::new(find("adverb", true)?).args(["--quiet", "--skip", "a_million"]))?;
+    for library in ["adverb_verbs", "adverb_net"] {
+        process::run(Command::new(find(library, true)?).args(["--quiet", "--skip", "a_million"]))?;
+    }
 
     for test in ["pool", "net", "net_async", "net_stream"] {
         process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "100000"))?;

@@ -40,11 +40,11 @@ pub(crate) fn run() -> Result<ExitCode> {
     words.extend(["--run".to_owned(), format!("{devices} {} --nocapture", process::quote(&path))]);
     words.extend(["--run".to_owned(), "rdma link delete rxe1".to_owned()]);
     // Connections whose queue pairs break: they do that on purpose, where only the library can.
-    let path = process::build("test -p adverb --release --no-run --lib --features tokio")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 net::link", process::quote(&path));
+    let path = process::build("test -p adverb-net --release --no-run --lib")?;
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 link::", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // And programs that are killed.
-    let path = process::build("test -p adverb --release --no-run --test net_life --features tokio")?;
+    let path = process::build("test -p adverb --release --no-run --test net_life")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // Through the command line's own parser, so that this is something a person can type.

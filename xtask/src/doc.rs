@@ -9,7 +9,7 @@ pub(crate) fn run() -> Result<()> {
     let mut cargo = process::cargo("doc --workspace --no-deps --all-features");
     process::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))?;
     // docs.rs sets `docsrs`, which turns on an unstable feature that marks items with the features they need.
-    let mut cargo = process::cargo("doc -p adverb --no-deps --all-features");
+    let mut cargo = process::cargo("doc -p adverb -p adverb-net -p adverb-verbs --no-deps --all-features");
     cargo.env("RUSTDOCFLAGS", "-D warnings --cfg docsrs").env("RUSTC_BOOTSTRAP", "1");
     process::run(cargo.env("CARGO_TARGET_DIR", paths::cache()?.join("target-docsrs")))
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::process;
 
-/// Runs the tests of adverb's ring under miri, where this toolchain has it; says so where it hasn't.
+/// Runs the tests of adverb-verbs' ring under miri, where this toolchain has it; says so where it hasn't.
 pub(crate) fn run() -> Result<()> {
     if let Err(error) = process::text(&mut process::cargo("miri --version")) {
         let reason = format!("{error:#}");
@@ -15,5 +15,5 @@ pub(crate) fn run() -> Result<()> {
         return Ok(());
     }
     // A million values would take it an hour.
-    process::run(&mut process::cargo("miri test --package adverb --lib -- ring --skip a_million"))
+    process::run(&mut process::cargo("miri test --package adverb-verbs --lib -- ring --skip a_million"))
 }

@@ -47,20 +47,20 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");
 
-mod backend;
-mod error;
 pub mod manual;
-pub mod memory;
-pub mod net;
-mod ring;
-pub mod verbs;
 
-pub use error::{Error, Result};
+#[doc(inline)]
+pub use adverb_net as net;
 #[doc(no_inline)]
-pub use net::blocking;
+pub use adverb_net::blocking;
 #[cfg(feature = "tokio")]
 #[doc(no_inline)]
-pub use net::{Connection, Listener, connect};
+pub use adverb_net::{Connection, Listener, connect};
+#[doc(inline)]
+pub use adverb_verbs as verbs;
+#[doc(inline)]
+pub use adverb_verbs::memory;
+pub use adverb_verbs::{Error, Result};
 
 /// Compiles and runs the README's examples as doctests.
 #[cfg(all(doctest, feature = "soft", feature = "tokio"))]

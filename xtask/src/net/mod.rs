@@ -69,7 +69,7 @@ const SECONDS: u64 = 700;
 /// Builds the program, has every pair play, and prints what became of it all.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let program = process::build("build --release -p adverb --features soft,tokio --example net_pair")?;
+    let program = process::build("build --release -p adverb --example net_pair")?;
     let cases = process::text(Command::new(&program).arg("list"))?;
     let is_chosen =
         |name: &str, words: &[String]| words.is_empty() || words.iter().any(|word| name.contains(word));

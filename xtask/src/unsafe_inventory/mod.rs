@@ -46,7 +46,7 @@ const COVERAGE: &[(&str, &str)] = &[
     ),
     (
         "crates/adverb-soft/src/memory/",
-        "the tests of `crates/adverb-soft/src/memory.rs`, and of `crates/adverb/src/memory/region.rs`: every alignment and \
+        "the tests of `crates/adverb-soft/src/memory.rs`, and of `crates/adverb-verbs/src/memory/region.rs`: every alignment and \
          length, and words against threads",
     ),
     (
@@ -54,33 +54,37 @@ const COVERAGE: &[(&str, &str)] = &[
         "`crates/adverb-soft/src/nic/tests.rs`: memory that was deregistered is never touched again",
     ),
     (
-        "crates/adverb/src/ring.rs",
+        "crates/adverb-net/src/readiness.rs",
+        "every wait of a task in `crates/adverb/tests/net_async.rs`, under AddressSanitizer",
+    ),
+    (
+        "crates/adverb-verbs/src/ring.rs",
         "its own tests; `cargo xtask loom` in every order of events; `cargo xtask miri` where it is installed",
     ),
     (
-        "crates/adverb/src/memory/",
+        "crates/adverb-verbs/src/memory/",
         "`crates/adverb/tests/misuse.rs` under AddressSanitizer on soft-RoCE, and `crates/adverb/tests/pool.rs` on the \
          software NIC; what must not compile, in \
          `crates/adverb/tests/compile_fail.rs`",
     ),
     (
-        "crates/adverb/src/verbs/raw.rs",
+        "crates/adverb-verbs/src/raw.rs",
         "functions that are unsafe for their callers; `crates/adverb/tests/tiers.rs` on soft-RoCE",
     ),
     (
-        "crates/adverb/src/backend/wait.rs",
+        "crates/adverb-verbs/src/backend/wait.rs",
         "every wait of the conformance suite, and `crates/adverb/tests/poller.rs`, on soft-RoCE",
     ),
     (
-        "crates/adverb/src/backend/request_list.rs",
+        "crates/adverb-verbs/src/backend/request_list.rs",
         "its own tests, and every request of the conformance suite on both engines",
     ),
     (
-        "crates/adverb/src/backend/soft/",
+        "crates/adverb-verbs/src/backend/soft/",
         "the conformance suite on the software NIC, and `crates/adverb/tests/misuse.rs`",
     ),
     (
-        "crates/adverb/src/backend/ibv/",
+        "crates/adverb-verbs/src/backend/ibv/",
         "the conformance suite on soft-RoCE; drops in every order and objects of two devices in \
          `crates/adverb/tests/misuse.rs`, under AddressSanitizer",
     ),

@@ -1,0 +1,567 @@
+//! Streams of bytes for tasks.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::Result;
+use adverb_verbs::memory::RegisteredBuf;
+use parking_lot::Mutex;
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+use super::Connection;
+#[allow(unused_imports, reason = "for links")]
+use crate::Options;
+use crate::bootstrap;
+use crate::link::{Link, State, Taken};
+use crate::wait::Patience;
+
+/// A connection as a stream of bytes, as TCP's are: for all that reads and writes those, hyper and tonic among them.
+///
+/// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
+///   peer reads too slowly. Whatever waits is sent when there is room, whether anybody flushes or not. Of long writes the
+///   peer's device reads copies from this side's memory.
+/// - **Flushing** returns when all is on its way.
+/// - **Shutting down** ends what this side sends, and returns when the peer's device has all of it. Reading goes on.
+/// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
+///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
+///   [`AsyncBufRead`] gives it where it lies, and spares a copy.
+/// - **Dropping** it closes the connection, in a task of its own, as [`Connection::close`] does: the peer gets what was
+///   written, and the end, if it reads within the options' [`connect_timeout`](Options::connect_timeout). If the runtime
+///   has ended, nobody can wait for that, and the connection ends at once.
+///
+/// Nothing is timed out: the options' [`timeout`](Options::timeout) isn't looked at. Where messages begin and end isn't seen,
+/// nor are the 32 bits beside them; so the peer may as well send and receive messages.
+///
+/// ```
+/// use adverb::net::{Listener, connect};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let listener = Listener::bind("127.0.0.1:0").await?;
+/// let address = listener.local_address();
+/// tokio::spawn(async move {
+///     let (mut reader, mut writer) = listener.accept().await?.into_stream().into_split();
+///     tokio::io::copy(&mut reader, &mut writer).await?;
+///     writer.shutdown().await
+/// });
+/// let mut stream = connect(address).await?.into_stream();
+/// stream.write_all(b"hello, world").await?;
+/// stream.shutdown().await?;
+/// let mut answer = String::new();
+/// stream.read_to_string(&mut answer).await?;
+/// assert_eq!(answer, "hello, world");
+/// # Ok::<(), std::io::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Cancel safety
+///
+/// Whoever is no longer polled has taken and lost nothing: of a read that didn't end no byte is gone, of a write that didn't
+/// end no byte was taken. What tokio's `read_exact` and `write_all` say of themselves holds all the same.
+#[derive(Debug)]
+pub struct Stream {
+    reader: ReadHalf,
+    writer: WriteHalf,
+}
+
+/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+pub struct ReadHalf {
+    shared: Arc<Shared>,
+    /// What was received and not yet read.
+    rest: Option<RegisteredBuf>,
+    wait: Wait,
+}
+
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends.
+pub struct WriteHalf {
+    shared: Arc<Shared>,
+    wait: Wait,
+    /// How it waits for what was written. (A write that waits isn't over because nothing is left to be flushed.)
+    flush: Wait,
+}
+
+/// What the halves share.
+struct Shared {
+    /// There until this is dropped.
+    connection: Option<Connection>,
+    waiting: Arc<Waiting>,
+    /// That wakes all who wait.
+    all: Waker,
+    /// Whether a task sees to what waits for room.
+    is_kept: AtomicBool,
+    /// Whether nothing more is written, and the peer is to be told.
+    is_ending: AtomicBool,
+}
+
+/// Who waits for the connection, each in a place of its own.
+#[derive(Default)]
+struct Waiting([Mutex<Option<Waker>>; 3]);
+
+const READER: usize = 0;
+const WRITER: usize = 1;
+/// The task that sees to what nobody else does.
+const KEEPER: usize = 2;
+
+/// For how long what waits for room is left to those who write.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+impl Connection {
+    /// The connection as a stream of bytes.
+    pub fn into_stream(self) -> Stream {
+        self.into()
+    }
+}
+
+impl From<Connection> for Stream {
+    fn from(connection: Connection) -> Stream {
+        let waiting = Arc::<Waiting>::default();
+        let shared = Arc::new(Shared {
+            connection: Some(connection),
+            all: Arc::clone(&waiting).into(),
+            waiting,
+            is_kept: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+        });
+        // What was fed and not flushed goes with what is written.
+        shared.see_to_the_rest();
+        Stream {
+            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: Wait::default() },
+            writer: WriteHalf { shared, wait: Wait::default(), flush: Wait::default() },
+        }
+    }
+}
+
+impl Stream {
+    /// Its two halves, for two tasks. The connection is closed when both are dropped.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.reader, self.writer)
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.reader.peer_address()
+    }
+}
+
+impl ReadHalf {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl WriteHalf {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl AsyncBufRead for ReadHalf {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        if this.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
+            // Its memory goes home before more is waited for.
+            this.rest = None;
+            // A peer that is always faster leaves others their turn.
+            ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
+            let next = this.shared.poll(READER, Some(&mut this.wait), cx, Link::next_piece);
+            this.rest = ready!(next)?;
+        }
+        Poll::Ready(Ok(this.rest.as_deref().unwrap_or_default()))
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        if let Some(rest) = &mut self.get_mut().rest {
+            rest.advance(count).expect("no more is consumed than there was");
+        }
+    }
+}
+
+impl AsyncRead for ReadHalf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            let bytes = ready!(self.as_mut().poll_fill_buf(cx))?;
+            let count = bytes.len().min(buffer.remaining());
+            buffer.put_slice(&bytes[..count]);
+            self.as_mut().consume(count);
+            // If there is room for more, and more has come, that is taken as well.
+            if buffer.remaining() == 0 || !self.has_another() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl ReadHalf {
+    /// Whether there is another piece, without looking any further; then it is taken.
+    fn has_another(&mut self) -> bool {
+        let link = &self.shared.connection().link;
+        // An end, or an error, is found again by the next read.
+        if let Ok(Some(Some(piece))) = link.next_piece(&mut link.lock()) {
+            self.rest = Some(piece);
+            return true;
+        }
+        false
+    }
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if pieces.iter().all(|piece| piece.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        let this = self.get_mut();
+        // A peer that is always faster leaves others their turn.
+        ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
+        let shared = &this.shared;
+        loop {
+            let mut waits = false;
+            let taken = shared.poll(WRITER, Some(&mut this.wait), cx, |link, state| {
+                let taken = link.write_some(state, pieces)?;
+                waits |= link.is_flushed(state)?.is_none();
+                Ok(taken)
+            });
+            if waits {
+                shared.keep();
+            }
+            let (len, lane) = match ready!(taken)? {
+                Taken::Bytes(count) => return Poll::Ready(Ok(count)),
+                Taken::ToCopy(len, lane) => (len, lane),
+            };
+            let link = &shared.connection().link;
+            let copy = link.copy(lane, pieces, len)?;
+            // It may be that the connection is being made again by now.
+            let is_sent = link.try_send(&mut link.lock(), &mut Some(copy))?.is_some();
+            shared.see_to_the_rest();
+            if is_sent {
+                return Poll::Ready(Ok(len));
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.shared.poll(WRITER, Some(&mut this.flush), cx, |link, state| link.is_flushed(state))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream);
+        if ended.is_pending() {
+            // It may never be polled again.
+            this.shared.see_to_the_rest();
+        }
+        ended
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        self.shared.see_to_the_rest();
+    }
+}
+
+impl Shared {
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("it is there until this is dropped")
+    }
+
+    /// Polls for what `ready` returns.
+    fn poll<T>(
+        &self,
+        who: usize,
+        mut wait: Option<&mut Wait>,
+        cx: &mut Context<'_>,
+        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+    ) -> Poll<io::Result<T>> {
+        let Connection { link, events, .. } = self.connection();
+        // Who sleeps looks when an event says so.
+        let mut is_driven = !wait.as_ref().is_some_and(|wait| wait.is_asleep());
+        if is_driven {
+            let (value, has_news) = link.look_once(&mut ready);
+            self.tell_others(who, has_news);
+            if let Some(wait) = &mut wait
+                && wait.looks_on(matches!(value, Ok(None)))
+            {
+                // Other tasks run meanwhile.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                return Poll::Pending;
+            }
+            if let Some(value) = value? {
+                return Poll::Ready(Ok(value));
+            }
+        }
+        // What others take in from here on isn't missed.
+        *self.waiting.0[who].lock() = Some(cx.waker().clone());
+        loop {
+            let (value, has_news) = link.step(is_driven, &mut ready);
+            self.tell_others(who, has_news);
+            if !matches!(value, Ok(None))
+                && let Some(wait) = &mut wait
+            {
+                wait.looks_on(false);
+            }
+            if let Some(value) = value? {
+                self.waiting.0[who].lock().take();
+                return Poll::Ready(Ok(value));
+            }
+            is_driven = false;
+            // One event wakes all: who was the last to ask may have lost interest.
+            let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&self.all)) else {
+                break;
+            };
+            let broken = |error| bootstrap::verb("waiting for an event", error, "");
+            let mut event = event.map_err(broken)?;
+            link.woken()?;
+            event.clear_ready();
+            self.tell_others(who, true);
+        }
+        if let Some(wait) = wait
+            && wait.is_too_long(cx, link.options.keepalive)
+        {
+            let mut state = link.lock();
+            link.ask(&mut state);
+            if !link.is_open(&state) {
+                // It couldn't be asked, and nobody else says so.
+                cx.waker().wake_by_ref();
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Wakes others who wait, because something may have come for them.
+    fn tell_others(&self, who: usize, has_news: bool) {
+        if has_news {
+            for (other, waiting) in self.waiting.0.iter().enumerate() {
+                if other != who {
+                    wake(waiting);
+                }
+            }
+        }
+    }
+
+    /// Sends what waits, or has it sent when there is room.
+    fn see_to_the_rest(self: &Arc<Shared>) {
+        let link = &self.connection().link;
+        let rest = self.send_rest(link, &mut link.lock());
+        if let Ok(None) = rest {
+            self.keep();
+        }
+    }
+
+    /// Has what waits for room sent when there is some, though nobody may write, flush or read any more.
+    fn keep(self: &Arc<Shared>) {
+        if self.is_kept.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let shared = Arc::downgrade(self);
+        self.connection().runtime.spawn(async move {
+            // Who writes much does this on the way, and better.
+            sleep(PATIENCE).await;
+            let sent = poll_fn(|cx| {
+                let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
+                shared.poll(KEEPER, None, cx, |link, state| {
+                    let sent = shared.send_rest(link, state);
+                    // What comes from here on is for the next keeper.
+                    shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
+                    sent
+                })
+            });
+            if let Err(error) = sent.await {
+                tracing::debug!(%error, "what was written last could not be sent");
+            }
+        });
+    }
+
+    /// Sends what waits, and the end if nobody can write any more.
+    fn send_rest(&self, link: &Link, state: &mut State) -> Result<Option<()>> {
+        if self.is_ending.load(Ordering::Relaxed) {
+            return link.send_end(state);
+        }
+        link.flush(state);
+        link.is_flushed(state)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        self.all.wake_by_ref();
+        if connection.link.is_open(&connection.link.lock()) {
+            let runtime = connection.runtime.clone();
+            runtime.spawn(async move {
+                let peer = connection.peer_address();
+                if let Err(error) = connection.close().await {
+                    tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
+                }
+            });
+        }
+    }
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.iter().for_each(wake);
+    }
+}
+
+fn wake(waiting: &Mutex<Option<Waker>>) {
+    let waker = waiting.lock().take();
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// How one of the halves waits.
+#[derive(Default)]
+struct Wait {
+    patience: Patience,
+    looking: Looking,
+    /// When it is time to ask whether the peer is there. The clock isn't set again whenever something comes: once in a while
+    /// it is asked too early.
+    clock: Option<Pin<Box<Sleep>>>,
+}
+
+/// Whether a half that waits looks, or sleeps.
+#[derive(Default)]
+enum Looking {
+    /// It doesn't wait.
+    #[default]
+    No,
+    /// Since then, for so long.
+    Since(Instant, Duration),
+    /// It has, for as long as that is better than to sleep.
+    InVain,
+}
+
+impl Wait {
+    /// Whether to look again, instead of sleeping, if there is nothing yet.
+    fn looks_on(&mut self, is_waiting: bool) -> bool {
+        if let Looking::No = self.looking
+            && is_waiting
+        {
+            self.looking = Looking::Since(Instant::now(), self.patience.begin());
+        }
+        if let Looking::Since(start, time) = self.looking
+            && !time.is_zero()
+        {
+            if is_waiting && start.elapsed() < time {
+                return true;
+            }
+            self.patience.end(!is_waiting);
+        }
+        self.looking = if is_waiting { Looking::InVain } else { Looking::No };
+        false
+    }
+
+    /// Whether it has looked for long enough, and sleeps.
+    fn is_asleep(&self) -> bool {
+        matches!(self.looking, Looking::InVain)
+    }
+
+    /// Whether nothing may have come for this long; if not, the task is woken when it is so.
+    fn is_too_long(&mut self, cx: &mut Context<'_>, keepalive: Duration) -> bool {
+        if keepalive == Duration::MAX {
+            return false;
+        }
+        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(keepalive)));
+        let is_too_long = clock.as_mut().poll(cx).is_ready();
+        if is_too_long {
+            clock.as_mut().reset(tokio::time::Instant::now() + keepalive);
+            // So that the task is woken then.
+            let _ = clock.as_mut().poll(cx);
+        }
+        is_too_long
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().reader).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncBufRead for Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        Pin::new(&mut self.get_mut().reader).poll_fill_buf(cx)
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        Pin::new(&mut self.get_mut().reader).consume(count);
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().writer).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().writer).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.writer.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_shutdown(cx)
+    }
+}
+
+impl fmt::Debug for ReadHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WriteHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,155 @@
+//! One-sided operations for threads.
+
+use std::ops::Range;
+
+use adverb_verbs::Result;
+use adverb_verbs::memory::{MemoryRegion, RegisteredBuf};
+
+use super::Connection;
+#[allow(unused_imports, reason = "for links")]
+use crate::Options;
+use crate::link::Asked;
+use crate::protocol::Announced;
+use crate::remote::{Rights, word};
+use crate::{Outgoing, SendError};
+
+/// One-sided: memory that the peer reaches without this side's program, and the peer's.
+impl Connection {
+    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote) them. They stay exposed as long as
+    /// the connection is there.
+    ///
+    /// This side reads and writes the memory through what is returned, which copies: the peer may change it at any moment.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory, the name has more than 64 bytes, or as [`send`](Connection::send).
+    pub fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
+        let (region, announcement) = self.link.expose(name, len, rights)?;
+        self.send_ready(&mut Some(announcement), self.link.options.timeout)?;
+        Ok(region)
+    }
+
+    /// The peer's memory of this name: waits until the peer has exposed it.
+    ///
+    /// The peer's word for it comes among its messages: if more of them are unread than are taken in
+    /// [ahead](Options::read_ahead), they must be received first.
+    ///
+    /// # Errors
+    ///
+    /// If the connection ends before, or it takes longer than the options' [`timeout`](Options::timeout).
+    pub fn remote(&self, name: &str) -> Result<Remote<'_>> {
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
+        let memory = self.link.wait(timeout, waiting, |link, state| link.announced(state, name))?;
+        Ok(Remote { connection: self, memory })
+    }
+}
+
+/// Memory that the peer exposes: none of its program runs for what is done to it.
+///
+/// What doesn't lie within it, or there is no right to, is refused here. A request that the peer's device refuses ends the
+/// connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) memory: Announced,
+}
+
+impl Remote<'_> {
+    /// How many bytes it has.
+    #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
+    pub fn len(&self) -> u64 {
+        self.memory.len
+    }
+
+    /// Reads these bytes.
+    ///
+    /// # Errors
+    ///
+    /// If they don't lie within the memory, there is no right to read them, or the connection has ended.
+    pub fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
+        let mut asked = self.memory.read(&self.connection.link, &range)?;
+        self.connection.finish_read(&mut asked)
+    }
+
+    /// Reads several pieces, all at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Remote::read).
+    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<RegisteredBuf>> {
+        let link = &self.connection.link;
+        let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
+        let mut asked = asked.collect::<Result<Vec<_>>>()?;
+        self.connection.finish_many(&mut asked)
+    }
+
+    /// Writes bytes. Returns when they are in the peer's memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Remote::read).
+    pub fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+        let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
+        match self.connection.finish(&mut asked) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(asked.refused(error)),
+        }
+    }
+
+    /// Writes bytes, and then tells the peer so: it [receives](Connection::recv) a message of no bytes with these 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Remote::read).
+    pub fn write_with_imm<'a>(
+        &self,
+        offset: u64,
+        bytes: impl Into<Outgoing<'a>>,
+        immediate: u32,
+    ) -> Result<(), SendError> {
+        self.write(offset, bytes)?;
+        self.connection.send_with_imm(&[], immediate)
+    }
+
+    /// Adds to a word, wrapping, and returns what it was. The offset must be a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Remote::read), and if the offset isn't.
+    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
+        let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
+        self.connection.finish(&mut asked).map(word)
+    }
+
+    /// Makes a word `swap` if it is `compare`, and returns what it was. The offset must be a multiple of 8.
+    ///
+    /// # Errors
+    ///
+    /// As [`fetch_add`](Remote::fetch_add).
+    pub fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
+        let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
+        self.connection.finish(&mut asked).map(word)
+    }
+}
+
+/// What is asked of the peer's memory, until it is done.
+impl Connection {
+    pub(super) fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<RegisteredBuf>> {
+        let mut buffers = Vec::with_capacity(asked.len());
+        self.link.post_all(asked)?;
+        for asked in asked {
+            buffers.push(self.finish_read(asked)?);
+        }
+        Ok(buffers)
+    }
+
+    fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
+        let gone = || self.link.disconnected("a buffer didn't come back", "");
+        self.finish(asked)?.ok_or_else(gone)
+    }
+
+    fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer's memory");
+        self.link.wait(timeout, waiting, |link, state| link.finish(state, asked))
+    }
+}

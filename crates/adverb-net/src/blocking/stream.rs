@@ -1,0 +1,293 @@
+//! Streams of bytes for threads.
+
+use std::fmt;
+use std::io::{self, BufRead, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use adverb_verbs::Result;
+use adverb_verbs::memory::RegisteredBuf;
+
+use super::Connection;
+#[allow(unused_imports, reason = "for links")]
+use crate::Options;
+use crate::link::{Link, Taken};
+
+/// A connection as a stream of bytes, as TCP's are.
+///
+/// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
+///   peer reads too slowly. What waits is sent when this side writes, flushes or reads again. Of long writes the
+///   peer's device reads copies from this side's memory.
+/// - **Flushing** returns when all is on its way.
+/// - [**Shutting down**](Stream::shutdown) ends what this side sends. Reading goes on.
+/// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
+///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
+///   [`BufRead`] gives it where it lies, and spares a copy.
+/// - **Dropping** it closes the connection as [`Connection::close`] does, which may take as long as the options'
+///   [`connect_timeout`](Options::connect_timeout): the peer gets what was written, and the end.
+///
+/// Reading and writing wait no longer than the options' [`timeout`](Options::timeout). Where messages begin and end isn't seen,
+/// nor are the 32 bits beside them; so the peer may as well send and receive messages.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use adverb::net::blocking::{Listener, connect};
+///
+/// let listener = Listener::bind("127.0.0.1:0")?;
+/// let address = listener.local_address();
+/// std::thread::spawn(move || {
+///     let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();
+///     std::io::copy(&mut reader, &mut writer)?;
+///     writer.shutdown()
+/// });
+/// let mut stream = connect(address)?.into_stream();
+/// stream.write_all(b"hello, world")?;
+/// stream.shutdown()?;
+/// let mut answer = String::new();
+/// stream.read_to_string(&mut answer)?;
+/// assert_eq!(answer, "hello, world");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Stream {
+    reader: ReadHalf,
+    writer: WriteHalf,
+}
+
+/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+pub struct ReadHalf {
+    shared: Arc<Shared>,
+    /// What was received and not yet read.
+    rest: Option<RegisteredBuf>,
+}
+
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends, and waits while the
+/// peer has no room for that, up to the options' [`connect_timeout`](Options::connect_timeout).
+pub struct WriteHalf {
+    shared: Arc<Shared>,
+}
+
+/// What the halves share: the connection, there until this is dropped.
+struct Shared(Option<Connection>);
+
+impl Connection {
+    /// The connection as a stream of bytes.
+    pub fn into_stream(self) -> Stream {
+        self.into()
+    }
+}
+
+impl From<Connection> for Stream {
+    fn from(connection: Connection) -> Stream {
+        // What was fed and not flushed goes with what is written.
+        connection.link.flush(&mut connection.link.lock());
+        let shared = Arc::new(Shared(Some(connection)));
+        let reader = ReadHalf { shared: Arc::clone(&shared), rest: None };
+        Stream { reader, writer: WriteHalf { shared } }
+    }
+}
+
+impl Stream {
+    /// Its two halves, for two threads. The connection is closed when both are dropped.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        (self.reader, self.writer)
+    }
+
+    /// Ends what this side sends, and returns when the peer's device has all of it.
+    ///
+    /// # Errors
+    ///
+    /// If the connection has ended, or it takes longer than the options' [`timeout`](Options::timeout).
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.writer.shutdown()
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.reader.peer_address()
+    }
+}
+
+impl ReadHalf {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl WriteHalf {
+    /// As [`Stream::shutdown`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::shutdown`].
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        let link = self.shared.link();
+        Ok(link.wait(link.options.timeout, "waiting for the peer to have all", Link::end_stream)?)
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.shared.connection().peer_address()
+    }
+}
+
+impl BufRead for ReadHalf {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
+            // Its memory goes home before more is waited for.
+            self.rest = None;
+            let link = self.shared.link();
+            self.rest = link.wait(link.options.timeout, "waiting for bytes", Link::next_piece)?;
+        }
+        Ok(self.rest.as_deref().unwrap_or_default())
+    }
+
+    fn consume(&mut self, count: usize) {
+        if let Some(rest) = &mut self.rest {
+            rest.advance(count).expect("no more is consumed than there was");
+        }
+    }
+}
+
+impl Read for ReadHalf {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut read = 0;
+        while read < bytes.len() {
+            let piece = self.fill_buf()?;
+            let count = piece.len().min(bytes.len() - read);
+            bytes[read..read + count].copy_from_slice(&piece[..count]);
+            self.consume(count);
+            read += count;
+            // If there is room for more, and more has come, that is taken as well.
+            if read == bytes.len() || !self.has_another() {
+                break;
+            }
+        }
+        Ok(read)
+    }
+}
+
+impl ReadHalf {
+    /// Whether there is another piece, without looking any further; then it is taken.
+    fn has_another(&mut self) -> bool {
+        let link = self.shared.link();
+        // An end, or an error, is found again by the next read.
+        let piece = link.next_piece(&mut link.lock());
+        self.rest = piece.ok().flatten().flatten();
+        self.rest.is_some()
+    }
+}
+
+impl Write for WriteHalf {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        if pieces.iter().all(|piece| piece.is_empty()) {
+            return Ok(0);
+        }
+        let link = self.shared.link();
+        loop {
+            let taken = link.wait(link.options.timeout, "waiting for room to send", |link, state| {
+                link.write_some(state, pieces)
+            });
+            let (len, lane) = match taken? {
+                Taken::Bytes(count) => return Ok(count),
+                Taken::ToCopy(len, lane) => (len, lane),
+            };
+            let copy = link.copy(lane, pieces, len)?;
+            // It may be that the connection is being made again by now.
+            if link.try_send(&mut link.lock(), &mut Some(copy))?.is_some() {
+                return Ok(len);
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let link = self.shared.link();
+        let sent =
+            link.wait(link.options.timeout, "waiting for room to send", |link, state| link.is_flushed(state));
+        Ok(sent?)
+    }
+}
+
+impl Shared {
+    fn connection(&self) -> &Connection {
+        self.0.as_ref().expect("it is there until this is dropped")
+    }
+
+    fn link(&self) -> &Link {
+        &self.connection().link
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(connection) = self.0.take() else { return };
+        if !connection.link.is_open(&connection.link.lock()) {
+            return;
+        }
+        let peer = connection.peer_address();
+        if let Err(error) = connection.close() {
+            tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
+        }
+    }
+}
+
+impl Drop for WriteHalf {
+    fn drop(&mut self) {
+        // If nobody reads any more the connection is about to be closed, which says the same.
+        if Arc::strong_count(&self.shared) > 1 {
+            let link = self.shared.link();
+            let ended: Result<()> =
+                link.wait(link.options.connect_timeout, "waiting for room to send", Link::send_end);
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a stream's end could not be sent");
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(bytes)
+    }
+}
+
+impl BufRead for Stream {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.reader.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.reader.consume(count);
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.writer.write_vectored(pieces)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+impl fmt::Debug for ReadHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WriteHalf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+    }
+}

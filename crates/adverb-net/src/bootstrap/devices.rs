@@ -1,0 +1,116 @@
+//! The devices that a listener serves.
+
+use std::net::IpAddr;
+
+use adverb_verbs::{Device, Error, Gid, GidType, Result, cm, internal};
+
+use super::device;
+use crate::Options;
+use crate::protocol::handshake::Flaw;
+
+/// The devices that a listener serves. All of them are opened when the listener is bound, so that no peer can make the listener
+/// open a device, or wait while one is opened.
+pub(super) enum ServedDevices {
+    /// The device of the options, or of the address that the listener is bound to.
+    One(Device),
+    /// The devices of a wildcard listener, the preferred ones first.
+    Wildcard(Vec<Served>),
+}
+
+/// A device of a wildcard listener.
+pub(super) struct Served {
+    device: Device,
+    /// The GIDs of the device that are IP addresses, as of the time when the listener was bound.
+    gids: Vec<Gid>,
+}
+
+impl ServedDevices {
+    /// Opens the devices of a listener at `ip`.
+    ///
+    /// A wildcard listener serves all RDMA hardware, the software devices that the process has open, and `soft`, which has
+    /// loopback addresses only. It opens no software device at a routable address: such an address must be named.
+    ///
+    /// # Errors
+    ///
+    /// If no device has the address, or a device can't be opened.
+    pub(super) fn open(ip: IpAddr, options: &Options) -> Result<ServedDevices> {
+        let ip = ip.to_canonical();
+        if options.device.is_some() || !ip.is_unspecified() {
+            return device(ip, options).map(ServedDevices::One);
+        }
+        let mut devices = internal::open_hardware();
+        let mut failure = None;
+        if cfg!(feature = "soft") {
+            match Device::open("soft") {
+                Ok(loopback) => devices.push(loopback),
+                Err(error) => failure = Some(error),
+            }
+        }
+        // `soft` comes before others at the same address: `SoftDevice::alone` has 127.0.0.1 too, and nothing reaches it.
+        devices.extend(internal::software_in_use().into_iter().filter(|device| device.name() != "soft"));
+        if devices.is_empty() {
+            return Err(failure.unwrap_or_else(no_device));
+        }
+        if let Some(error) = failure {
+            tracing::warn!(%error, "a wildcard listener can't serve loopback addresses");
+        }
+        Ok(ServedDevices::Wildcard(devices.into_iter().map(Served::new).collect()))
+    }
+
+    /// Returns the device for connections to an address of this machine.
+    pub(super) fn at(&self, local: IpAddr) -> Result<&Device, Flaw> {
+        let served = match self {
+            ServedDevices::One(device) => return Ok(device),
+            ServedDevices::Wildcard(served) => served,
+        };
+        let has = |served: &&Served| served.gids.contains(&Gid::from(local));
+        // A GID with a UDP port belongs to the address too.
+        let is_at = |served: &&Served| served.addrs().any(|addr| addr == local);
+        // All loopback addresses reach the same machine.
+        let is_loopback =
+            |served: &&Served| local.is_loopback() && served.addrs().any(|addr| addr.is_loopback());
+        let found = served.iter().find(has).or_else(|| served.iter().find(is_at));
+        let found = found.or_else(|| served.iter().find(is_loopback));
+        found.map(|served| &served.device).ok_or(Flaw::AddressNotServed(local))
+    }
+
+    /// Returns the device for a path of the connection manager.
+    pub(super) fn on_path(&self, path: &cm::Path) -> Result<&Device, Flaw> {
+        match self {
+            ServedDevices::One(device) => Ok(device),
+            ServedDevices::Wildcard(served) => {
+                let found = served.iter().find(|served| served.device.name() == path.device_name());
+                let not_served = || Flaw::AddressNotServed(path.local_address().ip().to_canonical());
+                found.map(|served| &served.device).ok_or_else(not_served)
+            }
+        }
+    }
+
+    /// Whether RDMA hardware with a connection manager is among them.
+    pub(super) fn has_hardware_manager(&self) -> bool {
+        let is_managed = |device: &Device| !device.is_software() && device.attributes().connection_manager;
+        match self {
+            ServedDevices::One(device) => is_managed(device),
+            ServedDevices::Wildcard(served) => served.iter().any(|served| is_managed(&served.device)),
+        }
+    }
+}
+
+impl Served {
+    fn new(device: Device) -> Served {
+        let entries = device.gids().unwrap_or_default().into_iter();
+        let gids = entries.filter(|entry| entry.gid_type != GidType::InfiniBand).map(|entry| entry.gid);
+        Served { gids: gids.collect(), device }
+    }
+
+    fn addrs(&self) -> impl Iterator<Item = IpAddr> {
+        self.gids.iter().map(|gid| gid.udp_address().ip())
+    }
+}
+
+fn no_device() -> Error {
+    Error::NoDevice {
+        what: "no RDMA device for a wildcard listener".to_owned(),
+        hint: "`ibv_devices` lists RDMA hardware; the feature `soft` brings a software device".to_owned(),
+    }
+}

@@ -1,0 +1,93 @@
+//! A bound on the log lines that strangers cause.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use adverb_verbs::Error;
+
+/// Log lines about single peers per [`PERIOD`]. The peers beyond are counted, and the count is logged when the period is over.
+pub(super) const MAX_LINES: u32 = 8;
+pub(super) const PERIOD: Duration = Duration::from_secs(1);
+
+/// Logs peers that could not be connected, at most [`MAX_LINES`] lines and a count per [`PERIOD`].
+#[derive(Debug)]
+pub(super) struct FailureLog {
+    period_start: Instant,
+    lines: u32,
+    /// Peers of the current period that were not logged.
+    suppressed: u64,
+}
+
+impl FailureLog {
+    pub(super) fn new() -> FailureLog {
+        FailureLog { period_start: Instant::now(), lines: 0, suppressed: 0 }
+    }
+
+    /// Logs that a peer could not be connected, or counts it.
+    pub(super) fn record(&mut self, peer: SocketAddr, error: &Error) {
+        if let Some(count) = self.advance(Instant::now()) {
+            report(count);
+        }
+        if self.admit() {
+            tracing::warn!(%peer, %error, "a peer could not be connected");
+        }
+    }
+
+    /// Logs the count of suppressed peers, if their period is over.
+    pub(super) fn flush(&mut self) {
+        if let Some(count) = self.advance(Instant::now()) {
+            report(count);
+        }
+    }
+
+    /// Returns the time until there is a count to [flush](FailureLog::flush).
+    pub(super) fn left(&self) -> Duration {
+        match self.suppressed {
+            0 => Duration::MAX,
+            _ => PERIOD.saturating_sub(self.period_start.elapsed()),
+        }
+    }
+
+    /// Begins a new period if the current one is over, and returns the count of suppressed peers if there were any.
+    fn advance(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.period_start) < PERIOD {
+            return None;
+        }
+        (self.period_start, self.lines) = (now, 0);
+        Some(std::mem::take(&mut self.suppressed)).filter(|count| *count > 0)
+    }
+
+    /// Whether the next peer gets a line of its own.
+    fn admit(&mut self) -> bool {
+        let is_admitted = self.lines < MAX_LINES;
+        if is_admitted {
+            self.lines += 1;
+        } else {
+            self.suppressed += 1;
+        }
+        is_admitted
+    }
+}
+
+fn report(suppressed: u64) {
+    tracing::warn!(suppressed, "more peers could not be connected");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_failures_is_logged_in_few_lines_and_counted() {
+        let mut log = FailureLog::new();
+        let start = log.period_start;
+        let admitted = (0..10_000).filter(|_| log.admit()).count();
+        assert_eq!(admitted, MAX_LINES as usize);
+        assert_eq!(log.advance(start + PERIOD / 2), None);
+        assert!(log.left() <= PERIOD);
+        assert_eq!(log.advance(start + PERIOD), Some(10_000 - u64::from(MAX_LINES)));
+        assert_eq!(log.left(), Duration::MAX);
+        assert!(log.admit(), "a new period has lines again");
+        assert_eq!(log.advance(start + 2 * PERIOD), None, "there is nothing to count");
+    }
+}

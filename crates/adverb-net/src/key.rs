@@ -1,0 +1,108 @@
+//! The key that both sides of a connection have.
+
+use std::fmt;
+use std::sync::Arc;
+
+use adverb_verbs::{Error, Result};
+use zeroize::{Zeroize, Zeroizing};
+
+use super::protocol::proof::{Digest, Purpose, Role};
+
+/// A key that both sides of a connection must have: see [`Options::key`](super::Options::key).
+///
+/// It is made of a secret, which should be as hard to guess as a random number of 128 bits: 32 bytes of `/dev/urandom`, say.
+/// Who hears two sides meet can try secrets against what they said as fast as it can compute, so that what people remember
+/// isn't one.
+///
+/// ```
+/// use adverb::net::{Key, Options};
+///
+/// let secret = [0x5a; 32]; // from a file that only those who may connect can read
+/// let options = Options::new().key(&Key::new(secret)?);
+/// assert!(Key::new("short").is_err());
+/// # Ok::<(), adverb::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Key(Arc<Derived>);
+
+/// A key for each purpose, so that what is said for one is no good for another. Overwritten when it is dropped.
+struct Derived {
+    answer: Zeroizing<Digest>,
+    connectors_hello: Zeroizing<Digest>,
+    listeners_hello: Zeroizing<Digest>,
+}
+
+impl Key {
+    /// The key that is made of this secret.
+    ///
+    /// # Errors
+    ///
+    /// If it has fewer than 16 bytes.
+    pub fn new(secret: impl AsRef<[u8]>) -> Result<Key> {
+        let secret = secret.as_ref();
+        if secret.len() < SHORTEST {
+            let reason = "a key's secret must have 16 bytes or more, as random as can be";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let derive = |context: &str| {
+            // `blake3::derive_key` would leave its hasher's copy of the secret in memory.
+            let mut hasher = Zeroizing::new(blake3::Hasher::new_derive_key(context));
+            hasher.update(secret);
+            let mut derived = hasher.finalize();
+            let key = Zeroizing::new(*derived.as_bytes());
+            derived.zeroize();
+            key
+        };
+        Ok(Key(Arc::new(Derived {
+            answer: derive("adverb net 1: proof of who was asked"),
+            connectors_hello: derive("adverb net 1: hello of who asked"),
+            listeners_hello: derive("adverb net 1: hello of who was asked"),
+        })))
+    }
+
+    /// A hash of the parts, which only who has the key can make.
+    pub(super) fn digest(&self, purpose: Purpose, parts: &[&[u8]]) -> Digest {
+        *self.hash(purpose, parts).as_bytes()
+    }
+
+    /// Whether a digest is of these parts, in a time that doesn't tell how wrong it is.
+    pub(super) fn verifies(&self, digest: &Digest, purpose: Purpose, parts: &[&[u8]]) -> bool {
+        // blake3 compares its hashes in constant time.
+        self.hash(purpose, parts) == blake3::Hash::from_bytes(*digest)
+    }
+
+    /// Whether both sides of a comparison have the same key, or both none.
+    pub(super) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
+        match (one, other) {
+            (Some(one), Some(other)) => {
+                blake3::Hash::from_bytes(*one.0.answer) == blake3::Hash::from_bytes(*other.0.answer)
+            }
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    fn hash(&self, purpose: Purpose, parts: &[&[u8]]) -> blake3::Hash {
+        let key = match purpose {
+            Purpose::Answer => &self.0.answer,
+            Purpose::Hello(Role::Connector) => &self.0.connectors_hello,
+            Purpose::Hello(Role::Listener) => &self.0.listeners_hello,
+        };
+        // A keyed hasher holds a copy of the key.
+        let mut hasher = Zeroizing::new(blake3::Hasher::new_keyed(key));
+        for part in parts {
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+/// The fewest bytes of a secret.
+const SHORTEST: usize = 16;
+
+/// It says nothing.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}

@@ -1,0 +1,515 @@
+//! Queue pairs that break while messages pass, and connections that go on.
+
+mod streams;
+
+use std::io::{ErrorKind, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::internal::{Deadline, wait_either};
+use adverb_verbs::{Device, Error};
+
+use super::{Link, UNKNOWN};
+use crate::blocking::{Connection, Connector, Listener, connect_link};
+use crate::protocol::handshake::Session;
+use crate::{Exchange, Key, Options, Rights};
+
+/// With the software NIC, unless another device is named.
+fn options() -> Options {
+    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
+    // TCP goes over loopback, wherever the device is.
+    let options = Options::new()
+        .device(&Device::open(&device).unwrap())
+        .allow_foreign_gid(true)
+        .timeout(Duration::from_secs(60));
+    options.keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
+}
+
+/// The same, for each way to find a listener.
+fn ways() -> [Options; 2] {
+    [Exchange::Tcp, Exchange::ConnectionManager].map(|exchange| options().exchange(exchange))
+}
+
+/// Any port where the device is: there is its connection manager.
+fn anywhere(options: &Options) -> SocketAddr {
+    let device = options.device.as_ref().unwrap();
+    SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0)
+}
+
+/// Two sides that are connected, who connected first, and where they met.
+fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
+    let listener = Listener::bind_with(anywhere(options[1]), options[1]).unwrap();
+    let connector = Connector::new().options(options[0]);
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(listener.local_address()).unwrap());
+        let right = listener.accept().unwrap();
+        (left.join().unwrap(), right)
+    });
+    (listener, left, right)
+}
+
+/// Two sides that are connected, while somebody accepts.
+fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connection) -> T) -> T {
+    let (listener, left, right) = connected(options);
+    scope(|scope| {
+        scope.spawn(|| listener.accept().map(drop));
+        let _stop = Stop(&listener);
+        run(&left, &right)
+    })
+}
+
+/// Stops a listener, whatever happens, so that nobody waits for who accepts.
+struct Stop<'a>(&'a Listener);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
+fn break_it(link: &Arc<Link>) -> bool {
+    link.lane().queue_pair.fail().is_ok()
+}
+
+fn bytes(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (number ^ at ^ at >> 8) as u8).collect()
+}
+
+fn len(number: usize) -> usize {
+    [0, 5, 300, 20_000, 70, 100_000, 1_000][number % 7] + number % 13
+}
+
+/// How often connections are to go on before a test has seen enough.
+const ENOUGH: u32 = 6;
+
+/// Has something broken, again and again, until a connection has gone on often enough; says whether it has.
+fn harm(link: &Link, mut break_some: impl FnMut(u32)) -> bool {
+    let (start, mut round, mut count) = (Instant::now(), 0, 0);
+    while count < ENOUGH && start.elapsed() < Duration::from_secs(60) {
+        break_some(round);
+        round += 1;
+        sleep(Duration::from_millis(20 + u64::from(round % 7 * 10)));
+        count = link.lock().resume.generation;
+    }
+    println!("went on {count} times, after {round} breaks");
+    count >= ENOUGH
+}
+
+/// Sends messages both ways, until `harm` is done.
+fn exchange(left: &Connection, right: &Connection, harm: impl FnOnce() -> bool) {
+    let (over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
+    scope(|scope| {
+        for (from, to) in [(left, right), (right, left)] {
+            let sending = scope.spawn(move || {
+                let mut number = 0;
+                while !over.load(Ordering::Relaxed) {
+                    let bytes = bytes(number, len(number));
+                    if number % 3 == 0 {
+                        from.send_with_imm(&bytes, number as u32).unwrap();
+                    } else {
+                        from.send(&bytes).unwrap();
+                    }
+                    number += 1;
+                }
+                from.shutdown().unwrap();
+                number
+            });
+            scope.spawn(move || {
+                let mut number = 0;
+                while let Some(message) = to.recv().unwrap() {
+                    let expected = bytes(number, len(number));
+                    assert!(message[..] == expected, "message {number} of {}", message.len());
+                    assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
+                    number += 1;
+                }
+                assert_eq!(number, sending.join().unwrap());
+                // A connection that nobody uses isn't made again, and the other side may still wait for it.
+                done.fetch_add(1, Ordering::Relaxed);
+                while done.load(Ordering::Relaxed) < 2 {
+                    assert!(to.recv().unwrap().is_none());
+                    sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        let is_enough = harm();
+        over.store(true, Ordering::Relaxed);
+        assert!(is_enough);
+    });
+}
+
+#[test]
+fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
+    let tiny = options().ring(512).writes(4);
+    for options in ways().iter().chain([&tiny]) {
+        with_pair([options, options], |left, right| {
+            exchange(left, right, || {
+                harm(left.link(), |round| {
+                    // The side that connects notices its own at once, and the other when that comes again.
+                    break_it(left.link());
+                    if round % 2 == 1 {
+                        break_it(right.link());
+                    }
+                })
+            });
+        });
+    }
+}
+
+#[test]
+fn nobody_needs_to_accept_for_a_connection_to_go_on() {
+    for options in ways() {
+        let (listener, left, right) = connected([&options, &options]);
+        let patient = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
+        scope(|scope| {
+            let _stop = Stop(&listener);
+            let mut stranger = None;
+            exchange(&left, &right, || {
+                harm(left.link(), |_| {
+                    // Both sides notice their own at once.
+                    break_it(left.link());
+                    break_it(right.link());
+                    // Who else comes is let in too, now or later.
+                    let connect = || patient.connect(listener.local_address()).unwrap();
+                    stranger.get_or_insert_with(|| scope.spawn(connect));
+                })
+            });
+            let (host, stranger) = (listener.accept().unwrap(), stranger.unwrap().join().unwrap());
+            stranger.send(b"me too").unwrap();
+            assert_eq!(&host.recv().unwrap().unwrap()[..], b"me too");
+        });
+    }
+}
+
+#[test]
+fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        assert!(break_it(right.link()));
+        // Nobody at the other side knows until it asks.
+        scope(|scope| {
+            scope.spawn(|| right.send(b"after all").unwrap());
+            assert_eq!(&left.recv().unwrap().unwrap()[..], b"after all");
+        });
+    });
+}
+
+#[test]
+fn a_connection_goes_on_where_the_ring_is_shorter() {
+    const LEN: usize = 5_000;
+    let (wide, narrow) = (options(), options().ring(512).writes(4));
+    let listeners = [&wide, &narrow].map(|options| Listener::bind_with(anywhere(options), options).unwrap());
+    let [first, second] = &listeners;
+    let connector = Connector::new().options(&wide).also_at(second.local_address().to_string());
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(first.local_address()).unwrap());
+        let right = first.accept().unwrap();
+        (left.join().unwrap(), right)
+    });
+    scope(|scope| {
+        let _stop = Stop(second);
+        first.stop();
+        scope.spawn(|| second.accept().map(drop));
+        assert!(break_it(left.link()) && break_it(right.link()));
+        // Some are written to who is no more, some wait until the connection goes on, and some come later.
+        scope.spawn(|| (0..20).for_each(|number| left.send(&bytes(number, LEN)).unwrap()));
+        for number in 0..20 {
+            assert!(right.recv().unwrap().unwrap()[..] == bytes(number, LEN), "message {number}");
+        }
+        assert_eq!(left.link().lock().resume.generation, 1);
+    });
+}
+
+#[test]
+fn memory_is_exposed_again_and_operations_end() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        let table = right.expose("table", 4096, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+        let remote = left.remote("table").unwrap();
+        remote.fetch_add(0, 3).unwrap();
+        assert!(break_it(left.link()));
+        let error = loop {
+            match remote.fetch_add(8, 1) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+        scope(|scope| {
+            // Somebody must look after the other side, until it is announced.
+            let waiting = scope.spawn(|| right.recv_timeout(Duration::from_secs(20)));
+            let remote = left.remote("table").unwrap();
+            assert_eq!(remote.fetch_add(0, 4).unwrap(), 3);
+            left.send(b"done").unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+        assert_eq!(table.word(0).unwrap().load(Ordering::Relaxed), 7);
+    });
+}
+
+#[test]
+fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
+    let options = options().reconnect(Duration::from_secs(1)).timeout(Duration::from_secs(20));
+    let (listener, left, right) = connected([&options, &options]);
+    left.send(b"one").unwrap();
+    assert_eq!(&right.recv().unwrap().unwrap()[..], b"one");
+    drop(listener);
+    break_it(right.link());
+    left.send(b"two").unwrap();
+    left.send(&[3; 100_000]).unwrap();
+    let start = Instant::now();
+    let error = left.recv().unwrap_err().to_string();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(error.contains("were not acknowledged"), "{error}");
+    let unknown = left.unacknowledged();
+    let numbers: Vec<_> = unknown.iter().map(|message| message.number).collect();
+    assert!(numbers.ends_with(&[1, 2]), "{numbers:?}");
+    let last = &unknown[unknown.len() - 2..];
+    assert_eq!((&last[0].message[..], last[1].message.len()), (&b"two"[..], 100_000));
+    // Nobody waits for room that will never be.
+    let error = left.feed(b"three").unwrap_err();
+    assert!(matches!(error.error, Error::Disconnected { .. }), "{error}");
+    let error = left.into_stream().write(b"three").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+    // The other side gives up too.
+    assert!(matches!(right.recv().unwrap_err(), Error::Disconnected { .. }));
+    assert!(right.unacknowledged().is_empty());
+}
+
+#[test]
+fn hardware_tells_at_once_that_the_peer_is_gone() {
+    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    if options.device.as_ref().unwrap().is_software() {
+        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+    }
+    let (_listener, left, right) = connected([&options, &options]);
+    right.send(b"the last").unwrap();
+    drop(right);
+    // Nobody asks.
+    let start = Instant::now();
+    assert_eq!(&left.recv().unwrap().unwrap()[..], b"the last");
+    let error = left.recv().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    println!("known after {:?}: {error}", start.elapsed());
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
+    use crate as net;
+    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    if options.device.as_ref().unwrap().is_software() {
+        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+    }
+    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
+    let connector = net::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = (left.unwrap(), right.unwrap());
+    let last_words = async {
+        // While it waits for that; and when it is woken, both have come.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        right.send(b"the last").await.unwrap();
+        drop(right);
+        sleep(Duration::from_millis(500));
+    };
+    let (message, ()) = tokio::join!(left.recv(), last_words);
+    assert_eq!(&message.unwrap().unwrap()[..], b"the last");
+    let error = tokio::time::timeout(Duration::from_secs(20), left.recv()).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}
+
+#[test]
+fn a_connection_that_is_not_known_any_more_ends() {
+    let options = options();
+    with_pair([&options, &options], |left, right| {
+        right.link().lock().end = Some(super::End { reason: "for the test".to_owned(), hint: "" });
+        assert!(break_it(left.link()));
+        let error = left.recv().unwrap_err().to_string();
+        assert!(error.contains("doesn't know the connection"), "{error}");
+    });
+}
+
+#[test]
+fn a_session_does_not_go_on_without_its_key() {
+    let open = options();
+    let keyed = options().key(&Key::new([7; 32]).unwrap());
+    let other = Listener::bind_with(anywhere(&open), &open).unwrap();
+    with_pair([&keyed, &keyed], |left, right| {
+        // Who hears the packets knows the number of the session.
+        let session = Session { id: right.link().session().unwrap(), received: Some(0) };
+        let stranger = Options { session: Some(session), ..open.clone() };
+        scope(|scope| {
+            scope.spawn(|| other.accept().map(drop));
+            let made = connect_link(other.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            other.stop();
+            assert!(matches!(made, Err(Error::Refused { reason, .. }) if reason == UNKNOWN));
+        });
+        // The connection hasn't noticed.
+        assert_eq!(right.link().lock().resume.generation, 0);
+        left.send(b"still here").unwrap();
+        assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
+    });
+}
+
+#[test]
+fn who_is_to_be_woken_does_not_look_before_there_is_an_event() {
+    with_pair([&options(), &options()], |left, right| {
+        let link = left.link();
+        let step =
+            || link.step(false, &mut Link::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
+        // What is left of making the connection may come now.
+        while !link.lock().is_armed {
+            assert_eq!(step(), None);
+        }
+        right.send(b"hello").unwrap();
+        let (mut message, lane) = (None, link.lane());
+        while message.is_none() {
+            let events = lane.completions.event_fd().unwrap();
+            assert!(wait_either(events, None, Some(Duration::from_secs(60))).unwrap());
+            if link.lock().is_armed {
+                assert_eq!(step(), None, "it needn't be looked at before the event is taken");
+            }
+            link.take_events().unwrap();
+            message = step();
+        }
+        assert_eq!(message.unwrap(), b"hello");
+    });
+}
+
+#[test]
+fn a_session_that_is_there_keeps_its_number() {
+    let options = options();
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    with_pair([&options, &options], |left, right| {
+        // Who has overheard its number begins a session of the same.
+        let session = Session { id: right.link().session().unwrap(), received: None };
+        let stranger = Options { session: Some(session), ..options.clone() };
+        scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().unwrap());
+            let made =
+                connect_link(listener.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
+            assert!(break_it(left.link()));
+            scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());
+            left.send(b"still ours").unwrap();
+            assert_eq!(&left.recv().unwrap().unwrap()[..], b"still ours");
+        });
+    });
+}
+
+#[test]
+fn what_is_kept_for_a_peer_that_does_not_read_has_an_end() {
+    let most = options().read_ahead(usize::MAX);
+    with_pair([&most, &most], |left, right| {
+        left.send(b"first").unwrap();
+        while right.link().lock().inbox.is_empty() {
+            right.link().drive_unless_led(&mut right.link().lock());
+        }
+        // It reads nothing of what it is offered, because it thinks that it is to read this first, which it has.
+        right.link().lock().to_read.push_front(0);
+        left.send(&vec![1; 1 << 20]).unwrap();
+        let mut sent = 0usize;
+        let mut quiet = 0;
+        while quiet < 200 {
+            match left.try_send(&[2; 16 << 10]) {
+                Ok(()) => (sent, quiet) = (sent + 1, 0),
+                Err(_) => {
+                    quiet += 1;
+                    sleep(Duration::from_millis(1));
+                }
+            }
+            assert!(sent < 10_000, "{} MiB are kept", sent >> 6);
+            right.link().drive_unless_led(&mut right.link().lock());
+        }
+        println!("{} MiB are kept", sent >> 6);
+        assert!(sent >= 1024, "{sent}");
+        // Once it does, all goes on.
+        right.link().lock().to_read.pop_front();
+        scope(|scope| {
+            scope.spawn(|| (0..1000).for_each(|_| left.send(&[3; 16 << 10]).unwrap()));
+            assert_eq!(right.recv().unwrap().unwrap().len(), 5);
+            assert_eq!(right.recv().unwrap().unwrap().len(), 1 << 20);
+            (0..sent + 1000).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 16 << 10));
+        });
+    });
+}
+
+#[test]
+fn a_peer_that_has_not_said_hello_costs_no_ring() {
+    let key = Key::new([7; 32]).unwrap();
+    let options = options().key(&key);
+    let (parts, queue_pair) = super::Parts::new(
+        &options.device.clone().unwrap(),
+        "127.0.0.1:1".parse().unwrap(),
+        &options,
+        |domain| Ok(domain.queue_pair(adverb_verbs::Transport::Rc)),
+    )
+    .unwrap();
+    let link = Link::new(parts, queue_pair, None, crate::protocol::proof::Role::Listener, None);
+    assert!(link.lane().ring.get().is_none());
+    with_pair([&options, &options], |left, right| {
+        for side in [left, right] {
+            assert_eq!(side.link().lane().ring.get().unwrap().len(), options.ring as usize);
+        }
+    });
+}
+
+#[test]
+fn sides_that_do_not_both_want_it_do_not_go_on() {
+    let with = options();
+    let without = Options { reconnect: None, ..with.clone() };
+    for (client, server) in [(&with, &without), (&without, &with)] {
+        with_pair([client, server], |left, right| {
+            left.send(b"hello").unwrap();
+            assert_eq!(&right.recv().unwrap().unwrap()[..], b"hello");
+            break_it(left.link());
+            assert!(matches!(left.recv().unwrap_err(), Error::Disconnected { .. }));
+        });
+    }
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn tasks_go_on_too() {
+    use crate as net;
+    use tokio::io::AsyncWriteExt;
+    let options = options().reconnect(Duration::from_secs(3));
+    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
+    let connector = net::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = (left.unwrap(), right.unwrap());
+    const COUNT: usize = 300;
+    let echo = async {
+        for _ in 0..COUNT {
+            right.send(right.recv().await.unwrap().unwrap()).await.unwrap();
+        }
+    };
+    let ask = async {
+        for number in 0..COUNT {
+            if number % 30 == 10 {
+                break_it(left.link());
+            }
+            left.send(&bytes(number, len(number))).await.unwrap();
+            if number % 30 == 25 {
+                break_it(left.link());
+            }
+            let answer = left.recv().await.unwrap().unwrap();
+            assert!(answer[..] == bytes(number, len(number)), "message {number} of {}", answer.len());
+        }
+    };
+    tokio::select! {
+        _ = async { tokio::join!(echo, ask) } => {}
+        _ = listener.accept() => panic!("nobody else comes"),
+    }
+    // What can't be made again wakes tasks too.
+    drop(listener);
+    drop(right);
+    let error = tokio::time::timeout(Duration::from_secs(40), left.recv()).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    let mut left = left.into_stream();
+    let written = tokio::time::timeout(Duration::from_secs(20), left.write(b"more")).await.unwrap();
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionReset);
+}

@@ -1,0 +1,158 @@
+//! Streams whose queue pairs break while bytes pass.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{scope, sleep};
+use std::time::Duration;
+
+use super::{Link, Stop, break_it, connected, harm, ways};
+
+/// The byte at this place of a stream.
+fn byte(at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 17) as u8
+}
+
+/// The next bytes of a stream from this place on: few, which go through the ring, and many, which are read from where they
+/// are.
+fn piece(number: usize, at: usize) -> Vec<u8> {
+    let len = [100, 3_000, 200_000, 17, 40_000, 600_000][number % 6] + number % 7;
+    (at..at + len).map(byte).collect()
+}
+
+fn check(at: usize, bytes: &[u8]) {
+    let wrong = bytes.iter().enumerate().position(|(offset, found)| *found != byte(at + offset));
+    assert_eq!(wrong, None, "of {} bytes from {at}", bytes.len());
+}
+
+/// Breaks the one, or the other, or both.
+fn break_by_turns(links: &[Arc<Link>; 2], round: u32) {
+    for (side, link) in links.iter().enumerate() {
+        if round % 3 != side as u32 {
+            break_it(link);
+        }
+    }
+}
+
+#[test]
+fn streams_of_threads_lose_and_double_no_byte() {
+    for options in ways() {
+        let (listener, left, right) = connected([&options, &options]);
+        let links = [&left, &right].map(|connection| Arc::clone(connection.link()));
+        let (over, done, bytes) = (&AtomicBool::new(false), &AtomicUsize::new(0), &AtomicUsize::new(0));
+        scope(|scope| {
+            scope.spawn(|| listener.accept().map(drop));
+            let _stop = Stop(&listener);
+            let sides = [left, right].map(|connection| {
+                let (mut reader, mut writer) = connection.into_stream().into_split();
+                let writing = scope.spawn(move || {
+                    let (mut number, mut at) = (0, 0);
+                    while !over.load(Ordering::Relaxed) {
+                        let piece = piece(number, at);
+                        writer.write_all(&piece).unwrap();
+                        (number, at) = (number + 1, at + piece.len());
+                    }
+                    writer.shutdown().unwrap();
+                    bytes.fetch_add(at, Ordering::Relaxed);
+                });
+                let reading = scope.spawn(move || {
+                    let (mut piece, mut at) = (vec![0; 100_000], 0);
+                    loop {
+                        let count = reader.read(&mut piece).unwrap();
+                        check(at, &piece[..count]);
+                        at += count;
+                        if count == 0 {
+                            break;
+                        }
+                    }
+                    // Nothing is made again that nobody uses, and the other side may still need it.
+                    done.fetch_add(1, Ordering::Relaxed);
+                    while done.load(Ordering::Relaxed) < 2 {
+                        assert_eq!(reader.read(&mut piece).unwrap(), 0);
+                        sleep(Duration::from_millis(1));
+                    }
+                    at
+                });
+                (writing, reading)
+            });
+            let is_enough = harm(&links[0], |round| break_by_turns(&links, round));
+            over.store(true, Ordering::Relaxed);
+            assert!(is_enough);
+            let read: usize = sides
+                .into_iter()
+                .map(|(writing, reading)| {
+                    writing.join().unwrap();
+                    reading.join().unwrap()
+                })
+                .sum();
+            assert_eq!(read, bytes.load(Ordering::Relaxed));
+        });
+    }
+}
+
+#[cfg(feature = "tokio")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_tasks_lose_and_double_no_byte() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use crate::{Connector, Listener, Stream};
+
+    /// Says how many bytes were written, and how many read.
+    async fn write_and_read(stream: Stream, over: &AtomicBool, done: &AtomicUsize) -> (usize, usize) {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let writing = async {
+            let (mut number, mut at) = (0, 0);
+            while !over.load(Ordering::Relaxed) {
+                let piece = piece(number, at);
+                writer.write_all(&piece).await.unwrap();
+                (number, at) = (number + 1, at + piece.len());
+            }
+            writer.shutdown().await.unwrap();
+            at
+        };
+        let reading = async {
+            let (mut piece, mut at) = (vec![0; 100_000], 0);
+            loop {
+                let count = reader.read(&mut piece).await.unwrap();
+                check(at, &piece[..count]);
+                at += count;
+                if count == 0 {
+                    break;
+                }
+            }
+            // As above.
+            done.fetch_add(1, Ordering::Relaxed);
+            while done.load(Ordering::Relaxed) < 2 {
+                assert_eq!(reader.read(&mut piece).await.unwrap(), 0);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            at
+        };
+        tokio::join!(writing, reading)
+    }
+
+    for options in ways() {
+        let listener = Listener::bind_with(super::anywhere(&options), &options).await.unwrap();
+        let connector = Connector::new().options(&options);
+        let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (left, right) = (left.unwrap(), right.unwrap());
+        let links = [&left, &right].map(|connection| Arc::clone(connection.link()));
+        let over = Arc::new(AtomicBool::new(false));
+        let harmed = {
+            let over = Arc::clone(&over);
+            std::thread::spawn(move || {
+                let is_enough = harm(&links[0], |round| break_by_turns(&links, round));
+                over.store(true, Ordering::Relaxed);
+                is_enough
+            })
+        };
+        let done = AtomicUsize::new(0);
+        let [left, right] = [left, right].map(|side| write_and_read(side.into_stream(), &over, &done));
+        let ((left_wrote, left_read), (right_wrote, right_read)) = tokio::select! {
+            counts = async { tokio::join!(left, right) } => counts,
+            _ = listener.accept() => panic!("nobody else comes"),
+        };
+        assert_eq!((left_wrote, right_wrote), (right_read, left_read));
+        assert!(harmed.join().unwrap());
+    }
+}

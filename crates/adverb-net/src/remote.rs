@@ -1,0 +1,161 @@
+//! Memory that peers reach without this side's program.
+
+use std::ops::{BitOr, Range};
+
+use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::{Access, Error, RemoteAddress, Result, SendRequest};
+
+use super::link::{Asked, Link};
+use super::protocol::Announced;
+use super::{Outgoing, SendError};
+
+/// What a peer may do to memory that is exposed to it.
+///
+/// ```
+/// use adverb::net::Rights;
+///
+/// let rights = Rights::READ | Rights::ATOMIC;
+/// assert!(rights.contains(Rights::READ) && !rights.contains(Rights::WRITE));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// To read.
+    pub const READ: Rights = Rights(1);
+    /// To write.
+    pub const WRITE: Rights = Rights(2);
+    /// To add to words, and to compare and swap them.
+    pub const ATOMIC: Rights = Rights(4);
+
+    /// Whether all of those are among these.
+    pub const fn contains(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(super) fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The bits of memory that is named by its addresses.
+    pub(super) fn bits_by_address(self) -> u8 {
+        self.0 | BY_ADDRESS
+    }
+
+    pub(super) fn access(self) -> Access {
+        let mut access = Access::LOCAL_WRITE;
+        access.set(Access::REMOTE_READ, self.contains(Rights::READ));
+        access.set(Access::REMOTE_WRITE, self.contains(Rights::WRITE));
+        access.set(Access::REMOTE_ATOMIC, self.contains(Rights::ATOMIC));
+        access
+    }
+}
+
+/// Beside the rights: that peers name the memory by its addresses.
+const BY_ADDRESS: u8 = 8;
+
+impl BitOr for Rights {
+    type Output = Rights;
+
+    fn bitor(self, other: Rights) -> Rights {
+        Rights(self.0 | other.0)
+    }
+}
+
+impl Announced {
+    /// Whether peers name it by its addresses.
+    pub(super) fn is_by_address(&self) -> bool {
+        self.rights & BY_ADDRESS != 0
+    }
+
+    /// Which bytes of it have these addresses, if it has all of them.
+    pub(super) fn offsets(&self, addresses: &Range<u64>) -> Option<Range<u64>> {
+        let start = addresses.start.checked_sub(self.addr)?;
+        let end = addresses.end.checked_sub(self.addr).filter(|end| start <= *end && *end <= self.len)?;
+        Some(start..end)
+    }
+
+    /// The bytes of a range, if it lies within the memory and the right to them was given. What the device would refuse
+    /// would end the connection.
+    pub(super) fn place(&self, offset: u64, len: usize, right: Rights) -> Result<RemoteAddress> {
+        if !Rights(self.rights).contains(right) {
+            let reason = "the peer hasn't given the right to do this to its memory";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len => {
+                Ok(RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey })
+            }
+            _ => Err(Error::OutOfBounds {
+                offset: usize::try_from(offset).unwrap_or(usize::MAX),
+                len,
+                room: usize::try_from(self.len).unwrap_or(usize::MAX),
+            }),
+        }
+    }
+
+    /// The word at an offset.
+    pub(super) fn word(&self, offset: u64) -> Result<RemoteAddress> {
+        if !offset.is_multiple_of(8) {
+            return Err(Error::Unaligned { offset: usize::try_from(offset).unwrap_or(usize::MAX) });
+        }
+        self.place(offset, 8, Rights::ATOMIC)
+    }
+
+    /// As [`place`](Announced::place), of a range, with its length.
+    pub(super) fn range(&self, range: &Range<u64>, right: Rights) -> Result<(RemoteAddress, usize)> {
+        let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
+        let backwards =
+            || Error::InvalidRequest { reason: format!("the range {range:?} ends before it begins").into() };
+        let len = len.ok_or_else(backwards)?;
+        Ok((self.place(range.start, len, right)?, len))
+    }
+}
+
+/// What both kinds of remote memory ask for.
+impl Announced {
+    pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
+        let (place, len) = self.range(range, Rights::READ)?;
+        link.check_len(len)?;
+        Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place), self.generation))
+    }
+
+    pub(super) fn write<'a>(
+        &self,
+        link: &'a Link,
+        offset: u64,
+        bytes: Outgoing<'_>,
+    ) -> Result<Asked<'a>, SendError> {
+        let len = bytes.bytes().len();
+        let place =
+            self.place(offset, len, Rights::WRITE).and_then(|place| link.check_len(len).map(|()| place));
+        let place = match place {
+            Ok(place) => place,
+            Err(error) => return Err(bytes.refused(error)),
+        };
+        Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place), self.generation))
+    }
+
+    pub(super) fn fetch_add<'a>(&self, link: &'a Link, offset: u64, add: u64) -> Result<Asked<'a>> {
+        let place = self.word(offset)?;
+        Ok(link.ask_for(SendRequest::fetch_add(link.pool().alloc(8)?, place, add), self.generation))
+    }
+
+    pub(super) fn compare_swap<'a>(
+        &self,
+        link: &'a Link,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<Asked<'a>> {
+        let place = self.word(offset)?;
+        Ok(link
+            .ask_for(SendRequest::compare_swap(link.pool().alloc(8)?, place, compare, swap), self.generation))
+    }
+}
+
+/// The word that an atomic operation brought back.
+pub(super) fn word(buffer: Option<RegisteredBuf>) -> u64 {
+    let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
+    u64::from_ne_bytes(bytes.unwrap_or_default())
+}

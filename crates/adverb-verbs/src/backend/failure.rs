@@ -1,0 +1,76 @@
+//! What is said when something can't be done, whatever the engine.
+
+use crate::QpState;
+use crate::error::{Error, Result};
+
+/// How posting failed.
+pub(crate) struct PostFailure {
+    pub(crate) error: std::io::Error,
+    /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
+    pub(crate) posted: Option<usize>,
+}
+
+impl PostFailure {
+    /// How many of `count` requests weren't posted for sure.
+    pub(crate) fn left_of(&self, count: usize) -> usize {
+        count.saturating_sub(self.posted.unwrap_or(count))
+    }
+}
+
+/// The error of who uses a queue pair that is no more.
+#[cold]
+pub(super) fn queue_pair_is_gone() -> Error {
+    Error::WrongState {
+        action: "using a queue pair",
+        state: QpState::Error,
+        hint: "it was destroyed, because requests in a scope didn't complete in time",
+    }
+}
+
+/// The error of who waits for an event that can't come.
+pub(super) fn queue_has_no_events() -> Error {
+    Error::Unsupported {
+        what: "waiting for an event of a completion queue that was made without".into(),
+        hint: "call `events` when you make it".into(),
+    }
+}
+
+/// The error of an object that would be made of others that don't go together.
+pub(super) fn of_two_devices() -> Error {
+    let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must be of one \
+                  device, opened once";
+    Error::InvalidRequest { reason: reason.into() }
+}
+
+#[cfg(not(feature = "ibv"))]
+pub(super) fn no_engine() -> Error {
+    let reason =
+        "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
+    Error::NotInstalled { reason: reason.into() }
+}
+
+/// Fails once if the thread's test has asked that an object of this kind can't be destroyed.
+#[inline]
+pub(super) fn check_injected(_object: &str) -> Result<()> {
+    #[cfg(test)]
+    if INDESTRUCTIBLE.get() == Some(_object) {
+        INDESTRUCTIBLE.set(None);
+        let (action, error) = (format!("destroying a {_object}"), std::io::ErrorKind::ResourceBusy.into());
+        return Err(Error::Verb { action, error, hint: "".into() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+thread_local! {
+    static INDESTRUCTIBLE: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `work`, during which the first object of this kind that this thread destroys can't be.
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(crate) fn with_indestructible<T>(object: &'static str, work: impl FnOnce() -> T) -> T {
+    INDESTRUCTIBLE.set(Some(object));
+    let result = work();
+    INDESTRUCTIBLE.set(None);
+    result
+}

@@ -1,0 +1,320 @@
+//! Contexts: devices that are open.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
+
+use super::{check, set_nonblocking, verb_error};
+use crate::error::{Error, Result};
+use crate::{
+    DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations,
+    Port, PortState, Timestamps,
+};
+
+pub(crate) struct Device {
+    pub(super) library: &'static Ibverbs,
+    pub(super) context: NonNull<ibv_context>,
+    pub(super) name: String,
+    /// The process that opened it.
+    owner: u32,
+    /// Whether it is Linux's soft-RoCE, which has ways of its own.
+    pub(super) is_soft_roce: bool,
+}
+
+// SAFETY: libibverbs' contexts may be used from any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above; its verbs lock what they share.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
+        let library = library()?;
+        Ok(DeviceList::new(library)?.iter().map(|(_, info)| info).collect())
+    }
+
+    pub(crate) fn open(name: &str) -> Result<Device> {
+        let library = library()?;
+        let list = DeviceList::new(library)?;
+        let found = list.iter().find(|(_, info)| info.name == name);
+        let Some((device, info)) = found else {
+            let names: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
+            let hint = match names.len() {
+                0 => "there are no RDMA devices: is the driver loaded?".to_owned(),
+                _ => format!("there is {}", names.join(", ")),
+            };
+            return Err(Error::NoDevice { what: format!("there is no RDMA device {name}"), hint });
+        };
+        if let Some(reason) = info.unsupported {
+            return Err(Error::Unsupported {
+                what: format!("the device {name}").into(),
+                hint: reason.into(),
+            });
+        }
+        // SAFETY: the device is of the list, which is still there.
+        let context = unsafe { library.ibv_open_device(device) };
+        let context = NonNull::new(context).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            // SAFETY: the device is of the list, and its fields are set when it is made.
+            let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
+            // The library looks for other ways when it may not open the device, and then says what those failed at.
+            let node = format!("/dev/infiniband/{}", node.to_string_lossy());
+            let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
+            verb_error(opened.err().unwrap_or(error), format!("opening the device {name}"))
+        })?;
+        let mut device = Device {
+            library,
+            context,
+            name: name.to_owned(),
+            owner: std::process::id(),
+            is_soft_roce: false,
+        };
+        device.is_soft_roce = device.attributes()?.vendor_id == SOFT_ROCE;
+        // SAFETY: the context was just opened, and its descriptor with it.
+        set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
+            .map_err(|error| verb_error(error, format!("opening the device {name}")))?;
+        Ok(device)
+    }
+
+    /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+        let mut attr = sys::ibv_device_attr_ex::zeroed();
+        // SAFETY: the context is open, and the attributes may be written.
+        let code =
+            unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
+        check(code, || format!("asking {} for its attributes", self.name))?;
+        let on_demand = on_demand(&attr.odp_caps);
+        let timestamps = (attr.completion_timestamp_mask != 0)
+            .then_some(Timestamps { mask: attr.completion_timestamp_mask, kilohertz: attr.hca_core_clock });
+        let caps = attr.cq_mod_caps;
+        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| Moderation {
+            count: caps.max_cq_count,
+            period: Duration::from_micros(caps.max_cq_period.into()),
+        });
+        // SAFETY: the context is open, and the field is set when it is opened.
+        let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
+        let attr = &attr.orig_attr;
+        let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
+        let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
+        let firmware: Vec<u8> =
+            attr.fw_ver.iter().map(|c| c.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+        Ok(DeviceAttributes {
+            firmware: String::from_utf8_lossy(&firmware).into_owned(),
+            guid: u64::from_be(attr.node_guid),
+            vendor_id: attr.vendor_id,
+            vendor_part_id: attr.vendor_part_id,
+            ports: attr.phys_port_cnt,
+            max_queue_pairs: count(attr.max_qp),
+            max_depth: count(attr.max_qp_wr),
+            max_segments: count(attr.max_sge),
+            max_completion_queues: count(attr.max_cq),
+            max_completions: count(attr.max_cqe),
+            max_memory_regions: count(attr.max_mr),
+            max_memory_region_len: attr.max_mr_size,
+            max_protection_domains: count(attr.max_pd),
+            max_dest_rd_atomic: small(attr.max_qp_rd_atom),
+            max_rd_atomic: small(attr.max_qp_init_rd_atom),
+            atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
+            memory_windows: attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
+            max_shared_receive_queues: count(attr.max_srq),
+            max_multicast_groups: count(attr.max_mcast_grp),
+            on_demand,
+            completion_vectors: count(vectors),
+            moderation,
+            timestamps,
+            connection_manager: true,
+        })
+    }
+
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+        let mut attr = sys::ibv_port_attr::zeroed();
+        // SAFETY: the context is open, and the attributes may be written.
+        let code = unsafe { self.library.ibv_query_port(self.context.as_ptr(), number, &mut attr) };
+        check(code, || format!("asking port {number} of {} for its attributes", self.name))?;
+        let mtu = |code: sys::ibv_mtu| {
+            u8::try_from(code).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256)
+        };
+        Ok(Port {
+            number,
+            state: match attr.state {
+                sys::IBV_PORT_DOWN => PortState::Down,
+                sys::IBV_PORT_INIT => PortState::Init,
+                sys::IBV_PORT_ARMED => PortState::Armed,
+                sys::IBV_PORT_ACTIVE => PortState::Active,
+                sys::IBV_PORT_ACTIVE_DEFER => PortState::ActiveDefer,
+                _ => PortState::Unknown,
+            },
+            link_layer: match attr.link_layer {
+                sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                _ => LinkLayer::InfiniBand,
+            },
+            max_mtu: mtu(attr.max_mtu),
+            active_mtu: mtu(attr.active_mtu),
+            lid: attr.lid,
+            max_message: attr.max_msg_sz,
+            gid_table_len: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            pkey_table_len: attr.pkey_tbl_len,
+            needs_grh: attr.flags & sys::IBV_QPF_GRH_REQUIRED != 0,
+        })
+    }
+
+    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        let key = |index: u16| {
+            let mut key = 0;
+            // SAFETY: the context is open, and the key may be written.
+            let code =
+                unsafe { self.library.ibv_query_pkey(self.context.as_ptr(), port, index.into(), &mut key) };
+            check(code, || format!("asking port {port} of {} for its partition key {index}", self.name))?;
+            Ok(u16::from_be(key))
+        };
+        (0..self.port(port)?.pkey_table_len).map(key).collect()
+    }
+
+    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        let ports = self.attributes()?.ports;
+        let mut room = 0;
+        for port in 1..=ports {
+            room += self.port(port)?.gid_table_len as usize;
+        }
+        let zero = sys::ibv_gid_entry::zeroed();
+        let mut entries = vec![zero; room.min(MOST_GIDS)];
+        // SAFETY: the context is open, and as many entries may be written as are said.
+        let count = unsafe {
+            self.library.ibv_query_gid_table(self.context.as_ptr(), entries.as_mut_ptr(), entries.len(), 0)
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::from_raw_os_error(i32::try_from(-count).unwrap_or(libc::EIO));
+            return Err(verb_error(error, format!("asking {} for its GID table", self.name)));
+        };
+        entries.truncate(count);
+        let entry = |entry: &sys::ibv_gid_entry| GidEntry {
+            port: u8::try_from(entry.port_num).unwrap_or(u8::MAX),
+            index: entry.gid_index,
+            gid: Gid::new(entry.gid.octets()),
+            gid_type: match entry.gid_type {
+                sys::IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                sys::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                _ => GidType::InfiniBand,
+            },
+            netdev: interface_name(entry.ndev_ifindex),
+        };
+        Ok(entries.iter().map(entry).filter(|entry| !entry.gid.is_zero()).collect())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: the context is open, closed once, and all that was made from it is gone: it holds the device.
+            let code = unsafe { self.library.ibv_close_device(self.context.as_ptr()) };
+            if let Err(error) = check(code, || format!("closing the device {}", self.name)) {
+                tracing::error!(%error, "a device could not be closed");
+            }
+        }
+    }
+}
+
+/// What on-demand memory can be used for.
+fn on_demand(caps: &sys::ibv_odp_caps) -> OnDemand {
+    let operations = |caps: u32| OnDemandOperations {
+        send: caps & sys::IBV_ODP_SUPPORT_SEND != 0,
+        recv: caps & sys::IBV_ODP_SUPPORT_RECV != 0,
+        write: caps & sys::IBV_ODP_SUPPORT_WRITE != 0,
+        read: caps & sys::IBV_ODP_SUPPORT_READ != 0,
+        atomic: caps & sys::IBV_ODP_SUPPORT_ATOMIC != 0,
+        shared_recv: caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0,
+    };
+    OnDemand {
+        supported: caps.general_caps & sys::IBV_ODP_SUPPORT != 0,
+        rc: operations(caps.per_transport_caps.rc_odp_caps),
+        uc: operations(caps.per_transport_caps.uc_odp_caps),
+        ud: operations(caps.per_transport_caps.ud_odp_caps),
+    }
+}
+
+/// The vendor of Linux's soft-RoCE (rxe_param.h).
+const SOFT_ROCE: u32 = 0xff_ffff;
+
+/// As many entries as fit the kernel's answer, which is limited to 64 KiB; more is refused.
+const MOST_GIDS: usize = 2047;
+
+/// The library, or why there is none.
+fn library() -> Result<&'static Ibverbs> {
+    Ibverbs::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })
+}
+
+/// The list of devices that libibverbs makes.
+struct DeviceList {
+    library: &'static Ibverbs,
+    list: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl DeviceList {
+    fn new(library: &'static Ibverbs) -> Result<DeviceList> {
+        let mut count = 0;
+        // SAFETY: the count may be written.
+        let list = unsafe { library.ibv_get_device_list(&mut count) };
+        match NonNull::new(list) {
+            Some(list) => Ok(DeviceList { library, list, count: usize::try_from(count).unwrap_or(0) }),
+            None => {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    // What the library says where the kernel has no RDMA at all.
+                    Some(libc::ENOSYS | libc::ENOENT) => Err(Error::NoDevice {
+                        what: "this kernel has no RDMA".to_owned(),
+                        hint: "load a driver, or the module ib_uverbs".to_owned(),
+                    }),
+                    _ => Err(verb_error(error, "listing RDMA devices".to_owned())),
+                }
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (*mut ibv_device, DeviceInfo)> {
+        (0..self.count).map(|index| {
+            // SAFETY: the list has that many entries.
+            let device = unsafe { *self.list.as_ptr().add(index) };
+            // SAFETY: the device is of the list, which is still there; the library answers with a C string in it.
+            let name = unsafe { CStr::from_ptr(self.library.ibv_get_device_name(device)) };
+            // SAFETY: the device is of the list.
+            let guid = unsafe { self.library.ibv_get_device_guid(device) };
+            // SAFETY: the device is of the list, and its fields are set when it is made.
+            let transport = unsafe { (*device).transport_type };
+            let unsupported = match transport {
+                sys::IBV_TRANSPORT_IB => None,
+                sys::IBV_TRANSPORT_IWARP => Some("iWARP needs its connection manager for everything"),
+                _ => Some("it speaks a protocol of its own, such as EFA's SRD"),
+            };
+            let name = name.to_string_lossy().into_owned();
+            (device, DeviceInfo { name, guid: u64::from_be(guid), unsupported })
+        })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list was made by the library, and is freed once. Devices that were opened stay.
+        unsafe { self.library.ibv_free_device_list(self.list.as_ptr()) };
+    }
+}
+
+/// The name of a network interface.
+fn interface_name(index: u32) -> Option<String> {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: the name may be written, and has as many bytes as the function asks for.
+    let name = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: it points into the array above, which the function filled with a C string.
+    let name = unsafe { CStr::from_ptr(name) };
+    CString::from(name).into_string().ok()
+}

@@ -1,0 +1,71 @@
+//! Asynchronous events: what happened to an object or a port, outside any completion queue.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use adverb_proto::vocabulary::Qpn;
+use adverb_sys as sys;
+
+use super::completion_queue::wait_readable;
+use super::{Device, verb_error};
+use crate::DeviceEvent;
+use crate::error::Result;
+
+impl Device {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context, and so its descriptor, lives as long as the device, which is borrowed.
+        unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
+    }
+
+    /// Waits for an event, copies and acknowledges it; `None` if none came in time.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+        // SAFETY: the context is open.
+        if !wait_readable(unsafe { (*self.context.as_ptr()).async_fd }, timeout)? {
+            return Ok(None);
+        }
+        let mut event = sys::ibv_async_event::zeroed();
+        // SAFETY: the context is open, and the event may be written.
+        let code = unsafe { self.library.ibv_get_async_event(self.context.as_ptr(), &mut event) };
+        if code != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                // Somebody else took it.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(verb_error(error, format!("taking an event of {}", self.name))),
+            };
+        }
+        let copied = copy(&event);
+        // Acknowledged at once: an object with an event outstanding can't be destroyed.
+        // SAFETY: the event was just taken, and is acknowledged once.
+        unsafe { self.library.ibv_ack_async_event(&mut event) };
+        Ok(Some(copied))
+    }
+}
+
+/// What the event says, before it is acknowledged: until then its object can't go away.
+fn copy(event: &sys::ibv_async_event) -> DeviceEvent {
+    // SAFETY: what of the union is valid depends on the type; the events below are of queue pairs, whose destruction
+    // waits for the acknowledgement.
+    let qpn = || Qpn::truncate(unsafe { (*event.element.qp).qp_num });
+    // SAFETY: as above, for shared receive queues; their context is the number that they were made with.
+    let queue = || u32::try_from(unsafe { (*event.element.srq).srq_context.addr() }).unwrap_or(0);
+    // SAFETY: as above, for ports.
+    let port = || u8::try_from(unsafe { event.element.port_num }).unwrap_or(0);
+    match event.event_type {
+        sys::IBV_EVENT_CQ_ERR => DeviceEvent::CompletionQueueError,
+        sys::IBV_EVENT_QP_FATAL => DeviceEvent::QueuePairFatal(qpn()),
+        sys::IBV_EVENT_QP_REQ_ERR => DeviceEvent::QueuePairRequestError(qpn()),
+        sys::IBV_EVENT_QP_ACCESS_ERR => DeviceEvent::QueuePairAccessError(qpn()),
+        sys::IBV_EVENT_COMM_EST => DeviceEvent::Established(qpn()),
+        sys::IBV_EVENT_SQ_DRAINED => DeviceEvent::SendQueueDrained(qpn()),
+        sys::IBV_EVENT_QP_LAST_WQE_REACHED => DeviceEvent::LastReceiveReached(qpn()),
+        sys::IBV_EVENT_SRQ_ERR => DeviceEvent::SharedReceiveQueueError(queue()),
+        sys::IBV_EVENT_SRQ_LIMIT_REACHED => DeviceEvent::SharedReceiveQueueLimit(queue()),
+        sys::IBV_EVENT_DEVICE_FATAL => DeviceEvent::DeviceFatal,
+        sys::IBV_EVENT_PORT_ACTIVE => DeviceEvent::PortActive(port()),
+        sys::IBV_EVENT_PORT_ERR => DeviceEvent::PortError(port()),
+        sys::IBV_EVENT_GID_CHANGE => DeviceEvent::GidsChanged(port()),
+        code => DeviceEvent::Other(code),
+    }
+}

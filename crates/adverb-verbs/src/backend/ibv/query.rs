@@ -1,0 +1,87 @@
+//! What the device knows of a queue pair.
+
+use adverb_proto::vocabulary::{Gid, PathMtu, Psn, QpState, Qpn};
+use adverb_sys::{self as sys, ibv_qp_attr};
+
+use super::{QueuePair, check};
+use crate::error::Result;
+use crate::{PeerAttributes, QueuePairAttributes};
+
+impl QueuePair {
+    pub(crate) fn state(&self) -> Result<QpState> {
+        Ok(state(&self.ask(sys::IBV_QP_STATE)?))
+    }
+
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+        let attr = self.ask(EVERYTHING)?;
+        let (path, grh) = (&attr.ah_attr, &attr.ah_attr.grh);
+        let state = state(&attr);
+        let is_connected = !matches!(state, QpState::Reset | QpState::Init);
+        let peer = PeerAttributes {
+            qpn: Qpn::truncate(attr.dest_qp_num),
+            gid: if path.is_global == 0 { Gid::ZERO } else { Gid::new(grh.dgid.octets()) },
+            lid: path.dlid,
+            recv_psn: Psn::wrapping(attr.rq_psn),
+            mtu: u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256),
+            traffic_class: grh.traffic_class,
+            flow_label: grh.flow_label,
+            hop_limit: grh.hop_limit,
+            service_level: path.sl,
+            timeout: attr.timeout,
+            retry_count: attr.retry_cnt,
+            rnr_retry: attr.rnr_retry,
+            min_rnr_timer: attr.min_rnr_timer,
+            max_rd_atomic: attr.max_rd_atomic,
+            max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        };
+        Ok(QueuePairAttributes {
+            state,
+            port: attr.port_num,
+            pkey_index: attr.pkey_index,
+            qkey: attr.qkey,
+            send_psn: Psn::wrapping(attr.sq_psn),
+            // A queue pair that failed before it was connected has no peer's number.
+            peer: (is_connected && attr.dest_qp_num != 0).then_some(peer),
+        })
+    }
+
+    fn ask(&self, mask: libc::c_int) -> Result<ibv_qp_attr> {
+        let handle = self.alive()?;
+        let mut attr = ibv_qp_attr::zeroed();
+        let mut init = sys::ibv_qp_init_attr::zeroed();
+        let library = self.domain.device.library;
+        // SAFETY: the queue pair is alive, and both may be written.
+        let code = unsafe { library.ibv_query_qp(handle, &mut attr, mask, &mut init) };
+        check(code, || format!("asking queue pair {} for its state", self.qpn))?;
+        Ok(attr)
+    }
+}
+
+/// All that is told of a queue pair here. Devices answer with what they have.
+const EVERYTHING: libc::c_int = sys::IBV_QP_STATE
+    | sys::IBV_QP_PORT
+    | sys::IBV_QP_PKEY_INDEX
+    | sys::IBV_QP_QKEY
+    | sys::IBV_QP_AV
+    | sys::IBV_QP_PATH_MTU
+    | sys::IBV_QP_DEST_QPN
+    | sys::IBV_QP_RQ_PSN
+    | sys::IBV_QP_SQ_PSN
+    | sys::IBV_QP_TIMEOUT
+    | sys::IBV_QP_RETRY_CNT
+    | sys::IBV_QP_RNR_RETRY
+    | sys::IBV_QP_MIN_RNR_TIMER
+    | sys::IBV_QP_MAX_QP_RD_ATOMIC
+    | sys::IBV_QP_MAX_DEST_RD_ATOMIC;
+
+fn state(attr: &ibv_qp_attr) -> QpState {
+    match attr.qp_state {
+        sys::IBV_QPS_RESET => QpState::Reset,
+        sys::IBV_QPS_INIT => QpState::Init,
+        sys::IBV_QPS_RTR => QpState::ReadyToReceive,
+        sys::IBV_QPS_RTS => QpState::ReadyToSend,
+        sys::IBV_QPS_SQD => QpState::SendQueueDrained,
+        sys::IBV_QPS_SQE => QpState::SendQueueError,
+        _ => QpState::Error,
+    }
+}

@@ -1,0 +1,749 @@
+//! The engines below [`verbs`](crate): each type here is one of theirs, and every method asks it.
+//!
+//! Public types are concrete, so that no user's signature depends on the engine; this is where they part.
+
+#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some things only rdma-core is asked for"))]
+
+pub(crate) mod connection_manager;
+mod failure;
+#[cfg(feature = "ibv")]
+mod ibv;
+mod options;
+mod outcome;
+#[cfg(any(feature = "ibv", feature = "soft"))]
+mod request_list;
+#[cfg(feature = "soft")]
+mod soft;
+mod wait;
+
+pub(crate) use failure::PostFailure;
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(crate) use failure::with_indestructible;
+pub(crate) use options::{
+    Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
+};
+pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
+#[cfg(feature = "soft")]
+pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
+pub use wait::{Watch, wait_either};
+
+#[cfg(not(feature = "ibv"))]
+use failure::no_engine;
+use failure::{check_injected, of_two_devices, queue_has_no_events, queue_pair_is_gone};
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adverb_proto::Holdings;
+use adverb_proto::vocabulary::{
+    Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
+};
+
+#[cfg(feature = "soft")]
+use crate::error::Error;
+use crate::error::Result;
+use crate::memory::Memory;
+use crate::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
+
+/// Asks whichever engine it is.
+macro_rules! ask {
+    ($value:expr, $engine:ident => $answer:expr) => {
+        match *$value {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref $engine) => $answer,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref $engine) => $answer,
+        }
+    };
+}
+
+/// Posts a list by a verb of whichever engine it is. Only that is asked of it: posting is the same for all, and done in one
+/// place.
+macro_rules! post {
+    ($queue:expr, $list:expr, $verb:ident) => {{
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        let posted = $list.requests.post(|chain| ask!($queue, engine => engine.$verb(chain)));
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        let posted = ask!($queue, engine => unreachable!());
+        posted
+    }};
+}
+
+/// A device that is open.
+pub(crate) enum Device {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::Device>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::Device>),
+}
+
+impl Device {
+    /// All devices of all engines. An engine that isn't there has none; if no engine is there, the error says why.
+    pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
+        let listed = Device::list_hardware();
+        // Software devices are always there, and come last.
+        #[cfg(feature = "soft")]
+        let listed = {
+            let others = listed.inspect_err(|error| tracing::debug!(%error, "only software devices"));
+            Ok([others.unwrap_or_default(), soft::Device::list()].concat())
+        };
+        listed
+    }
+
+    /// The devices of rdma-core.
+    pub(crate) fn list_hardware() -> Result<Vec<DeviceInfo>> {
+        #[cfg(feature = "ibv")]
+        return ibv::Device::list();
+        #[cfg(not(feature = "ibv"))]
+        return Err(no_engine());
+    }
+
+    pub(crate) fn open(name: &str) -> Result<Device> {
+        #[cfg(feature = "soft")]
+        if soft::is_soft(name) {
+            return Ok(Device::Soft(soft::Device::open(name)?));
+        }
+        #[cfg(feature = "ibv")]
+        let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
+        #[cfg(not(feature = "ibv"))]
+        let opened = Err(no_engine());
+        // Whatever there is otherwise, there are software devices.
+        #[cfg(feature = "soft")]
+        let opened = opened.map_err(|error| match error {
+            Error::NoDevice { .. } | Error::NotInstalled { .. } => {
+                let names: Vec<String> =
+                    Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
+                let what = format!("there is no RDMA device {name}");
+                Error::NoDevice { what, hint: format!("there is {}", names.join(", ")) }
+            }
+            error => error,
+        });
+        opened
+    }
+
+    /// A new software device.
+    #[cfg(feature = "soft")]
+    pub(crate) fn soft(options: &SoftOptions) -> Result<Device> {
+        Ok(Device::Soft(soft::Device::build(options)?))
+    }
+
+    /// The addresses that software devices have in this process, or could have.
+    pub(crate) fn soft_addresses() -> Vec<IpAddr> {
+        #[cfg(feature = "soft")]
+        return soft::Device::addresses();
+        #[cfg(not(feature = "soft"))]
+        return Vec::new();
+    }
+
+    /// The name of a device that is opened once in a process, for all who ask; `None` of one that is opened anew each time.
+    pub(crate) fn shared_name(&self) -> Option<&str> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => Some(device.name()),
+        }
+    }
+
+    /// Whether its packets go over an IP network, and not over a network in memory.
+    pub(crate) fn is_on_ip_network(&self) -> bool {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => true,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => device.is_on_interface(),
+        }
+    }
+
+    /// Whether both are the same.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        match (self, other) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(device), Self::Ibv(other)) => Arc::ptr_eq(device, other),
+            #[cfg(feature = "soft")]
+            (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
+    }
+
+    /// Whether this process opened it.
+    pub(crate) fn is_ours(&self) -> bool {
+        ask!(self, device => device.is_ours())
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+        ask!(self, device => device.attributes())
+    }
+
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+        ask!(self, device => device.port(number))
+    }
+
+    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        ask!(self, device => device.gid_table())
+    }
+
+    /// What the device counts for a port, by the kernel's names.
+    pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
+        ask!(self, device => device.counters(port))
+    }
+
+    /// What the device holds, if it says.
+    pub(crate) fn holdings(&self) -> Option<Holdings> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => Some(device.holdings()),
+        }
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        ask!(self, device => device.event_fd())
+    }
+
+    /// Waits for an event, copies and acknowledges it; `None` if none came in time.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+        ask!(self, device => device.wait_event(timeout))
+    }
+
+    pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref device) => Ok(ProtectionDomain::Ibv(Arc::new(ibv::ProtectionDomain::new(device)?))),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => {
+                Ok(ProtectionDomain::Soft(Arc::new(soft::ProtectionDomain::new(device)?)))
+            }
+        }
+    }
+
+    pub(crate) fn completion_queue(
+        &self,
+        depth: u32,
+        events: bool,
+        vector: u32,
+        kind: CompletionQueueKind,
+    ) -> Result<CompletionQueue> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref device) => {
+                let queue = ibv::CompletionQueue::new(device, depth, events, vector, kind)?;
+                Ok(CompletionQueue::Ibv(Arc::new(queue)))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => {
+                let queue = soft::CompletionQueue::new(device, depth, events, vector, kind)?;
+                Ok(CompletionQueue::Soft(Arc::new(queue)))
+            }
+        }
+    }
+
+    /// The partition keys of a port, by their index.
+    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        ask!(self, device => device.pkeys(port))
+    }
+}
+
+/// What memory and queue pairs belong to.
+#[derive(Clone)]
+pub(crate) enum ProtectionDomain {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::ProtectionDomain>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::ProtectionDomain>),
+}
+
+impl ProtectionDomain {
+    /// Registers memory under addresses that begin with `iova`, or under its own.
+    pub(crate) fn register(
+        &self,
+        memory: &dyn Memory,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Registration> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                Ok(Registration::Ibv(ibv::Registration::new(domain, memory, iova, access)?))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => {
+                Ok(Registration::Soft(soft::Registration::new(domain, memory, iova, access)?))
+            }
+        }
+    }
+
+    /// Registers `len` bytes of a dma-buf under addresses that begin with `iova`.
+    pub(crate) fn register_dmabuf(
+        &self,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registration> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                let registration = ibv::Registration::of_dmabuf(domain, dmabuf, offset, len, iova, access)?;
+                Ok(Registration::Ibv(registration))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(Registration::Soft(soft::Registration::of_dmabuf(domain)?)),
+        }
+    }
+
+    /// Whether dma-bufs can be registered.
+    pub(crate) fn can_register_dmabuf(&self) -> bool {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => ibv::Registration::can_be_of_dmabuf(domain),
+            #[cfg(feature = "soft")]
+            Self::Soft(_) => false,
+        }
+    }
+
+    pub(crate) fn queue_pair(
+        &self,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        shared: Option<&Arc<SharedReceiveQueue>>,
+        options: &QueuePairOptions,
+    ) -> Result<(QueuePair, QueuePairLimits)> {
+        match (self, send_cq, recv_cq) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(domain), CompletionQueue::Ibv(send_cq), CompletionQueue::Ibv(recv_cq)) => {
+                let (queue_pair, limits) = ibv::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
+                Ok((QueuePair::Ibv(queue_pair), limits))
+            }
+            #[cfg(feature = "soft")]
+            (Self::Soft(domain), CompletionQueue::Soft(send_cq), CompletionQueue::Soft(recv_cq)) => {
+                let (queue_pair, limits) = soft::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
+                Ok((QueuePair::Soft(queue_pair), limits))
+            }
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => Err(of_two_devices()),
+        }
+    }
+
+    /// Makes a shared receive queue; also says how many segments a request may have.
+    pub(crate) fn shared_receive_queue(
+        &self,
+        depth: u32,
+        segments: u32,
+        id: u32,
+    ) -> Result<(SharedReceiveQueue, u32)> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => {
+                let (queue, segments) = ibv::SharedReceiveQueue::new(domain, depth, segments, id)?;
+                Ok((SharedReceiveQueue::Ibv(queue), segments))
+            }
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => {
+                let (queue, segments) = soft::SharedReceiveQueue::new(domain, depth, segments, id)?;
+                Ok((SharedReceiveQueue::Soft(queue), segments))
+            }
+        }
+    }
+
+    pub(crate) fn memory_window(&self) -> Result<MemoryWindow> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => Ok(MemoryWindow::Ibv(ibv::MemoryWindow::new(domain)?)),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(MemoryWindow::Soft(soft::MemoryWindow::new(domain)?)),
+        }
+    }
+
+    pub(crate) fn address_handle(&self, address: &Address) -> Result<AddressHandle> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref domain) => Ok(AddressHandle::Ibv(ibv::AddressHandle::new(domain, address)?)),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref domain) => Ok(AddressHandle::Soft(soft::AddressHandle::new(domain, address)?)),
+        }
+    }
+}
+
+/// A receive queue that queue pairs share.
+pub(crate) enum SharedReceiveQueue {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::SharedReceiveQueue),
+    #[cfg(feature = "soft")]
+    Soft(soft::SharedReceiveQueue),
+}
+
+impl SharedReceiveQueue {
+    /// Posts requests with one doorbell.
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+        post!(self, list, post_recvs)
+    }
+
+    /// Asks for an event when fewer requests than this are left.
+    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+        ask!(self, queue => queue.arm(limit))
+    }
+
+    /// Destroys the queue: afterwards the device uses none of its requests' memory. If that fails it may.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        check_injected("shared receive queue")?;
+        ask!(self, queue => queue.destroy())
+    }
+}
+
+/// Memory that a device knows.
+pub(crate) enum Registration {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::Registration),
+    #[cfg(feature = "soft")]
+    Soft(soft::Registration),
+}
+
+/// How requests and peers name registered memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Names {
+    /// The address of its first byte.
+    pub(crate) addr: u64,
+    /// Whether that is where this process has it.
+    pub(crate) is_at_its_own_address: bool,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+impl Registration {
+    /// How the memory is named. That doesn't change: what posts keeps it, and needn't ask the engine each time.
+    pub(crate) fn names(&self) -> Names {
+        ask!(self, registration => registration.names())
+    }
+
+    /// Makes the device forget the memory. If that fails it may still use it.
+    pub(crate) fn deregister(&self) -> Result<()> {
+        check_injected("registration")?;
+        ask!(self, registration => registration.deregister())
+    }
+}
+
+/// A window on memory, of type 2B.
+pub(crate) enum MemoryWindow {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::MemoryWindow),
+    #[cfg(feature = "soft")]
+    Soft(soft::MemoryWindow),
+}
+
+impl MemoryWindow {
+    /// The key that it gets when it is bound next.
+    pub(crate) fn next_rkey(&self) -> u32 {
+        ask!(self, window => window.next_rkey())
+    }
+
+    /// Says that it was bound, and has this key now.
+    pub(crate) fn has_rkey(&self, rkey: u32) {
+        ask!(self, window => window.has_rkey(rkey));
+    }
+
+    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    pub(crate) fn free(&self) -> Result<()> {
+        check_injected("memory window")?;
+        ask!(self, window => window.free())
+    }
+}
+
+/// How completions are taken from a completion queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CompletionQueueKind {
+    /// Many at once.
+    Plain,
+    /// One by one.
+    Extended,
+    /// One by one, and with the device's time.
+    Timestamps,
+}
+
+/// A completion queue.
+#[derive(Clone)]
+pub(crate) enum CompletionQueue {
+    #[cfg(feature = "ibv")]
+    Ibv(Arc<ibv::CompletionQueue>),
+    #[cfg(feature = "soft")]
+    Soft(Arc<soft::CompletionQueue>),
+}
+
+impl CompletionQueue {
+    /// How many completions fit.
+    pub(crate) fn depth(&self) -> u32 {
+        ask!(self, queue => queue.depth())
+    }
+
+    /// Gives it room for so many completions.
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        ask!(self, queue => queue.resize(depth))
+    }
+
+    /// Has events wait for so many completions, or so many microseconds.
+    pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        ask!(self, queue => queue.moderate(count, period))
+    }
+
+    /// Takes completions, as many as there are and there is room for, and says how many those were.
+    #[inline]
+    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref queue) => queue.poll(room),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref queue) => Ok(queue.poll(room)),
+        }
+    }
+
+    /// Asks for an event at the next completion.
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+        ask!(self, queue => queue.arm(solicited_only))
+    }
+
+    /// Puts right what the device says in a way of its own, in an outcome with [unusual](flag::UNUSUAL) flags.
+    pub(crate) fn correct(&self, outcome: &mut RawOutcome) {
+        ask!(self, queue => queue.correct(outcome));
+    }
+
+    /// Whether it was made with events.
+    pub(crate) fn has_events(&self) -> bool {
+        ask!(self, queue => queue.has_events())
+    }
+
+    /// The descriptor that is readable when there is an event, if the queue has events. It is made non-blocking.
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        ask!(self, queue => queue.event_fd())
+    }
+
+    /// Takes and acknowledges an event, if there is one.
+    pub(crate) fn take_event(&self) -> Result<bool> {
+        ask!(self, queue => queue.take_event())
+    }
+
+    /// Waits until there is an event, takes and acknowledges it; `false` if none came in time, or something came between.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+        ask!(self, queue => queue.wait_event(timeout))
+    }
+}
+
+/// A queue pair.
+pub(crate) enum QueuePair {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::QueuePair),
+    #[cfg(feature = "soft")]
+    Soft(soft::QueuePair),
+}
+
+impl QueuePair {
+    pub(crate) fn qpn(&self) -> Qpn {
+        ask!(self, queue_pair => queue_pair.qpn())
+    }
+
+    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.modify(change))
+    }
+
+    pub(crate) fn state(&self) -> Result<QpState> {
+        ask!(self, queue_pair => queue_pair.state())
+    }
+
+    /// All that the device knows of it. What it says of a peer is of no meaning for datagrams.
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+        ask!(self, queue_pair => queue_pair.query())
+    }
+
+    /// Posts one request.
+    #[inline]
+    pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
+        post!(self, slot, post_sends)
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline]
+    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
+        post!(self, list, post_sends)
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline]
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+        post!(self, list, post_recvs)
+    }
+
+    /// Lets datagrams to a group come to it too.
+    pub(crate) fn attach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.attach_multicast(group, lid))
+    }
+
+    /// Undoes that. A queue pair that is attached can't be destroyed.
+    pub(crate) fn detach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+        ask!(self, queue_pair => queue_pair.detach_multicast(group, lid))
+    }
+
+    /// Whether it was destroyed before its time.
+    pub(crate) fn is_gone(&self) -> bool {
+        ask!(self, queue_pair => queue_pair.is_gone())
+    }
+
+    /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        check_injected("queue pair")?;
+        ask!(self, queue_pair => queue_pair.destroy())
+    }
+}
+
+/// Send requests in rdma-core's form, which every engine takes, made in place and posted together.
+#[derive(Default)]
+pub(crate) struct SendList {
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::SendList,
+}
+
+impl SendList {
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.clear();
+    }
+
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add(request);
+    }
+
+    /// How many requests there are.
+    pub(crate) fn len(&self) -> usize {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.len();
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        0
+    }
+
+    /// Adds the room of a request that is [put](SendList::put) there later.
+    pub(crate) fn add_room(&mut self) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add_room();
+    }
+
+    /// Puts a request in its room.
+    pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.put(index, request);
+    }
+
+    /// Gives a request its id and its last flags.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.finish(index, wr_id, flags);
+    }
+
+    /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
+    pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.raise(index);
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        (SendOperation::Send, SendFlags::empty())
+    }
+
+    /// Says of a request to what it binds which window: posting needs more than the plain form tells. The request must
+    /// keep both until it has completed.
+    pub(crate) fn bind(
+        &mut self,
+        index: usize,
+        window: &MemoryWindow,
+        region: &Registration,
+        bind: &WindowBind,
+    ) {
+        match (window, region) {
+            #[cfg(feature = "ibv")]
+            (MemoryWindow::Ibv(window), Registration::Ibv(region)) => {
+                self.requests.bind(index, window, region, bind);
+            }
+            #[cfg(feature = "soft")]
+            (MemoryWindow::Soft(_), Registration::Soft(_)) => {
+                self.requests.set_bind(index, soft::binding(bind));
+            }
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => unreachable!("a window and its region are of one domain"),
+        }
+    }
+}
+
+/// Room for one send request of at most one segment in rdma-core's form, which every engine takes.
+#[derive(Default)]
+pub(crate) struct SendSlot {
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::SendSlot,
+}
+
+impl SendSlot {
+    /// Makes it this request.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.put(request);
+    }
+
+    /// As [`SendList::raise`].
+    pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.raise();
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        (SendOperation::Send, SendFlags::empty())
+    }
+}
+
+/// Receive requests in rdma-core's form, which every engine takes, made in place and posted together.
+#[derive(Default)]
+pub(crate) struct RecvList {
+    #[cfg(any(feature = "ibv", feature = "soft"))]
+    requests: request_list::RecvList,
+}
+
+impl RecvList {
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.clear();
+    }
+
+    /// Adds a request.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        self.requests.add(request);
+    }
+}
+
+/// How to reach a peer with datagrams.
+pub(crate) enum AddressHandle {
+    #[cfg(feature = "ibv")]
+    Ibv(ibv::AddressHandle),
+    #[cfg(feature = "soft")]
+    Soft(soft::AddressHandle),
+}
+
+impl AddressHandle {
+    /// Whether it was made in this domain.
+    #[inline]
+    pub(crate) fn is_of(&self, domain: &ProtectionDomain) -> bool {
+        match (self, domain) {
+            #[cfg(feature = "ibv")]
+            (Self::Ibv(handle), ProtectionDomain::Ibv(domain)) => handle.is_of(domain),
+            #[cfg(feature = "soft")]
+            (Self::Soft(handle), ProtectionDomain::Soft(domain)) => handle.is_of(domain),
+            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Devices that are open.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use adverb_proto::vocabulary::Gid;
+use adverb_proto::{Congestion, Srq};
+use adverb_soft::Nic;
+use adverb_soft::link::Interface;
+use adverb_wire::DEFAULT_PKEY;
+use parking_lot::Mutex;
+
+use super::connection_manager::Ports;
+use super::open::ANYWHERE;
+use crate::error::{Error, Result};
+use crate::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
+
+/// A software NIC.
+pub(crate) struct Device {
+    pub(super) nic: Nic,
+    pub(super) name: String,
+    /// Whether its addresses are those of network interfaces.
+    is_on_interface: bool,
+    /// What queue pairs do about congestion.
+    pub(super) congestion: Congestion,
+    /// The numbers of shared receive queues, and the ids that events carry for them.
+    pub(super) shared: Mutex<BTreeMap<Srq, u32>>,
+    /// Which ports of the connection manager are taken.
+    pub(super) ports: Mutex<Ports>,
+    /// Gone when the NIC is: it is dropped after it.
+    pub(super) open: Arc<()>,
+}
+
+impl Device {
+    /// The one that can be opened on any machine, and those that are open in this process.
+    pub(crate) fn list() -> Vec<DeviceInfo> {
+        let mut list = vec![DeviceInfo { name: ANYWHERE.to_owned(), guid: GUID, unsupported: None }];
+        for (name, guid) in Device::open_ones() {
+            match list.iter_mut().find(|info| info.name == name) {
+                Some(info) => info.guid = guid,
+                None => list.push(DeviceInfo { name, guid, unsupported: None }),
+            }
+        }
+        list
+    }
+
+    pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
+        let (shared, ports) = (Mutex::default(), Mutex::default());
+        Device { nic, name, is_on_interface, congestion, shared, ports, open: Arc::default() }
+    }
+
+    pub(crate) fn is_on_interface(&self) -> bool {
+        self.is_on_interface
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.nic.is_ours()
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+        Ok(DeviceAttributes {
+            firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            guid: guid(self.nic.addresses()),
+            ports: 1,
+            max_queue_pairs: 1 << 20,
+            max_depth: MAX_DEPTH,
+            max_segments: MAX_SEGMENTS,
+            max_completion_queues: 1 << 16,
+            max_completions: 1 << 20,
+            max_memory_regions: 1 << 20,
+            max_memory_region_len: 1 << 46,
+            max_protection_domains: 1 << 16,
+            max_dest_rd_atomic: 128,
+            max_rd_atomic: 128,
+            atomics: true,
+            memory_windows: true,
+            max_shared_receive_queues: 1 << 16,
+            max_multicast_groups: 1 << 12,
+            completion_vectors: 1,
+            connection_manager: true,
+            ..DeviceAttributes::default()
+        })
+    }
+
+    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+        self.check_port(number)?;
+        Ok(Port {
+            number,
+            state: self.state(),
+            link_layer: LinkLayer::Ethernet,
+            max_mtu: self.nic.mtu(),
+            active_mtu: self.nic.mtu(),
+            lid: 0,
+            max_message: 1 << 31,
+            gid_table_len: self.nic.addresses().len() as u32,
+            pkey_table_len: 1,
+            needs_grh: true,
+        })
+    }
+
+    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        self.check_port(port)?;
+        Ok(vec![DEFAULT_PKEY])
+    }
+
+    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        let entry = |(index, address): (usize, &IpAddr)| GidEntry {
+            port: 1,
+            index: index as u32,
+            gid: Gid::from(*address),
+            gid_type: GidType::RoceV2,
+            netdev: self.interface(*address).map(|interface| interface.name),
+        };
+        Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
+    }
+
+    /// Whether the interface carries data.
+    fn state(&self) -> PortState {
+        let is_up = |address: &IpAddr| self.interface(*address).is_some_and(|interface| interface.is_up);
+        match !self.is_on_interface || self.nic.addresses().iter().any(is_up) {
+            true => PortState::Active,
+            false => PortState::Down,
+        }
+    }
+
+    /// The interface of an address.
+    fn interface(&self, address: IpAddr) -> Option<Interface> {
+        Interface::of(Gid::from(address).udp_address().ip()).ok().filter(|_| self.is_on_interface)
+    }
+
+    /// There is one port.
+    pub(super) fn check_port(&self, number: u8) -> Result<()> {
+        if number == 1 {
+            return Ok(());
+        }
+        Err(Error::Verb {
+            action: format!("asking for port {number} of {}", self.name),
+            error: io::ErrorKind::InvalidInput.into(),
+            hint: "it has one, with the number 1".into(),
+        })
+    }
+}
+
+/// The identifier of a NIC with these addresses: one of those that everybody may use, different for each address.
+pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
+    let low = match addresses.first() {
+        Some(IpAddr::V4(address)) => address.to_bits(),
+        Some(IpAddr::V6(address)) => {
+            let bits = address.to_bits();
+            // Those of a network differ in their last bits.
+            (bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32
+        }
+        None => 0,
+    };
+    GUID | u64::from(low)
+}
+
+/// Where the identifiers of software NICs begin.
+const GUID: u64 = 0x0200_00ff_0000_0000;
+
+/// How many requests a queue may have outstanding. Queues take memory as they fill.
+pub(super) const MAX_DEPTH: u32 = 1 << 15;
+
+/// How many segments a request may have.
+pub(super) const MAX_SEGMENTS: u32 = 32;

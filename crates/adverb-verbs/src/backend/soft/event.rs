@@ -1,0 +1,58 @@
+//! Asynchronous events: what happened to an object or a port, outside any completion queue.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use adverb_proto::Notice;
+use adverb_soft::NicEvent;
+
+use super::Device;
+use crate::DeviceEvent;
+use crate::backend::wait_either;
+use crate::error::{Error, Result};
+
+impl Device {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.nic.event_fd()
+    }
+
+    /// Waits for an event, and takes it; `None` if none came in time.
+    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let is_over = left.is_some_and(|left| left.is_zero());
+            let waited = wait_either(self.nic.event_fd(), None, left).map_err(|error| Error::Verb {
+                action: format!("waiting for an event of {}", self.name),
+                error,
+                hint: "".into(),
+            })?;
+            // What was announced may be gone, with what it was about.
+            if let Some(event) = self.nic.next_event() {
+                return Ok(Some(self.explain(event)));
+            }
+            if is_over && !waited {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn explain(&self, event: NicEvent) -> DeviceEvent {
+        let NicEvent::Notice(notice) = event else { return DeviceEvent::DeviceFatal };
+        match notice {
+            Notice::CqOverflow(_) => DeviceEvent::CompletionQueueError,
+            Notice::Established(qpn) => DeviceEvent::Established(qpn),
+            Notice::SrqLimit(srq) => {
+                let shared = self.shared.lock();
+                let id = shared.get(&srq).copied().unwrap_or(0);
+                DeviceEvent::SharedReceiveQueueLimit(id)
+            }
+            Notice::LastReceiveReached(qpn) => DeviceEvent::LastReceiveReached(qpn),
+            Notice::SendQueueDrained(qpn) => DeviceEvent::SendQueueDrained(qpn),
+            Notice::RequestError(qpn) => DeviceEvent::QueuePairRequestError(qpn),
+            Notice::AccessError(qpn) => DeviceEvent::QueuePairAccessError(qpn),
+            Notice::Fatal(qpn) => DeviceEvent::QueuePairFatal(qpn),
+            _ => DeviceEvent::Other(u32::MAX),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the device knows of a queue pair.
+
+use adverb_proto::vocabulary::QpState;
+
+use super::QueuePair;
+use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
+use crate::error::{Error, Result};
+use crate::{PeerAttributes, QueuePairAttributes};
+
+/// What a queue pair was told on its way.
+#[derive(Default)]
+pub(crate) struct Told {
+    port: u8,
+    pkey_index: u16,
+    qkey: u32,
+    peer: Option<Peer>,
+    sending: Option<(u8, u8, u8, u8)>,
+}
+
+/// What it was told of its peer.
+#[derive(Clone, Copy)]
+struct Peer {
+    address: Address,
+    mtu: adverb_proto::vocabulary::PathMtu,
+    min_rnr_timer: u8,
+    max_dest_rd_atomic: u8,
+}
+
+impl Told {
+    pub(super) fn remember(&mut self, change: &StateChange) {
+        match change {
+            StateChange::Reset => *self = Told::default(),
+            StateChange::Init(Init { port, pkey_index, qkey, .. }) => {
+                (self.port, self.pkey_index, self.qkey) = (*port, *pkey_index, *qkey);
+            }
+            StateChange::ReadyToReceive(ready) => {
+                let peer = |connection: &Connection| Peer {
+                    address: connection.address,
+                    mtu: connection.mtu,
+                    min_rnr_timer: connection.min_rnr_timer,
+                    max_dest_rd_atomic: connection.max_dest_rd_atomic,
+                };
+                self.peer = ready.connection.as_ref().map(peer);
+            }
+            StateChange::ReadyToSend(ReadyToSend {
+                timeout, retry_count, rnr_retry, max_rd_atomic, ..
+            }) => {
+                self.sending = Some((*timeout, *retry_count, *rnr_retry, *max_rd_atomic));
+            }
+            StateChange::Access(_) | StateChange::Error => {}
+        }
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn state(&self) -> Result<QpState> {
+        Ok(self.status()?.state)
+    }
+
+    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+        let status = self.status()?;
+        let told = self.told.lock();
+        let (timeout, retry_count, rnr_retry, max_rd_atomic) = told.sending.unwrap_or_default();
+        let peer = told.peer.map(|peer| PeerAttributes {
+            qpn: status.remote_qpn,
+            gid: peer.address.gid,
+            lid: peer.address.lid,
+            recv_psn: status.expected_psn,
+            mtu: peer.mtu,
+            traffic_class: peer.address.traffic_class,
+            flow_label: peer.address.flow_label,
+            hop_limit: peer.address.hop_limit,
+            service_level: peer.address.service_level,
+            timeout,
+            retry_count,
+            rnr_retry,
+            min_rnr_timer: peer.min_rnr_timer,
+            max_rd_atomic,
+            max_dest_rd_atomic: peer.max_dest_rd_atomic,
+        });
+        Ok(QueuePairAttributes {
+            state: status.state,
+            port: told.port,
+            pkey_index: told.pkey_index,
+            qkey: told.qkey,
+            send_psn: status.next_psn,
+            peer,
+        })
+    }
+
+    fn status(&self) -> Result<adverb_proto::QpStatus> {
+        self.alive()?;
+        let gone = || Error::InvalidRequest { reason: "the queue pair isn't there any more".into() };
+        self.domain.device.nic.query_qp(self.qpn).ok_or_else(gone)
+    }
+}

@@ -1,0 +1,138 @@
+//! Between which addresses a connection is, and over which device.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use adverb_proto::vocabulary::{Gid, QpState, Transport};
+
+use crate::backend::connection_manager as backend;
+use crate::error::{Error, Result};
+use crate::{Device, ProtectionDomain, QueuePair, QueuePairBuilder};
+
+/// Between which addresses a connection is, or is to be, and over which device of this machine.
+pub struct Path(backend::Path);
+
+impl Path {
+    pub(super) fn new(identifier: &backend::Identifier) -> Result<Path> {
+        Ok(Path(identifier.path()?))
+    }
+
+    /// This side's address.
+    pub fn local_address(&self) -> SocketAddr {
+        self.0.local
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.0.peer
+    }
+
+    /// The name of the device that leads to the peer.
+    pub fn device_name(&self) -> &str {
+        &self.0.device
+    }
+
+    /// The device's port that leads to the peer.
+    pub fn port(&self) -> u8 {
+        self.0.port
+    }
+
+    /// The address of that port.
+    pub fn gid(&self) -> Gid {
+        self.0.gid
+    }
+
+    /// The device that leads to the peer. All paths give the same handle for the same device, so that what is made from
+    /// it for one connection can be used by another; it is closed when nobody uses it any more.
+    ///
+    /// A device that was [opened](Device::open) otherwise is as good, if it has the same [name](Path::device_name).
+    ///
+    /// # Errors
+    ///
+    /// If it can't be opened.
+    pub fn device(&self) -> Result<Device> {
+        Device::shared(&self.0.device)
+    }
+
+    /// Begins to make a queue pair for this path: reliable, and with its port and address set. Completion queues and
+    /// depths are still to be said.
+    ///
+    /// # Errors
+    ///
+    /// If the domain belongs to another device.
+    pub fn queue_pair(&self, domain: &ProtectionDomain) -> Result<QueuePairBuilder> {
+        self.builder(domain, Transport::Rc)
+    }
+
+    pub(super) fn builder(
+        &self,
+        domain: &ProtectionDomain,
+        transport: Transport,
+    ) -> Result<QueuePairBuilder> {
+        self.check_device(domain)?;
+        let builder = domain.queue_pair(transport).port(self.0.port).pkey_index(self.0.pkey_index);
+        Ok(builder.address(self.0.gid.ip()))
+    }
+
+    /// Whether a queue pair can be connected over this path.
+    pub(super) fn check(&self, queue_pair: &QueuePair) -> Result<()> {
+        self.check_port(queue_pair)?;
+        if queue_pair.transport() != Transport::Rc {
+            return Err(Error::Unsupported {
+                what: format!("connecting a queue pair ({}) by address", queue_pair.transport()).into(),
+                hint: "make it with `Path::queue_pair`, which makes it reliable".into(),
+            });
+        }
+        let state = queue_pair.state.get();
+        if state != QpState::Init {
+            let hint = "a queue pair is connected once; `reset` it to connect it again";
+            return Err(Error::WrongState { action: "connecting", state, hint });
+        }
+        Ok(())
+    }
+
+    /// Whether a queue pair is of the path's device and port.
+    pub(super) fn check_port(&self, queue_pair: &QueuePair) -> Result<()> {
+        self.check_device(queue_pair.protection_domain())?;
+        if queue_pair.port.number != self.0.port {
+            let reason = format!(
+                "the queue pair is of port {} of {}, and the connection goes over port {}: make it with \
+                 `Path::queue_pair`",
+                queue_pair.port.number, self.0.device, self.0.port
+            );
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, domain: &ProtectionDomain) -> Result<()> {
+        if domain.device().name() == self.0.device {
+            return Ok(());
+        }
+        let reason = format!(
+            "the connection goes over {}, and the protection domain is of {}: make one with `Path::device`",
+            self.0.device,
+            domain.device().name()
+        );
+        Err(Error::InvalidRequest { reason: reason.into() })
+    }
+}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Path")
+            .field("local_address", &self.0.local)
+            .field("peer_address", &self.0.peer)
+            .field("device", &self.0.device)
+            .field("port", &self.0.port)
+            .finish_non_exhaustive()
+    }
+}
+
+/// From where to where, and over what.
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let backend::Path { local, peer, device, port, .. } = &self.0;
+        write!(f, "{local} to {peer} over {device} port {port}")
+    }
+}

@@ -1,0 +1,507 @@
+//! Devices: finding one, and what it is.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use adverb_proto::vocabulary::Gid;
+
+use super::memory_window::Windows;
+use super::{CompletionQueueBuilder, GidEntry, GidType, Port, PortState, ProtectionDomain};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A device that is open. Cloning gives another handle to it; it is closed when the last handle, and the last object
+/// that was made from it, is gone.
+///
+/// ```no_run
+/// use adverb::verbs::Device;
+///
+/// let device = Device::by_address("192.0.2.7".parse()?)?;
+/// for gid in device.gids()? {
+///     println!("port {} index {}: {} ({})", gid.port, gid.index, gid.gid, gid.gid_type);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    backend: backend::Device,
+    name: String,
+    attributes: DeviceAttributes,
+    windows: Windows,
+}
+
+/// A device that could be opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name, by which it can be opened.
+    pub name: String,
+    /// Its globally unique identifier.
+    pub guid: u64,
+    /// Why Adverb can't use it, if it can't: iWARP, for one, has no datagrams and needs a connection manager.
+    pub unsupported: Option<&'static str>,
+}
+
+/// What a device is and can do.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// The version of its firmware, as its maker writes it.
+    pub firmware: String,
+    /// Its globally unique identifier.
+    pub guid: u64,
+    /// Its maker's number.
+    pub vendor_id: u32,
+    /// Its maker's number for the part.
+    pub vendor_part_id: u32,
+    /// How many ports it has.
+    pub ports: u8,
+    /// How many queue pairs it can have.
+    pub max_queue_pairs: u32,
+    /// How many requests a queue can have outstanding.
+    pub max_depth: u32,
+    /// How many segments a request can have.
+    pub max_segments: u32,
+    /// How many completion queues it can have.
+    pub max_completion_queues: u32,
+    /// How many completions fit a completion queue.
+    pub max_completions: u32,
+    /// How many memory regions it can have.
+    pub max_memory_regions: u32,
+    /// How many bytes a memory region can have.
+    pub max_memory_region_len: u64,
+    /// How many protection domains it can have.
+    pub max_protection_domains: u32,
+    /// How many READs and atomics of a peer a queue pair can work on at once.
+    pub max_dest_rd_atomic: u8,
+    /// How many READs and atomics of its own a queue pair can have outstanding.
+    pub max_rd_atomic: u8,
+    /// Whether it does atomic operations.
+    pub atomics: bool,
+    /// Whether memory windows of type 2B can be had.
+    pub memory_windows: bool,
+    /// How many shared receive queues it can have.
+    pub max_shared_receive_queues: u32,
+    /// How many multicast groups its queue pairs can belong to: none if it has no multicast.
+    pub max_multicast_groups: u32,
+    /// What memory that is registered [on demand](adverb_proto::vocabulary::Access::ON_DEMAND) can be used for.
+    pub on_demand: OnDemand,
+    /// How many interrupts there are for completion events: [`vector`](CompletionQueueBuilder::vector) counts them from 0.
+    pub completion_vectors: u32,
+    /// How long completion events can be had to [wait](super::CompletionQueue::moderate) for company, if they can.
+    pub moderation: Option<Moderation>,
+    /// The clock of [timestamps](CompletionQueueBuilder::timestamps), if there are any.
+    pub timestamps: Option<Timestamps>,
+    /// Whether connections can be made [by address and port](super::cm).
+    pub connection_manager: bool,
+}
+
+/// The clock of a device, by which completions can have timestamps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Timestamps {
+    /// The bits that count: when they are all set, the next time is 0.
+    pub mask: u64,
+    /// How often it ticks in a millisecond; 0 if the device doesn't say.
+    pub kilohertz: u64,
+}
+
+/// The most that completion events can be had to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Moderation {
+    /// So many completions.
+    pub count: u16,
+    /// So long.
+    pub period: Duration,
+}
+
+/// What memory can be used for that is registered on demand: its pages are brought in when they are needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct OnDemand {
+    /// Whether there is such a thing at all.
+    pub supported: bool,
+    /// On reliable connections.
+    pub rc: OnDemandOperations,
+    /// On unreliable connections.
+    pub uc: OnDemandOperations,
+    /// With datagrams.
+    pub ud: OnDemandOperations,
+}
+
+/// For which operations memory can be registered on demand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct OnDemandOperations {
+    /// SEND from it.
+    pub send: bool,
+    /// Receive into it.
+    pub recv: bool,
+    /// WRITE, from it and to it.
+    pub write: bool,
+    /// READ, from it and to it.
+    pub read: bool,
+    /// Atomic operations, from it and to it.
+    pub atomic: bool,
+    /// Receive into it through a shared receive queue.
+    pub shared_recv: bool,
+}
+
+impl Device {
+    /// All RDMA devices of this machine. Software devices come last: `soft`, which is always there, and those that
+    /// are open in this process.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no devices: without the feature `soft`, if rdma-core isn't installed, or can't be asked.
+    pub fn list() -> Result<Vec<DeviceInfo>> {
+        backend::Device::list()
+    }
+
+    /// The RDMA devices of this machine that aren't this library's own software.
+    ///
+    /// # Errors
+    ///
+    /// Why there can be none: rdma-core isn't installed, or can't be asked.
+    pub fn list_hardware() -> Result<Vec<DeviceInfo>> {
+        backend::Device::list_hardware()
+    }
+
+    /// Opens the device of this name: `mlx5_0`, say.
+    ///
+    /// There are software devices on any machine, which need no privilege. They speak RoCEv2 from UDP port 4791.
+    ///
+    /// - `soft` is for programs on this machine. It has 127.0.0.1 and ::1, or, if another process has them, another address
+    ///   in 127.0.0.0/8, and another port of ::1.
+    /// - `soft:192.0.2.7` or `soft:2001:db8::7` is at this address of the machine, for anybody who can reach it. Whoever
+    ///   can send UDP packets there can send RDMA packets, so that it must be named.
+    ///
+    /// In one process, opening a software device that is open gives another handle to the same one.
+    ///
+    /// Where another process has port 4791 of an IPv4 address that is named, or of ::1, or Linux's soft-RoCE has that of
+    /// every address, the device takes one of the 256 ports behind it, and a warning is logged. Its GID then says the port:
+    /// 192.0.2.7's 4792 is `100::12b8:c000:207` ([`Gid::udp_address`]). Devices of Adverb that are told this GID as any other
+    /// send there; RDMA adapters and soft-RoCE can't. So between machines leave 4791 to the device. `soft:` and such a GID
+    /// opens one at just that port.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use adverb::verbs::Device;
+    ///
+    /// let device = Device::open("soft")?;
+    /// assert!(device.gids()?.iter().all(|entry| entry.gid.udp_address().ip().is_loopback()));
+    /// # }
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it can't be opened.
+    pub fn open(name: &str) -> Result<Device> {
+        let backend = backend::Device::open(name)?;
+        match backend.shared_name().map(str::to_owned) {
+            Some(name) => Device::known(backend, name),
+            None => Device::new(backend, name.to_owned()),
+        }
+    }
+
+    /// Opens the device that has this IP address: hardware if there is any that has it, else a software device.
+    ///
+    /// # Errors
+    ///
+    /// If no device has it; then the error lists the addresses that there are.
+    pub fn by_address(address: IpAddr) -> Result<Device> {
+        let hardware = match Device::list_hardware() {
+            Err(error) if !cfg!(feature = "soft") => return Err(error),
+            listed => listed.unwrap_or_default(),
+        };
+        let mut found = Vec::new();
+        for device in open_each(hardware) {
+            if device.has_address(address) {
+                return Ok(device);
+            }
+            let gids = device.gids().unwrap_or_default();
+            found.extend(gids.iter().map(|entry| format!("{} on {}", entry.gid.ip(), device.name())));
+        }
+        if cfg!(feature = "soft") {
+            match Device::open(&format!("soft:{address}")) {
+                // It isn't this machine's.
+                Err(Error::Verb { error, .. }) if error.kind() == ErrorKind::AddrNotAvailable => {}
+                opened => return opened,
+            }
+        }
+        let soft = backend::Device::soft_addresses();
+        found.extend(soft.iter().map(|address| format!("{address} as soft:{address}")));
+        let hint = match found.len() {
+            0 => "there is no RDMA device; `ibv_devices` lists them".to_owned(),
+            _ => format!("there is {}", found.join(", ")),
+        };
+        Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
+    }
+
+    /// A new software device.
+    #[cfg(feature = "soft")]
+    pub(super) fn soft(options: &backend::SoftOptions) -> Result<Device> {
+        let backend = backend::Device::soft(options)?;
+        let name = backend.shared_name().unwrap_or_default().to_owned();
+        Device::known(backend, name)
+    }
+
+    fn new(backend: backend::Device, name: String) -> Result<Device> {
+        let attributes = backend.attributes()?;
+        let windows = Windows::default();
+        Ok(Device(Arc::new(Inner { backend, name, attributes, windows })))
+    }
+
+    /// The handle to a device that is opened once for all in this process: another one to the same, if there is one.
+    fn known(backend: backend::Device, name: String) -> Result<Device> {
+        let mut known = Known::lock();
+        if let Some(device) = known.find(|device| device.backend.is(&backend)) {
+            return Ok(device);
+        }
+        let device = Device::new(backend, name)?;
+        known.add(&device);
+        Ok(device)
+    }
+
+    /// Opens the first device with a port that carries data; a software device if there is no other.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub fn first() -> Result<Device> {
+        let mut found = false;
+        let is_active = |device: &Device| {
+            found = true;
+            device.ports().is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
+        };
+        if let Some(device) = open_each(Device::list()?).find(is_active) {
+            return Ok(device);
+        }
+        let hint = match found {
+            false => {
+                "none was found: is the driver loaded? Without an RDMA card, Linux has soft-RoCE: \
+                      `rdma link add rxe0 type rxe netdev eth0`"
+            }
+            true => "there are devices, but all their ports are down",
+        };
+        Err(Error::NoDevice { what: "no RDMA device with an active port".to_owned(), hint: hint.to_owned() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it is and can do.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        &self.0.attributes
+    }
+
+    /// One of its ports, as it is now. They count from 1.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such port, or it can't be asked.
+    pub fn port(&self, number: u8) -> Result<Port> {
+        self.0.backend.port(number)
+    }
+
+    /// Its ports, as they are now.
+    ///
+    /// # Errors
+    ///
+    /// If they can't be asked.
+    pub fn ports(&self) -> Result<Vec<Port>> {
+        (1..=self.attributes().ports).map(|number| self.port(number)).collect()
+    }
+
+    /// The addresses that its ports have now: the used entries of their GID tables.
+    ///
+    /// # Errors
+    ///
+    /// If they can't be asked.
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        self.0.backend.gid_table()
+    }
+
+    /// The entry of the GID table to use for a port, and for `address` if one is given.
+    ///
+    /// Which index is right is the first thing that goes wrong with RoCE: the table has link-local addresses, and the
+    /// same address twice, for RoCE v1 and v2. This takes the given address, or the best there is: RoCE v2 before v1,
+    /// IPv4 before IPv6 before those that say a port, which only Adverb reaches, before link-local.
+    ///
+    /// # Errors
+    ///
+    /// If the port has no such address, or none at all; then the error lists those that there are.
+    pub fn gid_for(&self, port: u8, address: Option<IpAddr>) -> Result<GidEntry> {
+        let gids: Vec<GidEntry> = self.gids()?.into_iter().filter(|entry| entry.port == port).collect();
+        let rank = |entry: &GidEntry| {
+            (
+                entry.gid_type == GidType::RoceV1,
+                entry.gid.is_link_local(),
+                entry.gid.has_port(),
+                entry.gid.ip().is_ipv6(),
+                entry.index,
+            )
+        };
+        // One that says a port has the address, too.
+        let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_address().ip() == address;
+        let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
+        gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
+            let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
+            let what = match address {
+                Some(address) => format!("port {port} of {} doesn't have the address {address}", self.name()),
+                None => format!("port {port} of {} has no address", self.name()),
+            };
+            let hint = match list.len() {
+                0 => "give its network interface an IP address, and set it up".to_owned(),
+                _ => format!("it has {}", list.join(", ")),
+            };
+            Error::NoDevice { what, hint }
+        })
+    }
+
+    /// Makes a protection domain: what memory and queue pairs belong to that may use each other.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no more.
+    pub fn protection_domain(&self) -> Result<ProtectionDomain> {
+        ProtectionDomain::new(self)
+    }
+
+    /// The partition keys of a port, by their index: what a queue pair's
+    /// [`pkey_index`](super::QueuePairBuilder::pkey_index) means.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such port, or it can't be asked.
+    pub fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+        self.0.backend.pkeys(port)
+    }
+
+    /// Whether it can register memory of other devices: [dma-bufs](ProtectionDomain::register_dmabuf).
+    ///
+    /// # Errors
+    ///
+    /// If it can't be asked.
+    pub fn can_register_dmabuf(&self) -> Result<bool> {
+        Ok(self.protection_domain()?.can_register_dmabuf())
+    }
+
+    /// Begins to make a completion queue with room for `depth` completions.
+    pub fn completion_queue(&self, depth: u32) -> CompletionQueueBuilder {
+        CompletionQueueBuilder::new(self, depth)
+    }
+
+    /// The device of this name, opened once for all who ask here while any of them keeps it: what they make of it goes
+    /// together.
+    pub(super) fn shared(name: &str) -> Result<Device> {
+        // Of the others, one that was removed, and came back under its name, is another: the old one doesn't answer.
+        let is_shared = |device: &Inner| {
+            device.name == name && device.backend.shared_name().is_none() && device.backend.port(1).is_ok()
+        };
+        if let Some(device) = Known::lock().find(is_shared) {
+            return Ok(device);
+        }
+        let device = Device::open(name)?;
+        if device.0.backend.shared_name().is_none() {
+            Known::lock().add(&device);
+        }
+        Ok(device)
+    }
+
+    /// Opens all RDMA hardware of this machine that Adverb can use.
+    pub(crate) fn open_hardware() -> Vec<Device> {
+        open_each(Device::list_hardware().unwrap_or_default()).collect()
+    }
+
+    /// Returns the software devices that this process has open, the last opened first.
+    pub(crate) fn software_in_use() -> Vec<Device> {
+        let known = Known::lock();
+        let devices = known.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));
+        devices.filter(Device::is_software).collect()
+    }
+
+    /// Whether this is a software NIC of Adverb's.
+    pub fn is_software(&self) -> bool {
+        self.0.backend.shared_name().is_some()
+    }
+
+    /// Whether its packets go over an IP network, and not over a network in memory.
+    pub fn is_on_ip_network(&self) -> bool {
+        self.0.backend.is_on_ip_network()
+    }
+
+    /// Whether one of the device's GIDs is this address.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
+    }
+
+    /// Whether this process opened it. In a forked child it is the parent's, as is whatever was made from it, and locks
+    /// may be held by threads that the child doesn't have: what is dropped there does nothing.
+    pub(super) fn is_ours(&self) -> bool {
+        self.0.backend.is_ours()
+    }
+
+    /// The memory windows that are bound.
+    pub(super) fn windows(&self) -> &Windows {
+        &self.0.windows
+    }
+
+    pub(super) fn backend(&self) -> &backend::Device {
+        &self.0.backend
+    }
+}
+
+/// Devices that are opened once for all who ask.
+struct Known(MutexGuard<'static, Vec<(u32, Weak<Inner>)>>);
+
+impl Known {
+    fn lock() -> Known {
+        /// Devices, and the processes that opened them: a forked child must not use its parent's.
+        static KNOWN: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        known.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
+        Known(known)
+    }
+
+    fn find(&self, is_it: impl Fn(&Inner) -> bool) -> Option<Device> {
+        let mut known = self.0.iter().filter_map(|(_, device)| device.upgrade());
+        known.find(|device| is_it(device)).map(Device)
+    }
+
+    fn add(&mut self, device: &Device) {
+        self.0.push((std::process::id(), Arc::downgrade(&device.0)));
+    }
+}
+
+/// Opens those of these devices that Adverb can use, one after the other. One that can't be opened doesn't keep others from
+/// being found.
+fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
+    let usable = list.into_iter().filter(|info| info.unsupported.is_none());
+    usable.filter_map(|info| {
+        Device::open(&info.name)
+            .inspect_err(|error| tracing::warn!(%error, device = info.name, "a device is passed over"))
+            .ok()
+    })
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.0.name).finish()
+    }
+}

@@ -1,0 +1,472 @@
+//! Registered memory, shared with the device and perhaps with peers.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
+
+use super::{Buffer, Memory, access};
+use crate::ProtectionDomain;
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// Registered memory that may be shared, with the device and with peers.
+///
+/// Since it may change at any moment it is never a `[u8]`: [`read`](MemoryRegion::read) and
+/// [`write`](MemoryRegion::write) copy, and words are loaded and stored atomically. Cloning gives another handle to the
+/// same memory, which is deregistered and freed when the last handle, and the last request that uses it, is gone.
+#[derive(Clone)]
+pub struct MemoryRegion(Arc<Region>);
+
+/// The rights that give nobody but the local device anything: all others may let a peer in. (WINDOW_BIND does even when no
+/// window is bound any more: rxe writes the message that was coming in to its end.)
+const PRIVATE: Access = Access::LOCAL_WRITE
+    .union(Access::ZERO_BASED)
+    .union(Access::ON_DEMAND)
+    .union(Access::HUGE_PAGES)
+    .union(Access::RELAXED_ORDERING);
+
+/// The registration and the memory under it.
+pub(crate) struct Region {
+    /// Dropped first: the memory may go only when the device no longer has it.
+    registration: backend::Registration,
+    names: backend::Names,
+    pub(super) address: NonNull<u8>,
+    pub(super) len: usize,
+    access: Access,
+    /// Where it is registered: only queues of this domain may use it.
+    domain: ProtectionDomain,
+    /// Held for its memory, which `address` and `len` describe. None, and no address, if it is of another device.
+    memory: Option<Box<dyn Memory>>,
+}
+
+// SAFETY: the address is that of a `Memory`, which may be used from any thread; this type copies, and has atomics on words, as
+// `access` says, and access through a `Buffer` is exclusive.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(crate) fn new(
+        domain: &ProtectionDomain,
+        registration: backend::Registration,
+        memory: Box<dyn Memory>,
+        access: Access,
+    ) -> Region {
+        let (names, address, len) = (registration.names(), memory.as_ptr(), memory.len());
+        let (domain, memory) = (domain.clone(), Some(memory));
+        Region { registration, names, address, len, access, domain, memory }
+    }
+
+    /// Memory of another device, at which nobody here can look.
+    pub(crate) fn elsewhere(
+        domain: &ProtectionDomain,
+        registration: backend::Registration,
+        len: usize,
+        access: Access,
+    ) -> Region {
+        let (names, address, domain) = (registration.names(), NonNull::dangling(), domain.clone());
+        Region { registration, names, address, len, access, domain, memory: None }
+    }
+
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    #[inline]
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(super) fn is_at_its_own_address(&self) -> bool {
+        self.names.is_at_its_own_address
+    }
+
+    /// The plain form of the bytes at `offset`.
+    #[inline]
+    pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
+        Segment { addr: self.names.addr + offset as u64, length, lkey: self.names.lkey }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Err(error) = self.registration.deregister() {
+            // The device may still write there: better lost than written to. Lost first: a subscriber may panic.
+            std::mem::forget(self.memory.take());
+            tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
+        }
+    }
+}
+
+impl MemoryRegion {
+    pub(crate) fn new(region: Region) -> MemoryRegion {
+        MemoryRegion(Arc::new(region))
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it has none; it always has some.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether this process can look at it: not if it is a [dma-buf](crate::ProtectionDomain::register_dmabuf).
+    pub fn is_mapped(&self) -> bool {
+        self.0.memory.is_some()
+    }
+
+    /// What may be done to it.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// The protection domain that it is registered in.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.0.domain
+    }
+
+    /// The local key, as a device knows it.
+    pub fn lkey(&self) -> u32 {
+        self.0.names.lkey
+    }
+
+    /// What a peer needs to reach this memory. Its rights are those that the region was registered with.
+    pub fn remote(&self) -> RemoteMemory {
+        let names = self.0.names;
+        RemoteMemory { addr: names.addr, rkey: names.rkey, len: self.0.len as u64 }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// Bytes that a peer writes meanwhile may be old or new, each on its own.
+    ///
+    /// # Errors
+    ///
+    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let from = self.shared(offset, bytes.len())?;
+        // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed exclusively.
+        unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    ///
+    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.shared(offset, bytes.len())?;
+        // SAFETY: as many bytes are there as are written, and they are shared as `access` demands.
+        unsafe { access::store(to, bytes) };
+        Ok(())
+    }
+
+    /// The 64-bit word at `offset`, which peers may change by atomic operations, in this machine's byte order.
+    ///
+    /// # Errors
+    ///
+    /// If it isn't in the region, or not aligned to 8 bytes, or the region isn't [mapped](MemoryRegion::is_mapped).
+    pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
+        self.0.check_mapped(offset, 8)?;
+        // SAFETY: within the region, as checked.
+        let address = unsafe { self.0.address.add(offset) };
+        if !address.cast::<AtomicU64>().is_aligned() {
+            return Err(Error::Unaligned { offset });
+        }
+        // SAFETY: in bounds and aligned as checked; the memory lives as long as the region, which the reference
+        // borrows; and what else is done to it meanwhile is what `access` allows, and says the meaning of.
+        Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
+    }
+
+    /// A piece of the region, for a request: several may be in flight, and overlap.
+    ///
+    /// # Errors
+    ///
+    /// If it doesn't lie in the region, or has more than 4 GiB.
+    pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
+        let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
+            offset: range.start,
+            len: 0,
+            room: self.len(),
+        })?;
+        self.0.check(range.start, len)?;
+        let len =
+            u32::try_from(len).map_err(|_| Error::TooLong { len: len as u64, most: u64::from(u32::MAX) })?;
+        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len })
+    }
+
+    /// The whole region as a buffer with one owner.
+    ///
+    /// # Errors
+    ///
+    /// Gives the region back if anybody else may do anything to it: a peer by the region's rights or through a window that
+    /// may be bound to it, another process (see [`Memory::is_exclusive`]), or another handle or a request that uses it.
+    pub fn into_buffer(self) -> std::result::Result<Buffer, MemoryRegion> {
+        let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
+        self.into_private().map(|region| Buffer::new(region, 0, len))
+    }
+
+    /// The region, if nobody else can do anything to its memory, now or later: what [`Buffer`]s and pools are made of.
+    pub(super) fn into_private(mut self) -> std::result::Result<Arc<Region>, MemoryRegion> {
+        // Nobody else has it, and nobody can get it any more: `self` is gone after this.
+        let unshared = Arc::get_mut(&mut self.0)
+            .is_some_and(|region| region.memory.as_ref().is_some_and(|memory| memory.is_exclusive()));
+        if unshared && PRIVATE.contains(self.access()) { Ok(self.0) } else { Err(self) }
+    }
+
+    /// What was registered, if this is the last handle to it: it isn't registered any more.
+    pub(super) fn into_memory(self) -> Option<Box<dyn Memory>> {
+        let mut region = Arc::into_inner(self.0)?;
+        match region.registration.deregister() {
+            Ok(()) => region.memory.take(),
+            Err(error) => {
+                // The device may still look at it. Lost first: a subscriber may panic.
+                std::mem::forget(region.memory.take());
+                tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
+                None
+            }
+        }
+    }
+
+    /// The same memory, with the same rights, in another domain, for peers that come over that; it stays as long as either.
+    pub(crate) fn again_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
+        self.0.check_mapped(0, 0)?;
+        let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
+        // What was registered again before isn't needed for that.
+        let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Again(origin)| origin);
+        let (memory, access) = (Again(origin.clone()), self.access());
+        if self.0.is_at_its_own_address() {
+            domain.register(memory, access)
+        } else {
+            domain.register_at(memory, self.0.names.addr, access)
+        }
+    }
+
+    /// The address of bytes that others may access meanwhile: by copies, by atomics on words, or through the device.
+    fn shared(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        self.0.check_mapped(offset, len)?;
+        // SAFETY: in bounds as checked.
+        Ok(unsafe { self.0.address.add(offset) })
+    }
+}
+
+/// Memory that is registered already.
+struct Again(MemoryRegion);
+
+// SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was
+// checked when this was made. Who has either region reaches the bytes by
+// copies and atomics only, as peers do, and neither becomes a buffer: it isn't exclusive, and the first has another handle.
+unsafe impl Memory for Again {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.0.0.address
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+}
+
+impl Region {
+    fn check(&self, offset: usize, len: usize) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(Error::OutOfBounds { offset, len, room: self.len }),
+        }
+    }
+
+    /// Whether there are such bytes, and this process has them.
+    fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
+        if self.memory.is_none() {
+            return Err(Error::Unsupported {
+                what: "looking at the memory of another device".into(),
+                hint: "map the dma-buf where you got it, or have requests move the bytes".into(),
+            });
+        }
+        self.check(offset, len)
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion").field("len", &self.len()).field("access", &self.access()).finish()
+    }
+}
+
+/// A piece of a [`MemoryRegion`]: see [`MemoryRegion::slice`].
+#[derive(Clone)]
+pub struct RegionSlice {
+    region: Arc<Region>,
+    offset: usize,
+    len: u32,
+}
+
+impl RegionSlice {
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The region that it is a piece of.
+    pub fn region(&self) -> MemoryRegion {
+        MemoryRegion(Arc::clone(&self.region))
+    }
+
+    pub(super) fn segment(&self) -> Segment {
+        self.region.segment(self.offset, self.len)
+    }
+
+    /// The address by which peers name its first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.segment().addr
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.names.lkey
+    }
+
+    #[inline]
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.region.domain()
+    }
+
+    /// What may be done to the region.
+    pub(crate) fn access(&self) -> Access {
+        self.region.access
+    }
+
+    pub(crate) fn registration(&self) -> &backend::Registration {
+        &self.region.registration
+    }
+
+    pub(super) fn is_locally_writable(&self) -> bool {
+        self.region.access.contains(Access::LOCAL_WRITE)
+    }
+
+    pub(super) fn is_at_its_own_address(&self) -> bool {
+        self.region.is_at_its_own_address()
+    }
+}
+
+impl fmt::Debug for RegionSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionSlice").field("offset", &self.offset).field("len", &self.len).finish()
+    }
+}
+
+/// A peer's memory: where it is, its key and its length. Exchanged however you like; with the feature `serde` it can be
+/// serialised.
+///
+/// ```
+/// use adverb::memory::RemoteMemory;
+///
+/// let table = RemoteMemory { addr: 0x7f00_0000_0000, rkey: 0x1234, len: 1 << 20 };
+/// assert_eq!(table.at(4096).addr, 0x7f00_0000_1000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMemory {
+    /// Where it begins, in the peer's terms.
+    pub addr: u64,
+    /// Its remote key.
+    pub rkey: u32,
+    /// How many bytes it has.
+    pub len: u64,
+}
+
+impl RemoteMemory {
+    /// The place `offset` bytes into it. The peer's device, not this, checks that it is within bounds.
+    pub const fn at(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn every_alignment_and_length_is_copied_exactly() {
+        let region = Device::open("soft").unwrap().protection_domain().unwrap();
+        let region = region.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let message: Vec<u8> = (1..=160).collect();
+        for offset in 0..17 {
+            for length in (0..40).chain(60..90).chain(120..160) {
+                region.write(0, &[0; 256]).unwrap();
+                region.write(offset, &message[..length]).unwrap();
+                let mut expected = [0; 256];
+                expected[offset..offset + length].copy_from_slice(&message[..length]);
+                let mut all = [1; 256];
+                region.read(0, &mut all).unwrap();
+                assert_eq!(all, expected, "{length} bytes at {offset}");
+                let mut out = vec![0; length];
+                region.read(offset, &mut out).unwrap();
+                assert_eq!(out, message[..length]);
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_whole_while_they_are_copied() {
+        let domain = Device::open("soft").unwrap().protection_domain().unwrap();
+        let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
+        let words = || (0..32).map(|index| region.word(8 * index).unwrap());
+        std::thread::scope(|threads| {
+            let copying = threads.spawn(|| {
+                for round in 0..20_000usize {
+                    // From words to words, with blocks and without; and a few bytes of none of the words that are looked at.
+                    region.write(0, &[round as u8; 128][..8 * (1 + round % 16)]).unwrap();
+                    region.write(251, &[round as u8; 5]).unwrap();
+                }
+            });
+            while !copying.is_finished() {
+                for word in words().take(16) {
+                    let bytes = word.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes();
+                    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
+                }
+                let mut copy = [0; 128];
+                region.read(0, &mut copy).unwrap();
+                for word in copy.as_chunks::<8>().0 {
+                    assert!(word.iter().all(|byte| *byte == word[0]), "{word:?}");
+                }
+            }
+            copying.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn memory_that_is_registered_again_and_again_is_registered_twice() {
+        let device = Device::open("soft").unwrap();
+        let domain = || device.protection_domain().unwrap();
+        let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        let mut again = region.again_in(&domain()).unwrap();
+        for _ in 0..3 {
+            let before = Arc::downgrade(&again.0);
+            again = again.again_in(&domain()).unwrap();
+            assert!(before.upgrade().is_none(), "nobody needs it any more");
+        }
+        assert_eq!((again.len(), again.access()), (region.len(), region.access()));
+        again.write(7, b"here").unwrap();
+        let mut bytes = [0; 4];
+        region.read(7, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"here");
+    }
+}

@@ -1,0 +1,156 @@
+//! Objects that the device doesn't let go of: their memory stays, even if the log's subscriber panics.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::*;
+use crate::backend::with_indestructible;
+use crate::memory::{Memory, MemoryRegion, Pages, RegisteredBuf};
+
+/// A subscriber that panics at every event.
+struct Panicking;
+
+impl Subscriber for Panicking {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn event(&self, _: &Event<'_>) {
+        panic!("a subscriber that panics");
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Memory that tells when it is freed.
+struct Watched {
+    pages: Pages,
+    is_freed: Arc<AtomicBool>,
+}
+
+// SAFETY: the pages qualify, and nothing else is done with them.
+unsafe impl Memory for Watched {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.pages.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.is_freed.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A domain, a region in it, and whether the region's memory was freed.
+fn watched() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
+    watched_on("soft")
+}
+
+fn watched_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
+    let domain = Device::open(device).unwrap().protection_domain().unwrap();
+    let is_freed = Arc::new(AtomicBool::new(false));
+    let watched = Watched { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
+    let region = domain.register(watched, Access::LOCAL_WRITE).unwrap();
+    (domain, region, is_freed)
+}
+
+/// Runs `work` while objects of this kind can't be destroyed and the subscriber panics; says whether a panic got out.
+fn panics(object: &'static str, work: impl FnOnce()) -> bool {
+    with_indestructible(object, || {
+        catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panicking, work))).is_err()
+    })
+}
+
+fn queue_pair(domain: &ProtectionDomain) -> (CompletionQueue, QueuePair) {
+    let completions = domain.device().completion_queue(64).create().unwrap();
+    let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4);
+    let queue_pair = builder.create().unwrap();
+    queue_pair.connect(&queue_pair.endpoint()).unwrap();
+    (completions, queue_pair)
+}
+
+#[test]
+fn a_region_that_is_not_deregistered_keeps_its_memory() {
+    let (_domain, region, is_freed) = watched();
+    assert!(panics("registration", || drop(region)), "the subscriber was never called");
+    assert!(!is_freed.load(Ordering::SeqCst));
+
+    let (_domain, region, is_freed) = watched();
+    assert!(
+        panics("registration", || drop(RegisteredBuf::reclaim(region))),
+        "the subscriber was never called"
+    );
+    assert!(!is_freed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_queue_pair_that_is_not_destroyed_keeps_the_memory_of_its_requests() {
+    let (domain, region, is_freed) = watched();
+    let (_completions, queue_pair) = queue_pair(&domain);
+    queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();
+    assert!(panics("queue pair", || drop(queue_pair)), "the subscriber was never called");
+    assert!(!is_freed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests() {
+    let (domain, region, is_freed) = watched();
+    let queue = domain.shared_receive_queue(4).create().unwrap();
+    queue.post_recv(region.into_buffer().unwrap()).unwrap();
+    assert!(panics("shared receive queue", || drop(queue)), "the subscriber was never called");
+    assert!(!is_freed.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not() {
+    // A device that no other test has, whose queue pairs can be counted.
+    let (domain, region, is_freed) = watched_on("soft:127.83.7.13");
+    let (completions, queue_pair) = queue_pair(&domain);
+    let shown = domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let window = domain.memory_window().unwrap();
+    let bind = SendRequest::bind(window, shown.slice(0..64).unwrap(), Access::REMOTE_READ);
+    let id = queue_pair.post_send(bind).unwrap();
+    let window = completions.wait(id, Duration::from_secs(10)).unwrap().into_window();
+    queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();
+    let queue_pairs = |domain: &ProtectionDomain| domain.device().holdings().unwrap().queue_pairs;
+    let before = queue_pairs(&domain);
+    assert!(!panics("memory window", || drop(queue_pair)));
+    assert_eq!(queue_pairs(&domain), before - 1);
+    assert!(is_freed.load(Ordering::SeqCst));
+    drop(window);
+}
+
+#[test]
+fn a_scope_whose_queue_pair_is_not_destroyed_aborts() {
+    const NAME: &str = "tests::a_scope_whose_queue_pair_is_not_destroyed_aborts";
+    if std::env::var_os("ADVERB_SCOPE_ABORTS").is_some() {
+        let domain = Device::open("soft").unwrap().protection_domain().unwrap();
+        let (_completions, mut queue_pair) = queue_pair(&domain);
+        let mut buffer = domain.buffer(64).unwrap();
+        panics("queue pair", || {
+            let _ = queue_pair.scope(Duration::ZERO, |scope| scope.recv(&mut buffer).map(drop));
+        });
+        println!("the buffer is back: {:?}", &buffer[..1]);
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child = child.args([NAME, "--exact", "--nocapture"]).env("ADVERB_SCOPE_ABORTS", "1");
+    let output = child.output().unwrap();
+    let status = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!(status, Some(libc::SIGABRT), "{}", String::from_utf8_lossy(&output.stdout));
+}
