@@ -13,6 +13,8 @@ pub(crate) fn run() -> Result<()> {
         nextest.env("ADVERB_REQUIRE_HEADERS", "1");
     }
     process::run(&mut nextest)?;
+    let mut compile_fail = process::cargo("nextest run -p adverb --all-features --test compile_fail");
+    process::run(compile_fail.args(["--run-ignored", "only"]))?;
     process::run(&mut process::cargo("test --workspace --doc --all-features"))
 }
 

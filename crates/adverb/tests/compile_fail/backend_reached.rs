@@ -1,5 +1,5 @@
 //! The engines are private: nobody reaches past the types that keep the rules.
 
-use adverb::backend::QueuePair;
+use adverb::verbs::backend::QueuePair;
 
 fn main() {}
