@@ -282,7 +282,10 @@ fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
     // The listener sends nothing before the connector's hello, so this reaches no third party.
     let listener = Listener::bind_with(addr, &options(&device)).unwrap();
     besiege(&listener, |log| {
-        assert_eq!(greet(&listener)[10], 1);
+        let answer = greet(&listener);
+        // A kernel's device looks for a route when it connects the queue pair, and refuses where there is none.
+        let (is_accepted, text) = (answer[10] == 1, String::from_utf8_lossy(&answer[16..]));
+        assert!(is_accepted || !device.is_software() && !text.starts_with("GID "), "{text}");
         log.wait(1);
     });
 }
