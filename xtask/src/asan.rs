@@ -30,8 +30,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     let programs = ADDRESSES.build(PROGRAMS)?;
     let find = |name: &str, is_test: bool| programs.find(name, is_test);
     // What takes a million rounds is loom's to check (`cargo xtask loom`).
+    // Memory that stays because the device was not made to let go of it (`…_is_not_destroyed…`) is a leak to the sanitizer.
     for library in ["adverb_verbs", "adverb_net"] {
-        process::run(Command::new(find(library, true)?).args(["--quiet", "--skip", "a_million"]))?;
+        let skipped = ["--skip", "a_million", "--skip", "is_not_de"];
+        process::run(Command::new(find(library, true)?).arg("--quiet").args(skipped))?;
     }
 
     for test in ["pool", "net", "net_async", "net_stream"] {

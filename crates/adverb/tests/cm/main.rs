@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,9 @@ use adverb::verbs::{
     CompletionQueue, ConnectOptions, Device, ProtectionDomain, QpState, QueuePair, RequestId, SendRequest,
     Status, Traffic,
 };
+
+/// Held by tests whose listeners hold every device of the process, and by those that expect a device to be gone.
+static EVERY_DEVICE: Mutex<()> = Mutex::new(());
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -451,6 +454,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
 
 #[test]
 fn a_listener_at_every_address_learns_the_device_from_the_request() {
+    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
     let peer = SocketAddr::new(address, listener.local_address().port());

@@ -70,6 +70,7 @@ fn connections_come_about_whatever_is_lost() {
 
 #[test]
 fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
+    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let addresses = ["10.3.0.1", "10.3.0.2", "fd03::1"].map(address);
     let _open = addresses.map(|address| SoftDevice::on(&switch, address).open().unwrap());
@@ -97,6 +98,7 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
 
 #[test]
 fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
+    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let (one, other) = (address("10.4.0.1"), address("10.4.0.2"));
     let devices = [one, other].map(|address| SoftDevice::on(&switch, address).open().unwrap());
