@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use adverb::Error;
@@ -48,8 +49,20 @@ fn exchange(one: &Device, other: &Device) {
     }
 }
 
+/// Lets one test run alone: a test that opens or lists devices holds every device of the process for a moment.
+static DEVICES: RwLock<()> = RwLock::new(());
+
+fn share_devices() -> RwLockReadGuard<'static, ()> {
+    DEVICES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn own_devices() -> RwLockWriteGuard<'static, ()> {
+    DEVICES.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn the_device_of_every_machine_has_only_loopback_addresses() {
+    let _guard = share_devices();
     let device = Device::open("soft").unwrap();
     assert_eq!(device.name(), "soft");
     let gids = device.gids().unwrap();
@@ -65,6 +78,7 @@ fn the_device_of_every_machine_has_only_loopback_addresses() {
 
 #[test]
 fn a_device_that_is_open_is_given_again() {
+    let _guard = share_devices();
     let address = address();
     let (one, other) = (open(address), open(address));
     assert_eq!(one.attributes().guid, other.attributes().guid);
@@ -80,6 +94,7 @@ fn a_device_that_is_open_is_given_again() {
 
 #[test]
 fn a_device_that_is_dropped_is_closed_at_once() {
+    let _guard = own_devices();
     let address = address();
     for _ in 0..3 {
         let device = open(address);
@@ -96,6 +111,7 @@ fn a_device_that_is_dropped_is_closed_at_once() {
 
 #[test]
 fn threads_may_open_and_drop_a_device_at_will() {
+    let _guard = share_devices();
     let address = address();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -110,6 +126,7 @@ fn threads_may_open_and_drop_a_device_at_will() {
 
 #[test]
 fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
+    let _guard = share_devices();
     let address = Gid::from(SocketAddr::new(address().into(), 4800));
     let _taken = UdpSocket::bind(address.udp_address()).unwrap();
     let error = Device::open(&format!("soft:{address}")).unwrap_err().to_string();
@@ -126,11 +143,13 @@ fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
 
 #[test]
 fn two_devices_talk_over_sockets() {
+    let _guard = share_devices();
     exchange(&open(address()), &open(address()));
 }
 
 #[test]
 fn devices_at_any_address_are_devices_of_their_own() {
+    let _guard = share_devices();
     let (one, other) = (SoftDevice::new().open().unwrap(), SoftDevice::new().open().unwrap());
     assert_ne!(one.name(), other.name());
     exchange(&one, &other);
@@ -138,6 +157,7 @@ fn devices_at_any_address_are_devices_of_their_own() {
 
 #[test]
 fn a_device_talks_to_itself_over_ipv6() {
+    let _guard = share_devices();
     let Ok(device) = SoftDevice::at("::1".parse().unwrap()).hairpin().open() else {
         return println!("skipped: this machine has no IPv6");
     };
@@ -148,6 +168,7 @@ fn a_device_talks_to_itself_over_ipv6() {
 
 #[test]
 fn devices_in_memory_talk_and_need_no_network() {
+    let _guard = share_devices();
     let switch = Switch::default();
     let [one, other] = ["10.0.0.1", "fd00::1"].map(|family| {
         let addresses: [IpAddr; 2] = match family {
@@ -168,12 +189,14 @@ fn devices_in_memory_talk_and_need_no_network() {
 
 #[test]
 fn a_device_without_a_network_talks_to_itself() {
+    let _guard = share_devices();
     let device = SoftDevice::alone().open().unwrap();
     exchange(&device, &device);
 }
 
 #[test]
 fn a_device_with_faults_talks_all_the_same() {
+    let _guard = share_devices();
     let faults =
         FaultConfig { loss: 200_000, duplication: 50_000, corruption: 50_000, ..FaultConfig::new(3) };
     let device = SoftDevice::at(address().into()).faults(faults).hairpin().open().unwrap();
@@ -186,6 +209,7 @@ fn a_device_with_faults_talks_all_the_same() {
 
 #[test]
 fn what_passes_is_recorded() {
+    let _guard = share_devices();
     let file = std::env::temp_dir().join(format!("adverb-capture-{}.pcapng", std::process::id()));
     let device =
         SoftDevice::at(address().into()).mtu(PathMtu::Mtu1024).capture(&file).hairpin().open().unwrap();
@@ -230,6 +254,7 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
 
 #[test]
 fn a_datagram_to_a_group_reaches_members_on_other_devices() {
+    let _guard = share_devices();
     let group = IpAddr::V4(Ipv4Addr::new(239, 255, 78, std::process::id() as u8));
     let (one, other) = (open(address()), open(address()));
     reach_group(&one, &other, group);
