@@ -480,7 +480,7 @@ impl<S: Sink> Device<S> {
     ) {
         let header = received.header;
         let (qpn, psn) = (header.dest_qp, header.psn);
-        // A packet for a group never reaches a queue pair by its own number, whoever has joined the group.
+        // A packet for a group never reaches a queue pair by its own number, whichever queue pairs have joined the group.
         if qpn == Qpn::MULTICAST || arrival.destination.ip().is_multicast() {
             return self.handle_multicast(now, arrival, received, packet, memory);
         }

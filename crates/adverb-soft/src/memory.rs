@@ -3,7 +3,7 @@
 //! This is the only place where the adapter touches bytes that are an application's. A peer or a thread may be reading or
 //! changing them at any moment, so that there is never a reference to them: bytes are copied by `access`, and atomic
 //! operations are the processor's own on aligned words, so that they are atomic for threads that don't go through the adapter
-//! too. What it means that these accesses race with each other is said there.
+//! too. `access` states what is assumed of races between these accesses.
 
 mod access;
 

@@ -246,8 +246,10 @@ impl From<Error> for io::Error {
     }
 }
 
+/// The hint of [`Error::ForeignDomain`].
 const FOREIGN_DOMAIN_HINT: &str = "register the memory in the queue's protection domain, or post the request to a queue of the memory's; \
      `ProtectionDomain::id` is the number of each";
+
 /// The hint of [`Error::QueueFull`].
 const QUEUE_FULL_HINT: &str = "poll the completion queue, or create the queue pair with a larger depth";
 

@@ -58,7 +58,7 @@
 //!
 //! # Whom it believes
 //!
-//! Anybody can send anything to queue pair 1. A message about an established connection is believed only if it comes
+//! Any host can send any bytes to queue pair 1. A message about an established connection is believed only if it comes
 //! from the peer's address and names both communication IDs, which are random. A message gets at most one answer, of
 //! the same size, sent to its source; and messages that are answers themselves (REJ, DREP, MRA, SIDR_REP) are never
 //! answered, so that nothing goes round.

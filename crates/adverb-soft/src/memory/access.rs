@@ -2,7 +2,7 @@
 //!
 //! Such memory is reached in three ways, which may all race with each other:
 //!
-//! - by the copies of this module, which is the same file in adverb and in adverb-soft;
+//! - by the copies of this module, which is one file in adverb-verbs and in adverb-soft;
 //! - by atomic operations on aligned words of eight bytes (`MemoryRegion::word`, and the atomics of peers);
 //! - by an RDMA device, whose accesses the processor doesn't make at all.
 //!
@@ -13,9 +13,9 @@
 //!
 //! # The assumption that is left
 //!
-//! What races in these ways has the meaning that the processor gives it, and no other effect: each byte that is read is one
-//! that was written there, and an aligned word that is stored whole is read whole. The language doesn't promise that for
-//! assembly beside atomics, as it promises nothing for a device that writes to memory; RDMA in Rust rests on it anyway.
+//! Races between these accesses have the meaning that the processor gives them, and no other effect: each byte that is read
+//! is one that was written there, and an aligned word that is stored whole is read whole. The language promises this neither
+//! for assembly beside atomics nor for a device that writes to memory; RDMA in Rust rests on it anyway.
 //!
 //! Where there is no such assembly (other processors, Miri, and ThreadSanitizer, which is to see the accesses), the same copies
 //! are relaxed atomics, by bytes and by words, and the assumption is that those of two sizes may race.
@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// As many bytes may be written at `to`, and whoever accesses them meanwhile does so in one of the three ways above.
+/// As many bytes may be written at `to`, and all concurrent accesses to them are of the three kinds above.
 #[inline]
 pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
     let (head, rest) = bytes.split_at(unaligned(to, bytes.len()));
@@ -56,8 +56,8 @@ pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so in one of the three ways above; as many may
-/// be written at `to`, which nobody else accesses.
+/// `length` bytes may be read at `from`, and all concurrent writes to them are of the three kinds above; as many may be
+/// written at `to`, without concurrent accesses.
 #[inline]
 pub(super) unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
     let head = unaligned(from, length);
@@ -99,7 +99,7 @@ mod processor {
 
     /// # Safety
     ///
-    /// The byte may be read, and whoever changes it meanwhile does so in one of the ways that the module names.
+    /// The byte may be read, and all concurrent writes to it are of the kinds that the module names.
     #[inline(always)]
     pub(super) unsafe fn load_byte(from: NonNull<u8>) -> u8 {
         let value: u32;
@@ -147,7 +147,7 @@ mod processor {
 
     /// # Safety
     ///
-    /// The byte may be written, and whoever accesses it meanwhile does so in one of the ways that the module names.
+    /// The byte may be written, and all concurrent accesses to it are of the kinds that the module names.
     #[inline(always)]
     pub(super) unsafe fn store_byte(to: NonNull<u8>, byte: u8) {
         // SAFETY: it writes the byte, as the caller says that it may.
@@ -202,7 +202,7 @@ mod processor {
 
     /// # Safety
     ///
-    /// The byte may be read, and whoever changes it meanwhile does so in one of the ways that the module names.
+    /// The byte may be read, and all concurrent writes to it are of the kinds that the module names.
     #[inline(always)]
     pub(super) unsafe fn load_byte(from: NonNull<u8>) -> u8 {
         // SAFETY: as the caller says; an AtomicU8 is as a u8.
@@ -220,7 +220,7 @@ mod processor {
 
     /// # Safety
     ///
-    /// The byte may be written, and whoever accesses it meanwhile does so in one of the ways that the module names.
+    /// The byte may be written, and all concurrent accesses to it are of the kinds that the module names.
     #[inline(always)]
     pub(super) unsafe fn store_byte(to: NonNull<u8>, byte: u8) {
         // SAFETY: as the caller says; an AtomicU8 is as a u8.
@@ -244,8 +244,8 @@ use processor::{load_byte, load_word, store_byte, store_word};
 ///
 /// # Safety
 ///
-/// `length` bytes may be read at `from` and written at `to`, and one of the two is memory that nobody else accesses; whoever
-/// accesses the other meanwhile does so in one of the ways that the module names.
+/// `length` bytes may be read at `from` and written at `to`. One of the two has no concurrent accesses; all those to the other
+/// are of the kinds that the module names.
 #[cfg(all(target_arch = "x86_64", not(any(miri, adverb_atomic_copies))))]
 #[inline]
 unsafe fn copy_blocks(to: NonNull<u8>, from: NonNull<u8>, length: usize) -> usize {
@@ -282,7 +282,7 @@ unsafe fn copy_blocks(to: NonNull<u8>, from: NonNull<u8>, length: usize) -> usiz
     blocks * 64
 }
 
-/// Elsewhere words will do.
+/// Copies nothing: on other processors, the caller copies words.
 ///
 /// # Safety
 ///

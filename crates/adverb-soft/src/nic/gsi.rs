@@ -190,7 +190,7 @@ impl Gsi {
         let Some((grh, message)) = bytes.split_first_chunk::<GRH_LEN>() else { return };
         let Some(ip) = IpHeader::from_grh(grh) else { return };
         let ends = Ends { local: ip.destination(), remote: ip.source() };
-        // What was sent to a group, or claims to come from one, has nobody to answer.
+        // A message to a group, or with a group as its source, must not be answered.
         if !self.addresses.contains(&ends.local) || Gid::from(ends.remote).udp_address().ip().is_multicast() {
             return;
         }
