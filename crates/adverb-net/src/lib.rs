@@ -3,7 +3,8 @@
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::net`.
 //!
 //! The crate has listeners, connectors and messages of any length up to 64 MiB (or 1 GiB, see
-//! [`Options::longest_message`]), without queue pairs. [`blocking`] has them for threads; with the feature `tokio`, which is on by default, those of this module are for tasks, with the same methods.
+//! [`Options::longest_message`]), without queue pairs. [`blocking`] has them for threads. With the feature `tokio`, which is on
+//! by default, the types of this module are for tasks, with the same methods.
 //!
 //! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from
 //! where they are. Senders have credits, so that a receiver is never overrun: who doesn't receive isn't sent to. What the two
