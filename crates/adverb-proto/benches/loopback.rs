@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use adverb_proto::memory::{Backing, HeapMemory, Memory, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{
-    Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
-};
+use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{
     Arrival, Cq, Device, IcrcCheck, Init, Path, Payload, QpConfig, Receiving, Sending, Time, Transition,
 };

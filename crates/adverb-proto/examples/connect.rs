@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer, Resolve};
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{GSI_QKEY, ServiceId};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, ROCE_PORT, Ud};
 use nix::libc;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::vocabulary::Completion;
+use crate::types::Completion;
 
 /// The number of a completion queue of a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -28,7 +28,7 @@ use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
 use crate::transmit::{Payload, Transmit};
-use crate::vocabulary::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
+use crate::types::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
 
 /// A device without wires: what an RDMA adapter does between the doorbell and the completion.
@@ -47,8 +47,8 @@ use multicast::Groups;
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
-/// use adverb_proto::vocabulary::{Access, PathMtu, SendFlags, SendOperation, SendRequest};
-/// use adverb_proto::vocabulary::{RemoteAddress, Segment};
+/// use adverb_proto::types::{Access, PathMtu, SendFlags, SendOperation, SendRequest};
+/// use adverb_proto::types::{RemoteAddress, Segment};
 /// use adverb_proto::{Arrival, Device, IcrcCheck, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
 /// use adverb_wire::cm::Timeout;
 /// use adverb_wire::{Packet, Psn, RnrTimer};

@@ -7,7 +7,7 @@ use adverb_wire::{Opcode, Psn, Qpn, Syndrome};
 use crate::Time;
 use crate::cq::Cq;
 use crate::srq::Srq;
-use crate::vocabulary::{QpState, Status};
+use crate::types::{QpState, Status};
 
 /// Something that happened in a device, as traces, statistics and test oracles want it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

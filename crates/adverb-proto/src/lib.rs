@@ -6,7 +6,7 @@
 //! arguments, the bytes of registered memory are reached through the caller's [`memory::Memory`], and a packet to be
 //! sent is its headers and the places where its payload lies, so that the engine copies nothing.
 //!
-//! - [`vocabulary`] has the words in which applications and devices speak of work, whichever device it is.
+//! - [`types`] has the words in which applications and devices speak of work, whichever device it is.
 //! - [`memory`] has the rules about who may touch what.
 //! - [`cm`] is the connection manager: how two queue pairs find each other.
 //! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
@@ -37,7 +37,7 @@ mod stats;
 mod time;
 mod timer;
 mod transmit;
-pub mod vocabulary;
+pub mod types;
 
 pub use congestion::{Congestion, Dcqcn};
 pub use cq::{Cq, Wake};

@@ -5,7 +5,7 @@ use core::net::{IpAddr, SocketAddr};
 use adverb_wire::{Flow, Packet, Qpn};
 
 use crate::mutation::mutant;
-use crate::vocabulary::Gid;
+use crate::types::Gid;
 
 /// Between which addresses a connection's packets go, or a datagram does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Path {
     ///
     /// ```
     /// use adverb_proto::Path;
-    /// use adverb_proto::vocabulary::Qpn;
+    /// use adverb_proto::types::Qpn;
     ///
     /// let port = Path::source_port_between(Qpn::truncate(0x11), Qpn::truncate(0x2345));
     /// assert!(port >= 0xc000);

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::memory::Pd;
 use crate::mutation::mutant;
 use crate::qp::RecvQueue;
-use crate::vocabulary::RecvRequest;
+use crate::types::RecvRequest;
 
 /// The number of a shared receive queue of a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -4,7 +4,7 @@
 mod harness;
 
 use adverb_proto::memory::{DomainError, RemoteInvalidate};
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, Qpn, RecvRequest, Segment, SendOperation, Status, Transport,
 };
 use adverb_proto::{

@@ -1,7 +1,7 @@
 //! Those who use the devices: they post requests and receives, and do things to their queue pairs.
 
 use adverb_proto::memory::RemoteInvalidate;
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Status,
 };
 use adverb_proto::{PostError, Transition};

@@ -1,7 +1,7 @@
 //! Pieces of registered memory, and what their bytes were at first.
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
+use adverb_proto::types::{Access, RemoteAddress, Segment};
 use adverb_proto::{Device, Sink};
 
 use crate::Random;

@@ -7,9 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{
-    Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
-};
+use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{
     Arrival, Congestion, Cq, Dcqcn, Device, IcrcCheck, Init, Path, QpConfig, Receiving, Sending, Time,
     Transition,

@@ -2,7 +2,7 @@
 
 use adverb_proto::Time;
 use adverb_proto::memory::HeapMemory;
-use adverb_proto::vocabulary::{CompletedOperation, SendOperation, Status, Success};
+use adverb_proto::types::{CompletedOperation, SendOperation, Status, Success};
 
 use crate::area::Area;
 use crate::scenario::Action;

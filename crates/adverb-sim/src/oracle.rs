@@ -1,6 +1,6 @@
 //! What is checked during a run and at its end.
 
-use adverb_proto::vocabulary::{Completion, QpState, SendOperation, Status, Success};
+use adverb_proto::types::{Completion, QpState, SendOperation, Status, Success};
 use adverb_proto::{Holdings, Notice, Time, Transition};
 use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::Time;
-use adverb_proto::vocabulary::PathMtu;
+use adverb_proto::types::PathMtu;
 
 use crate::Random;
 use crate::fabric::{Bottleneck, Faults, Partition, Stall};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::memory::HeapMemory;
-use adverb_proto::vocabulary::Access;
+use adverb_proto::types::Access;
 use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};

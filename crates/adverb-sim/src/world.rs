@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use adverb_proto::memory::{HeapMemory, Pd};
-use adverb_proto::vocabulary::QpState;
+use adverb_proto::types::QpState;
 use adverb_proto::{Arrival, Cq, Device, Event, IcrcCheck, Sink, Time};
 use adverb_wire::{Header, Operation, Packet, Qpn, ROCE_PORT};
 

@@ -56,7 +56,7 @@ fn senders_share_a_slow_link_and_recover_when_it_is_free() {
 
 #[test]
 fn letters_are_of_all_transports_and_do_everything() {
-    use adverb_proto::vocabulary::Transport;
+    use adverb_proto::types::Transport;
     use adverb_sim::LetterAction as A;
 
     let scenarios: Vec<Scenario> = (0..20).map(Scenario::new).collect();

@@ -15,7 +15,7 @@ use adverb_proto::cm::{
     Bind, CallError, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Offer, Request, Resolve, State,
     UDP_QKEY,
 };
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, PathMtu, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Cq, IcrcCheck, Init, QpConfig, Time, Transition};

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Transition};

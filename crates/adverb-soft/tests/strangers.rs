@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use adverb_proto::{Init, QpConfig, Sending, Transition};
 use adverb_soft::link::{Bundle, Link, UdpConfig, UdpLink};
 use adverb_soft::{Nic, NicOptions};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::{Gid, Qpn};
+use adverb_proto::types::{Gid, Qpn};
 
 use super::{Endpoint, LinkLayer, QueuePair, Traffic};
 use crate::backend;

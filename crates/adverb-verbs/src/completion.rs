@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{Failure, Qpn, Success};
+use adverb_proto::types::{Failure, Qpn, Success};
 
 use super::in_flight::Posting;
 use crate::backend::RawOutcome;

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use adverb_proto::vocabulary::Transport;
+use adverb_proto::types::Transport;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};

@@ -1,6 +1,6 @@
 //! Datagrams that came.
 
-use adverb_proto::vocabulary::{CompletedOperation, Gid, Qpn};
+use adverb_proto::types::{CompletedOperation, Gid, Qpn};
 use adverb_wire::{GRH_LEN, IpHeader};
 
 use super::{AddressHandle, Completion, QueuePair, Recipient, Traffic};

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 
 use super::memory_window::Windows;
 use super::{CompletionQueueBuilder, GidEntry, GidType, Port, PortState, ProtectionDomain};
@@ -90,7 +90,7 @@ pub struct DeviceAttributes {
     pub max_shared_receive_queues: u32,
     /// How many multicast groups its queue pairs can belong to: none if it has no multicast.
     pub max_multicast_groups: u32,
-    /// What memory that is registered [on demand](adverb_proto::vocabulary::Access::ON_DEMAND) can be used for.
+    /// What memory that is registered [on demand](adverb_proto::types::Access::ON_DEMAND) can be used for.
     pub on_demand: OnDemand,
     /// How many interrupts there are for completion events: [`vector`](CompletionQueueBuilder::vector) counts them from 0.
     pub completion_vectors: u32,

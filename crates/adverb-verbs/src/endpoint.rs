@@ -1,6 +1,6 @@
 //! What two queue pairs must know of each other to be connected.
 
-use adverb_proto::vocabulary::{Gid, PathMtu, Psn, Qpn};
+use adverb_proto::types::{Gid, PathMtu, Psn, Qpn};
 
 use super::Traffic;
 
@@ -131,7 +131,7 @@ impl ConnectOptions {
 macro_rules! as_number {
     ($module:ident, $type:ident) => {
         mod $module {
-            use adverb_proto::vocabulary::$type;
+            use adverb_proto::types::$type;
             use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
             pub(super) fn serialize<S: Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {

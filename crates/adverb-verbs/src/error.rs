@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
-use adverb_proto::vocabulary::{Failure, QpState, RejectReason};
+use adverb_proto::types::{Failure, QpState, RejectReason};
 
 /// The result of what can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn what_a_maker_calls_a_failure_is_said() {
-        use adverb_proto::vocabulary::Status;
+        use adverb_proto::types::Status;
         let failed = |vendor_error| {
             let failure = Failure { status: Status::LocalProtection, vendor_error };
             Error::Failed { failure }.to_string()

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::Qpn;
+use adverb_proto::types::Qpn;
 
 use super::Device;
 use crate::error::Result;

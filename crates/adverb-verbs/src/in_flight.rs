@@ -7,7 +7,7 @@
 //! which slot is meant and, because positions aren't reused for a long time, whether a completion is of this request or
 //! of one long gone.
 
-use adverb_proto::vocabulary::SendFlags;
+use adverb_proto::types::SendFlags;
 
 use super::AddressHandle;
 use super::completion::{Completion, RequestId};

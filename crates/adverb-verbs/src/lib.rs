@@ -77,7 +77,7 @@ mod tests;
 mod traffic;
 
 pub use adverb_proto::Holdings;
-pub use adverb_proto::vocabulary::{
+pub use adverb_proto::types::{
     Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
     Transport,
 };

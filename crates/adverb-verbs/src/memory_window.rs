@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use adverb_proto::vocabulary::{Access, Qpn, SendFlags, SendOperation, Transport, WindowBind};
+use adverb_proto::types::{Access, Qpn, SendFlags, SendOperation, Transport, WindowBind};
 
 use super::{Completion, ProtectionDomain, QueuePair, SendRequest, contained};
 use crate::backend::{self, RawOutcome, SendList, flag, opcode};

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use adverb_proto::vocabulary::{Gid, Qpn, Transport};
+use adverb_proto::types::{Gid, Qpn, Transport};
 
 use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient, Traffic, contained};
 use crate::backend;

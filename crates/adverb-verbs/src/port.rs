@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_proto::types::{Gid, PathMtu};
 
 /// A port of a device.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use std::mem::ManuallyDrop;
 
-use adverb_proto::vocabulary as plain;
-use adverb_proto::vocabulary::{Destination, QpState, Segment, SendFlags, SendOperation, Transport};
+use adverb_proto::types as plain;
+use adverb_proto::types::{Destination, QpState, Segment, SendFlags, SendOperation, Transport};
 use adverb_wire::GRH_LEN;
 use parking_lot::MutexGuard;
 

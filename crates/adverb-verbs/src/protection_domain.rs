@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use adverb_proto::vocabulary::{Access, Transport};
+use adverb_proto::types::{Access, Transport};
 
 use super::{Device, QueuePairBuilder, SharedReceiveQueueBuilder};
 use crate::backend;

@@ -1,6 +1,6 @@
 //! What a device knows of a queue pair.
 
-use adverb_proto::vocabulary::{Gid, PathMtu, Psn, QpState, Qpn};
+use adverb_proto::types::{Gid, PathMtu, Psn, QpState, Qpn};
 
 use super::QueuePair;
 use crate::error::Result;
@@ -67,7 +67,7 @@ impl QueuePair {
     /// If it can't be asked.
     pub fn query(&self) -> Result<QueuePairAttributes> {
         let mut attributes = self.backend.query()?;
-        if self.transport == adverb_proto::vocabulary::Transport::Ud {
+        if self.transport == adverb_proto::types::Transport::Ud {
             attributes.peer = None;
         }
         Ok(attributes)

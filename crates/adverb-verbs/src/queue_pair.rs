@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{Access, Gid, Psn, QpState, Qpn, Transport};
+use adverb_proto::types::{Access, Gid, Psn, QpState, Qpn, Transport};
 
 use super::address_cache::AddressCache;
 use super::completion_queue::{Attached, AttachedShared};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use adverb_proto::vocabulary::{Access, Psn, Transport};
+use adverb_proto::types::{Access, Psn, Transport};
 
 use super::address_cache::AddressCache;
 use super::completion_queue::Attached;

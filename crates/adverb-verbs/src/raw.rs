@@ -29,9 +29,9 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{self as plain, Destination, Failure, Qpn, Success};
+use adverb_proto::types::{self as plain, Destination, Failure, Qpn, Success};
 
-pub use adverb_proto::vocabulary::{Segment, SendFlags, SendOperation};
+pub use adverb_proto::types::{Segment, SendFlags, SendOperation};
 
 use super::{CompletionQueue, QueuePair, Recipient, SharedReceiveQueue};
 use crate::backend::{self, PostFailure, RawCompletion};

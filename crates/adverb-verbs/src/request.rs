@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation};
+use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation};
 
 use super::Recipient;
 use crate::error::Error;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{RemoteAddress, SendFlags, SendOperation, Success};
+use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation, Success};
 use parking_lot::Mutex;
 
 use super::completion_queue::Attached;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use adverb_proto::vocabulary::{self as plain, Segment};
+use adverb_proto::types::{self as plain, Segment};
 
 use super::completion::{Completion, RequestId};
 use super::{PostError, ProtectionDomain, RecvRequest};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use adverb_proto::Congestion;
-use adverb_proto::vocabulary::PathMtu;
+use adverb_proto::types::PathMtu;
 
 pub use adverb_proto::{Dcqcn, IcrcCheck};
 pub use adverb_soft::link::{FaultConfig, Switch, SwitchConfig};

@@ -1,6 +1,6 @@
 //! What queues count.
 
-use adverb_proto::vocabulary::Status;
+use adverb_proto::types::Status;
 
 use crate::backend::RawOutcome;
 

@@ -13,7 +13,7 @@ use super::parameters::has_ip_header;
 use super::{ConnectionId, Depths, Ends, Event, ListenerId};
 use crate::Time;
 use crate::mutation::mutant;
-use crate::vocabulary::{Gid, Psn, Qpn, Transport};
+use crate::types::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
     /// Takes in what has come to queue pair 1: the payload of an unreliable datagram with the right Q_Key, and between

@@ -12,7 +12,7 @@ use super::connection::{Connection, State};
 use super::parameters::{bits, private_data};
 use super::{CallError, Config, Connect, Offer};
 use crate::mutation::mutant;
-use crate::vocabulary::{Gid, Qpn, Transport};
+use crate::types::{Gid, Qpn, Transport};
 
 /// The transaction of what this side begins (`cm_form_tid` in `cm.c`).
 pub(super) fn transaction_id(config: &Config, local_id: u32) -> u64 {

@@ -9,7 +9,7 @@ use super::{Depths, Ends, ListenerId, Offer};
 use crate::Time;
 use crate::path::Path;
 use crate::qp::{Receiving, Sending};
-use crate::vocabulary::{PathMtu, Psn, Qpn, Transport};
+use crate::types::{PathMtu, Psn, Qpn, Transport};
 
 /// How far a connection has come (vol. 1, 12.9.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

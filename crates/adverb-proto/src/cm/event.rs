@@ -6,7 +6,7 @@ use core::net::SocketAddr;
 use adverb_wire::cm::{AdditionalInfo, Ece, Path, RejectReason, ServiceId, SidrStatus};
 
 use super::{Depths, Ends};
-use crate::vocabulary::{PathMtu, Qpn, Transport};
+use crate::types::{PathMtu, Qpn, Transport};
 
 /// A connection, on its way to be one, or just over. The number is its local communication ID, which is random, so
 /// that the id of a connection that is gone names nothing.

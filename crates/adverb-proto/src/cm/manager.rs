@@ -12,7 +12,7 @@ use super::table::Table;
 use super::{CallError, Config, Connect, ConnectionId, Depths, Ends, Event, Listen, ListenerId, Offer};
 use crate::Time;
 use crate::mutation::mutant;
-use crate::vocabulary::{Psn, Qpn, Transport};
+use crate::types::{Psn, Qpn, Transport};
 
 /// A connection manager without a clock, a socket or a queue pair: see the [module](super).
 ///

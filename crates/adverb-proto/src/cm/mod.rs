@@ -10,7 +10,7 @@
 //! ```
 //! use adverb_proto::Time;
 //! use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer};
-//! use adverb_proto::vocabulary::{Qpn, Transport};
+//! use adverb_proto::types::{Qpn, Transport};
 //! use adverb_wire::cm::ServiceId;
 //! use std::time::Duration;
 //!

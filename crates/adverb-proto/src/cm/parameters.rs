@@ -9,7 +9,7 @@ use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 
 use super::State;
 use crate::Time;
-use crate::vocabulary::{Gid, PathMtu, Qpn, Transport};
+use crate::types::{Gid, PathMtu, Qpn, Transport};
 
 /// The Q_Key that `rdma_cm` gives the datagram queue pairs of the UDP port space, unless something else is asked for
 /// (`RDMA_UDP_QKEY` in Linux's `include/rdma/rdma_cm.h`).

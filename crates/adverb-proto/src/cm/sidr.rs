@@ -16,7 +16,7 @@ use super::sources::Sources;
 use super::{CallError, Ends, Event, ListenerId, QueryId, Resolve};
 use crate::Time;
 use crate::hash::NumberHasher;
-use crate::vocabulary::{Qpn, Transport};
+use crate::types::{Qpn, Transport};
 
 /// The questions, ours and those of peers.
 #[derive(Debug, Default)]

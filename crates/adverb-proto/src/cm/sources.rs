@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv6Addr};
 use std::collections::BTreeMap;
 
-use crate::vocabulary::Gid;
+use crate::types::Gid;
 
 /// The occupied half-open slots, by source. There is an entry per source that occupies a slot, and no other.
 #[derive(Debug, Default)]

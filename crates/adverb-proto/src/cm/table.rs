@@ -13,7 +13,7 @@ use super::{Bind, Listen};
 use crate::Time;
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
-use crate::vocabulary::Qpn;
+use crate::types::Qpn;
 
 /// The connections, and the ways to find one. Keys that peers choose are in trees, where no choice is a bad one.
 #[derive(Debug, Default)]

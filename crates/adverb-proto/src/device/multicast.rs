@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::path::{Arrival, Incoming};
 use crate::qp::Received;
-use crate::vocabulary::{Gid, Transport};
+use crate::types::{Gid, Transport};
 
 /// The groups that queue pairs are attached to.
 #[derive(Debug, Default)]

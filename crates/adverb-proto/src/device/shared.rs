@@ -4,7 +4,7 @@ use super::Device;
 use crate::Time;
 use crate::event::{Event, Sink, tell};
 use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
-use crate::vocabulary::RecvRequest;
+use crate::types::RecvRequest;
 
 impl<S: Sink> Device<S> {
     /// Makes a shared receive queue. It takes memory as it fills.

@@ -7,7 +7,7 @@ use adverb_wire::{Psn, Qpn};
 use super::Device;
 use crate::cq::CompletionQueue;
 use crate::event::Sink;
-use crate::vocabulary::{QpState, Transport};
+use crate::types::{QpState, Transport};
 
 /// What a device holds: for finding leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

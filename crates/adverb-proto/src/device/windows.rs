@@ -6,12 +6,12 @@ use crate::memory::{Pd, WindowError};
 
 impl<S: Sink> Device<S> {
     /// Makes a memory window of type 2B, and gives its key. It shows nothing before it is bound, by a
-    /// [`SendOperation::BindWindow`](crate::vocabulary::SendOperation::BindWindow) on a connection, and then only to
+    /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection, and then only to
     /// that connection's peer.
     ///
     /// Each binding gives it another key, of which only the lowest 8 bits differ and are the owner's choice. It must be
     /// invalidated before it is bound anew: by a
-    /// [`SendOperation::LocalInvalidate`](crate::vocabulary::SendOperation::LocalInvalidate) on the same connection, or
+    /// [`SendOperation::LocalInvalidate`](crate::types::SendOperation::LocalInvalidate) on the same connection, or
     /// by a SEND of the peer's. Destroying or resetting the queue pair does it too.
     ///
     /// Keys are all that stands between a peer and memory, so `random` must not be guessable.

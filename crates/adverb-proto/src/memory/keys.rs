@@ -10,7 +10,7 @@ use super::{Backing, Span};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
 use crate::slots::FreeSlots;
-use crate::vocabulary::{Access, Segment};
+use crate::types::{Access, Segment};
 
 /// A protection domain: queue pairs and regions work together only within one (vol. 1, 10.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -10,7 +10,7 @@ use super::keys::{Denied, Keys, Pd, Range};
 use super::{Backing, Span};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, WindowBind};
+use crate::types::{Access, WindowBind};
 
 /// The windows of a device.
 ///

@@ -7,7 +7,7 @@ use super::{Context, QueuePair, Received};
 use crate::event::{DropReason, Event, RetryCause, Sink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
-use crate::vocabulary::{QpState, SendOperation, Status, Transport};
+use crate::types::{QpState, SendOperation, Status, Transport};
 
 /// An answer is missing: a later one came first.
 struct ImpliedNak;

@@ -10,7 +10,7 @@ use crate::cq::Cq;
 use crate::memory::Pd;
 use crate::path::Path;
 use crate::srq::Srq;
-use crate::vocabulary::{Access, PathMtu, QpState, Transport};
+use crate::types::{Access, PathMtu, QpState, Transport};
 
 /// What a queue pair is made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

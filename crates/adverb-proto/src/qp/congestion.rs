@@ -6,7 +6,7 @@ use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::congestion::{Congestion, NOTIFICATION_INTERVAL, Pacer};
 use crate::event::{Event, Sink, TimerKind};
 use crate::mutation::mutant;
-use crate::vocabulary::Transport;
+use crate::types::Transport;
 
 impl QueuePair {
     /// Whether switches may mark its packets, because it heeds that.

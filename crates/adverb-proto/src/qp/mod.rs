@@ -34,7 +34,7 @@ use crate::mutation::mutant;
 use crate::path::{AddressVector, Arrival, Incoming, Path};
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
-use crate::vocabulary::{
+use crate::types::{
     Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
     SendRequest, Status, Success, Transport,
 };

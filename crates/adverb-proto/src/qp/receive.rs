@@ -10,7 +10,7 @@ use crate::event::{Event, Notice, Queue, Sink};
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
 use crate::srq::{SharedQueue, Srq, Taken};
-use crate::vocabulary::{Access, CompletedOperation, Failure, Status, Success};
+use crate::types::{Access, CompletedOperation, Failure, Status, Success};
 
 /// Where in its message a packet says that it is.
 #[derive(Clone, Copy, Debug)]

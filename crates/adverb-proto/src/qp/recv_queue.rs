@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::segments::{SegmentRange, Segments};
 use crate::mutation::mutant;
-use crate::vocabulary::RecvRequest;
+use crate::types::RecvRequest;
 
 /// The receive queue of a queue pair. It grows as it fills.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, Sending}
 use crate::Time;
 use crate::event::{Event, RetryCause, Sink, TimerKind};
 use crate::mutation::mutant;
-use crate::vocabulary::{QpState, SendFlags, SendOperation, Status};
+use crate::types::{QpState, SendFlags, SendOperation, Status};
 
 /// What a requester knows. The send queue's first request is always the oldest that isn't acknowledged, so that
 /// going back means starting with it.
@@ -328,7 +328,7 @@ impl QueuePair {
         let last = packet + part == entry.packets;
         let offset = packet * mtu;
         let length = (entry.length - offset).min(mtu);
-        let reth = |remote: crate::vocabulary::RemoteAddress| Reth {
+        let reth = |remote: crate::types::RemoteAddress| Reth {
             va: remote.addr,
             rkey: remote.rkey,
             length: entry.length,

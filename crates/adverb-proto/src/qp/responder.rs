@@ -8,7 +8,7 @@ use super::{Context, QueuePair, Received, Receiving};
 use crate::event::{DropReason, Event, Notice, Sink};
 use crate::memory::{Memory, Range, Span};
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, QpState, Status};
+use crate::types::{Access, QpState, Status};
 
 /// What a responder knows.
 #[derive(Debug, Default)]

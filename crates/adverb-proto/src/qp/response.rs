@@ -8,7 +8,7 @@ use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::event::{Event, Sink};
 use crate::memory::Range;
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, QpState, Status};
+use crate::types::{Access, QpState, Status};
 
 /// Answers that wait to be sent, and those that may be asked for again.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::memory::{Fault, Keys, Memory, Part, Pd, Span};
 use crate::mutation::mutant;
-use crate::vocabulary::{Access, Segment, Status};
+use crate::types::{Access, Segment, Status};
 
 /// A ring of segments.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use adverb_wire::Psn;
 
 use super::segments::{SegmentRange, Segments, Unreachable};
 use crate::path::Path;
-use crate::vocabulary::{CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
+use crate::types::{CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
 
 /// The send queue of a queue pair. It grows as it fills.
 #[derive(Debug, Default)]

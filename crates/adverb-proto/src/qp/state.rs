@@ -6,7 +6,7 @@ use super::{Context, ModifyError, QueuePair, Transition};
 use crate::event::{Event, Notice, Queue, Sink};
 use crate::mutation::mutant;
 use crate::path::Incoming;
-use crate::vocabulary::{Failure, QpState, Status, Transport};
+use crate::types::{Failure, QpState, Status, Transport};
 
 impl QueuePair {
     /// Goes into another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).

@@ -9,7 +9,7 @@ use crate::event::{DropReason, Sink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::path::{Arrival, IcrcCheck};
-use crate::vocabulary::{CompletedOperation, Gid, Status, Success};
+use crate::types::{CompletedOperation, Gid, Status, Success};
 
 impl QueuePair {
     /// Takes a datagram in. Its ICRC has been checked.

@@ -7,7 +7,7 @@ use super::requester::{packets, send, write};
 use super::send_queue::{LocalFailure, SendEntry};
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::event::{Event, Sink};
-use crate::vocabulary::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
+use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
 /// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
 /// `rxe_req.c`, `init_req_packet`).

@@ -9,7 +9,7 @@ use adverb_proto::cm::{
     Bind, CallError, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager,
     Offer, Request, State,
 };
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{Mad, Message, ServiceId};
 
 pub(crate) const CLIENT: usize = 0;

@@ -37,7 +37,7 @@ fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, Ends) {
     let mut mad = forged_req(pair, number, 0x100 + number);
     let ends = Ends { local: address(SERVER), remote: host(number) };
     if let Message::Req(req) = &mut mad.message {
-        req.primary_path.local_gid = adverb_proto::vocabulary::Gid::from(ends.remote).bytes().into();
+        req.primary_path.local_gid = adverb_proto::types::Gid::from(ends.remote).bytes().into();
         let header = IpHeader::new((ends.remote, 1).into(), ends.local).unwrap();
         req.private_data = header.before(&[]).unwrap();
     }
@@ -52,7 +52,7 @@ fn flooded(max_half_open: usize) -> Pair {
     let listen = adverb_proto::cm::Listen {
         service: service(),
         bind: adverb_proto::cm::Bind::Any,
-        transport: adverb_proto::vocabulary::Transport::Rc,
+        transport: adverb_proto::types::Transport::Rc,
         backlog: 1000,
     };
     pair.sides[SERVER].listen(listen).unwrap();
@@ -195,7 +195,7 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
     let listen = adverb_proto::cm::Listen {
         service: service(),
         bind: adverb_proto::cm::Bind::Any,
-        transport: adverb_proto::vocabulary::Transport::Rc,
+        transport: adverb_proto::types::Transport::Rc,
         backlog: 1000,
     };
     pair.sides[SERVER].listen(listen).unwrap();

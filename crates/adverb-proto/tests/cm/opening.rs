@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::cm::{Bind, CallError, Depths, Ends, Event, Listen, Manager, Offer, State};
-use adverb_proto::vocabulary::{PathMtu, Qpn, Transport};
+use adverb_proto::types::{PathMtu, Qpn, Transport};
 use adverb_wire::cm::{Bits, Ece, Message, PathMtu as Mtu, ServiceId, Timeout, TransportService};
 
 use crate::harness::*;

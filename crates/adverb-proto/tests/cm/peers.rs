@@ -1,7 +1,7 @@
 //! Two sides that connect to each other at the same time.
 
 use adverb_proto::cm::{Bind, CallError, Connect, ConnectionId, Event, Listen, Offer, State};
-use adverb_proto::vocabulary::Transport;
+use adverb_proto::types::Transport;
 
 use crate::harness::*;
 

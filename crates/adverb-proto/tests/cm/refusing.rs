@@ -1,7 +1,7 @@
 //! What is refused, and with which reason.
 
 use adverb_proto::cm::{Bind, CallError, Config, Event, Listen, Offer};
-use adverb_proto::vocabulary::{PathMtu, Transport};
+use adverb_proto::types::{PathMtu, Transport};
 use adverb_wire::cm::{Bits, IpHeader, Message, PrivateData, RejectReason, Req, ServiceId, TransportService};
 
 use crate::harness::*;

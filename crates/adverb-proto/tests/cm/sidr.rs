@@ -1,7 +1,7 @@
 //! How datagram queue pairs are found.
 
 use adverb_proto::cm::{Bind, CallError, Event, Listen, Query, QueryId, Resolve, UDP_QKEY};
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{Mad, Message, PrivateData, ServiceId, SidrReq, SidrStatus};
 
 use crate::harness::*;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, Completion, Destination, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Status, Transport,
 };

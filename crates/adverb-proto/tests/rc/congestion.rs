@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{QpState, SendOperation, Status};
+use adverb_proto::types::{QpState, SendOperation, Status};
 use adverb_proto::{Arrival, Congestion, Dcqcn, Event, TimerKind, Transition};
 use adverb_wire::{Header, Operation, Psn, Rc, ReadResponse, Reth, Write};
 

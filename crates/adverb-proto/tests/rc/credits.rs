@@ -1,6 +1,6 @@
 //! End-to-end credits (vol. 1, 9.7.7.2).
 
-use adverb_proto::vocabulary::{RemoteAddress, SendOperation, Status};
+use adverb_proto::types::{RemoteAddress, SendOperation, Status};
 use adverb_wire::{Aeth, Credits, Rc, Send, Syndrome};
 
 use crate::harness::{Options, Pair, ack, rnr_nak, solo, solo_with};

@@ -1,6 +1,6 @@
 //! Responses that a stranger forges must match the outstanding requests, in more than their sequence number.
 
-use adverb_proto::vocabulary::{PathMtu, SendOperation, Status};
+use adverb_proto::types::{PathMtu, SendOperation, Status};
 use adverb_wire::{Aeth, NakCode, Rc, ReadResponse, Syndrome};
 
 use crate::harness::{End, Options, Pair, ack, aeth, nak, pattern, rnr_nak, solo, solo_with};

@@ -1,6 +1,6 @@
 //! Short requests that go together.
 
-use adverb_proto::vocabulary::SendFlags;
+use adverb_proto::types::SendFlags;
 
 use crate::harness::{End, Options, ack, solo_with};
 use crate::requester::{READ, WRITE, numbers};

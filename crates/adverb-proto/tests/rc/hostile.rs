@@ -1,6 +1,6 @@
 //! A peer that sends whatever it likes.
 
-use adverb_proto::vocabulary::{QpState, RemoteAddress, SendFlags, SendOperation};
+use adverb_proto::types::{QpState, RemoteAddress, SendFlags, SendOperation};
 use adverb_proto::{Arrival, IcrcCheck, Transition};
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Flush, Header, Operation, Packet, Psn, Qpn, Rc, ReadResponse, Reth, Send,

@@ -1,6 +1,6 @@
 //! READs that are longer than what may be under way at once: they are asked for in parts.
 
-use adverb_proto::vocabulary::{RemoteAddress, SendOperation, Status};
+use adverb_proto::types::{RemoteAddress, SendOperation, Status};
 use adverb_wire::{NakCode, Rc, ReadResponse, Reth};
 
 use crate::harness::{ADDR, End, Options, aeth, nak, pattern, solo_with};

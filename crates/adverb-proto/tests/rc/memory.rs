@@ -4,7 +4,7 @@ use adverb_proto::Device;
 use adverb_proto::memory::{
     Backing, DeregisterError, DomainError, RegisterError, Registration, RemoteInvalidate,
 };
-use adverb_proto::vocabulary::Access;
+use adverb_proto::types::Access;
 
 fn registration(addr: u64, length: u64, access: Access) -> Registration {
     Registration { addr, length, access, backing: Backing(0), remote_invalidate: RemoteInvalidate::Denied }

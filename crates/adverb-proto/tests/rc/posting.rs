@@ -1,6 +1,6 @@
 //! What may be posted, and where completions go.
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
     SendRequest, Status,
 };

@@ -1,6 +1,6 @@
 //! Two ends on a fabric that loses particular packets.
 
-use adverb_proto::vocabulary::{PathMtu, QpState, SendOperation, Status};
+use adverb_proto::types::{PathMtu, QpState, SendOperation, Status};
 use adverb_wire::Opcode;
 
 use crate::harness::{Options, Pair, pattern};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, PathMtu, QpState, RemoteAddress, Segment, SendFlags, SendOperation, Status,
 };
 use adverb_proto::{Event, RetryCause};

@@ -1,7 +1,7 @@
 //! What a responder makes of requests, forged one by one.
 
 use adverb_proto::memory::RemoteInvalidate;
-use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, RecvRequest, Segment, Status};
+use adverb_proto::types::{Access, CompletedOperation, QpState, RecvRequest, Segment, Status};
 use adverb_proto::{Notice, Transition};
 use adverb_wire::{
     CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn, Rc, ReadResponse, Reth, Send, Write,

@@ -1,8 +1,6 @@
 //! The states of a queue pair, and the ways between them.
 
-use adverb_proto::vocabulary::{
-    Access, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status,
-};
+use adverb_proto::types::{Access, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status};
 use adverb_proto::{ModifyError, Notice, PostError, Transition};
 use adverb_wire::{Qpn, Rc, ReadResponse};
 

@@ -1,6 +1,6 @@
 //! Operations between two ends on a fabric that loses nothing.
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     CompletedOperation, FlushRange, PathMtu, SendFlags, SendOperation, SendRequest, Status, Success,
 };
 

@@ -1,6 +1,6 @@
 //! Events and statistics.
 
-use adverb_proto::vocabulary::{QpState, SendOperation, Status};
+use adverb_proto::types::{QpState, SendOperation, Status};
 use adverb_proto::{Event, Queue, RetryCause, TimerKind};
 use adverb_wire::{Header, NakCode, Opcode, Psn, Rc, Send, Syndrome};
 

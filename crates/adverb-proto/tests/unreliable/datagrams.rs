@@ -1,6 +1,6 @@
 //! What a datagram queue pair sends, and datagrams between two ends.
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Destination, PathMtu, QpState, Qpn, RemoteAddress, SendFlags, SendOperation, SendRequest, Status,
     Transport,
 };

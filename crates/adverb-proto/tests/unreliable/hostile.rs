@@ -1,6 +1,6 @@
 //! Peers that send whatever they like to unreliable connections, datagrams, shared receives and windows.
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, Transport, WindowBind,
 };
 use adverb_proto::{Arrival, Event, IcrcCheck, Transition};

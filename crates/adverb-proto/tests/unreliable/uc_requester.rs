@@ -1,6 +1,6 @@
 //! What an unreliable connection sends.
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, SendRequest,
     Status, Transport,
 };
@@ -167,7 +167,7 @@ fn operations_that_need_an_answer_are_refused() {
 #[test]
 fn destination_is_refused() {
     let mut end = solo();
-    let destination = adverb_proto::vocabulary::Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
+    let destination = adverb_proto::types::Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
         wr_id: 1,
         operation: SendOperation::Send,

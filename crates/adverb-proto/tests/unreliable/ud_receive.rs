@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use adverb_proto::memory::Pd;
-use adverb_proto::vocabulary::{CompletedOperation, Gid, QpState, Qpn, RecvRequest, Status, Transport};
+use adverb_proto::types::{CompletedOperation, Gid, QpState, Qpn, RecvRequest, Status, Transport};
 use adverb_proto::{Arrival, DropReason, IcrcCheck, Init, ModifyError, Notice, PostError, Transition, Wake};
 use adverb_wire::{
     Flow, GRH_LEN, Header, IpHeader, MAX_HEADER_LEN, Operation, Psn, ROCE_PORT, Rc, Send, Uc, Ud,

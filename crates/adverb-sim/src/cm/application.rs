@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Connect, ConnectionId, Ends, Event, Offer, QueryId, Ready, Resolve, State, UDP_QKEY};
-use adverb_proto::vocabulary::{Qpn, RejectReason};
+use adverb_proto::types::{Qpn, RejectReason};
 use adverb_wire::cm::{ServiceId, SidrStatus};
 
 use super::packet::Content;

@@ -13,7 +13,7 @@ use adverb_proto::cm::{
     Bind, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager, Offer, QueryId,
     Resolve,
 };
-use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
+use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{Dreq, Mad, Message, SidrStatus, Timeout};
 
 use super::forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer};
-use adverb_proto::vocabulary::{Qpn, RejectReason, Transport};
+use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{
     AdditionalInfo, Drep, Dreq, Ece, IpHeader, Mad, Message, Mra, PrivateData, Rej, Rep, Req, Rtu, ServiceId,
     SidrRep, SidrReq, SidrStatus, Subject, Timeout,

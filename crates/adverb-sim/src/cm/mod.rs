@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Config, Ends, Listen, Manager};
-use adverb_proto::vocabulary::Transport;
+use adverb_proto::types::Transport;
 use adverb_wire::cm::{ServiceId, Timeout};
 use adverb_wire::{Psn, Qpn};
 

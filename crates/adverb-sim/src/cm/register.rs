@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Holdings, Manager, Ready};
-use adverb_proto::vocabulary::{Qpn, RejectReason};
+use adverb_proto::types::{Qpn, RejectReason};
 
 use super::Rules;
 use super::application::Application;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use adverb_proto::vocabulary::Transport;
+use adverb_proto::types::Transport;
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Flow, Flush, Header, MAX_HEADER_LEN, Opcode, Operation, Packet, Psn, Qpn,
     Rc, ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use adverb_proto::memory::{Backing, Fault, Memory, Pd, Registration, Span};
-use adverb_proto::vocabulary::Access;
+use adverb_proto::types::Access;
 use adverb_wire::{Operation, Rc, Uc};
 
 /// Memory that watches the engine: every touch must be one that the packet under way may cause.

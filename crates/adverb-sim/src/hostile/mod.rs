@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use adverb_proto::memory::{Pd, Registration};
-use adverb_proto::vocabulary::{Access, CompletedOperation, QpState, Transport};
+use adverb_proto::types::{Access, CompletedOperation, QpState, Transport};
 use adverb_proto::{Arrival, Cq, Device, Holdings, IcrcCheck, Time};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 

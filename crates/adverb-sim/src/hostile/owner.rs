@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::memory::{Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, Destination, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport,
 };

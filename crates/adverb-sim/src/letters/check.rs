@@ -1,6 +1,6 @@
 //! What is checked while letters are under way, and at the end.
 
-use adverb_proto::vocabulary::{CompletedOperation, Completion, SendOperation, Status, Success, Transport};
+use adverb_proto::types::{CompletedOperation, Completion, SendOperation, Status, Success, Transport};
 use adverb_proto::{Holdings, Notice};
 use adverb_wire::{GRH_LEN, IpHeader};
 
@@ -489,7 +489,7 @@ impl Letter {
 fn received(
     immediate: Option<u32>,
     invalidated: Option<u32>,
-    source: Option<adverb_proto::vocabulary::Qpn>,
+    source: Option<adverb_proto::types::Qpn>,
 ) -> CompletedOperation {
     CompletedOperation::Recv { immediate, invalidated, source, has_grh: source.is_some() }
 }

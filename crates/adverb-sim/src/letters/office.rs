@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{Access, Qpn, SendOperation, Status, Transport};
+use adverb_proto::types::{Access, Qpn, SendOperation, Status, Transport};
 use adverb_proto::{Arrival, Cq, Device, DropReason, Event, IcrcCheck, Sink, Srq, Time};
 use adverb_wire::{Opcode, Packet, ROCE_PORT};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::Time;
-use adverb_proto::vocabulary::{PathMtu, Transport};
+use adverb_proto::types::{PathMtu, Transport};
 
 use crate::Random;
 use crate::fabric::Faults;

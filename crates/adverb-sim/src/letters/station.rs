@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, Destination, Gid, PathMtu, Psn, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport, WindowBind,
 };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};

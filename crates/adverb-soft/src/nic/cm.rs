@@ -34,7 +34,7 @@ impl Nic {
     /// use std::sync::Arc;
     ///
     /// use adverb_proto::cm::{Bind, Listen};
-    /// use adverb_proto::vocabulary::Transport;
+    /// use adverb_proto::types::Transport;
     /// use adverb_soft::{Inbox, Nic, NicOptions};
     /// use adverb_wire::cm::ServiceId;
     ///

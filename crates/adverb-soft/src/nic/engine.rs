@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Statistics, Time, Transition};
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn};

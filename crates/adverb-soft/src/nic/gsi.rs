@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use adverb_proto::cm::{Config, Datagram, Ends, Manager};
 use adverb_proto::memory::{Backing, Memory, Registration, RemoteInvalidate, Span};
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags, SendOperation,
     SendRequest, Success,
 };

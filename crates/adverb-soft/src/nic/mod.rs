@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
-use adverb_proto::vocabulary::{Access, Completion, Gid, PathMtu, RecvRequest, SendRequest};
+use adverb_proto::types::{Access, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
     AddressVector, Cq, Holdings, Notice, Path, QpConfig, QpStatus, Srq, SrqConfig, SrqStatus, Statistics,
     Transition, Wake,
@@ -103,7 +103,7 @@ pub enum NicEvent {
 /// event says so, and nothing can be posted any more.
 ///
 /// ```
-/// use adverb_proto::vocabulary::QpState;
+/// use adverb_proto::types::QpState;
 /// use adverb_proto::{Init, QpConfig, Transition};
 /// use adverb_soft::{Nic, NicOptions};
 ///

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     CompletedOperation, RemoteAddress, Segment, SendFlags, SendOperation, Status, Transport,
 };
 use adverb_proto::{IcrcCheck, Init, Receiving, Sending};
@@ -199,7 +199,7 @@ fn datagrams_bring_their_route_header_and_inline_bytes() {
             operation: SendOperation::Send,
             flags: SendFlags::SIGNALED | SendFlags::INLINE,
             segments: &[],
-            destination: Some(adverb_proto::vocabulary::Destination { handle, qpn: other.qpn, qkey: 7 }),
+            destination: Some(adverb_proto::types::Destination { handle, qpn: other.qpn, qkey: 7 }),
         };
         nic.post_sends(one.qpn, [(request, Some(b"datagram".as_slice()))]).unwrap();
         assert!(one.completion().outcome.is_ok());

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{Gid, Qpn, RejectReason, Transport};
+use adverb_proto::types::{Gid, Qpn, RejectReason, Transport};
 
 #[cfg(feature = "ibv")]
 use super::ibv;

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::Holdings;
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
 
@@ -578,12 +578,12 @@ impl QueuePair {
     }
 
     /// Lets datagrams to a group come to it too.
-    pub(crate) fn attach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+    pub(crate) fn attach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
         ask!(self, queue_pair => queue_pair.attach_multicast(group, lid))
     }
 
     /// Undoes that. A queue pair that is attached can't be destroyed.
-    pub(crate) fn detach_multicast(&self, group: adverb_proto::vocabulary::Gid, lid: u16) -> Result<()> {
+    pub(crate) fn detach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
         ask!(self, queue_pair => queue_pair.detach_multicast(group, lid))
     }
 

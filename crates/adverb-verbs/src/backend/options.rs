@@ -1,6 +1,6 @@
 //! What queue pairs are made with and brought into their states with.
 
-use adverb_proto::vocabulary::{Access, Gid, PathMtu, Psn, Qpn, Transport};
+use adverb_proto::types::{Access, Gid, PathMtu, Psn, Qpn, Transport};
 
 /// The way to a port: what connections and address handles have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,6 +1,6 @@
 //! What became of requests, as engines tell it.
 
-use adverb_proto::vocabulary::{CompletedOperation, Failure, Qpn, Status, Success};
+use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success};
 
 /// A completion as the device gave it, in rdma-core's own form, so that it is copied no more often than it must.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ impl RawCompletion {
 
     /// A completion that is in plain form.
     #[cfg(feature = "soft")]
-    pub(crate) fn of(completion: &adverb_proto::vocabulary::Completion) -> RawCompletion {
+    pub(crate) fn of(completion: &adverb_proto::types::Completion) -> RawCompletion {
         let mut outcome = RawOutcome::of(completion.outcome);
         outcome.qpn = completion.qpn.get();
         RawCompletion::new(completion.wr_id, outcome)

@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Destination, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
 };
 use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
@@ -490,7 +490,7 @@ fn post_failure<W>(code: libc::c_int, first: *const W, bad: *const W) -> PostFai
 
 #[cfg(test)]
 mod tests {
-    use adverb_proto::vocabulary::{RemoteAddress, SendFlags};
+    use adverb_proto::types::{RemoteAddress, SendFlags};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 
 use super::connector::Resolving;
 use super::failure::{self, Stage};

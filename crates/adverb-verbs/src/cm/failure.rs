@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use adverb_proto::vocabulary::RejectReason;
+use adverb_proto::types::RejectReason;
 
 use super::Deadline;
 use crate::backend::connection_manager::NO_HARDWARE;

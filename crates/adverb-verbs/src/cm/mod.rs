@@ -130,7 +130,7 @@ mod path;
 
 use std::time::Duration;
 
-pub use adverb_proto::vocabulary::RejectReason;
+pub use adverb_proto::types::RejectReason;
 
 pub use connecting::Connecting;
 pub use connection::{Connection, ConnectionEvent};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use adverb_proto::vocabulary::{Gid, QpState, Transport};
+use adverb_proto::types::{Gid, QpState, Transport};
 
 use crate::backend::connection_manager as backend;
 use crate::error::{Error, Result};

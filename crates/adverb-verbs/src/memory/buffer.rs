@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::{Access, Segment};
+use adverb_proto::types::{Access, Segment};
 
 use super::Region;
 use crate::ProtectionDomain;

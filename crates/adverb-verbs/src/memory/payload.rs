@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 
-use adverb_proto::vocabulary::Segment;
+use adverb_proto::types::Segment;
 
 use super::{Buffer, RegionSlice, RegisteredBuf};
 use crate::{MemoryWindow, ProtectionDomain};

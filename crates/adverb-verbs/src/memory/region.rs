@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use adverb_proto::vocabulary::{Access, RemoteAddress, Segment};
+use adverb_proto::types::{Access, RemoteAddress, Segment};
 
 use super::{Buffer, Memory, access};
 use crate::ProtectionDomain;

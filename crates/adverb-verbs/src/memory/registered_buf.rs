@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::{Access, Segment};
+use adverb_proto::types::{Access, Segment};
 use bytes::Bytes;
 
 use super::pool::{Chunk, Slot};

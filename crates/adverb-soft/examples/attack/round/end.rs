@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_proto::memory::Pd;
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, Completion, Destination, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport,
 };

@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
-use adverb_proto::vocabulary::{Gid, Transport};
+use adverb_proto::types::{Gid, Transport};
 use adverb_proto::{Holdings, Notice};
 use adverb_sim::{Aim, Belief, CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, Forge};
 use adverb_soft::{CmEvent, Inbox, Nic, NicEvent};

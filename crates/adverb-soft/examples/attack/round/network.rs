@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_proto::types::{Gid, PathMtu};
 use adverb_soft::link::{Bundle, UdpConfig, UdpLink};
 use adverb_soft::{Nic, NicOptions};
 use adverb_wire::ROCE_PORT;

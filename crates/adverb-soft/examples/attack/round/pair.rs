@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Connect, Ends, Event, Listen, Offer};
-use adverb_proto::vocabulary::{Destination, SendOperation, Transport};
+use adverb_proto::types::{Destination, SendOperation, Transport};
 use adverb_soft::{CmEvent, Inbox, Nic};
 use adverb_wire::cm::ServiceId;
 use adverb_wire::{GRH_LEN, Psn, Qpn};

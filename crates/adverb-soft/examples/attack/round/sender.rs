@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use nix::libc;
 use nix::sys::socket::sockopt::SetStruct;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg, setsockopt};

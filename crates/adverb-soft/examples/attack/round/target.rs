@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use adverb_proto::Path;
-use adverb_proto::vocabulary::{Destination, QpState, RemoteAddress, SendOperation, Transport};
+use adverb_proto::types::{Destination, QpState, RemoteAddress, SendOperation, Transport};
 use adverb_sim::{Belief, Choices};
 use adverb_soft::Nic;
 use adverb_wire::{Psn, Qpn};

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use adverb_proto::vocabulary::PathMtu;
+use adverb_proto::types::PathMtu;
 use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::libc;

@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use adverb_wire::ROCE_PORT;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 

@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{Gid, PathMtu, Psn, Qpn, Transport};
+use adverb_proto::types::{Gid, PathMtu, Psn, Qpn, Transport};
 use adverb_sys::{
     self as sys, Ibverbs, RdmaCm, ibv_qp_attr, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };

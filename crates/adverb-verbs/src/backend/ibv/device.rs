@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_proto::types::{Gid, PathMtu};
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::{check, set_nonblocking, verb_error};

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use adverb_proto::vocabulary::Qpn;
+use adverb_proto::types::Qpn;
 use adverb_sys as sys;
 
 use super::completion_queue::wait_readable;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use adverb_proto::vocabulary::WindowBind;
+use adverb_proto::types::WindowBind;
 use adverb_sys::{self as sys, ibv_mw, ibv_mw_bind_info, ibv_send_wr_bind_mw};
 
 use super::{ProtectionDomain, Registration, check, verb_error};

@@ -1,6 +1,6 @@
 //! Groups of datagram queue pairs.
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use adverb_sys::ibv_gid;
 
 use super::{QueuePair, check};

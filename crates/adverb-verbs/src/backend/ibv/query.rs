@@ -1,6 +1,6 @@
 //! What the device knows of a queue pair.
 
-use adverb_proto::vocabulary::{Gid, PathMtu, Psn, QpState, Qpn};
+use adverb_proto::types::{Gid, PathMtu, Psn, QpState, Qpn};
 use adverb_sys::{self as sys, ibv_qp_attr};
 
 use super::{QueuePair, check};

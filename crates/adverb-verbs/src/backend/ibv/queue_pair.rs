@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
 use super::address_handle::lower_address;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::Access;
+use adverb_proto::types::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};

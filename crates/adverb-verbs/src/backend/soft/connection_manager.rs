@@ -17,7 +17,7 @@ use adverb_proto::cm::{
     Bind, CallError, Connect, ConnectionId, Ends, Listen, ListenerId, Offer, QueryId, Resolve, State,
     UDP_QKEY,
 };
-use adverb_proto::vocabulary::{Gid, PathMtu, Qpn, RejectReason, Transport};
+use adverb_proto::types::{Gid, PathMtu, Qpn, RejectReason, Transport};
 use adverb_proto::{Time, cm};
 use adverb_soft::Inbox;
 use adverb_wire::cm::{ServiceId, Timeout};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 use adverb_proto::{Congestion, Srq};
 use adverb_soft::Nic;
 use adverb_soft::link::Interface;

@@ -1,6 +1,6 @@
 //! Groups of datagram queue pairs.
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 
 use super::{QueuePair, refusal};
 use crate::error::Result;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use adverb_proto::Congestion;
-use adverb_proto::vocabulary::{Gid, PathMtu};
+use adverb_proto::types::{Gid, PathMtu};
 use adverb_soft::link::{
     Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink,
 };

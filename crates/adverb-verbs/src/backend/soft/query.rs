@@ -1,6 +1,6 @@
 //! What the device knows of a queue pair.
 
-use adverb_proto::vocabulary::QpState;
+use adverb_proto::types::QpState;
 
 use super::QueuePair;
 use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
@@ -21,7 +21,7 @@ pub(crate) struct Told {
 #[derive(Clone, Copy)]
 struct Peer {
     address: Address,
-    mtu: adverb_proto::vocabulary::PathMtu,
+    mtu: adverb_proto::types::PathMtu,
     min_rnr_timer: u8,
     max_dest_rd_atomic: u8,
 }

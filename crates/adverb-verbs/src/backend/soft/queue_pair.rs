@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::{Qpn, Transport};
+use adverb_proto::types::{Qpn, Transport};
 use adverb_proto::{Path, QpConfig, Receiving, Sending, Transition};
 use adverb_sys::{ibv_recv_wr, ibv_send_wr};
 use adverb_wire::cm::Timeout;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::vocabulary::Access;
+use adverb_proto::types::Access;
 
 use super::{ProtectionDomain, refusal};
 use crate::backend::Names;

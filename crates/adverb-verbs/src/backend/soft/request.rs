@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use adverb_proto::PostError;
-use adverb_proto::vocabulary::{
+use adverb_proto::types::{
     Access, Destination, Qpn, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
     WindowBind,
 };

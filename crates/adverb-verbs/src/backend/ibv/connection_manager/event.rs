@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use adverb_proto::vocabulary::{Qpn, RejectReason};
+use adverb_proto::types::{Qpn, RejectReason};
 use adverb_sys::{self as sys, rdma_cm_event};
 
 use super::super::verb_error;

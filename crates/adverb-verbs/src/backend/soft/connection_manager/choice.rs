@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 
 use super::super::Device;
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use adverb_proto::cm::Bind;
-use adverb_proto::vocabulary::Gid;
+use adverb_proto::types::Gid;
 
 use super::super::Device;
 use crate::backend::connection_manager::Use;

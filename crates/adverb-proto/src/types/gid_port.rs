@@ -35,7 +35,7 @@ impl Gid {
     /// couldn't have that port, to the address and the port that it says.
     ///
     /// ```
-    /// use adverb_proto::vocabulary::Gid;
+    /// use adverb_proto::types::Gid;
     ///
     /// let usual = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
     /// assert_eq!(usual.udp_address().to_string(), "192.0.2.7:4791");

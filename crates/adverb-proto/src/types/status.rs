@@ -8,7 +8,7 @@ macro_rules! statuses {
         /// How a request ended (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
         ///
         /// ```
-        /// use adverb_proto::vocabulary::Status;
+        /// use adverb_proto::types::Status;
         ///
         /// let status = Status::from_code(12);
         /// assert_eq!(status, Status::RetryExceeded);

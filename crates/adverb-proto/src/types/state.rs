@@ -27,7 +27,7 @@ impl fmt::Display for Transport {
 /// Where a queue pair is in its life (vol. 1, 10.3.1).
 ///
 /// ```
-/// use adverb_proto::vocabulary::QpState;
+/// use adverb_proto::types::QpState;
 ///
 /// assert!(QpState::ReadyToSend.may_post_send());
 /// assert!(!QpState::Init.may_post_send());

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv6Addr};
 /// begins with 100:: may be that of a software device and say its UDP port, too ([`udp_address`](Gid::udp_address)).
 ///
 /// ```
-/// use adverb_proto::vocabulary::Gid;
+/// use adverb_proto::types::Gid;
 ///
 /// let gid = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
 /// assert_eq!(gid.to_string(), "::ffff:192.0.2.7");

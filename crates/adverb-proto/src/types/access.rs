@@ -6,7 +6,7 @@ bitflags::bitflags! {
     /// The values are those of `ibv_access_flags`.
     ///
     /// ```
-    /// use adverb_proto::vocabulary::Access;
+    /// use adverb_proto::types::Access;
     ///
     /// let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     /// assert!(access.is_remote());
