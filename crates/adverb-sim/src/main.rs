@@ -123,6 +123,7 @@ fn print_totals(totals: &Totals, start: Instant) {
         faults,
         violations,
         congestion_runs,
+        digest,
     } = totals;
     let per_seed = |number: &u64| *number as f64 / (*seeds).max(1) as f64;
     println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
@@ -134,6 +135,7 @@ fn print_totals(totals: &Totals, start: Instant) {
     println!("{calls} calls of connection managers, {established} connections made");
     println!("{packets} packets, some of them in {congestion_runs} runs over a slow link");
     println!("{} faults: {faults}", faults.total());
+    println!("digest of all packets and their times: {digest:#018x}");
     println!("{} violations", violations.len());
 }
 

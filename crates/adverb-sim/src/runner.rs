@@ -35,6 +35,8 @@ pub struct Totals {
     pub violations: Vec<(u64, String)>,
     /// Runs of several senders over one slow link.
     pub congestion_runs: u64,
+    /// The sum of all runs' digests, which is the same in whatever order the seeds ran.
+    pub digest: u64,
 }
 
 /// One seed in so many also is a run of several senders over one slow link: see [`run_congestion`].
@@ -53,6 +55,7 @@ impl Totals {
         self.packets += outcome.packets;
         self.queue_pairs += outcome.queue_pairs;
         self.failures += outcome.failures;
+        self.digest = self.digest.wrapping_add(outcome.digest);
         self.faults.add(&outcome.faults);
         if let Some(what) = &outcome.violation {
             self.violations.push((outcome.seed, what.clone()));
@@ -61,6 +64,7 @@ impl Totals {
 
     fn add_cm(&mut self, outcome: &CmOutcome) {
         self.calls += outcome.calls;
+        self.digest = self.digest.wrapping_add(outcome.digest);
         self.established += outcome.established;
         self.packets += outcome.packets;
         self.faults.add(&outcome.faults);
