@@ -72,6 +72,10 @@ const COVERAGE: &[(&str, &str)] = &[
         "functions that are unsafe for their callers; `crates/adverb/tests/tiers.rs` on soft-RoCE",
     ),
     (
+        "crates/adverb-verbs/src/backend/memory.rs",
+        "a trait that is unsafe to implement: what must not compile, in `crates/adverb/tests/compile_fail.rs`",
+    ),
+    (
         "crates/adverb-verbs/src/backend/wait.rs",
         "every wait of the conformance suite, and `crates/adverb/tests/poller.rs`, on soft-RoCE",
     ),

@@ -8,6 +8,7 @@ pub(crate) mod connection_manager;
 mod failure;
 #[cfg(feature = "ibv")]
 mod ibv;
+mod memory;
 mod options;
 mod outcome;
 #[cfg(any(feature = "ibv", feature = "soft"))]
@@ -19,6 +20,7 @@ mod wait;
 pub(crate) use failure::PostFailure;
 #[cfg(all(test, feature = "soft", not(loom)))]
 pub(crate) use failure::with_indestructible;
+pub use memory::Memory;
 pub(crate) use options::{
     Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
@@ -45,7 +47,6 @@ use adverb_proto::types::{
 #[cfg(feature = "soft")]
 use crate::error::Error;
 use crate::error::Result;
-use crate::memory::Memory;
 use crate::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
 
 /// Asks whichever engine it is.

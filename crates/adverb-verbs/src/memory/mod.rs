@@ -20,6 +20,7 @@ mod pool;
 mod region;
 mod registered_buf;
 
+pub use crate::backend::Memory;
 pub use buffer::Buffer;
 pub use pages::Pages;
 pub use payload::{Payload, Piece};
@@ -28,35 +29,3 @@ pub use region::{MemoryRegion, RegionSlice, RemoteMemory};
 pub use registered_buf::RegisteredBuf;
 
 pub(crate) use region::Region;
-
-use std::any::Any;
-use std::ptr::NonNull;
-
-/// Memory that can be registered with a device.
-///
-/// # Safety
-///
-/// For as long as the value exists, whether it is moved or not, [`as_ptr`](Memory::as_ptr), [`len`](Memory::len) and
-/// [`is_exclusive`](Memory::is_exclusive) return the same values, and these bytes stay allocated, initialised, readable
-/// and writable. Nothing else in this process reads or writes them: not through other pointers, and not through methods
-/// of the value. If `is_exclusive` says so, nothing else at all does: no other process, no system call. They may be read
-/// and written from any thread.
-///
-/// A `Box<[u8]>` doesn't qualify: moving a `Box` asserts that nobody else has its pointer, and the device has.
-pub unsafe trait Memory: Any + Send + Sync {
-    /// Where the memory begins.
-    fn as_ptr(&self) -> NonNull<u8>;
-
-    /// How many bytes it has.
-    fn len(&self) -> usize;
-
-    /// Whether it has none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether nobody else can get at the bytes, not even another process. Only then can they become a [`Buffer`].
-    fn is_exclusive(&self) -> bool {
-        true
-    }
-}

@@ -10,9 +10,8 @@ use adverb_proto::types::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};
-use crate::backend::Names;
+use crate::backend::{Memory, Names};
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,

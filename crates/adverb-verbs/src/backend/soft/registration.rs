@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use adverb_proto::types::Access;
 
 use super::{ProtectionDomain, refusal};
-use crate::backend::Names;
+use crate::backend::{Memory, Names};
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
