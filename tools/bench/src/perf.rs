@@ -1,0 +1,387 @@
+//! `cargo xtask perf`: is Adverb as fast as C?
+//!
+//! perftest and adverb's example `perf` do the same on rxe0, between two processes, by turns: SENDs there and back with
+//! events and 16 receives posted at all times, RDMA WRITEs of which up to 128 are under way, and messages one way. The guest has one CPU and a clock that goes by its instructions, so that a run repeats to
+//! about a per cent; perftest is run twice per round, to show how well. System calls are counted by strace in a short run
+//! and in one twice as long: the difference is that of the messages alone.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use support::process;
+use vm::virtual_time;
+
+use super::median;
+
+/// The options of `cargo xtask perf`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How often everything is measured; the table has the medians.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: u8,
+    /// Only this; may be given again.
+    #[arg(long, value_enum)]
+    work: Vec<Work>,
+}
+
+/// Runs `$1` in the background, and once it listens, `$2`.
+const PAIR: &str = "\
+pair() {
+  $1 >/tmp/server 2>&1 &
+  sleep 1
+  $2 || { cat /tmp/server >&2; exit 1; }
+  wait $! || { cat /tmp/server >&2; exit 1; }
+}
+";
+
+/// Where who listens is, as the other finds it.
+const ADDRESS: &str = "10.77.0.1";
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Work {
+    /// SENDs there and back, waiting with events.
+    Latency,
+    /// RDMA WRITEs of 64 KiB.
+    Bandwidth,
+    /// Messages of 64 KiB: SENDs, and Adverb's connections.
+    Messages,
+}
+
+/// By whom it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    Perftest,
+    /// The same once more: what differs is noise.
+    PerftestAgain,
+    /// Waiting with events, as connections do.
+    PerftestWaiting,
+    Adverb,
+    /// With a way to wait that looks before it sleeps.
+    AdverbLooking,
+}
+
+/// One run of two processes.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    work: Work,
+    who: Who,
+    messages: u32,
+    /// Whether strace counts the system calls.
+    traced: bool,
+}
+
+impl Run {
+    /// The line of shell for it. If it is traced, it ends with the counts: who listens, and who connects.
+    fn line(&self, perf: &str) -> String {
+        let Run { work, who, messages, traced } = *self;
+        let (server, client) = match (who, work) {
+            (Who::Adverb, Work::Latency) => adverb(perf, "events", messages),
+            (Who::AdverbLooking, Work::Latency) => adverb(perf, "latency", messages),
+            (Who::Adverb | Who::AdverbLooking, Work::Bandwidth) => adverb(perf, "bandwidth", messages),
+            (Who::Adverb | Who::AdverbLooking, Work::Messages) => {
+                let address = format!("{ADDRESS}:7471");
+                (format!("{perf} take {address}"), format!("{perf} messages {address} {messages}"))
+            }
+            (Who::PerftestWaiting, Work::Messages) => perftest("ib_send_bw -e -s 65536", messages),
+            (_, Work::Messages) => perftest("ib_send_bw -s 65536", messages),
+            (_, Work::Latency) => perftest("ib_send_lat -e -s 2 -r 16", messages),
+            (_, Work::Bandwidth) => perftest("ib_write_bw -s 65536", messages),
+        };
+        if !traced {
+            return format!("{PAIR}pair '{server}' '{client}'");
+        }
+        let strace = |name: &str| format!("strace -f -c -U calls,name -o /tmp/{name}.calls");
+        let [server, client] =
+            [("server", server), ("client", client)].map(|(name, line)| format!("{} {line}", strace(name)));
+        format!("{PAIR}pair '{server}' '{client}'\ntail -qn 1 /tmp/server.calls /tmp/client.calls")
+    }
+}
+
+fn adverb(perf: &str, work: &str, messages: u32) -> (String, String) {
+    let address = format!("{ADDRESS}:7471");
+    (format!("{perf} listen {address}"), format!("{perf} {work} {address} {messages}"))
+}
+
+fn perftest(command: &str, messages: u32) -> (String, String) {
+    let line = format!("{command} -n {messages} -d rxe0 -x 1 -F");
+    (line.clone(), format!("{line} {ADDRESS}"))
+}
+
+/// Messages of a run that is timed.
+fn messages(work: Work) -> u32 {
+    match work {
+        Work::Latency => 1000,
+        Work::Bandwidth | Work::Messages => 300,
+    }
+}
+
+/// Messages of the shorter of the two runs in which system calls are counted.
+const TRACED: u32 = 100;
+
+/// Who does a work: there is only one way to write.
+fn whos(work: Work) -> impl Iterator<Item = Who> + Clone {
+    let another = match work {
+        Work::Latency => Some(Who::AdverbLooking),
+        Work::Bandwidth => None,
+        Work::Messages => Some(Who::PerftestWaiting),
+    };
+    [Who::Perftest, Who::Adverb].into_iter().chain(another)
+}
+
+fn runs(rounds: u8, works: &[Work]) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for &work in works {
+        for _ in 0..rounds {
+            for who in whos(work).chain([Who::PerftestAgain]) {
+                runs.push(Run { work, who, messages: messages(work), traced: false });
+            }
+        }
+        // How often ends of connections wait, for each other and for the connection manager, isn't the same every time.
+        let times = if work == Work::Messages { 3 } else { 1 };
+        for who in whos(work).cycle().take(times * whos(work).count()) {
+            runs.push(Run { work, who, messages: TRACED, traced: true });
+            runs.push(Run { work, who, messages: 2 * TRACED, traced: true });
+        }
+    }
+    runs
+}
+
+/// Measures, prints a table, and fails if a goal is missed.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let perf = process::build("build --release -p adverb --example perf")?;
+    let works = if args.work.is_empty() { Work::value_variants() } else { &args.work };
+    let runs = runs(args.rounds, works);
+    let lines: Vec<String> = runs.iter().map(|run| run.line(&perf)).collect();
+    let said = virtual_time::run(1500, &lines)?;
+    let readings =
+        runs.iter().zip(&said).map(|(run, said)| Reading::new(*run, said)).collect::<Result<Vec<_>>>()?;
+    let mut rows = rows(&readings);
+    rows.retain(|row| works.contains(&row.work));
+    print!("{}", table(&rows));
+    let missed = rows.iter().any(|row| !row.is_reached());
+    if missed {
+        println!("a goal is missed");
+    }
+    Ok(if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A run, and the numbers that it gave.
+struct Reading {
+    run: Run,
+    /// Latency: average and typical, in µs. Bandwidth: MiB/s. Traced: the calls of who listens and who connects.
+    numbers: Vec<f64>,
+}
+
+impl Reading {
+    fn new(run: Run, said: &str) -> Result<Reading> {
+        let numbers = if run.traced {
+            counts(said)
+        } else {
+            match (run.who, run.work) {
+                (Who::Perftest | Who::PerftestAgain, Work::Latency) => {
+                    columns(said, &["t_avg[usec]", "t_typical[usec]"])
+                }
+                (
+                    Who::Perftest | Who::PerftestAgain | Who::PerftestWaiting,
+                    Work::Bandwidth | Work::Messages,
+                ) => columns(said, &["BW average[MB/sec]"]),
+                (_, Work::Latency) => after(said, &["average ", "typical "]),
+                (_, Work::Bandwidth | Work::Messages) => after(said, &["bytes: "]),
+            }
+        };
+        let numbers = numbers.with_context(|| format!("{run:?} gave no result:\n{said}"))?;
+        Ok(Reading { run, numbers })
+    }
+}
+
+/// The numbers behind some words.
+fn after(said: &str, words: &[&str]) -> Option<Vec<f64>> {
+    words.iter().map(|word| first_number(said.split_once(word)?.1)).collect()
+}
+
+fn first_number(text: &str) -> Option<f64> {
+    text.split(|c: char| c != '.' && !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The numbers in some columns of perftest's table, whose headings are separated by two spaces or more, or by a unit.
+fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
+    let mut lines = said.lines().skip_while(|line| !line.contains("#bytes"));
+    let (heading, values) = (lines.next()?, lines.next()?);
+    let values: Vec<&str> = values.split_whitespace().collect();
+    names
+        .iter()
+        .map(|name| {
+            let before = heading.split_once(name)?.0;
+            // Some names are of two words, of which only the last has a unit.
+            let names_before =
+                before.replace("BW ", "BW").replace("% percentile", "%").replace("BWpeak", "peak");
+            values.get(names_before.split_whitespace().count())?.parse().ok()
+        })
+        .collect()
+}
+
+/// The sums of strace, one per line: `1234 total`.
+fn counts(said: &str) -> Option<Vec<f64>> {
+    let sums = said.lines().filter_map(|line| line.trim().strip_suffix("total"));
+    let sums: Vec<f64> = sums.filter_map(|sum| sum.trim().parse().ok()).collect();
+    (sums.len() == 2).then_some(sums)
+}
+
+/// A line of the table.
+struct Row {
+    work: Work,
+    what: &'static str,
+    perftest: f64,
+    again: Option<f64>,
+    adverb: f64,
+    goal: Goal,
+}
+
+/// What ratio to perftest is wanted.
+enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
+    /// None: the figure explains another.
+    None,
+}
+
+impl Row {
+    fn ratio(&self) -> f64 {
+        self.adverb / self.perftest
+    }
+
+    fn is_reached(&self) -> bool {
+        match self.goal {
+            Goal::AtMost(most) => self.ratio() <= most,
+            Goal::AtLeast(least) => self.ratio() >= least,
+            Goal::None => true,
+        }
+    }
+}
+
+fn rows(readings: &[Reading]) -> Vec<Row> {
+    let timed = |work: Work, who: Who, number: usize| {
+        let chosen = readings
+            .iter()
+            .filter(|reading| !reading.run.traced && reading.run.work == work && reading.run.who == who);
+        median(chosen.map(|reading| reading.numbers[number]).collect())
+    };
+    let calls = |work: Work, who: Who, side: usize| {
+        let of = |messages: u32| {
+            let run = |reading: &&Reading| {
+                let run = reading.run;
+                run.traced && run.work == work && run.who == who && run.messages == messages
+            };
+            median(readings.iter().filter(run).map(|reading| reading.numbers[side]).collect())
+        };
+        (of(2 * TRACED) - of(TRACED)) / f64::from(TRACED)
+    };
+    let row = |what, work, number, who, goal| Row {
+        work,
+        what,
+        perftest: timed(work, Who::Perftest, number),
+        again: Some(timed(work, Who::PerftestAgain, number)),
+        adverb: timed(work, who, number),
+        goal,
+    };
+    let calls_row = |what, work, side, who| Row {
+        work,
+        what,
+        perftest: calls(work, Who::Perftest, side),
+        again: None,
+        adverb: calls(work, who, side),
+        // A call that isn't a message's may be in one run and not in the other.
+        goal: Goal::AtMost(1.01),
+    };
+    use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency, Work::Messages};
+    let explaining = |what, side| Row { goal: Goal::None, ..calls_row(what, Messages, side, Adverb) };
+    let waiting = |row: Row, perftest| Row { goal: Goal::None, perftest, again: None, ..row };
+    let (latency, bandwidth) = (|| Goal::AtMost(1.05), || Goal::AtLeast(0.95));
+    vec![
+        row("SEND latency, an event each, average µs", Latency, 0, Adverb, latency()),
+        row("SEND latency, an event each, typical µs", Latency, 1, Adverb, latency()),
+        calls_row("  system calls per message, who listens", Latency, 0, Adverb),
+        calls_row("  system calls per message, who connects", Latency, 1, Adverb),
+        row("SEND latency, looking first, average µs", Latency, 0, AdverbLooking, latency()),
+        row("SEND latency, looking first, typical µs", Latency, 1, AdverbLooking, latency()),
+        calls_row("  system calls per message, who listens", Latency, 0, AdverbLooking),
+        calls_row("  system calls per message, who connects", Latency, 1, AdverbLooking),
+        row("64 KiB WRITE bandwidth, MiB/s", Bandwidth, 0, Adverb, bandwidth()),
+        calls_row("  system calls per WRITE, who writes", Bandwidth, 1, Adverb),
+        row("64 KiB message bandwidth, MiB/s", Messages, 0, Adverb, Goal::AtLeast(0.85)),
+        explaining("  system calls per message, who receives", 0),
+        explaining("  system calls per message, who sends", 1),
+        waiting(
+            row("  beside ib_send_bw that waits (-e), MiB/s", Messages, 0, Adverb, Goal::None),
+            timed(Messages, Who::PerftestWaiting, 0),
+        ),
+        waiting(explaining("  its system calls, who receives", 0), calls(Messages, Who::PerftestWaiting, 0)),
+        waiting(explaining("  its system calls, who sends", 1), calls(Messages, Who::PerftestWaiting, 1)),
+    ]
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:40} {:>9} {:>9} {:>7} {:>9} {:>7}  goal\n",
+        "", "perftest", "again", "noise", "adverb", "ratio"
+    );
+    for row in rows {
+        let again = row.again.map_or("-".to_owned(), |again| format!("{again:.2}"));
+        let noise = row.again.map_or("-".to_owned(), |again| format!("{:.3}", again / row.perftest));
+        let goal = match row.goal {
+            Goal::AtMost(most) => format!("≤ {most:.2}"),
+            Goal::AtLeast(least) => format!("≥ {least:.2}"),
+            Goal::None => String::new(),
+        };
+        let missed = if row.is_reached() { "" } else { "  MISSED" };
+        text += &format!(
+            "{:40} {:>9.2} {again:>9} {noise:>7} {:>9.2} {:>7.3}  {goal}{missed}\n",
+            row.what,
+            row.perftest,
+            row.adverb,
+            row.ratio()
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn perftest_s_tables_are_read_by_their_headings() {
+        let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]\n \
+                       2       1000          234.00         296.94       240.33   \t       239.93      \t5.64   \t\t257.53 \n";
+        assert_eq!(columns(latency, &["t_avg[usec]", "t_typical[usec]"]), Some(vec![239.93, 240.33]));
+        let bandwidth = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                         65536      300              10.90              10.13  \t\t   0.000162\n";
+        assert_eq!(columns(bandwidth, &["BW average[MB/sec]"]), Some(vec![10.13]));
+        assert_eq!(columns("nothing", &["t_avg[usec]"]), None);
+    }
+
+    #[test]
+    fn what_the_example_says_is_read() {
+        let said = "1000 messages of 2 bytes: average 192.14 µs, typical 184.84, least 183.90, 99 % 223.57\n";
+        assert_eq!(after(said, &["average ", "typical "]), Some(vec![192.14, 184.84]));
+        assert_eq!(after("300 writes of 65536 bytes: 10.13 MiB/s\n", &["bytes: "]), Some(vec![10.13]));
+    }
+
+    #[test]
+    fn strace_s_sums_are_read() {
+        assert_eq!(counts("a line\n     5471 total\n    12 total\n"), Some(vec![5471.0, 12.0]));
+        assert_eq!(counts("5471 total\n"), None);
+    }
+
+    #[test]
+    fn a_goal_can_be_missed() {
+        let row =
+            |adverb, goal| Row { work: Work::Latency, what: "", perftest: 100.0, again: None, adverb, goal };
+        assert!(row(105.0, Goal::AtMost(1.05)).is_reached());
+        assert!(!row(106.0, Goal::AtMost(1.05)).is_reached());
+        assert!(!row(94.0, Goal::AtLeast(0.95)).is_reached());
+        assert!(!row(f64::NAN, Goal::AtLeast(0.95)).is_reached());
+    }
+}

@@ -1,0 +1,171 @@
+//! Running other programs.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{packages, paths};
+
+/// `cargo ARGUMENTS…` (split at spaces) in the root of the clone, with the tools that `setup` installed on its PATH.
+pub fn cargo(arguments: &str) -> Command {
+    // The cargo that started us, so that a `cargo +toolchain xtask …` stays on its toolchain.
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments.split_whitespace()).current_dir(paths::root());
+    if let Ok(path) = env::join_paths(search_path()) {
+        command.env("PATH", path);
+    }
+    command
+}
+
+/// Where programs are looked for: the installed tools first, so that their pinned versions win, then `PATH`.
+pub fn search_path() -> Vec<PathBuf> {
+    let tools = paths::tools().map(|tools| tools.join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    tools.into_iter().chain(env::split_paths(&path)).collect()
+}
+
+/// The path of a program, if it is installed.
+pub fn find(program: &str) -> Option<PathBuf> {
+    search_path().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+/// A program as nobody in particular runs it: without capabilities, and without a way to get any.
+pub fn as_nobody(program: &Path) -> Command {
+    if !packages::is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+    command.args(["--bounding-set=-all", "--no-new-privs"]).arg(program);
+    command
+}
+
+/// Says what it runs, runs it, and fails if it does. What it prints goes straight to our own output.
+pub fn run(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    eprintln!("$ {line}");
+    let status = command.stdin(Stdio::null()).status().with_context(|| not_started(command))?;
+    if !status.success() {
+        bail!("`{line}` failed ({status}); what it printed is above");
+    }
+    Ok(())
+}
+
+/// What it prints on its standard output, or an error that holds what it printed on the other one.
+pub fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| not_started(command))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed ({}): {}", line(command), output.status, said.trim());
+    }
+    Ok(output.stdout)
+}
+
+/// Like [`output`], as text.
+pub fn text(command: &mut Command) -> Result<String> {
+    output(command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Builds one executable with `cargo ARGUMENTS…`, and says where it is.
+pub fn build(arguments: &str) -> Result<String> {
+    build_with(cargo(arguments))
+}
+
+/// Builds one executable with a cargo that was given its arguments, and says where it is.
+pub fn build_with(mut command: Command) -> Result<String> {
+    command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let messages = text(&mut command)?;
+    executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")
+}
+
+/// The path of the executable in cargo's messages. A package's tests and benchmarks come together with its program, in either
+/// order, and aren't it. One string isn't worth a JSON parser; a path with a quotation mark or a backslash in it isn't
+/// supported.
+fn executable(messages: &str) -> Option<&str> {
+    let is_program = |line: &&str| line.contains(r#""target":{"kind":["bin"]"#);
+    let asked_for = messages.lines().filter(|line| !is_program(line)).find_map(path);
+    asked_for.or_else(|| executables(messages).next())
+}
+
+/// The paths of all executables in cargo's messages.
+pub fn executables(messages: &str) -> impl Iterator<Item = &str> {
+    messages.lines().filter_map(path)
+}
+
+/// The path of the executable in one of cargo's messages.
+fn path(message: &str) -> Option<&str> {
+    message.split_once(r#""executable":""#)?.1.split('"').next()
+}
+
+fn not_started(command: &Command) -> String {
+    format!("could not start `{}`: is it installed and on PATH?", command.get_program().to_string_lossy())
+}
+
+/// The command line as a person would type it, with the name of the program instead of its path.
+fn line(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let program = program.file_name().map_or_else(OsString::new, OsString::from);
+    let words = [program].into_iter().chain(command.get_args().map(OsString::from));
+    words.map(|word| quote(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a POSIX shell has to be given it to get it back unchanged.
+pub fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_executable_is_found_in_cargos_messages() {
+        let messages = "{\"executable\":null}\n{\"a\":1,\"executable\":\"/x/y\",\"b\":\"\"}\n";
+        assert_eq!(executable(messages), Some("/x/y"));
+        assert_eq!(executable("{\"executable\":null}"), None);
+        let program = r#"{"target":{"kind":["bin"],"name":"a"},"executable":"/x/a"}"#;
+        let bench = r#"{"target":{"kind":["bench"],"name":"b"},"executable":"/x/b"}"#;
+        for messages in [[program, bench], [bench, program]] {
+            assert_eq!(executable(&messages.join("\n")), Some("/x/b"));
+        }
+        assert_eq!(executable(program), Some("/x/a"));
+    }
+
+    #[test]
+    fn plain_words_stay_bare() {
+        assert_eq!(quote("--device=rxe0"), "--device=rxe0");
+        assert_eq!(quote("/usr/bin/a.b_c"), "/usr/bin/a.b_c");
+    }
+
+    #[test]
+    fn a_shell_gives_quoted_words_back_unchanged() {
+        let words =
+            ["", " ", "a b", "it's", "$HOME", "`id`", "a\nb", "\\", "\"", "*", "~", "é", "-", "#x", "!"];
+        for word in words {
+            let script = format!("printf %s {}", quote(word));
+            let echoed = text(Command::new("sh").args(["-c", &script])).unwrap();
+            assert_eq!(echoed, word, "{script}");
+        }
+    }
+
+    #[test]
+    fn a_failing_program_is_an_error_with_what_it_said() {
+        let error = output(Command::new("sh").args(["-c", "echo because >&2; exit 3"])).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("because") && error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error_with_a_hint() {
+        let error = run(&mut Command::new("no-such-program-as-this")).unwrap_err();
+        assert!(format!("{error:#}").contains("is it installed"), "{error:#}");
+    }
+}

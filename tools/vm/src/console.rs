@@ -1,0 +1,102 @@
+//! Signs of trouble in the guest's kernel.
+
+use std::fmt;
+
+/// What went wrong in the guest's kernel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Ord, PartialOrd)]
+pub enum Trouble {
+    /// It warned (`WARN_ON`) and went on.
+    Warning,
+    /// It died in the middle of something (`BUG`, a bad pointer); whatever ran there is gone.
+    Oops,
+}
+
+impl Trouble {
+    /// The worst that `/proc/sys/kernel/tainted` tells of. The flags are the kernel's own word, whatever its log
+    /// level or its wording (Documentation/admin-guide/tainted-kernels.rst).
+    pub(super) fn from_taint(flags: u64) -> Option<Self> {
+        const DIED: u64 = 1 << 7;
+        const WARNED: u64 = 1 << 9;
+        if flags & DIED != 0 {
+            Some(Self::Oops)
+        } else if flags & WARNED != 0 {
+            Some(Self::Warning)
+        } else {
+            None
+        }
+    }
+
+    /// The worst that the console tells of: for a guest that can't be asked for its flags any more.
+    pub(super) fn from_console(text: &str) -> Option<Self> {
+        let says = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
+        if says(&["Kernel panic", "BUG: ", "Oops: ", "general protection fault"]) {
+            Some(Self::Oops)
+        } else if says(&["WARNING: CPU: "]) {
+            Some(Self::Warning)
+        } else {
+            None
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Warning => "a WARNING",
+            Self::Oops => "an OOPS",
+        })
+    }
+}
+
+/// A serial console's bytes as text for a log: no carriage returns, no escape sequences (firmware clears the
+/// screen), no other control characters.
+pub(super) fn readable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let mut clean = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\x1b' => skip_escape_sequence(&mut chars),
+            '\n' | '\t' => clean.push(c),
+            c if c.is_control() => {}
+            c => clean.push(c),
+        }
+    }
+    clean
+}
+
+/// Goes past what follows an escape character: `[`, parameters, and a final letter; or one character.
+fn skip_escape_sequence(chars: &mut std::str::Chars<'_>) {
+    if chars.next() == Some('[') {
+        chars.find(|c| ('@'..='~').contains(c));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oops_outranks_warning_and_other_flags_mean_nothing() {
+        assert_eq!(Trouble::from_taint(0), None);
+        assert_eq!(Trouble::from_taint(1 << 12 | 1 << 13), None);
+        assert_eq!(Trouble::from_taint(512), Some(Trouble::Warning));
+        assert_eq!(Trouble::from_taint(128 | 512), Some(Trouble::Oops));
+    }
+
+    #[test]
+    fn console_tells_of_trouble_too() {
+        let warning =
+            "[ 1.0] ------------[ cut here ]------------\n[ 1.0] WARNING: CPU: 0 PID: 9 at rxe_qp.c:8\n";
+        let oops = "[ 1.0] BUG: kernel NULL pointer dereference, address: 0000000000000008\n";
+        assert_eq!(Trouble::from_console("[ 1.0] infiniband rxe0: set active\n"), None);
+        assert_eq!(Trouble::from_console(warning), Some(Trouble::Warning));
+        assert_eq!(Trouble::from_console(&format!("{warning}{oops}")), Some(Trouble::Oops));
+    }
+
+    #[test]
+    fn console_text_is_fit_for_a_log() {
+        assert_eq!(readable(b"\x1bc\x1b[?7l\x1b[2Jhello\r\n\tworld\x00\r\n"), "hello\n\tworld\n");
+        assert_eq!(readable(b"cut \x1b["), "cut ");
+    }
+}

@@ -1,0 +1,24 @@
+//! `cargo xtask fmt`: formatting, of the main workspace and of the fuzz targets' own.
+
+use anyhow::Result;
+use support::process;
+
+/// The options of `cargo xtask fmt`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Format the files instead of checking them.
+    #[arg(long)]
+    fix: bool,
+}
+
+/// Checks or repairs the formatting.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    for workspace in ["fmt --all", "fmt --all --manifest-path fuzz/Cargo.toml"] {
+        let mut cargo = process::cargo(workspace);
+        if !args.fix {
+            cargo.arg("--check");
+        }
+        process::run(&mut cargo)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! What is tried between the software NIC and soft-RoCE through Adverb's API.
+
+use serde_json::Value;
+use support::process;
+
+/// One thing that is tried.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Cell {
+    pub(super) mtu: Mtu,
+    pub(super) ip: Ip,
+    pub(super) network: Network,
+    /// An operation and a direction, as `adverb peertest --list` has them.
+    pub(super) case: String,
+}
+
+impl Cell {
+    pub(super) fn name(&self) -> String {
+        format!("{} {} {} {}", self.mtu.name(), self.ip.name(), self.network.name(), self.case)
+    }
+}
+
+/// Declares an enum of things with names.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub(super) enum $type {
+            $($variant,)+
+        }
+
+        impl $type {
+            pub(super) const ALL: [$type; [$($name),+].len()] = [$($type::$variant),+];
+
+            pub(super) fn name(self) -> &'static str {
+                match self {
+                    $($type::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+named! {
+    /// The MTU of connections.
+    Mtu { Mtu256 = "256", Mtu1024 = "1024", Mtu4096 = "4096", }
+}
+
+named! {
+    /// The kind of addresses.
+    Ip { V4 = "ipv4", V6 = "ipv6", }
+}
+
+named! {
+    /// What the cable does to packets, in each direction.
+    Network { Clean = "clean", Loss1 = "loss1", Loss5 = "loss5", }
+}
+
+impl Mtu {
+    /// The MTU of the cable: the least that IPv6 has, Ethernet's, and one for jumbo frames.
+    pub(super) fn of_cable(self) -> u32 {
+        match self {
+            Mtu::Mtu256 => 1280,
+            Mtu::Mtu1024 => 1500,
+            Mtu::Mtu4096 => 9000,
+        }
+    }
+}
+
+impl Ip {
+    /// The addresses of soft-RoCE and of the software NIC.
+    pub(super) fn addresses(self) -> (&'static str, &'static str) {
+        match self {
+            Ip::V4 => ("10.77.0.1", "10.77.0.2"),
+            Ip::V6 => ("fd77::1", "fd77::2"),
+        }
+    }
+
+    /// Where soft-RoCE has its address.
+    pub(super) fn gid_index(self) -> u8 {
+        match self {
+            Ip::V4 => 1,
+            Ip::V6 => 2,
+        }
+    }
+}
+
+impl Network {
+    /// What tc is told.
+    fn netem(self) -> &'static str {
+        match self {
+            Network::Clean => "",
+            Network::Loss1 => "loss 1%",
+            Network::Loss5 => "delay 2ms reorder 1% loss 5%",
+        }
+    }
+}
+
+/// All cells.
+pub(super) fn cells(cases: &[&str]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for mtu in Mtu::ALL {
+        for ip in Ip::ALL {
+            for network in Network::ALL {
+                let cell = |case: &&str| Cell { mtu, ip, network, case: (*case).to_owned() };
+                cells.extend(cases.iter().map(cell));
+            }
+        }
+    }
+    cells
+}
+
+/// A tenth of the cells, as many with each MTU, otherwise mixed; all tenths together are all cells.
+pub(super) fn tenth(cells: &[Cell], tenth: u8) -> Vec<Cell> {
+    let mut chosen = Vec::new();
+    for mtu in Mtu::ALL {
+        let mut of_mtu: Vec<&Cell> = cells.iter().filter(|cell| cell.mtu == mtu).collect();
+        of_mtu.sort_by_key(|cell| (mixed(&cell.name()), cell.name()));
+        chosen.extend(of_mtu.into_iter().skip(tenth.into()).step_by(10).cloned());
+    }
+    chosen
+}
+
+/// A number that depends on every letter (FNV-1a).
+fn mixed(name: &str) -> u64 {
+    let step = |state: u64, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// Cells that two processes do one after the other.
+pub(super) struct Group {
+    mtu: Mtu,
+    ip: Ip,
+    network: Network,
+    pub(super) cells: Vec<Cell>,
+}
+
+/// The cells in groups, in order: as few as possible.
+pub(super) fn groups<'a>(cells: impl Iterator<Item = &'a Cell> + Clone) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for mtu in Mtu::ALL {
+        for ip in Ip::ALL {
+            for network in Network::ALL {
+                let is_here = |cell: &&Cell| (cell.mtu, cell.ip, cell.network) == (mtu, ip, network);
+                let cells: Vec<Cell> = cells.clone().filter(is_here).cloned().collect();
+                if !cells.is_empty() {
+                    groups.push(Group { mtu, ip, network, cells });
+                }
+            }
+        }
+    }
+    groups
+}
+
+impl Group {
+    pub(super) fn name(&self) -> String {
+        format!("{} {} {}", self.mtu.name(), self.ip.name(), self.network.name())
+    }
+
+    /// The line of shell for it.
+    pub(super) fn line(&self, adverb: &str) -> String {
+        let (theirs, ours) = self.ip.addresses();
+        let lossy = if self.network == Network::Clean { "" } else { "--lossy" };
+        let only: Vec<String> = self.cells.iter().map(|cell| format!("--only {}", cell.case)).collect();
+        format!(
+            "network {}\npeertest {} {theirs} {ours} --mtu {} {lossy} {}",
+            self.network.netem(),
+            process::quote(adverb),
+            self.mtu.name(),
+            only.join(" ")
+        )
+    }
+
+    /// What became of the cells, by their names: what the program said, with the rest of the name added.
+    pub(super) fn outcomes(&self, said: &str) -> Vec<(String, Value)> {
+        let mut outcomes = Vec::new();
+        for line in said.lines() {
+            let Ok(Value::Object(mut fields)) = serde_json::from_str(line) else { continue };
+            let (Some(operation), Some(direction)) = (fields.get("operation"), fields.get("direction"))
+            else {
+                continue;
+            };
+            let case = format!(
+                "{}:{}",
+                operation.as_str().unwrap_or_default(),
+                direction.as_str().unwrap_or_default()
+            );
+            let Some(cell) = self.cells.iter().find(|cell| cell.case == case) else { continue };
+            for (field, value) in
+                [("mtu", self.mtu.name()), ("ip", self.ip.name()), ("network", self.network.name())]
+            {
+                fields.insert(field.to_owned(), value.into());
+            }
+            outcomes.push((cell.name(), Value::Object(fields)));
+        }
+        outcomes
+    }
+}
+
+/// How many packets tc says that it lost.
+pub(super) fn dropped(said: &str) -> u64 {
+    let counts = said
+        .lines()
+        .filter_map(|line| line.split_once("(dropped ")?.1.split(',').next()?.parse::<u64>().ok());
+    counts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CASES: &[&str] = &["rc-send:there", "rc-send:back", "ud:there", "ud:back", "uc-send:there"];
+
+    #[test]
+    fn tenths_are_all_cells_together_and_each_has_every_mtu() {
+        let all = cells(CASES);
+        let mut seen = Vec::new();
+        for number in 0..10 {
+            let cells = tenth(&all, number);
+            for mtu in Mtu::ALL {
+                assert_eq!(cells.iter().filter(|cell| cell.mtu == mtu).count(), 3);
+            }
+            seen.extend(cells.iter().map(Cell::name));
+        }
+        seen.sort();
+        let mut names: Vec<String> = all.iter().map(Cell::name).collect();
+        names.sort();
+        assert_eq!(seen, names);
+    }
+
+    #[test]
+    fn a_tenth_is_no_pattern() {
+        let cells = tenth(&cells(CASES), 3);
+        for ip in Ip::ALL {
+            assert!(cells.iter().any(|cell| cell.ip == ip), "{cells:?}");
+        }
+        for network in Network::ALL {
+            assert!(cells.iter().any(|cell| cell.network == network), "{cells:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_said_is_found_among_other_things() {
+        let all = cells(CASES);
+        let groups = groups(all.iter());
+        assert_eq!(groups.len(), 18);
+        let said = "noise\n{\"operation\":\"ud\",\"direction\":\"back\",\"outcome\":\"passed\"}\n{\"operation\":\"x\"}\n";
+        let outcomes = groups[0].outcomes(said);
+        assert_eq!(outcomes.len(), 1);
+        assert_eq!(outcomes[0].0, "256 ipv4 clean ud:back");
+        assert_eq!(outcomes[0].1["network"], "clean");
+    }
+
+    #[test]
+    fn lost_packets_are_summed_up() {
+        let said = "Sent 1 bytes 1 pkt (dropped 3, overlimits 0 requeues 0)\n Sent 9 bytes 9 pkt (dropped 40, overlimits 0)\n";
+        assert_eq!(dropped(said), 43);
+    }
+}

@@ -1,0 +1,258 @@
+//! `cargo xtask interop`: does the software NIC understand others, and they it?
+//!
+//! In the guest, the software NIC is in the namespace `peer`, of a user without any privilege. On the other end of the
+//! cable is Linux soft-RoCE: under Adverb's own API (`adverb peertest`), and under C programs that know nothing of Adverb.
+//! The cable is perfect, or loses, delays and reorders packets. What the ends agree on goes over a cable of its own.
+
+mod matrix;
+mod pingpong;
+mod rping;
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use support::{paths, process};
+use vm::{Observer, Options, Stream};
+
+use matrix::{Group, Mtu};
+
+/// The options of `cargo xtask interop`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A cell is an operation in a direction, with addresses of a kind, an MTU and a
+network: `1024 ipv6 loss5 rc-write:back`. The software NIC decides (`there` is from
+it to soft-RoCE), and the messages of a cell have several lengths.")]
+pub(crate) struct Args {
+    /// Everything, not a tenth of it.
+    #[arg(long)]
+    whole: bool,
+    /// Which tenth; by the commit that is checked out unless given.
+    #[arg(long, value_name = "0–9", value_parser = clap::value_parser!(u8).range(0..=9), conflicts_with = "whole")]
+    tenth: Option<u8>,
+    /// Only cells whose name contains this; with others, those with all of them.
+    #[arg(long, value_name = "WORDS")]
+    filter: Vec<String>,
+    /// Where to write what became of each cell: a line of JSON for each.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The shell functions that jobs call.
+pub(crate) const FUNCTIONS: &str = include_str!("guest.sh");
+
+/// How long one guest may take, booting included.
+const SECONDS: u64 = 1500;
+
+/// What is done in the guest by one line of shell.
+enum Job {
+    /// Two processes of `adverb peertest`.
+    Cells(Group),
+    /// A program that knows nothing of Adverb.
+    Program(Program),
+}
+
+/// A program that knows nothing of Adverb, and the line that shows something of it.
+#[derive(Clone)]
+struct Program {
+    name: String,
+    line: String,
+}
+
+/// Builds the programs, boots a guest for every MTU, and prints what became of it all.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let adverb = process::build("build --release -p adverb-cli")?;
+    let pingpong = process::build("build --release -p adverb --example pingpong")?;
+    let rping = process::build("build --release -p adverb --example rping")?;
+    let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
+    let cases: Vec<&str> = cases.lines().collect();
+    let tenth = tenth(args);
+    let mut cells = matrix::cells(&cases);
+    if let Some(tenth) = tenth {
+        cells = matrix::tenth(&cells, tenth);
+    }
+    cells.retain(|cell| args.filter.iter().all(|words| cell.name().contains(words)));
+
+    let mut results = Results::default();
+    for mtu in Mtu::ALL {
+        let groups = matrix::groups(cells.iter().filter(|cell| cell.mtu == mtu));
+        let mut jobs: Vec<Job> = groups.into_iter().map(Job::Cells).collect();
+        if mtu == Mtu::Mtu1024 {
+            let mut programs = [pingpong::programs(&pingpong), rping::programs(&rping)].concat();
+            if let Some(tenth) = tenth {
+                // They are few, and five of them one after the other differ in kind, role and addresses.
+                programs = programs.into_iter().skip(usize::from(tenth) % 5).step_by(5).collect();
+            }
+            let is_chosen = |program: &Program| args.filter.iter().all(|words| program.name.contains(words));
+            jobs.extend(programs.into_iter().filter(is_chosen).map(Job::Program));
+        }
+        results.boot(mtu, &jobs, &adverb)?;
+    }
+    print!("{}", table::table(&cells, &results.cells));
+    for (name, failure) in &results.programs {
+        match failure {
+            None => println!("ok      {name}"),
+            Some(said) => {
+                println!("FAILED  {name}");
+                said.lines().for_each(|line| println!("        | {line}"));
+            }
+        }
+    }
+    if let Some(out) = &args.out {
+        let lines: Vec<String> = results.cells.values().map(|cell| cell.to_string() + "\n").collect();
+        fs::write(out, lines.concat()).with_context(|| format!("could not write {}", out.display()))?;
+    }
+    let failed = table::failures(&cells, &results.cells);
+    failed.iter().for_each(|failure| println!("FAILED  {failure}"));
+    results.trouble.iter().for_each(|trouble| println!("FAILED  {trouble}"));
+    let programs_failed = results.programs.iter().filter(|(_, failure)| failure.is_some()).count();
+    println!(
+        "{} cells, {} failed; {} programs, {programs_failed} failed; {} packets lost on purpose; {:.0} s",
+        cells.len(),
+        failed.len(),
+        results.programs.len(),
+        results.dropped,
+        start.elapsed().as_secs_f64()
+    );
+    let passed = failed.is_empty() && programs_failed == 0 && results.trouble.is_empty();
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Which tenth is to be tried, unless it is everything, or what was asked for by name.
+fn tenth(args: &Args) -> Option<u8> {
+    if args.whole || !args.filter.is_empty() {
+        return None;
+    }
+    Some(args.tenth.unwrap_or_else(|| {
+        let mut git = Command::new("git");
+        let commit =
+            process::text(git.args(["rev-parse", "HEAD"]).current_dir(paths::root())).unwrap_or_default();
+        let tenth = tenth_of(&commit);
+        println!("a tenth, by the commit {commit:.10}: --tenth {tenth}");
+        tenth
+    }))
+}
+
+/// Which tenth a commit has.
+fn tenth_of(commit: &str) -> u8 {
+    let number = commit.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+    (number.unwrap_or(0) % 10) as u8
+}
+
+/// What became of it.
+#[derive(Default)]
+struct Results {
+    /// By the cell's name.
+    cells: BTreeMap<String, Value>,
+    /// By the program's name: what it said, if it failed.
+    programs: Vec<(String, Option<String>)>,
+    /// What went wrong with guests.
+    trouble: Vec<String>,
+    /// How many packets the cable lost.
+    dropped: u64,
+}
+
+impl Results {
+    /// Boots a guest and does the jobs in it.
+    fn boot(&mut self, mtu: Mtu, jobs: &[Job], adverb: &str) -> Result<()> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let lines: Vec<String> =
+            jobs.iter().map(|job| format!("{FUNCTIONS}\n{}", job.line(adverb))).collect();
+        let options = Options {
+            timeout: SECONDS,
+            mtu: mtu.of_cable(),
+            cpus: 2,
+            icount: false,
+            out: None,
+            verbose: false,
+        };
+        let mut guest = vm::prepare(&options)?;
+        guest.keep_going();
+        let report =
+            guest.run(&lines, &mut Heard { jobs, results: self, out: String::new(), said: String::new() })?;
+        let status = vm::explain(&report, &options);
+        if report.statuses.len() < jobs.len() {
+            self.trouble.push(format!("the guest with an MTU of {} ended early: {status}", mtu.of_cable()));
+        }
+        if let Some(trouble) = report.trouble {
+            self.trouble
+                .push(format!("{trouble} in the kernel of the guest with an MTU of {}", mtu.of_cable()));
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    fn line(&self, adverb: &str) -> String {
+        match self {
+            Job::Cells(group) => group.line(adverb),
+            Job::Program(program) => program.line.clone(),
+        }
+    }
+}
+
+/// Listens to what the jobs print.
+struct Heard<'a> {
+    jobs: &'a [Job],
+    results: &'a mut Results,
+    out: String,
+    /// All, also what isn't for programs.
+    said: String,
+}
+
+impl Observer for Heard<'_> {
+    fn started(&mut self, _index: usize) {
+        self.out.clear();
+        self.said.clear();
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        let text = String::from_utf8_lossy(bytes);
+        self.said += &text;
+        if stream == Stream::Out {
+            self.out += &text;
+        }
+        Ok(())
+    }
+
+    fn finished(&mut self, index: usize, status: u8) {
+        match &self.jobs[index] {
+            Job::Program(program) => {
+                let failure = (status != 0).then(|| self.said.clone());
+                let last = self.said.lines().last().unwrap_or_default().trim().to_owned();
+                println!("{}  {}: {last}", if failure.is_none() { "ok    " } else { "FAILED" }, program.name);
+                self.results.programs.push((program.name.clone(), failure));
+            }
+            Job::Cells(group) => {
+                let outcomes = group.outcomes(&self.out);
+                println!("{}: {} of {} cells heard of", group.name(), outcomes.len(), group.cells.len());
+                if status != 0 {
+                    self.said.lines().for_each(|line| println!("        | {line}"));
+                }
+                self.results.dropped += matrix::dropped(&self.out);
+                self.results.cells.extend(outcomes);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_has_a_tenth() {
+        assert_eq!(tenth_of("0000000a1234"), 0);
+        assert_eq!(tenth_of("ffffffff1234"), 5);
+        assert_eq!(tenth_of(""), 0);
+    }
+}

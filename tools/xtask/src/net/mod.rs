@@ -1,0 +1,169 @@
+//! `cargo xtask net`: connections between all pairs of devices.
+//!
+//! Two processes of adverb's example `net_pair` play every case with each other: on the software NIC here, as a user without
+//! any privilege, over a network that is well and one that loses packets; and in a guest, on soft-RoCE, and between it and
+//! the software NIC, either of which connects to the other over the cable.
+
+mod here;
+mod table;
+
+use std::io;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use support::process;
+use vm::{Observer, Options, Stream};
+
+use crate::interop;
+use table::Results;
+
+/// The options of `cargo xtask net`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only pairs whose name contains this, as `soft-soft` or `ibv-soft`; may be given again.
+    #[arg(long, value_name = "WORDS")]
+    pair: Vec<String>,
+    /// Only cases whose name contains this; may be given again.
+    #[arg(long, value_name = "WORDS")]
+    case: Vec<String>,
+}
+
+/// Two devices, that of who connects first, and what is between them.
+#[derive(Debug)]
+struct Pair {
+    name: &'static str,
+    place: Place,
+    /// Who each end's connection is for, as the program has it; where nothing is named, everybody.
+    flavours: &'static [&'static str],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// Here, without privilege; of a hundred packets, so many are lost.
+    Here { loss: u32 },
+    /// In the guest: a function of its script.
+    Guest(&'static str),
+}
+
+/// The pairs. In the guest, where everything takes its time, each device has ends of both kinds that connect, and that are
+/// connected to.
+const PAIRS: &[Pair] = &[
+    Pair { name: "soft-soft", place: Place::Here { loss: 0 }, flavours: &[] },
+    Pair {
+        name: "soft-soft, 2 % lost",
+        place: Place::Here { loss: 2 },
+        flavours: &["threads-threads", "tasks-tasks"],
+    },
+    Pair { name: "ibv-ibv", place: Place::Guest("ibv_ibv"), flavours: &["threads-threads", "tasks-tasks"] },
+    Pair { name: "soft-ibv", place: Place::Guest("soft_ibv"), flavours: &["threads-tasks", "tasks-threads"] },
+    Pair { name: "ibv-soft", place: Place::Guest("ibv_soft"), flavours: &["threads-tasks", "tasks-threads"] },
+];
+
+/// The shell functions that pairs in the guest need.
+const FUNCTIONS: &str = include_str!("guest.sh");
+
+/// How long the guest may take, booting included.
+const SECONDS: u64 = 700;
+
+/// Builds the program, has every pair play, and prints what became of it all.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let start = Instant::now();
+    let program = process::build("build --release -p adverb --example net_pair")?;
+    let cases = process::text(Command::new(&program).arg("list"))?;
+    let is_chosen =
+        |name: &str, words: &[String]| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let cases: Vec<&str> = cases.lines().filter(|name| is_chosen(name, &args.case)).collect();
+    let pairs: Vec<&Pair> = PAIRS.iter().filter(|pair| is_chosen(pair.name, &args.pair)).collect();
+    if cases.is_empty() || pairs.is_empty() {
+        let names: Vec<&str> = PAIRS.iter().map(|pair| pair.name).collect();
+        bail!("no such pair or case; the pairs are: {}", names.join("; "));
+    }
+    let mut results = Results::default();
+    for pair in &pairs {
+        if let Place::Here { loss } = pair.place {
+            println!("{}:", pair.name);
+            let said = here::play(&program, loss, &arguments(pair, &cases))?;
+            results.add(pair.name, &said.out, said.is_ok, &said.errors);
+        }
+    }
+    let guests: Vec<&Pair> =
+        pairs.iter().copied().filter(|pair| matches!(pair.place, Place::Guest(_))).collect();
+    if !guests.is_empty() {
+        play_in_guest(&program, &guests, &cases, &mut results)?;
+    }
+    let names: Vec<&str> = pairs.iter().map(|pair| pair.name).collect();
+    print!("{}", table::table(&cases, &names, &results));
+    let failures = table::failures(&cases, &names, &results);
+    failures.iter().for_each(|failure| println!("FAILED  {failure}"));
+    println!(
+        "{} plays, {} failed; {:.0} s",
+        results.plays.len(),
+        failures.len(),
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the program is told of a pair's flavours and of the cases.
+fn arguments(pair: &Pair, cases: &[&str]) -> Vec<String> {
+    let flavours = pair.flavours.iter().flat_map(|flavours| ["--flavours", flavours]);
+    flavours.chain(cases.iter().flat_map(|case| ["--only", case])).map(str::to_owned).collect()
+}
+
+/// Boots a guest and has the pairs play in it.
+fn play_in_guest(program: &str, pairs: &[&Pair], cases: &[&str], results: &mut Results) -> Result<()> {
+    let lines: Vec<String> = pairs
+        .iter()
+        .map(|pair| {
+            let Place::Guest(function) = pair.place else { unreachable!("it is chosen by its place") };
+            let (functions, words) = (interop::FUNCTIONS, arguments(pair, cases).join(" "));
+            format!("{functions}\n{FUNCTIONS}\n{function} {} {words}", process::quote(program))
+        })
+        .collect();
+    let options = Options { timeout: SECONDS, mtu: 1500, cpus: 2, icount: false, out: None, verbose: false };
+    let mut guest = vm::prepare(&options)?;
+    guest.keep_going();
+    let mut heard = Heard { pairs, results, out: String::new(), errors: String::new() };
+    let report = guest.run(&lines, &mut heard)?;
+    vm::explain(&report, &options);
+    if let Some(trouble) = report.trouble {
+        results.trouble.push(format!("{trouble} in the guest's kernel"));
+    }
+    if report.statuses.len() < pairs.len() {
+        results.trouble.push("the guest ended early".to_owned());
+    }
+    Ok(())
+}
+
+/// Listens to what the pairs in the guest say.
+struct Heard<'a> {
+    pairs: &'a [&'a Pair],
+    results: &'a mut Results,
+    out: String,
+    errors: String,
+}
+
+impl Observer for Heard<'_> {
+    fn started(&mut self, index: usize) {
+        println!("{}:", self.pairs[index].name);
+        self.out.clear();
+        self.errors.clear();
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        let text = String::from_utf8_lossy(bytes);
+        match stream {
+            Stream::Out => {
+                print!("{text}");
+                self.out += &text;
+            }
+            Stream::Err => self.errors += &text,
+        }
+        Ok(())
+    }
+
+    fn finished(&mut self, index: usize, status: u8) {
+        self.results.add(self.pairs[index].name, &self.out, status == 0, &self.errors);
+    }
+}

@@ -1,0 +1,69 @@
+//! `cargo xtask newcomer`: does the README's first example work in a new package, as its text says?
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use support::{paths, process};
+
+/// The line that the README promises, next to the call that prints it.
+const PROMISE: &str = "// prints ";
+
+/// Makes a package outside the workspace, adds the dependencies that the README names, pastes its first example, runs it
+/// without privilege, and compares the output with what the example promises.
+pub(crate) fn run() -> Result<()> {
+    let readme = fs::read_to_string(paths::root().join("README.md")).context("could not read README.md")?;
+    let program = first_example(&readme).context("README.md has no block of Rust code")?;
+    let promised = promised(program).context("README.md's first example does not say what it prints")?;
+
+    let home = paths::cache()?.join("newcomer");
+    let package = home.join("hello");
+    if package.exists() {
+        fs::remove_dir_all(&package)?;
+    }
+    fs::create_dir_all(&home)?;
+    let adverb = paths::root().join("crates/adverb");
+    cargo("new hello --quiet --vcs none", &home)?;
+    process::run(process::cargo("add adverb --quiet --path").arg(adverb).current_dir(&package))?;
+    cargo("add tokio --quiet --features full", &package)?;
+    fs::write(package.join("src/main.rs"), program)?;
+
+    let mut build = process::cargo("build --quiet --target-dir");
+    build.arg(home.join("target")).current_dir(&package);
+    let hello = process::build_with(build)?;
+    let printed = process::text(&mut process::as_nobody(Path::new(&hello)))?;
+    ensure!(printed.trim() == promised, "README.md's first example printed {printed:?}, not {promised:?}");
+    println!("README.md's first example builds, runs, and prints {promised}");
+    Ok(())
+}
+
+fn cargo(arguments: &str, directory: &Path) -> Result<()> {
+    process::run(process::cargo(arguments).current_dir(directory))
+}
+
+/// Returns the code of the first block that is marked as Rust.
+fn first_example(readme: &str) -> Option<&str> {
+    let code = readme.split_once("```rust\n")?.1;
+    Some(code.split_once("```")?.0)
+}
+
+/// Returns the output that a comment in the program promises.
+fn promised(program: &str) -> Option<&str> {
+    Some(program.split_once(PROMISE)?.1.lines().next()?.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_block_of_rust_is_the_example() {
+        let readme =
+            "# A\n```console\n$ a\n```\n```rust\nfn main() {} // prints b\"x\"\n```\n```rust\nother\n```\n";
+        let program = first_example(readme).unwrap();
+        assert_eq!(program, "fn main() {} // prints b\"x\"\n");
+        assert_eq!(promised(program), Some("b\"x\""));
+        assert_eq!(first_example("# A\n"), None);
+        assert_eq!(promised("fn main() {}"), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! `cargo xtask overhead`: what the safe API costs beside C, in instructions.
+//!
+//! A libibverbs that does nothing (`null_provider.c`) is driven by C through the headers' inline functions
+//! (`baseline.c`) and by Rust (adverb's benchmark `overhead`). Callgrind counts the instructions of a run and of one twice
+//! as long: the difference is that of the requests alone, the same on every machine that compiles the same code.
+//!
+//! In the same way, what a message of a connection costs beside the least that a queue pair of the same software NIC must do for
+//! one, both ends together.
+
+mod events;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use support::{packages, paths, process};
+
+const BASELINE: &str = include_str!("baseline.c");
+const NULL_PROVIDER: &str = include_str!("null_provider.c");
+
+/// Requests of the shorter run.
+const ROUNDS: u64 = 3200;
+
+/// What is compared: a way to post and poll, C's program for it, and how many instructions more than C it may take. These
+/// are what it takes today, rounded up: a ratchet, which the goals are to be reached by. (The goal of raw requests is a
+/// tenth more than C, which takes 153 and 85.)
+const MODES: &[Mode] = &[
+    Mode { name: "raw-single", baseline: "single", allowed: 15, goal: 15 },
+    Mode { name: "raw-batch", baseline: "batch", allowed: 8, goal: 8 },
+    Mode { name: "owned-single", baseline: "single", allowed: 160, goal: 60 },
+    Mode { name: "owned-batch", baseline: "batch", allowed: 176, goal: 40 },
+];
+
+/// Messages of a connection, and how many instructions more they may take than a WRITE that brings as many bytes between queue
+/// pairs of the same software NIC, with a buffer of a pool at both ends. Those that are fed share a WRITE, and take fewer.
+const MESSAGES: &[(&str, i64)] = &[("send", 1700), ("feed", -4000)];
+
+struct Mode {
+    name: &'static str,
+    baseline: &'static str,
+    allowed: u64,
+    goal: u64,
+}
+
+/// Counts and compares, and fails if a mode takes more than it may, or allocates.
+pub(crate) fn run() -> Result<()> {
+    packages::ensure(&["gcc", "libibverbs-dev", "valgrind"])?;
+    let directory = paths::cache()?.join("overhead");
+    std::fs::create_dir_all(&directory)?;
+    let baseline = build_c(&directory)?;
+    let overhead = PathBuf::from(process::build("bench -p adverb --bench overhead --no-run")?);
+    println!(
+        "{:14} {:>8} {:>8} {:>10} {:>8} {:>6}",
+        "per request", "C", "adverb", "difference", "allowed", "goal"
+    );
+    let mut exceeded = false;
+    for mode in MODES {
+        let c = instructions(&directory, &baseline, mode.baseline)?;
+        let rust = instructions(&directory, &overhead, mode.name)?;
+        let difference = rust.saturating_sub(c);
+        println!("{:14} {c:>8} {rust:>8} {difference:>10} {:>8} {:>6}", mode.name, mode.allowed, mode.goal);
+        let said = process::text(program(&directory, &overhead).args([mode.name, "6400"]))?;
+        if said.trim() != "0 allocations" {
+            println!("{}: {} in 6400 requests", mode.name, said.trim());
+            exceeded = true;
+        }
+        exceeded |= difference > mode.allowed;
+    }
+    let messages = PathBuf::from(process::build("bench -p adverb --bench messages --no-run")?);
+    let write = instructions(&directory, &messages, "write")? as i64;
+    println!("{:14} {:>8} {:>8} {:>10} {:>8}", "per message", "WRITE", "adverb", "difference", "allowed");
+    for (name, allowed) in MESSAGES {
+        let message = instructions(&directory, &messages, name)? as i64;
+        let difference = message - write;
+        println!("{name:14} {write:>8} {message:>8} {difference:>10} {allowed:>8}");
+        exceeded |= difference > *allowed;
+    }
+    events::run()?;
+    if exceeded {
+        bail!("something costs more than it may: see the tables");
+    }
+    Ok(())
+}
+
+/// Compiles the library that does nothing, and the program that uses it.
+fn build_c(directory: &Path) -> Result<PathBuf> {
+    let library = directory.join("libibverbs.so.1");
+    let baseline = directory.join("baseline");
+    for (name, source) in [("null_provider.c", NULL_PROVIDER), ("baseline.c", BASELINE)] {
+        std::fs::write(directory.join(name), source)?;
+    }
+    let gcc = || {
+        let mut gcc = Command::new("gcc");
+        gcc.current_dir(directory).args(["-O2", "-Wall"]);
+        gcc
+    };
+    process::run(gcc().args(["-shared", "-fPIC", "-o"]).arg(&library).arg("null_provider.c"))?;
+    process::run(gcc().arg("-o").arg(&baseline).arg("baseline.c").arg(&library))?;
+    Ok(baseline)
+}
+
+/// The instructions of a request.
+fn instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
+    let short = count(directory, program, mode, ROUNDS)?;
+    let long = count(directory, program, mode, 2 * ROUNDS)?;
+    Ok((long - short).div_ceil(ROUNDS))
+}
+
+/// The instructions of a run.
+fn count(directory: &Path, executable: &Path, mode: &str, rounds: u64) -> Result<u64> {
+    let mut valgrind = program(directory, Path::new("valgrind"));
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(executable);
+    let output = valgrind.args([mode, &rounds.to_string()]).output().context("valgrind didn't start")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{} {mode} failed under valgrind:\n{said}", executable.display());
+    }
+    collected(&said).with_context(|| format!("callgrind gave no count:\n{said}"))
+}
+
+/// A program that finds the library that does nothing before any other.
+fn program(directory: &Path, executable: &Path) -> Command {
+    let mut command = Command::new(executable);
+    command.env("LD_LIBRARY_PATH", directory);
+    command
+}
+
+/// The count in what callgrind says: `==123== Collected : 456`.
+fn collected(said: &str) -> Option<u64> {
+    let line = said.lines().find(|line| line.contains("Collected :"))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callgrinds_count_is_found() {
+        assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 1234\n==7==\n"), Some(1234));
+        assert_eq!(collected("==7== something else"), None);
+    }
+}

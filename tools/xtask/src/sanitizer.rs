@@ -1,0 +1,122 @@
+//! Building programs with a sanitizer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use support::{paths, process};
+
+/// Sanitizers need a target to be named, so that build scripts and macros aren't sanitized too.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// A sanitizer.
+pub(crate) struct Sanitizer {
+    /// Where what is built with it lies in the cache.
+    pub(crate) directory: &'static str,
+    /// What the compiler is told.
+    pub(crate) flags: &'static str,
+    /// What every program calls that was built with it.
+    pub(crate) called: &'static str,
+}
+
+/// Programs that cargo built.
+pub(crate) struct Programs(Vec<Program>);
+
+/// A program that cargo built.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    name: String,
+    /// Whether it is a test, and not just of the same name as one.
+    is_test: bool,
+    path: PathBuf,
+}
+
+impl Sanitizer {
+    /// Builds what each of these commands of cargo's builds.
+    pub(crate) fn build(&self, commands: &[&str]) -> Result<Programs> {
+        let mut programs = Vec::new();
+        for command in commands {
+            let mut cargo = process::cargo(command);
+            cargo.args(["--message-format", "json", "--target", TARGET, "--target-dir"]);
+            cargo.arg(paths::cache()?.join(self.directory));
+            self.enable(&mut cargo).env("RUSTFLAGS", self.flags);
+            let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+            let output = output.context("cargo didn't start")?;
+            ensure!(
+                output.status.success(),
+                "building with {} failed; what cargo printed is above",
+                self.flags
+            );
+            programs.extend(String::from_utf8_lossy(&output.stdout).lines().filter_map(program));
+        }
+        for Program { name, path, .. } in &programs {
+            ensure!(
+                self.is_called_by(path)?,
+                "{name} was built without the sanitizer, and would prove nothing"
+            );
+        }
+        Ok(Programs(programs))
+    }
+
+    /// Builds a program of one file.
+    pub(crate) fn build_file(&self, source: &Path, program: &Path) -> Result<()> {
+        let mut rustc = Command::new("rustc");
+        rustc.args(self.flags.split(' ')).args(["-o".as_ref(), program, source]);
+        process::run(self.enable(&mut rustc))
+    }
+
+    /// The sanitizers are not part of stable Rust; this toolchain has them all the same.
+    fn enable<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env("RUSTC_BOOTSTRAP", "1")
+    }
+
+    /// Whether a program calls the sanitizer.
+    fn is_called_by(&self, path: &Path) -> Result<bool> {
+        let called = self.called.as_bytes();
+        let bytes = fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
+        Ok(bytes.windows(called.len()).any(|window| window == called))
+    }
+}
+
+impl Programs {
+    /// The path of a program or of a test of this name.
+    pub(crate) fn find(&self, name: &str, is_test: bool) -> Result<&Path> {
+        let program = self.0.iter().find(|program| program.name == name && program.is_test == is_test);
+        program.map(|program| &*program.path).with_context(|| format!("cargo built no {name}"))
+    }
+
+    /// The paths of all tests.
+    pub(crate) fn tests(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().filter(|program| program.is_test).map(|program| &*program.path)
+    }
+}
+
+/// The program that one of cargo's messages announces, if it does.
+fn program(message: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    Some(Program {
+        name: message["target"]["name"].as_str()?.to_owned(),
+        is_test: message["profile"]["test"].as_bool()?,
+        path: message["executable"].as_str()?.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let message = |executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","target":{{"name":"a"}},"profile":{{"test":true}},"executable":{executable}}}"#
+            )
+        };
+        let a = Program { name: "a".into(), is_test: true, path: "/x/a-1".into() };
+        assert_eq!(program(&message(r#""/x/a-1""#)), Some(a));
+        assert_eq!(program(&message("null")), None);
+        assert_eq!(program("{}"), None);
+    }
+}

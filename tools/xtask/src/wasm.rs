@@ -1,0 +1,21 @@
+//! `cargo xtask wasm`: the crates that need no operating system, built for one that isn't there.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+use support::process;
+
+const TARGET: &str = "wasm32-unknown-unknown";
+
+/// Checks adverb-wire and adverb-proto for WebAssembly, where its standard library is installed; says so where it isn't.
+pub(crate) fn run() -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    let library = process::text(rustc.args(["--print", "target-libdir", "--target", TARGET]))?;
+    if !Path::new(library.trim()).is_dir() {
+        println!("wasm: SKIPPED, because {TARGET} isn't installed (`rustup target add {TARGET}`)");
+        return Ok(());
+    }
+    let mut check = process::cargo("check -p adverb-wire -p adverb-proto --target");
+    process::run(check.arg(TARGET))
+}
