@@ -130,7 +130,7 @@ impl Fixture {
 
     /// How long a message may be, which, where packets are lost on purpose, isn't so long that it takes minutes.
     pub(crate) fn longest(&self) -> usize {
-        let longest = self.port.max_message as usize;
+        let longest = self.port.max_message_size as usize;
         if self.loss > 0 { longest.min(8 << 20) } else { longest }
     }
 
@@ -153,7 +153,7 @@ impl Fixture {
     pub(crate) fn sizes(&self) -> Vec<usize> {
         let mtu = self.mtu();
         let sizes = vec![0, 1, mtu - 1, mtu, mtu + 1, 2 * mtu, 64 << 10, 1 << 20];
-        sizes.into_iter().filter(|size| *size <= self.port.max_message as usize).collect()
+        sizes.into_iter().filter(|size| *size <= self.port.max_message_size as usize).collect()
     }
 }
 

@@ -36,7 +36,7 @@ pub struct PortReport {
     /// The largest MTU that it could have.
     pub max_mtu: u16,
     /// How many bytes a message may have.
-    pub max_message: u32,
+    pub max_message_size: u32,
     /// How many partition keys fit its table.
     pub pkeys: u16,
     /// The kinds of addresses in its table: `RoCE v2, IPv4`.
@@ -83,7 +83,7 @@ impl DeviceReport {
             link_layer: port.link_layer.to_string(),
             active_mtu: port.active_mtu.bytes(),
             max_mtu: port.max_mtu.bytes(),
-            max_message: port.max_message,
+            max_message_size: port.max_message_size,
             pkeys: port.pkey_table_len,
             gids: kinds(port.number),
         });

@@ -198,7 +198,7 @@ mod tests {
             link_layer: "Ethernet".into(),
             active_mtu: 1024,
             max_mtu: 4096,
-            max_message: 1 << 23,
+            max_message_size: 1 << 23,
             pkeys: 1,
             gids: vec!["RoCE v2, IPv4".into()],
         };

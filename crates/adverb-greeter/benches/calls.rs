@@ -74,7 +74,7 @@ async fn serve(who: &str, place: &str) -> Outcome {
         "stream" => {
             let address: IpAddr = place.split_once(':').ok_or("the device needs an address")?.1.parse()?;
             let listener = Listener::bind_with((address, 0), &options(place)?).await?;
-            peer::tell(&listener.local_address().to_string());
+            peer::tell(&listener.local_addr().to_string());
             answer(listener.accept().await?.into_stream()).await?;
         }
         "tcp" => {

@@ -27,7 +27,7 @@ async fn main() -> anyhow::Result<()> {
 
 async fn serve(address: &str) -> anyhow::Result<()> {
     let listener = Listener::bind(address).await?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     // With tonic's code generator, a `GreeterServer` would stand here. (A String is protobuf's `StringValue`.)
     let hello = |name: Request<String>| async move {
         Ok::<_, Status>(Response::new(format!("hello, {}", name.into_inner())))

@@ -5,7 +5,7 @@ mod remote;
 mod stream;
 
 pub use address_space::AddressSpace;
-pub use remote::Remote;
+pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready, State};
 use super::session::{self, Bell, Origin, Paths};
-use super::{Message, Options, Outgoing, SendError, Unacknowledged};
+use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 use crate::readiness::readable_by_tasks;
 
 /// Connects to a [listener](Listener) with the default [options](Options).
@@ -48,7 +48,7 @@ pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
 #[must_use]
 pub struct Connector {
     options: Options,
-    also_at: Vec<String>,
+    alternate_addr: Vec<String>,
 }
 
 impl Connector {
@@ -67,8 +67,8 @@ impl Connector {
     /// [`connect`](Connector::connect) can't be reached, and when a connection is to [go on](Options::reconnect) over another
     /// path. Names are looked up each time. Which device of this machine is used follows from the route to the address, unless
     /// the options name one.
-    pub fn also_at(mut self, address: impl Into<String>) -> Connector {
-        self.also_at.push(address.into());
+    pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
+        self.alternate_addr.push(address.into());
         self
     }
 
@@ -85,7 +85,7 @@ impl Connector {
     /// Dropped, it leaves nothing behind.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.also_at.clone(), options: self.options.clone() };
+        let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
         let mut peers = paths.addresses.clone();
         for name in &paths.names {
             // One that can't be looked up now may be later.
@@ -146,7 +146,7 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// Accepts connections at an address.
 ///
 /// It has a TCP port of that number, over which both sides tell each other of their queue pairs, and where its device has a
-/// connection manager, a port of that too: see [`Exchange`](super::Exchange). All else is between the queue pairs.
+/// connection manager, a port of that too: see [`Bootstrap`](super::Bootstrap). All else is between the queue pairs.
 ///
 /// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
 /// again. Connections don't need it any more.
@@ -193,7 +193,7 @@ impl Listener {
     }
 
     /// Where it listens.
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.listening.address()
     }
 
@@ -252,11 +252,11 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("address", &self.local_address()).finish_non_exhaustive()
+        f.debug_struct("Listener").field("address", &self.local_addr()).finish_non_exhaustive()
     }
 }
 
-/// A connection to a peer: messages of any length up to the peer's [`longest_message`](Options::longest_message), in
+/// A connection to a peer: messages of any length up to the peer's [`max_message_size`](Options::max_message_size), in
 /// order, both ways. May be used by many tasks.
 ///
 /// Sending waits while the peer has no room; so a receiver that is slow slows the sender, and memory stays bounded. Dropping
@@ -269,7 +269,7 @@ impl fmt::Debug for Listener {
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let listener = Listener::bind("127.0.0.1:0").await?;
-/// let address = listener.local_address();
+/// let address = listener.local_addr();
 /// tokio::spawn(async move {
 ///     let connection = listener.accept().await?;
 ///     // The buffer goes back as it came.
@@ -336,7 +336,7 @@ impl Connection {
     ///
     /// Dropped, the message is sent or not, but never in part; one that was taken already is sent when there is room and this
     /// connection is used again.
-    pub async fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub async fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_message(message.into(), None).await
     }
 
@@ -351,7 +351,7 @@ impl Connection {
     /// As [`send`](Connection::send).
     pub async fn send_with_imm<'a>(
         &self,
-        message: impl Into<Outgoing<'a>>,
+        message: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.send_message(message.into(), Some(immediate)).await
@@ -369,7 +369,7 @@ impl Connection {
     /// # Cancel safety
     ///
     /// Dropped, the message was taken or not.
-    pub async fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub async fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message.into(), None)?);
         let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
         let fed = self.wait(timeout, waiting, |link, state| link.feed(state, &mut ready)).await;
@@ -395,7 +395,7 @@ impl Connection {
     /// # Errors
     ///
     /// [`WouldBlock`](Error::WouldBlock) if there is none; if the connection has ended.
-    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let ready = self.link.ready(message.into(), None)?;
         let mut state = self.link.lock();
         let has_news = self.link.drive(&mut state);
@@ -407,7 +407,7 @@ impl Connection {
         sent
     }
 
-    async fn send_message(&self, message: Outgoing<'_>, immediate: Option<u32>) -> Result<(), SendError> {
+    async fn send_message(&self, message: SendData<'_>, immediate: Option<u32>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message, immediate)?);
         let sent = self.send_ready(&mut ready, self.link.options.timeout).await;
         sent.map_err(|error| Ready::refused(ready, error))
@@ -488,8 +488,8 @@ impl Connection {
 
     /// The messages that were sent and that the peer may not have, once a connection that was to
     /// [go on](Options::reconnect) has ended; taken from it, so that the next call has none. Without that option, none are kept.
-    pub fn unacknowledged(&self) -> Vec<Unacknowledged> {
-        self.link.unacknowledged()
+    pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
+        self.link.take_unacknowledged()
     }
 
     #[cfg(all(test, feature = "soft"))]
@@ -498,7 +498,7 @@ impl Connection {
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
+    pub fn peer_addr(&self) -> SocketAddr {
         self.link.peer()
     }
 
@@ -613,7 +613,7 @@ const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("Connection").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }
 

@@ -5,7 +5,7 @@ mod remote;
 mod stream;
 
 pub use address_space::AddressSpace;
-pub use remote::Remote;
+pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
@@ -22,7 +22,7 @@ use adverb_verbs::memory::Pool;
 use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
 use super::link::{Link, Ready};
 use super::session::{self, Origin, Paths};
-use super::{Message, Options, Outgoing, SendError, Unacknowledged};
+use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 
 /// Connects to a [listener](Listener) with the default [options](Options).
 ///
@@ -38,7 +38,7 @@ pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
 #[must_use]
 pub struct Connector {
     options: Options,
-    also_at: Vec<String>,
+    alternate_addr: Vec<String>,
 }
 
 impl Connector {
@@ -57,8 +57,8 @@ impl Connector {
     /// [`connect`](Connector::connect) can't be reached, and when a connection is to [go on](Options::reconnect) over another
     /// path. Names are looked up each time. Which device of this machine is used follows from the route to the address, unless
     /// the options name one.
-    pub fn also_at(mut self, address: impl Into<String>) -> Connector {
-        self.also_at.push(address.into());
+    pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
+        self.alternate_addr.push(address.into());
         self
     }
 
@@ -71,7 +71,7 @@ impl Connector {
     /// [`connect_timeout`](Options::connect_timeout).
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = address.to_socket_addrs().map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.also_at.clone(), options: self.options.clone() };
+        let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
         for peer in paths.resolve() {
@@ -125,7 +125,7 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// Accepts connections at an address.
 ///
 /// It has a TCP port of that number, over which both sides tell each other of their queue pairs, and where its device has a
-/// connection manager, a port of that too: see [`Exchange`](super::Exchange). All else is between the queue pairs.
+/// connection manager, a port of that too: see [`Bootstrap`](super::Bootstrap). All else is between the queue pairs.
 ///
 /// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
 /// again. Connections don't need it any more.
@@ -160,7 +160,7 @@ impl Listener {
     }
 
     /// Where it listens.
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.listening.address()
     }
 
@@ -217,11 +217,11 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("address", &self.local_address()).finish_non_exhaustive()
+        f.debug_struct("Listener").field("address", &self.local_addr()).finish_non_exhaustive()
     }
 }
 
-/// A connection to a peer: messages of any length up to the peer's [`longest_message`](Options::longest_message), in
+/// A connection to a peer: messages of any length up to the peer's [`max_message_size`](Options::max_message_size), in
 /// order, both ways. May be used by many threads.
 ///
 /// Sending waits while the peer has no room; so a receiver that is slow slows the sender, and memory stays bounded. Dropping
@@ -233,7 +233,7 @@ impl fmt::Debug for Listener {
 /// use adverb::net::blocking::{Listener, connect};
 ///
 /// let listener = Listener::bind("127.0.0.1:0")?;
-/// let address = listener.local_address();
+/// let address = listener.local_addr();
 /// std::thread::spawn(move || {
 ///     let connection = listener.accept()?;
 ///     // The buffer goes back as it came.
@@ -263,7 +263,7 @@ impl Connection {
     /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. A
     /// buffer comes back with the error, unless the message was taken: after a timeout it may have been, and is then sent once
     /// there is room.
-    pub fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_timeout(message.into(), None, self.link.options.timeout)
     }
 
@@ -274,7 +274,7 @@ impl Connection {
     /// As [`send`](Connection::send).
     pub fn send_with_imm<'a>(
         &self,
-        message: impl Into<Outgoing<'a>>,
+        message: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.send_timeout(message.into(), Some(immediate), self.link.options.timeout)
@@ -288,7 +288,7 @@ impl Connection {
     /// ```
     /// # use adverb::net::blocking::{Listener, connect};
     /// # let listener = Listener::bind("127.0.0.1:0")?;
-    /// # let address = listener.local_address();
+    /// # let address = listener.local_addr();
     /// # let server = std::thread::spawn(move || {
     /// #     let connection = listener.accept()?;
     /// #     let mut count = 0;
@@ -309,7 +309,7 @@ impl Connection {
     /// # Errors
     ///
     /// As [`send`](Connection::send).
-    pub fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message.into(), None)?);
         let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
         let fed = self.link.wait(timeout, waiting, |link, state| link.feed(state, &mut ready));
@@ -331,7 +331,7 @@ impl Connection {
     /// # Errors
     ///
     /// [`WouldBlock`](adverb_verbs::Error::WouldBlock) if there is none; if the connection has ended.
-    pub fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let ready = self.link.ready(message.into(), None)?;
         let mut state = self.link.lock();
         self.link.drive_unless_led(&mut state);
@@ -340,7 +340,7 @@ impl Connection {
 
     fn send_timeout(
         &self,
-        message: Outgoing<'_>,
+        message: SendData<'_>,
         immediate: Option<u32>,
         timeout: Duration,
     ) -> Result<(), SendError> {
@@ -401,8 +401,8 @@ impl Connection {
 
     /// The messages that were sent and that the peer may not have, once a connection that was to
     /// [go on](Options::reconnect) has ended; taken from it, so that the next call has none. Without that option, none are kept.
-    pub fn unacknowledged(&self) -> Vec<Unacknowledged> {
-        self.link.unacknowledged()
+    pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
+        self.link.take_unacknowledged()
     }
 
     #[cfg(all(test, feature = "soft"))]
@@ -411,7 +411,7 @@ impl Connection {
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
+    pub fn peer_addr(&self) -> SocketAddr {
         self.link.peer()
     }
 }
@@ -427,6 +427,6 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("Connection").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }

@@ -35,7 +35,7 @@ fn say(bytes: &[u8]) {
     }
     if let Ok(hello) = Hello::parse(bytes) {
         assert_eq!(hello.emit(), bytes);
-        assert!(hello.longest_message <= LONGEST_MESSAGE && hello.ring.len <= u64::from(LONGEST_RING));
+        assert!(hello.max_message_size <= LONGEST_MESSAGE && hello.ring.len <= u64::from(LONGEST_RING));
     }
     // As frames are taken out of what a write brought.
     let mut rest = bytes;
@@ -143,7 +143,7 @@ fn meet(script: &mut Script) {
     assert_eq!((arrived, answer_arrived), (asked, answered), "a change of a greeting went unnoticed");
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
-    let hello = Hello { ring, writes: 4, longest_message: 0, session: None }.emit();
+    let hello = Hello { ring, writes: 4, max_message_size: 0, session: None }.emit();
     for (from, to) in [(&seal, &listeners_seal), (&listeners_seal, &seal)] {
         let sealed = [&from.seal(&hello)[..], &hello].concat();
         assert_eq!(from.open(&sealed).ok(), None, "nobody hears itself");

@@ -3,7 +3,7 @@
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::net`.
 //!
 //! The crate has listeners, connectors and messages of any length up to 64 MiB (or 1 GiB, see
-//! [`Options::longest_message`]), without queue pairs. [`blocking`] has them for threads. With the feature `tokio`, which is on
+//! [`Options::max_message_size`]), without queue pairs. [`blocking`] has them for threads. With the feature `tokio`, which is on
 //! by default, the types of this module are for tasks, with the same methods.
 //!
 //! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from
@@ -44,9 +44,9 @@ mod wait;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{
-    AddressSpace, Connection, Connector, Listener, ReadHalf, Remote, Stream, WriteHalf, connect,
+    AddressSpace, Connection, Connector, Listener, ReadHalf, RemoteRegion, Stream, WriteHalf, connect,
 };
 pub use key::Key;
-pub use message::{Message, Outgoing, SendError, Unacknowledged};
-pub use options::{Exchange, Options};
-pub use remote::Rights;
+pub use message::{Message, SendData, SendError, UnacknowledgedMessage};
+pub use options::{Bootstrap, Options};
+pub use remote::RemoteAccess;

@@ -56,14 +56,14 @@ impl AsRef<[u8]> for Message {
 
 /// What can be sent: bytes, which are copied, or registered memory, of which a long message is sent without a copy.
 #[derive(Debug)]
-pub struct Outgoing<'a>(pub(super) Source<'a>);
+pub struct SendData<'a>(pub(super) Source<'a>);
 
 pub(super) enum Source<'a> {
     Bytes(&'a [u8]),
     Buffer(RegisteredBuf),
 }
 
-impl Outgoing<'_> {
+impl SendData<'_> {
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.0 {
             Source::Bytes(bytes) => bytes,
@@ -72,7 +72,7 @@ impl Outgoing<'_> {
     }
 }
 
-impl Outgoing<'_> {
+impl SendData<'_> {
     /// Why it wasn't sent, with the buffer that it is.
     pub(super) fn refused(self, error: Error) -> SendError {
         let buffer = match self.0 {
@@ -83,19 +83,19 @@ impl Outgoing<'_> {
     }
 }
 
-impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Outgoing<'a> {
-    fn from(bytes: &'a T) -> Outgoing<'a> {
-        Outgoing(Source::Bytes(bytes.as_ref()))
+impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for SendData<'a> {
+    fn from(bytes: &'a T) -> SendData<'a> {
+        SendData(Source::Bytes(bytes.as_ref()))
     }
 }
 
-impl From<RegisteredBuf> for Outgoing<'_> {
+impl From<RegisteredBuf> for SendData<'_> {
     fn from(buffer: RegisteredBuf) -> Self {
-        Outgoing(Source::Buffer(buffer))
+        SendData(Source::Buffer(buffer))
     }
 }
 
-impl From<Message> for Outgoing<'_> {
+impl From<Message> for SendData<'_> {
     fn from(message: Message) -> Self {
         message.buffer.into()
     }
@@ -104,11 +104,11 @@ impl From<Message> for Outgoing<'_> {
 /// A message that was sent, and of which nobody knows whether the peer has it.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Unacknowledged {
+pub struct UnacknowledgedMessage {
     /// How many messages were sent before it over this connection.
-    pub number: u64,
+    pub index: u64,
     /// Its bytes.
-    pub message: RegisteredBuf,
+    pub buffer: RegisteredBuf,
     /// The 32 bits beside it.
     pub immediate: Option<u32>,
 }

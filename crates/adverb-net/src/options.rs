@@ -20,19 +20,19 @@ const DEFAULT_LONGEST_MESSAGE: u32 = 64 << 20;
 /// use std::time::Duration;
 /// use adverb::net::Options;
 ///
-/// let options = Options::new().ring(1 << 20).connect_timeout(Duration::from_secs(1));
+/// let options = Options::new().recv_ring_size(1 << 20).connect_timeout(Duration::from_secs(1));
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Options {
     pub(super) device: Option<Device>,
     pub(super) pool: Option<Pool>,
-    pub(super) ring: u32,
-    pub(super) writes: u32,
-    pub(super) eager: u32,
-    pub(super) read_ahead: usize,
-    pub(super) longest_message: u32,
-    pub(super) exchange: Exchange,
+    pub(super) recv_ring_size: u32,
+    pub(super) max_outstanding_writes: u32,
+    pub(super) eager_threshold: u32,
+    pub(super) recv_buffer_limit: usize,
+    pub(super) max_message_size: u32,
+    pub(super) bootstrap: Bootstrap,
     pub(super) key: Option<Key>,
     pub(super) allow_foreign_gid: bool,
     pub(super) connect_timeout: Duration,
@@ -48,12 +48,12 @@ impl Default for Options {
         Options {
             device: None,
             pool: None,
-            ring: 256 << 10,
-            writes: 64,
-            eager: 16 << 10,
-            read_ahead: 4 << 20,
-            longest_message: DEFAULT_LONGEST_MESSAGE,
-            exchange: Exchange::Auto,
+            recv_ring_size: 256 << 10,
+            max_outstanding_writes: 64,
+            eager_threshold: 16 << 10,
+            recv_buffer_limit: 4 << 20,
+            max_message_size: DEFAULT_LONGEST_MESSAGE,
+            bootstrap: Bootstrap::Auto,
             key: None,
             allow_foreign_gid: false,
             connect_timeout: Duration::from_secs(5),
@@ -90,29 +90,29 @@ impl Options {
     }
 
     /// How many bytes of short messages the peer may send ahead: 256 KiB, unless set; from 512 bytes to 16 MiB.
-    pub fn ring(mut self, bytes: u32) -> Options {
-        self.ring = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
+    pub fn recv_ring_size(mut self, bytes: u32) -> Options {
+        self.recv_ring_size = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
         self
     }
 
     /// How many writes the peer may have on their way or unread, each of one message or several: 64, unless set; from 4 to
     /// 256.
-    pub fn writes(mut self, count: u32) -> Options {
-        self.writes = count.clamp(FEWEST_WRITES, MOST_WRITES);
+    pub fn max_outstanding_writes(mut self, count: u32) -> Options {
+        self.max_outstanding_writes = count.clamp(FEWEST_WRITES, MOST_WRITES);
         self
     }
 
     /// Up to which length messages are copied into the peer's ring: 16 KiB, unless set, and at most a quarter of the ring.
     /// The peer reads longer ones from where they are.
-    pub fn eager(mut self, bytes: u32) -> Options {
-        self.eager = bytes;
+    pub fn eager_threshold(mut self, bytes: u32) -> Options {
+        self.eager_threshold = bytes;
         self
     }
 
     /// How many bytes of messages that nobody has asked for yet are taken in: 4 MiB, unless set. (Each counts 64 bytes more
     /// than it has; and one always is.)
-    pub fn read_ahead(mut self, bytes: usize) -> Options {
-        self.read_ahead = bytes;
+    pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
+        self.recv_buffer_limit = bytes;
         self
     }
 
@@ -121,14 +121,14 @@ impl Options {
     ///
     /// A peer makes this side allocate that much with a frame of 32 bytes, so raise it only as far as the messages need.
     /// Streams aren't limited by it.
-    pub fn longest_message(mut self, bytes: u32) -> Options {
-        self.longest_message = bytes.min(LONGEST_MESSAGE);
+    pub fn max_message_size(mut self, bytes: u32) -> Options {
+        self.max_message_size = bytes.min(LONGEST_MESSAGE);
         self
     }
 
-    /// How the two sides find each other: [`Auto`](Exchange::Auto), unless set.
-    pub fn exchange(mut self, exchange: Exchange) -> Options {
-        self.exchange = exchange;
+    /// How the two sides find each other: [`Auto`](Bootstrap::Auto), unless set.
+    pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Options {
+        self.bootstrap = bootstrap;
         self
     }
 
@@ -177,7 +177,7 @@ impl Options {
     }
 
     /// Has the connection go on when its link breaks, if it can be made again within this time: over the same path or
-    /// [another](super::blocking::Connector::also_at). Both sides must want it.
+    /// [another](super::blocking::Connector::alternate_addr). Both sides must want it.
     ///
     /// A break is noticed by who uses the connection, as it is [otherwise](Options::keepalive), and not while nobody does. From
     /// then on it is made again by itself: who connected connects again, and the other side lets it in, if its listener is still
@@ -186,10 +186,10 @@ impl Options {
     ///
     /// What was sent and hadn't come is sent again, so that no message is lost or comes twice as long as both programs live; who
     /// waits goes on waiting. One-sided operations that were under way fail, because nobody knows whether they were done;
-    /// memory that was exposed is announced again, and must be [found](super::blocking::Connection::remote) again.
+    /// memory that was exposed is announced again, and must be [found](super::blocking::Connection::remote_region) again.
     ///
     /// If the time passes, or the peer doesn't know the connection any more, because its program has ended, the connection
-    /// ends, and [`unacknowledged`](super::blocking::Connection::unacknowledged) has the messages that the peer may not have.
+    /// ends, and [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) has the messages that the peer may not have.
     /// Until the peer has read them, messages are kept in this side's memory for that.
     pub fn reconnect(mut self, within: Duration) -> Options {
         self.reconnect = Some(within);
@@ -198,7 +198,7 @@ impl Options {
 
     /// The longest message that fits a write into a ring of the peer's.
     pub(super) fn eager_for(&self, ring: u32) -> u32 {
-        self.eager.min(longest_write(ring) - HEADER_LEN as u32)
+        self.eager_threshold.min(longest_write(ring) - HEADER_LEN as u32)
     }
 }
 
@@ -207,7 +207,7 @@ impl Options {
 /// Both ways lead to the same connection, over the same device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum Exchange {
+pub enum Bootstrap {
     /// A listener can be found in both ways, where its device has a connection manager; who connects over hardware asks the
     /// connection manager, and TCP if the peer has none there, and who connects over a software device asks TCP: on one
     /// machine several processes can have the same address for TCP, but not for RDMA. (So a listener that only the connection

@@ -7,29 +7,29 @@ use adverb_verbs::{Access, Error, RemoteAddress, Result, SendRequest};
 
 use super::link::{Asked, Link};
 use super::protocol::Announced;
-use super::{Outgoing, SendError};
+use super::{SendData, SendError};
 
 /// What a peer may do to memory that is exposed to it.
 ///
 /// ```
-/// use adverb::net::Rights;
+/// use adverb::net::RemoteAccess;
 ///
-/// let rights = Rights::READ | Rights::ATOMIC;
-/// assert!(rights.contains(Rights::READ) && !rights.contains(Rights::WRITE));
+/// let access = RemoteAccess::READ | RemoteAccess::ATOMIC;
+/// assert!(access.contains(RemoteAccess::READ) && !access.contains(RemoteAccess::WRITE));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rights(u8);
+pub struct RemoteAccess(u8);
 
-impl Rights {
+impl RemoteAccess {
     /// To read.
-    pub const READ: Rights = Rights(1);
+    pub const READ: RemoteAccess = RemoteAccess(1);
     /// To write.
-    pub const WRITE: Rights = Rights(2);
+    pub const WRITE: RemoteAccess = RemoteAccess(2);
     /// To add to words, and to compare and swap them.
-    pub const ATOMIC: Rights = Rights(4);
+    pub const ATOMIC: RemoteAccess = RemoteAccess(4);
 
     /// Whether all of those are among these.
-    pub const fn contains(self, other: Rights) -> bool {
+    pub const fn contains(self, other: RemoteAccess) -> bool {
         self.0 & other.0 == other.0
     }
 
@@ -44,9 +44,9 @@ impl Rights {
 
     pub(super) fn access(self) -> Access {
         let mut access = Access::LOCAL_WRITE;
-        access.set(Access::REMOTE_READ, self.contains(Rights::READ));
-        access.set(Access::REMOTE_WRITE, self.contains(Rights::WRITE));
-        access.set(Access::REMOTE_ATOMIC, self.contains(Rights::ATOMIC));
+        access.set(Access::REMOTE_READ, self.contains(RemoteAccess::READ));
+        access.set(Access::REMOTE_WRITE, self.contains(RemoteAccess::WRITE));
+        access.set(Access::REMOTE_ATOMIC, self.contains(RemoteAccess::ATOMIC));
         access
     }
 }
@@ -54,11 +54,11 @@ impl Rights {
 /// Beside the rights: that peers name the memory by its addresses.
 const BY_ADDRESS: u8 = 8;
 
-impl BitOr for Rights {
-    type Output = Rights;
+impl BitOr for RemoteAccess {
+    type Output = RemoteAccess;
 
-    fn bitor(self, other: Rights) -> Rights {
-        Rights(self.0 | other.0)
+    fn bitor(self, other: RemoteAccess) -> RemoteAccess {
+        RemoteAccess(self.0 | other.0)
     }
 }
 
@@ -77,8 +77,8 @@ impl Announced {
 
     /// The bytes of a range, if it lies within the memory and the right to them was given. What the device would refuse
     /// would end the connection.
-    pub(super) fn place(&self, offset: u64, len: usize, right: Rights) -> Result<RemoteAddress> {
-        if !Rights(self.rights).contains(right) {
+    pub(super) fn place(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
+        if !RemoteAccess(self.rights).contains(right) {
             let reason = "the peer hasn't given the right to do this to its memory";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
@@ -99,11 +99,11 @@ impl Announced {
         if !offset.is_multiple_of(8) {
             return Err(Error::Unaligned { offset: usize::try_from(offset).unwrap_or(usize::MAX) });
         }
-        self.place(offset, 8, Rights::ATOMIC)
+        self.place(offset, 8, RemoteAccess::ATOMIC)
     }
 
     /// As [`place`](Announced::place), of a range, with its length.
-    pub(super) fn range(&self, range: &Range<u64>, right: Rights) -> Result<(RemoteAddress, usize)> {
+    pub(super) fn range(&self, range: &Range<u64>, right: RemoteAccess) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
         let backwards =
             || Error::InvalidRequest { reason: format!("the range {range:?} ends before it begins").into() };
@@ -115,7 +115,7 @@ impl Announced {
 /// What both kinds of remote memory ask for.
 impl Announced {
     pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
-        let (place, len) = self.range(range, Rights::READ)?;
+        let (place, len) = self.range(range, RemoteAccess::READ)?;
         link.check_len(len)?;
         Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place), self.generation))
     }
@@ -124,11 +124,12 @@ impl Announced {
         &self,
         link: &'a Link,
         offset: u64,
-        bytes: Outgoing<'_>,
+        bytes: SendData<'_>,
     ) -> Result<Asked<'a>, SendError> {
         let len = bytes.bytes().len();
-        let place =
-            self.place(offset, len, Rights::WRITE).and_then(|place| link.check_len(len).map(|()| place));
+        let place = self
+            .place(offset, len, RemoteAccess::WRITE)
+            .and_then(|place| link.check_len(len).map(|()| place));
         let place = match place {
             Ok(place) => place,
             Err(error) => return Err(bytes.refused(error)),

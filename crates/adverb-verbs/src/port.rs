@@ -21,7 +21,7 @@ pub struct Port {
     /// Its local identifier, on InfiniBand.
     pub lid: u16,
     /// How many bytes a message may have.
-    pub max_message: u32,
+    pub max_message_size: u32,
     /// How many entries its GID table has, used or not.
     pub gid_table_len: u32,
     /// How many entries its partition-key table has.

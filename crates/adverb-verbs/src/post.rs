@@ -262,8 +262,10 @@ impl QueuePair {
             let reason = "lending needs a connection, and reading a reliable one";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
-        if segment.length > self.max_message {
-            return Err(Error::TooLong { len: segment.length.into(), most: self.max_message.into() }.into());
+        if segment.length > self.max_message_size {
+            return Err(
+                Error::TooLong { len: segment.length.into(), most: self.max_message_size.into() }.into()
+            );
         }
         let mut queue = self.send.lock();
         let mut batch = std::mem::take(&mut queue.scratch.batch);
@@ -358,7 +360,7 @@ impl QueuePair {
         }
         let Payload::One(piece) = payload else { return None };
         let segment = piece.segment();
-        (segment.length <= self.max_message && *piece.domain() == self.domain).then_some(segment)
+        (segment.length <= self.max_message_size && *piece.domain() == self.domain).then_some(segment)
     }
 
     /// What of a send request doesn't fit the queue pair.
@@ -377,7 +379,7 @@ impl QueuePair {
         if !inlined {
             self.domain.check_payload(&request.payload, || self.name())?;
         }
-        let most = if inlined { self.limits.inline } else { self.max_message };
+        let most = if inlined { self.limits.inline } else { self.max_message_size };
         check_payload(&request.payload, self.limits.send_segments, most)
     }
 

@@ -34,7 +34,7 @@ pub struct QueuePair {
     pub(super) recv: Receives,
     pub(super) transport: Transport,
     pub(super) limits: QueuePairLimits,
-    pub(super) max_message: u32,
+    pub(super) max_message_size: u32,
     pub(super) port: Port,
     pub(super) gid: GidEntry,
     pub(super) gid_index: u8,
@@ -124,7 +124,7 @@ impl QueuePair {
 
     /// Returns the maximum length of a message, in bytes.
     pub fn max_message_size(&self) -> u32 {
-        self.max_message
+        self.max_message_size
     }
 
     /// The protection domain that it belongs to.

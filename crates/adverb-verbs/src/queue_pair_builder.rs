@@ -240,10 +240,10 @@ impl QueuePairBuilder {
             state: StateCell::new(),
             transport: self.transport,
             limits,
-            max_message: match self.transport {
+            max_message_size: match self.transport {
                 // A datagram is one packet.
                 Transport::Ud => u32::from(port.active_mtu.bytes()),
-                _ => port.max_message,
+                _ => port.max_message_size,
             },
             port,
             gid,

@@ -76,7 +76,7 @@ fn pass(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
     let connector = Connector::new().options(&options);
     let (left, right) = scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());
-        let left = connector.connect(listener.local_address())?;
+        let left = connector.connect(listener.local_addr())?;
         Ok::<_, adverb::Error>((left, accepting.join().expect("it doesn't panic")?))
     })?;
     for _ in 0..rounds / AHEAD {

@@ -26,7 +26,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address] => {
             let listener = Listener::bind(address.parse()?)?;
-            println!("listening at {}", listener.local_address());
+            println!("listening at {}", listener.local_addr());
             loop {
                 let request = listener.accept()?;
                 println!("{}", request.path());

@@ -28,11 +28,11 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 fn serve(address: &str) -> adverb::Result<()> {
     let listener = Listener::bind(address)?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     loop {
         let connection = listener.accept()?;
         std::thread::spawn(move || {
-            let peer = connection.peer_address();
+            let peer = connection.peer_addr();
             match echo(connection) {
                 Ok(()) => println!("{peer} is done"),
                 Err(error) => println!("{error}"),

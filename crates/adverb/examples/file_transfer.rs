@@ -32,7 +32,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
     let listener = Listener::bind(address)?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     let connection = listener.accept()?;
     let (mut file, mut len) = (File::create(path)?, 0);
     while let Some(piece) = connection.recv()? {
@@ -41,7 +41,7 @@ fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> 
     }
     // Only now does the sender know that it is all here.
     connection.send(&len.to_le_bytes())?;
-    println!("received {len} bytes from {}", connection.peer_address());
+    println!("received {len} bytes from {}", connection.peer_addr());
     Ok(connection.close()?)
 }
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use adverb::net::Rights;
+use adverb::net::RemoteAccess;
 use adverb::net::blocking::{Listener, connect};
 
 /// How many bytes of parameters there are, behind their version.
@@ -31,9 +31,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 fn serve(address: &str) -> adverb::Result<()> {
     let listener = Listener::bind(address)?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     let (connection, mut step) = (listener.accept()?, 0);
-    let parameters = connection.expose("parameters", 8 + LEN, Rights::READ)?;
+    let parameters = connection.expose("parameters", 8 + LEN, RemoteAccess::READ)?;
     // The client sends nothing: it reads, of which this side sees nothing, until it closes the connection.
     while connection.recv_timeout(Duration::from_millis(1)).is_err() {
         step += 1;
@@ -54,7 +54,7 @@ fn train(parameters: &adverb::memory::MemoryRegion, step: u64) -> adverb::Result
 
 fn read(address: &str) -> adverb::Result<()> {
     let connection = connect(address)?;
-    let parameters = connection.remote("parameters")?;
+    let parameters = connection.remote_region("parameters")?;
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(2));
         // Done in this order: if the version is the same before and after, all are of that version.

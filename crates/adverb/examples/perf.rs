@@ -112,7 +112,7 @@ impl Plan {
 /// Serves one peer, whatever it wants.
 fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind(address)?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
     let plan = Plan::from_bytes(request.private_data()).ok_or("the peer didn't say what it wants")?;
     let mut desk = Desk::new(request.path(), &plan)?;

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use adverb::net::Rights;
+use adverb::net::RemoteAccess;
 use adverb::net::blocking::{Connection, Listener, connect};
 
 fn main() {
@@ -22,18 +22,18 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {
             let listener = Listener::bind(address)?;
-            println!("listening at {}", listener.local_address());
+            println!("listening at {}", listener.local_addr());
             loop {
                 let connection = listener.accept()?;
                 std::thread::spawn(move || match serve(&connection) {
-                    Ok(count) => println!("{} counted to {count}", connection.peer_address()),
+                    Ok(count) => println!("{} counted to {count}", connection.peer_addr()),
                     Err(error) => println!("{error}"),
                 });
             }
         }
         [address] => {
             let connection = connect(address)?;
-            let counter = connection.remote("counter")?;
+            let counter = connection.remote_region("counter")?;
             for _ in 0..1000 {
                 counter.fetch_add(0, 1)?;
             }
@@ -45,7 +45,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn serve(connection: &Connection) -> adverb::Result<u64> {
-    let counter = connection.expose("counter", 8, Rights::READ | Rights::ATOMIC)?;
+    let counter = connection.expose("counter", 8, RemoteAccess::READ | RemoteAccess::ATOMIC)?;
     // All that there is to do is to wait until the client is done.
     while connection.recv()?.is_some() {}
     Ok(counter.word(0)?.load(Ordering::Relaxed))

@@ -94,7 +94,7 @@ fn run(options: &Options) -> Outcome<()> {
 
 fn serve(options: &Options) -> Outcome<usize> {
     let listener = Listener::bind(options.address)?;
-    println!("listening at {}", listener.local_address());
+    println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
     let (queue_pair, mut desk) = Desk::new(request.path())?;
     let connection = request.accept(queue_pair, b"")?;

@@ -5,7 +5,7 @@
 //! #[tokio::main]
 //! async fn main() -> adverb::Result<()> {
 //!     let listener = adverb::Listener::bind("127.0.0.1:0").await?; // an RDMA NIC's address, or loopback
-//!     let address = listener.local_address();
+//!     let address = listener.local_addr();
 //!     tokio::spawn(async move {
 //!         let connection = listener.accept().await?;
 //!         while let Some(message) = connection.recv().await? {

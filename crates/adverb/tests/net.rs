@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::net::{Options, Rights, SendError};
+use adverb::net::{Options, RemoteAccess, SendError};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 use random::Random;
 
@@ -28,7 +28,7 @@ fn options() -> Options {
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
 fn tiny(options: Options) -> Options {
-    options.ring(512).writes(4)
+    options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
 fn pair(options: &Options) -> (Connection, Connection) {
@@ -37,7 +37,7 @@ fn pair(options: &Options) -> (Connection, Connection) {
 
 fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
         let server = listener.accept().unwrap();
@@ -117,7 +117,7 @@ fn everything_wraps_in_the_smallest_rings() {
 #[test]
 fn rings_of_odd_lengths_wrap() {
     for ring in [528, 1_008, 4_112] {
-        exchange(pair(&options().ring(ring).writes(7)), 3_000, 2_000);
+        exchange(pair(&options().recv_ring_size(ring).max_outstanding_writes(7)), 3_000, 2_000);
     }
 }
 
@@ -129,14 +129,18 @@ fn nothing_is_lost_where_packets_are() {
         let address = format!("10.0.0.{number}").parse().unwrap();
         SoftDevice::on(&switch, address).faults(faults).open().unwrap()
     };
-    let sides = [device(1), device(2)].map(|device| options().device(&device).ring(4096).writes(16));
+    let sides = [device(1), device(2)]
+        .map(|device| options().device(&device).recv_ring_size(4096).max_outstanding_writes(16));
     let [client, server] = &sides;
     exchange(unequal_pair(client, server), 500, 50_000);
 }
 
 #[test]
 fn the_sides_need_not_agree() {
-    let (small, large) = (tiny(options()), options().ring(1 << 20).writes(256).eager(1 << 20));
+    let (small, large) = (
+        tiny(options()),
+        options().recv_ring_size(1 << 20).max_outstanding_writes(256).eager_threshold(1 << 20),
+    );
     exchange(unequal_pair(&small, &large), 1_000, 5_000);
     exchange(unequal_pair(&large, &small), 1_000, 5_000);
 }
@@ -165,7 +169,7 @@ fn long_messages_are_read_from_where_they_are() {
 #[test]
 fn a_message_that_is_too_long_is_refused() {
     // By default that is any of more than 64 MiB; with the option, of more than 1 GiB.
-    for (options, most) in [(options(), 64 << 20), (options().longest_message(u32::MAX), 1 << 30)] {
+    for (options, most) in [(options(), 64 << 20), (options().max_message_size(u32::MAX), 1 << 30)] {
         let (left, _right) = pair(&options);
         let bytes = vec![0; most + 1];
         let error = left.send(&bytes[..]).unwrap_err().error;
@@ -175,7 +179,7 @@ fn a_message_that_is_too_long_is_refused() {
 
 #[test]
 fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
-    let options = tiny(options()).read_ahead(1000);
+    let options = tiny(options()).recv_buffer_limit(1000);
     let (left, right) = pair(&options);
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     scope(|scope| {
@@ -222,7 +226,7 @@ fn has_room(tried: Result<(), SendError>) -> bool {
 
 #[test]
 fn trying_to_send_says_when_there_is_no_room() {
-    let (left, right) = pair(&tiny(options()).read_ahead(0));
+    let (left, right) = pair(&tiny(options()).recv_buffer_limit(0));
     let mut sent = 0;
     while has_room(left.try_send(&[7; 100])) {
         sent += 1;
@@ -241,7 +245,7 @@ fn trying_to_send_says_when_there_is_no_room() {
 
 #[test]
 fn messages_without_bytes_are_not_taken_in_without_end() {
-    let (left, right) = pair(&options().read_ahead(64 << 10));
+    let (left, right) = pair(&options().recv_buffer_limit(64 << 10));
     let mut sent = 0;
     // The other side works, but receives nothing.
     for _ in 0..200 {
@@ -261,8 +265,8 @@ fn messages_without_bytes_are_not_taken_in_without_end() {
 fn what_cannot_be_sent_comes_back() {
     let options = options().keepalive(Duration::from_millis(100));
     let (left, right) = pair(&tiny(options));
-    right.expose("memory", 4096, Rights::WRITE).unwrap();
-    let remote = left.remote("memory").unwrap();
+    right.expose("memory", 4096, RemoteAccess::WRITE).unwrap();
+    let remote = left.remote_region("memory").unwrap();
     let buffer = |len: usize| {
         let mut buffer = left.pool().alloc(len).unwrap();
         fill(len, &mut buffer);
@@ -304,16 +308,16 @@ fn a_message_of_one_connection_is_sent_on_over_another() {
         next.send(right.recv().unwrap().unwrap()).unwrap();
         check(1, len, &last.recv().unwrap().unwrap());
     }
-    last.expose("memory", 100_000, Rights::WRITE).unwrap();
+    last.expose("memory", 100_000, RemoteAccess::WRITE).unwrap();
     left.send(&[7; 100_000]).unwrap();
-    next.remote("memory").unwrap().write(0, right.recv().unwrap().unwrap()).unwrap();
+    next.remote_region("memory").unwrap().write(0, right.recv().unwrap().unwrap()).unwrap();
 }
 
 #[test]
 fn who_speaks_another_version_or_nothing_is_told_so() {
     let options = options().connect_timeout(Duration::from_millis(500));
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let ask = |request: &[u8]| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(request).unwrap();
@@ -347,11 +351,13 @@ fn who_speaks_another_version_or_nothing_is_told_so() {
 #[test]
 fn exposed_memory_is_reached_without_the_peers_program() {
     let (left, right) = pair(&options());
-    let table = right.expose("table", 1 << 20, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
-    let log = right.expose("log", 64, Rights::READ).unwrap();
+    let table = right
+        .expose("table", 1 << 20, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
+        .unwrap();
+    let log = right.expose("log", 64, RemoteAccess::READ).unwrap();
     table.write(4096, b"a row").unwrap();
     // From here on the other side does nothing.
-    let remote = left.remote("table").unwrap();
+    let remote = left.remote_region("table").unwrap();
     assert_eq!(remote.len(), 1 << 20);
     assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
     remote.write(100, b"written").unwrap();
@@ -375,7 +381,7 @@ fn exposed_memory_is_reached_without_the_peers_program() {
     let [begin, end] = [5, 3];
     assert!(remote.read(begin..end).unwrap_err().to_string().contains("5..3 ends before it begins"));
     assert!(matches!(remote.fetch_add(4, 1), Err(Error::Unaligned { .. })));
-    let log_there = left.remote("log").unwrap();
+    let log_there = left.remote_region("log").unwrap();
     assert!(matches!(log_there.write(0, b"x").unwrap_err().error, Error::InvalidRequest { .. }));
     assert!(matches!(log_there.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
     assert_eq!(log_there.read(0..64).unwrap().len(), log.len());
@@ -394,11 +400,11 @@ fn exposed_memory_is_reached_without_the_peers_program() {
 fn threads_count_in_a_peers_memory_while_messages_pass() {
     const EACH: u64 = 500;
     let (left, right) = pair(&tiny(options()));
-    let counter = right.expose("counter", 8, Rights::ATOMIC).unwrap();
+    let counter = right.expose("counter", 8, RemoteAccess::ATOMIC).unwrap();
     scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let remote = left.remote("counter").unwrap();
+                let remote = left.remote_region("counter").unwrap();
                 for _ in 0..EACH {
                     remote.fetch_add(0, 1).unwrap();
                     left.send(b"counted").unwrap();
@@ -415,13 +421,13 @@ fn threads_count_in_a_peers_memory_while_messages_pass() {
 #[test]
 fn memory_that_nobody_exposes_is_waited_for_in_vain() {
     let (left, right) = pair(&options().timeout(Duration::from_millis(50)));
-    assert!(matches!(left.remote("nothing"), Err(Error::Timeout { .. })));
-    assert!(right.expose(&"long".repeat(17), 8, Rights::READ).is_err());
+    assert!(matches!(left.remote_region("nothing"), Err(Error::Timeout { .. })));
+    assert!(right.expose(&"long".repeat(17), 8, RemoteAccess::READ).is_err());
     right.shutdown().unwrap();
     // Which may take longer to be heard of.
-    let mut found = left.remote("nothing");
+    let mut found = left.remote_region("nothing");
     while matches!(found, Err(Error::Timeout { .. })) {
-        found = left.remote("nothing");
+        found = left.remote_region("nothing");
     }
     let error = found.unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");

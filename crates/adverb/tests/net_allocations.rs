@@ -33,7 +33,7 @@ fn connect_with(client: &Options, other: &Device) -> (blocking::Connection, bloc
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
         let connector = blocking::Connector::new().options(client);
-        (connector.connect(listener.local_address()).unwrap(), accepting.join().unwrap())
+        (connector.connect(listener.local_addr()).unwrap(), accepting.join().unwrap())
     })
 }
 
@@ -100,7 +100,7 @@ fn messages_allocate_nothing() {
     let (left, right) = runtime.block_on(async {
         let listener = adverb::net::Listener::bind_with("127.0.0.1:0", &options(&there)).await.unwrap();
         let connector = adverb::net::Connector::new().options(&options(&here));
-        let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         (left.unwrap(), right.unwrap())
     });
     // All in one: a runtime that begins to run allocates.

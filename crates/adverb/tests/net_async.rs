@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::{Connection, Connector, Listener, Options, Rights};
+use adverb::net::{Connection, Connector, Listener, Options, RemoteAccess};
 use adverb::verbs::{Device, SoftDevice, Switch};
 use random::Random;
 use tokio::net::TcpStream;
@@ -26,7 +26,7 @@ fn options() -> Options {
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
 fn tiny(options: Options) -> Options {
-    options.ring(512).writes(4)
+    options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
 async fn pair(options: &Options) -> (Connection, Connection) {
@@ -36,7 +36,7 @@ async fn pair(options: &Options) -> (Connection, Connection) {
 async fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).await.unwrap();
     let connector = Connector::new().options(client);
-    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (client.unwrap(), server.unwrap())
 }
 
@@ -117,7 +117,7 @@ async fn who_never_waits_leaves_other_tasks_their_turn() {
 #[tokio::test]
 async fn futures_that_are_dropped_at_any_point_do_no_harm() {
     let drops = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
-    let (left, right) = pair(&tiny(options()).eager(100)).await;
+    let (left, right) = pair(&tiny(options()).eager_threshold(100)).await;
     let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
     // A receive that is dropped loses nothing; what is sent and dropped comes whole or not at all.
     let mut expect = |message: &[u8]| {
@@ -198,9 +198,9 @@ async fn waiting_ends_in_time_and_a_peer_that_is_gone_is_noticed() {
 async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dropped() {
     let options = options().connect_timeout(Duration::from_secs(30));
     let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
-    let _silent = TcpStream::connect(listener.local_address()).await.unwrap();
+    let _silent = TcpStream::connect(listener.local_addr()).await.unwrap();
     let connector = Connector::new().options(&options);
-    let connecting = connector.connect(listener.local_address());
+    let connecting = connector.connect(listener.local_addr());
     let accepting = async {
         loop {
             // Dropped again and again, it goes on where it was.
@@ -220,7 +220,7 @@ async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dr
 async fn tasks_and_threads_speak_the_same() {
     let options = options();
     let listener = adverb::net::blocking::Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     let thread = std::thread::spawn(move || {
         let connection = listener.accept()?;
         while let Some(message) = connection.recv()? {
@@ -246,8 +246,11 @@ async fn operations_on_a_peers_memory_may_be_dropped() {
         Options::new().device(&device)
     });
     let (left, right) = unequal_pair(&sides[0], &sides[1]).await;
-    let table = right.expose("table", 4096, Rights::READ | Rights::WRITE | Rights::ATOMIC).await.unwrap();
-    let remote = left.remote("table").await.unwrap();
+    let table = right
+        .expose("table", 4096, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
+        .await
+        .unwrap();
+    let remote = left.remote_region("table").await.unwrap();
     let (mut random, mut dropped) = (Random(9), 0);
     for number in 0..2_000u64 {
         dropped += usize::from(match random.below(6) {

@@ -23,7 +23,7 @@ fn pair([closer, peer]: &[Options; 2]) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", peer).unwrap();
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
-        let closer = Connector::new().options(closer).connect(listener.local_address()).unwrap();
+        let closer = Connector::new().options(closer).connect(listener.local_addr()).unwrap();
         (closer, accepting.join().unwrap())
     })
 }
@@ -111,7 +111,7 @@ mod tasks {
                     let [closer, peer] = options(seed, 200_000);
                     let listener = Listener::bind_with("127.0.0.1:0", &peer).await.unwrap();
                     for round in 0..10 {
-                        let address = listener.local_address();
+                        let address = listener.local_addr();
                         let connector = Connector::new().options(&closer);
                         let (closer, peer) = tokio::join!(connector.connect(address), listener.accept());
                         let (closer, peer) = (closer.unwrap(), peer.unwrap());
@@ -142,7 +142,7 @@ mod tasks {
             let [closer, peer] = options(seed, 200_000);
             let listener = runtime.block_on(Listener::bind_with("127.0.0.1:0", &peer)).unwrap();
             for _ in 0..5 {
-                let address = listener.local_address();
+                let address = listener.local_addr();
                 let closing = runtime.spawn({
                     let connector = Connector::new().options(&closer);
                     async move { connector.connect(address).await?.close().await }
@@ -164,7 +164,7 @@ mod tasks {
             let accepting = spawn(move || {
                 run(async {
                     let listener = Listener::bind_with("127.0.0.1:0", &other).await.unwrap();
-                    send_address.send(listener.local_address()).unwrap();
+                    send_address.send(listener.local_addr()).unwrap();
                     listener.accept().await.unwrap().into_stream().shutdown().await
                 })
             });

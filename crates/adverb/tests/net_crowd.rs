@@ -46,7 +46,7 @@ fn those_that_say_nothing_keep_nobody_out() {
     let options = Options::new().device(&Device::open("soft").unwrap());
     let options = options.connect_timeout(Duration::from_secs(60)).timeout(Duration::from_secs(30));
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     for few_descriptors in [true, false] {
         let start = Instant::now();
         scope(|scope| {

@@ -168,7 +168,7 @@ fn attack(key: Option<&Key>, time: Duration) {
     // Short, so that those who say nothing are soon gone.
     let strict = good.clone().connect_timeout(Duration::from_millis(500));
     let listener = Listener::bind_with((ip, 0), &strict).unwrap();
-    let addr = listener.local_address();
+    let addr = listener.local_addr();
     let (stop, counts) = (AtomicBool::new(false), Counts::default());
     let end = End::new(&device, 8, false);
     let nonce = key.map(|_| [3; 32]);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::net::{Exchange, Key, Options};
+use adverb::net::{Bootstrap, Key, Options};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
 /// Two software devices on a network in memory, whose addresses begin with this.
@@ -27,22 +27,22 @@ fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 
 
 /// The options of both sides, and where the listener is to be.
 fn sides(
-    exchange: Exchange,
+    bootstrap: Bootstrap,
     network: [u8; 3],
     faults: Option<FaultConfig>,
 ) -> (Options, Options, SocketAddr) {
     let [(_, client), (address, server)] = devices(network, faults);
     let options = |device| {
-        let options = Options::new().device(device).exchange(exchange).timeout(Duration::from_secs(30));
+        let options = Options::new().device(device).bootstrap(bootstrap).timeout(Duration::from_secs(30));
         options.connect_timeout(Duration::from_secs(10))
     };
     // The network in memory has no TCP.
-    let address = if exchange == Exchange::ConnectionManager { address } else { [127, 0, 0, 1].into() };
+    let address = if bootstrap == Bootstrap::ConnectionManager { address } else { [127, 0, 0, 1].into() };
     (options(&client), options(&server), SocketAddr::new(address, 0))
 }
 
 fn meet(client: &Options, listener: &Listener) -> (Connection, Connection) {
-    let address = listener.local_address();
+    let address = listener.local_addr();
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
         let server = listener.accept().unwrap();
@@ -70,13 +70,13 @@ fn talk((client, server): (Connection, Connection)) {
 #[test]
 fn sides_find_each_other_in_every_way() {
     let key = Key::new([7; 32]).unwrap();
-    for (number, exchange) in
-        [Exchange::Auto, Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate()
+    for (number, bootstrap) in
+        [Bootstrap::Auto, Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate()
     {
-        let (client, server, address) = sides(exchange, [10, 20, number as u8], None);
+        let (client, server, address) = sides(bootstrap, [10, 20, number as u8], None);
         for (client, server) in [(client.clone(), server.clone()), (client.key(&key), server.key(&key))] {
             let listener = Listener::bind_with(address, &server).unwrap();
-            assert_ne!(listener.local_address().port(), 0);
+            assert_ne!(listener.local_addr().port(), 0);
             for _ in 0..3 {
                 talk(meet(&client, &listener));
             }
@@ -87,7 +87,7 @@ fn sides_find_each_other_in_every_way() {
 #[test]
 fn sides_find_each_other_where_packets_are_lost() {
     let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(3) };
-    let (client, server, address) = sides(Exchange::ConnectionManager, [10, 21, 0], Some(faults));
+    let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 21, 0], Some(faults));
     let key = Key::new([7; 32]).unwrap();
     let listener = Listener::bind_with(address, &server.key(&key)).unwrap();
     for _ in 0..5 {
@@ -101,8 +101,8 @@ fn a_listener_is_found_in_both_ways_at_one_port() {
     let address = device.gids().unwrap()[0].gid.ip();
     let options = Options::new().device(&device).timeout(Duration::from_secs(30));
     let listener = Listener::bind_with((address, 0), &options).unwrap();
-    for exchange in [Exchange::ConnectionManager, Exchange::Tcp, Exchange::Auto] {
-        talk(meet(&options.clone().exchange(exchange), &listener));
+    for bootstrap in [Bootstrap::ConnectionManager, Bootstrap::Tcp, Bootstrap::Auto] {
+        talk(meet(&options.clone().bootstrap(bootstrap), &listener));
     }
 }
 
@@ -112,20 +112,20 @@ fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
     let address = device.gids().unwrap()[0].gid.ip();
     let options = Options::new().device(&device).connect_timeout(Duration::from_secs(30));
     let (by_manager, by_tcp) =
-        (options.clone().exchange(Exchange::ConnectionManager), options.exchange(Exchange::Tcp));
+        (options.clone().bootstrap(Bootstrap::ConnectionManager), options.bootstrap(Bootstrap::Tcp));
     let start = Instant::now();
     let listener = Listener::bind_with((address, 0), &by_tcp).unwrap();
-    let error = Connector::new().options(&by_manager).connect(listener.local_address()).unwrap_err();
+    let error = Connector::new().options(&by_manager).connect(listener.local_addr()).unwrap_err();
     assert!(error.to_string().contains("nobody listens on port"), "{error}");
     let listener = Listener::bind_with((address, 0), &by_manager).unwrap();
-    let error = Connector::new().options(&by_tcp).connect(listener.local_address()).unwrap_err();
+    let error = Connector::new().options(&by_tcp).connect(listener.local_addr()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
 fn nobody_waits_longer_than_it_may() {
-    let (client, server, address) = sides(Exchange::ConnectionManager, [10, 22, 0], None);
+    let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 22, 0], None);
     let client = client.connect_timeout(Duration::from_millis(300));
     let start = Instant::now();
     let error = Connector::new().options(&client).connect("10.22.0.9:7471").unwrap_err();
@@ -135,17 +135,17 @@ fn nobody_waits_longer_than_it_may() {
     assert!(is_late(&error), "{error}");
     // A listener that nobody looks after says nothing.
     let listener = Listener::bind_with(address, &server).unwrap();
-    let error = Connector::new().options(&client).connect(listener.local_address()).unwrap_err();
+    let error = Connector::new().options(&client).connect(listener.local_addr()).unwrap_err();
     assert!(is_late(&error), "{error}");
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[test]
 fn a_listener_that_is_stopped_can_be_started_again() {
-    for (number, exchange) in [Exchange::Auto, Exchange::ConnectionManager].into_iter().enumerate() {
-        let (client, server, address) = sides(exchange, [10, 23, number as u8], None);
+    for (number, bootstrap) in [Bootstrap::Auto, Bootstrap::ConnectionManager].into_iter().enumerate() {
+        let (client, server, address) = sides(bootstrap, [10, 23, number as u8], None);
         let listener = Listener::bind_with(address, &server).unwrap();
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let (left, right) = meet(&client, &listener);
         for _ in 0..3 {
             scope(|scope| {
@@ -163,7 +163,7 @@ fn a_listener_that_is_stopped_can_be_started_again() {
             Connector::new().options(&client).connect(address).unwrap_err();
             listener.start().unwrap();
             listener.start().unwrap();
-            assert!(listener.is_listening() && listener.local_address() == address);
+            assert!(listener.is_listening() && listener.local_addr() == address);
             talk(meet(&client, &listener));
         }
         drop(listener);
@@ -175,9 +175,9 @@ fn a_listener_that_is_stopped_can_be_started_again() {
 
 #[test]
 fn a_port_is_one_listeners() {
-    let (_, server, address) = sides(Exchange::ConnectionManager, [10, 24, 0], None);
+    let (_, server, address) = sides(Bootstrap::ConnectionManager, [10, 24, 0], None);
     let listener = Listener::bind_with(address, &server).unwrap();
-    Listener::bind_with(listener.local_address(), &server).unwrap_err();
+    Listener::bind_with(listener.local_addr(), &server).unwrap_err();
 }
 
 /// What becomes of a client at a listener with other options: the client's error, in words.
@@ -186,7 +186,7 @@ fn refused(client: &Options, server: &Options, address: SocketAddr) -> String {
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap_err());
         let start = Instant::now();
-        let error = Connector::new().options(client).connect(listener.local_address()).unwrap_err();
+        let error = Connector::new().options(client).connect(listener.local_addr()).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         listener.stop();
         accepting.join().unwrap();
@@ -197,8 +197,8 @@ fn refused(client: &Options, server: &Options, address: SocketAddr) -> String {
 #[test]
 fn who_has_another_key_or_none_is_refused_with_a_reason() {
     let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
-    for (number, exchange) in [Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate() {
-        let (client, server, address) = sides(exchange, [10, 25, number as u8], None);
+    for (number, bootstrap) in [Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate() {
+        let (client, server, address) = sides(bootstrap, [10, 25, number as u8], None);
         let with = |options: &Options, key: Option<&Key>| {
             key.map_or(options.clone(), |key| options.clone().key(key))
         };
@@ -216,15 +216,15 @@ fn who_has_another_key_or_none_is_refused_with_a_reason() {
             (Some(&other), Some(&key), "refused: the two sides have different keys"),
         ] {
             let error = refused(&with(&client, clients), &with(&server, servers), address);
-            assert!(error.contains(reason), "{exchange:?}: {error}");
+            assert!(error.contains(reason), "{bootstrap:?}: {error}");
         }
     }
 }
 
 #[test]
 fn messages_longer_than_the_peer_takes_are_refused_here() {
-    let (client, server, address) = sides(Exchange::Auto, [10, 26, 0], None);
-    let listener = Listener::bind_with(address, &server.longest_message(100_000)).unwrap();
+    let (client, server, address) = sides(Bootstrap::Auto, [10, 26, 0], None);
+    let listener = Listener::bind_with(address, &server.max_message_size(100_000)).unwrap();
     let (client, server) = meet(&client, &listener);
     for len in [100_001, 1 << 20] {
         let error = client.send(&vec![0; len]).unwrap_err();
@@ -245,13 +245,13 @@ mod tasks {
     #[tokio::test]
     async fn find_each_other_in_every_way_and_a_stopped_listener_can_be_started_again() {
         let key = Key::new([7; 32]).unwrap();
-        for (number, exchange) in
-            [Exchange::Auto, Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate()
+        for (number, bootstrap) in
+            [Bootstrap::Auto, Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate()
         {
-            let (client, server, address) = sides(exchange, [10, 30, number as u8], None);
+            let (client, server, address) = sides(bootstrap, [10, 30, number as u8], None);
             let (connector, server) = (Connector::new().options(&client.key(&key)), server.key(&key));
             let listener = Listener::bind_with(address, &server).await.unwrap();
-            let address = listener.local_address();
+            let address = listener.local_addr();
             for _ in 0..3 {
                 let (left, right) = tokio::join!(connector.connect(address), listener.accept());
                 let (left, right) = (left.unwrap(), right.unwrap());
@@ -272,12 +272,12 @@ mod tasks {
 
     #[tokio::test]
     async fn with_another_key_are_refused() {
-        for (number, exchange) in [Exchange::Tcp, Exchange::ConnectionManager].into_iter().enumerate() {
-            let (client, server, address) = sides(exchange, [10, 31, number as u8], None);
+        for (number, bootstrap) in [Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate() {
+            let (client, server, address) = sides(bootstrap, [10, 31, number as u8], None);
             let client = Connector::new().options(&client.key(&Key::new([1; 32]).unwrap()));
             let server = server.key(&Key::new([2; 32]).unwrap());
             let listener = Listener::bind_with(address, &server).await.unwrap();
-            let address = listener.local_address();
+            let address = listener.local_addr();
             let error = tokio::select! {
                 error = client.connect(address) => error.unwrap_err(),
                 _ = listener.accept() => panic!("nobody is to be connected"),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::memory::MemoryRegion;
 use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::net::{Exchange, Key, Options};
+use adverb::net::{Bootstrap, Key, Options};
 use adverb::verbs::{
     Access, Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status,
     Switch, cm,
@@ -134,7 +134,7 @@ fn besiege(listener: &Listener, siege: impl FnOnce(&Log)) -> Vec<String> {
 /// Whether somebody who has what it takes is connected all the same.
 fn admits(listener: &Listener, options: &Options) {
     scope(|scope| {
-        let client = scope.spawn(|| Connector::new().options(options).connect(listener.local_address()));
+        let client = scope.spawn(|| Connector::new().options(options).connect(listener.local_addr()));
         let server = listener.accept().unwrap();
         let client = client.join().unwrap().unwrap();
         client.send(b"hello").unwrap();
@@ -149,7 +149,7 @@ fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     let asks = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
     let logged = besiege(&listener, |log| {
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let stranger = Stranger::new(&device, address, asks);
         // An endpoint, a nonce and a proof, and not a byte more.
         assert_eq!((stranger.answer[11], stranger.answer.len()), (7, 16 + 28 + 32 + 32));
@@ -193,7 +193,7 @@ fn what_was_overheard_is_no_good() {
         });
         let middle = scope.spawn(|| {
             let (mut from, mut to) =
-                (middle.accept().unwrap().0, TcpStream::connect(listener.local_address()).unwrap());
+                (middle.accept().unwrap().0, TcpStream::connect(listener.local_addr()).unwrap());
             let (mut asked, mut answered) = (vec![0; 16 + 28 + 32], vec![0; 16 + 28 + 32 + 32]);
             from.read_exact(&mut asked).unwrap();
             to.write_all(&asked).unwrap();
@@ -219,14 +219,14 @@ fn what_was_overheard_is_no_good() {
     let logged = besiege(&listener, |log| {
         let nonce = asked[44..].try_into().unwrap();
         // The same nonce, and the same proof.
-        let stranger = Stranger::new(&attacker, listener.local_address(), |endpoint| {
+        let stranger = Stranger::new(&attacker, listener.local_addr(), |endpoint| {
             greeting(Some(endpoint), Some(nonce), None)
         });
         assert_ne!(stranger.answer[44..], answered[44..], "the listener never says the same twice");
         stranger.send(&sealed);
         assert_eq!(stranger.heard(A_WHILE), None);
         // The very same greeting, of a queue pair that is long gone; and then who said it goes.
-        let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
         stream.write_all(&asked).unwrap();
         stream.read_exact(&mut [0; 16 + 28 + 32 + 32]).unwrap();
         drop(stream);
@@ -259,7 +259,7 @@ fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
     let foreign = Gid::from(IpAddr::from([198, 51, 100, 9]));
     let greet = |listener: &Listener| {
         let end = End::new(&device, 8, false);
-        let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
         stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
         let mut endpoint = end.queue_pair.endpoint();
         endpoint.gid = foreign;
@@ -344,7 +344,7 @@ fn no_bytes_stop_a_listener() {
             for _ in 0..COUNT {
                 let nonce = key.as_ref().map(|_| [3; 32]);
                 let bytes = random.harm(greeting(Some(end.queue_pair.endpoint()), nonce, None));
-                let mut stream = TcpStream::connect(listener.local_address()).unwrap();
+                let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
                 // It may be refused before it has said all.
                 let _ = stream.write_all(&bytes);
                 if random.below(2) == 0 {
@@ -364,7 +364,7 @@ fn no_bytes_stop_a_listener() {
 fn no_private_data_stops_a_listener() {
     let device = device();
     let address = SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0);
-    let options = options(&device).exchange(Exchange::ConnectionManager).key(&key());
+    let options = options(&device).bootstrap(Bootstrap::ConnectionManager).key(&key());
     let listener = Listener::bind_with(address, &options).unwrap();
     let mut random = Random(2);
     let logged = besiege(&listener, |log| {
@@ -375,7 +375,7 @@ fn no_private_data_stops_a_listener() {
                 _ => data = random.harm(data),
             }
             let connector = cm::Connector::new().timeout(Duration::from_secs(5)).private_data(&data);
-            let made = connector.connect(listener.local_address(), |path| {
+            let made = connector.connect(listener.local_addr(), |path| {
                 let (domain, completions) =
                     (device.protection_domain()?, device.completion_queue(8).create()?);
                 path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
@@ -419,7 +419,7 @@ impl Guest {
         let (server, stranger, ring) = scope(|scope| {
             let server = scope.spawn(|| listener.accept().unwrap());
             let greet = |endpoint| greeting(Some(endpoint), None, None);
-            let stranger = Stranger::new(device, listener.local_address(), greet);
+            let stranger = Stranger::new(device, listener.local_addr(), greet);
             let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let ring = stranger.end.domain.region(4096, rights).unwrap();
             let mut hello = b"adverb\r\n\x01\x00".to_vec();
@@ -459,7 +459,7 @@ fn announcement(rights: u8, name_len: u8) -> [u8; 48] {
 #[test]
 fn who_offers_more_than_is_taken_is_disconnected() {
     let device = device();
-    let (server, mut guest) = Guest::new(&device, &options(&device).longest_message(100_000));
+    let (server, mut guest) = Guest::new(&device, &options(&device).max_message_size(100_000));
     assert_eq!(guest.hello[28..32], 100_000u32.to_le_bytes());
     let before = server.pool().stats().used;
     let mut offer = [0; 32];
@@ -484,7 +484,7 @@ fn nobody_exposes_more_than_can_be_remembered() {
         (&by_name, &[announcement(9, 1).as_slice(), &[b'n'; 16]].concat(), "makes no sense"),
     ];
     for (first, again, words) in cases {
-        let (server, mut guest) = Guest::new(&device, &options(&device).ring(16 << 20));
+        let (server, mut guest) = Guest::new(&device, &options(&device).recv_ring_size(16 << 20));
         if !first.is_empty() {
             assert_eq!(guest.write(first), None);
         }

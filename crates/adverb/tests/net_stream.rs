@@ -27,13 +27,13 @@ fn options() -> Options {
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
 fn tiny(options: Options) -> Options {
-    options.ring(512).writes(4).read_ahead(1000)
+    options.recv_ring_size(512).max_outstanding_writes(4).recv_buffer_limit(1000)
 }
 
 async fn connections(options: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", options).await.unwrap();
     let connector = Connector::new().options(options);
-    let (client, server) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (client.unwrap(), server.unwrap())
 }
 
@@ -105,7 +105,7 @@ async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, most: usize)
 async fn bytes_of_all_lengths_go_both_ways_at_once() {
     for (options, total, most) in [
         (options(), 4 << 20, 300_000),
-        (options().longest_message(1000), 200_000, 5_000),
+        (options().max_message_size(1000), 200_000, 5_000),
         (options(), 200_000, 50),
         (tiny(options()), 100_000, 700),
     ] {
@@ -180,7 +180,7 @@ async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
 #[tokio::test]
 async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
     for piece in [100, 100_000] {
-        let (mut left, right) = pair(&options().read_ahead(64 << 10)).await;
+        let (mut left, right) = pair(&options().recv_buffer_limit(64 << 10)).await;
         let written = fill(&mut left, 0, piece).await;
         assert!((50_000..1 << 20).contains(&written), "{written} bytes were taken");
         let rest = async {
@@ -193,7 +193,7 @@ async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
 
 #[tokio::test]
 async fn who_waits_sleeps_before_long() {
-    let (mut left, mut right) = pair(&options().read_ahead(64 << 10)).await;
+    let (mut left, mut right) = pair(&options().recv_buffer_limit(64 << 10)).await;
     fill(&mut left, 0, 100_000).await;
     let (mut polls, bytes) = (0, bytes(0, 100_000));
     let waiting = poll_fn(|cx| {
@@ -300,7 +300,7 @@ fn a_thread_that_drops_its_writer_has_the_end_sent() -> io::Result<()> {
     for count in 0..MORE_THAN_FIT {
         let options = tiny(options());
         let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let accepting = std::thread::spawn(move || listener.accept());
         let left = blocking::Connector::new().options(&options).connect(address)?;
         let right = accepting.join().unwrap()?;
@@ -401,7 +401,7 @@ async fn reads_that_are_dropped_lose_nothing() {
 fn threads_have_streams_too() -> io::Result<()> {
     for options in [options(), tiny(options())] {
         let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
-        let address = listener.local_address();
+        let address = listener.local_addr();
         let thread = std::thread::spawn(move || {
             let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();
             let copied = io::copy(&mut reader, &mut writer)?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use adverb::Error;
 use adverb::net::blocking::{Connector, Listener};
-use adverb::net::{Exchange, Key, Options};
+use adverb::net::{Bootstrap, Key, Options};
 use adverb::verbs::Device;
 
 /// The environment variable that names the case for a child process.
@@ -107,7 +107,7 @@ fn stranger() {
     let key = Key::new([7; 32]).unwrap();
     for wildcard in ["0.0.0.0:0", "[::]:0"] {
         let listener = Listener::bind_with(wildcard, &options().key(&key)).unwrap();
-        let port = listener.local_address().port();
+        let port = listener.local_addr().port();
         scope(|scope| {
             let _stop = Stop(&listener);
             scope.spawn(|| listener.accept().unwrap_err());
@@ -139,7 +139,7 @@ fn refusal() {
         let _stop = Stop(&listener);
         scope.spawn(|| listener.accept().map(drop));
         for addr in [ADDR, ADDR_V6] {
-            let error = Connector::new().options(&options()).connect((addr, listener.local_address().port()));
+            let error = Connector::new().options(&options()).connect((addr, listener.local_addr().port()));
             let Err(Error::Refused { reason, .. }) = error else { panic!("{error:?}") };
             let said =
                 format!("no RDMA device of the listener is at {addr}: bind to that address, or open `soft:");
@@ -160,7 +160,7 @@ fn opened() {
     let late = Device::open(&format!("soft:{ADDR_V6}")).unwrap();
     drop(device);
     assert!(is_open(ADDR), "the listener keeps its devices");
-    let port = listener.local_address().port();
+    let port = listener.local_addr().port();
     talk(&listener, (ADDR, port).into());
     scope(|scope| {
         let _stop = Stop(&listener);
@@ -187,13 +187,13 @@ fn foreign() {
         scope(|scope| {
             let _stop = Stop(&listener);
             scope.spawn(|| listener.accept().map(drop));
-            let connected = Connector::new().options(connector).connect(listener.local_address());
+            let connected = Connector::new().options(connector).connect(listener.local_addr());
             let Err(Error::Refused { reason, .. }) = connected else { panic!("{connected:?}") };
             assert!(reason.contains(&format!("GID {gid} is not an address of the TCP peer")), "{reason}");
         });
     }
     let listener = Listener::bind_with("127.0.0.1:0", &lenient).unwrap();
-    talk_with(&lenient, &listener, listener.local_address());
+    talk_with(&lenient, &listener, listener.local_addr());
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_wildcard_listener_serves_every_loopback_address() {
     {
         let listener = Listener::bind_with(wildcard, &options()).unwrap();
         for addr in addrs {
-            talk(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_address().port()));
+            talk(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_addr().port()));
         }
     }
 }
@@ -232,9 +232,9 @@ fn a_wildcard_listener_serves_every_loopback_address() {
 fn a_wildcard_listener_is_found_by_the_connection_manager() {
     let device = Device::open("soft").unwrap();
     let addr = device.gids().unwrap()[0].gid.ip();
-    let options = options().exchange(Exchange::ConnectionManager);
+    let options = options().bootstrap(Bootstrap::ConnectionManager);
     let listener = Listener::bind_with("0.0.0.0:0", &options).unwrap();
-    let peer = (addr, listener.local_address().port());
+    let peer = (addr, listener.local_addr().port());
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(&options).connect(peer).unwrap());
         let server = listener.accept().unwrap();
@@ -252,7 +252,7 @@ mod tasks {
     #[tokio::test]
     async fn of_a_wildcard_listener_serve_loopback() {
         let listener = Listener::bind_with("[::]:0", &options()).await.unwrap();
-        let peer = (IpAddr::from(Ipv4Addr::LOCALHOST), listener.local_address().port());
+        let peer = (IpAddr::from(Ipv4Addr::LOCALHOST), listener.local_addr().port());
         let connector = Connector::new().options(&options());
         let (client, server) = tokio::join!(connector.connect(peer), listener.accept());
         client.unwrap().send(b"hello").await.unwrap();

@@ -139,7 +139,7 @@ fn port(port: &verbs::Port, entries: &[GidEntry]) -> Port {
         active_mtu: port.active_mtu.bytes(),
         max_mtu: port.max_mtu.bytes(),
         lid: (link_layer == LinkLayer::InfiniBand).then_some(port.lid),
-        max_message: port.max_message,
+        max_message_size: port.max_message_size,
         gids: entries.iter().filter(|entry| entry.port == port.number).map(gid).collect(),
     }
 }

@@ -112,7 +112,7 @@ pub(super) struct Port {
     /// Its local identifier. Only InfiniBand has them.
     pub lid: Option<u16>,
     /// How many bytes a message may have.
-    pub max_message: u32,
+    pub max_message_size: u32,
     /// The used entries of its GID table.
     pub gids: Vec<Gid>,
 }
@@ -282,7 +282,7 @@ pub(super) mod samples {
             active_mtu: 1024,
             max_mtu: 4096,
             lid: (link_layer == LinkLayer::InfiniBand).then_some(7),
-            max_message: 1 << 30,
+            max_message_size: 1 << 30,
             gids,
         }
     }
@@ -354,7 +354,7 @@ mod tests {
                         "active_mtu": 1024,
                         "max_mtu": 4096,
                         "lid": null,
-                        "max_message": 1 << 30,
+                        "max_message_size": 1 << 30,
                         "gids": [
                             {
                                 "index": 0,

@@ -82,7 +82,7 @@ fn port_table(devices: &[Device]) -> Table<7> {
             link_layer(port.link_layer).to_owned(),
             port.active_mtu.to_string(),
             port.max_mtu.to_string(),
-            size(port.max_message),
+            size(port.max_message_size),
             port.lid.map(|lid| lid.to_string()).unwrap_or_default(),
         ]);
     }

@@ -91,7 +91,7 @@ fn meet<T>(
     serve: impl FnOnce() -> Result<T>,
 ) -> Result<(adverb::Result<End>, T)> {
     thread::scope(|scope| {
-        let client = scope.spawn(|| End::connect(connector, listener.local_address()));
+        let client = scope.spawn(|| End::connect(connector, listener.local_addr()));
         let served = serve();
         let client = client.join().ok().context("it panicked")?;
         Ok((client, served?))
@@ -155,7 +155,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
 
 fn a_port_where_nobody_listens_is_said_in_words(fixture: &Fixture) -> Result<()> {
     // A port that somebody had just now is nobody's.
-    let peer = listen(fixture)?.local_address();
+    let peer = listen(fixture)?.local_addr();
     let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
     ensure!(
         matches!(ended, Err(Error::Rejected { reason: RejectReason::InvalidServiceId, .. })),
@@ -168,7 +168,7 @@ fn a_listener_that_does_not_answer_is_given_up_in_time(fixture: &Fixture) -> Res
     let listener = listen(fixture)?;
     let timeout = Duration::from_millis(500);
     let start = Instant::now();
-    let ended = End::connect(&Connector::new().timeout(timeout), listener.local_address()).map(|_| ());
+    let ended = End::connect(&Connector::new().timeout(timeout), listener.local_addr()).map(|_| ());
     let took = start.elapsed();
     ensure!(matches!(ended, Err(Error::Unreachable { .. })), "it ended otherwise: {ended:?}");
     ensure!(took >= timeout && took < timeout + PATIENCE / 2, "it took {took:?}");

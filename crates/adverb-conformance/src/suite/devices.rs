@@ -125,9 +125,9 @@ fn a_port_has_a_plausible_mtu_and_message_length(fixture: &Fixture) -> Result<()
     ensure!(port.active_mtu <= port.max_mtu, "its MTU is more than its largest");
     // Vol. 1, 9.7.7: messages have up to 2³¹ bytes; no device is known to have less than a few packets.
     ensure!(
-        port.max_message >= 4096 && port.max_message <= 1 << 31,
+        port.max_message_size >= 4096 && port.max_message_size <= 1 << 31,
         "messages of {} bytes",
-        port.max_message
+        port.max_message_size
     );
     ensure!(port.gid_table_len > 0, "its GID table has no entries");
     ensure!(port.pkey_table_len > 0, "its table of partition keys has no entries");

@@ -53,7 +53,7 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
 
 pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).segments(2, 1).connect()?;
-    let longest = fixture.port.max_message as usize;
+    let longest = fixture.port.max_message_size as usize;
     let half = longest / 2 + 1;
     let region = pair.left.region(half, READ_WRITE)?;
     let payload = vec![Piece::Region(whole(&region)?), Piece::Region(region.slice(0..longest + 1 - half)?)];

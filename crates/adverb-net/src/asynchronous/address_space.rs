@@ -5,10 +5,10 @@ use std::ops::Range;
 use adverb_verbs::Result;
 use adverb_verbs::memory::{Memory, MemoryRegion, RegisteredBuf};
 
-use super::{Connection, Remote};
+use super::{Connection, RemoteRegion};
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
-use crate::{Outgoing, Rights, SendError};
+use crate::{RemoteAccess, SendData, SendError};
 
 /// One-sided, by address alone.
 impl Connection {
@@ -32,9 +32,9 @@ impl Connection {
         &self,
         base: u64,
         memory: impl Memory,
-        rights: Rights,
+        access: RemoteAccess,
     ) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose_addresses(base, memory, rights)?;
+        let (region, announcement) = self.link.expose_addresses(base, memory, access)?;
         self.send_ready(&mut Some(announcement), self.link.options.timeout).await?;
         Ok(region)
     }
@@ -67,14 +67,14 @@ impl Connection {
 ///
 /// ```
 /// use adverb::memory::Pages;
-/// use adverb::net::{Listener, Rights, connect};
+/// use adverb::net::{Listener, RemoteAccess, connect};
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let listener = Listener::bind("127.0.0.1:0").await?;
-/// let (client, server) = tokio::join!(connect(listener.local_address()), listener.accept());
+/// let (client, server) = tokio::join!(connect(listener.local_addr()), listener.accept());
 /// let (client, server) = (client?, server?);
 /// // The addresses are agreed on, by whatever means: they needn't be those of any pointer.
-/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, Rights::READ | Rights::WRITE).await?;
+/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, RemoteAccess::READ | RemoteAccess::WRITE).await?;
 ///
 /// let space = client.address_space().await?;
 /// space.write(0x1000_2000, b"hello").await?;
@@ -136,7 +136,7 @@ impl AddressSpace<'_> {
     /// # Cancel safety
     ///
     /// Dropped, it is done or not; its buffer stays until then.
-    pub async fn write<'a>(&self, address: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub async fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let bytes = bytes.into();
         // An end beyond all addresses is before its beginning, and so in nobody's memory.
         let end = address.wrapping_add(bytes.bytes().len() as u64);
@@ -158,7 +158,7 @@ impl AddressSpace<'_> {
     pub async fn write_with_imm<'a>(
         &self,
         address: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.write(address, bytes).await?;
@@ -195,8 +195,8 @@ impl AddressSpace<'_> {
     }
 
     /// The piece of memory that has these addresses, and which part of it they are.
-    fn find(&self, addresses: &Range<u64>) -> Result<(Remote<'_>, Range<u64>)> {
+    fn find(&self, addresses: &Range<u64>) -> Result<(RemoteRegion<'_>, Range<u64>)> {
         let (memory, range) = self.connection.link.find(addresses)?;
-        Ok((Remote { connection: self.connection, memory }, range))
+        Ok((RemoteRegion { connection: self.connection, memory }, range))
     }
 }

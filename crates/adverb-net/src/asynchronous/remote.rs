@@ -10,12 +10,12 @@ use super::Connection;
 use crate::Options;
 use crate::link::Asked;
 use crate::protocol::Announced;
-use crate::remote::{Rights, word};
-use crate::{Outgoing, SendError};
+use crate::remote::{RemoteAccess, word};
+use crate::{SendData, SendError};
 
 /// One-sided: memory that the peer reaches without this side's program, and the peer's.
 impl Connection {
-    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote) them. They stay exposed as long as
+    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote_region) them. They stay exposed as long as
     /// the connection is there.
     ///
     /// This side reads and writes the memory through what is returned, which copies: the peer may change it at any moment.
@@ -27,8 +27,8 @@ impl Connection {
     /// # Cancel safety
     ///
     /// Dropped, the peer was told of it or not.
-    pub async fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose(name, len, rights)?;
+    pub async fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion> {
+        let (region, announcement) = self.link.expose(name, len, access)?;
         self.send_ready(&mut Some(announcement), self.link.options.timeout).await?;
         Ok(region)
     }
@@ -36,7 +36,7 @@ impl Connection {
     /// The peer's memory of this name: waits until the peer has exposed it.
     ///
     /// The peer's word for it comes among its messages: if more of them are unread than are taken in
-    /// [ahead](Options::read_ahead), they must be received first.
+    /// [ahead](Options::recv_buffer_limit), they must be received first.
     ///
     /// # Errors
     ///
@@ -45,10 +45,10 @@ impl Connection {
     /// # Cancel safety
     ///
     /// Dropped, it leaves nothing behind.
-    pub async fn remote(&self, name: &str) -> Result<Remote<'_>> {
+    pub async fn remote_region(&self, name: &str) -> Result<RemoteRegion<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
         let memory = self.wait(timeout, waiting, |link, state| link.announced(state, name)).await?;
-        Ok(Remote { connection: self, memory })
+        Ok(RemoteRegion { connection: self, memory })
     }
 }
 
@@ -57,12 +57,12 @@ impl Connection {
 /// What doesn't lie within it, or there is no right to, is refused here. A request that the peer's device refuses ends the
 /// connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Remote<'a> {
+pub struct RemoteRegion<'a> {
     pub(super) connection: &'a Connection,
     pub(super) memory: Announced,
 }
 
-impl Remote<'_> {
+impl RemoteRegion<'_> {
     /// How many bytes it has.
     #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
     pub fn len(&self) -> u64 {
@@ -87,7 +87,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
+    /// As [`read`](RemoteRegion::read).
     ///
     /// # Cancel safety
     ///
@@ -106,12 +106,12 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
+    /// As [`read`](RemoteRegion::read).
     ///
     /// # Cancel safety
     ///
     /// Dropped, it is done or not; its buffer stays until then.
-    pub async fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub async fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
         match self.connection.finish(&mut asked).await {
             Ok(_) => Ok(()),
@@ -123,7 +123,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
+    /// As [`read`](RemoteRegion::read).
     ///
     /// # Cancel safety
     ///
@@ -131,7 +131,7 @@ impl Remote<'_> {
     pub async fn write_with_imm<'a>(
         &self,
         offset: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.write(offset, bytes).await?;
@@ -142,7 +142,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read), and if the offset isn't.
+    /// As [`read`](RemoteRegion::read), and if the offset isn't.
     ///
     /// # Cancel safety
     ///
@@ -156,7 +156,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`fetch_add`](Remote::fetch_add).
+    /// As [`fetch_add`](RemoteRegion::fetch_add).
     ///
     /// # Cancel safety
     ///

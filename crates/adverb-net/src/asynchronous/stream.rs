@@ -46,7 +46,7 @@ use crate::wait::Patience;
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let listener = Listener::bind("127.0.0.1:0").await?;
-/// let address = listener.local_address();
+/// let address = listener.local_addr();
 /// tokio::spawn(async move {
 ///     let (mut reader, mut writer) = listener.accept().await?.into_stream().into_split();
 ///     tokio::io::copy(&mut reader, &mut writer).await?;
@@ -146,22 +146,22 @@ impl Stream {
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.reader.peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.reader.peer_addr()
     }
 }
 
 impl ReadHalf {
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.shared.connection().peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.shared.connection().peer_addr()
     }
 }
 
 impl WriteHalf {
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.shared.connection().peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.shared.connection().peer_addr()
     }
 }
 
@@ -419,7 +419,7 @@ impl Drop for Shared {
         if connection.link.is_open(&connection.link.lock()) {
             let runtime = connection.runtime.clone();
             runtime.spawn(async move {
-                let peer = connection.peer_address();
+                let peer = connection.peer_addr();
                 if let Err(error) = connection.close().await {
                     tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
                 }
@@ -556,12 +556,12 @@ impl AsyncWrite for Stream {
 
 impl fmt::Debug for ReadHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("ReadHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for WriteHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("WriteHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 use adverb_verbs::Result;
 use adverb_verbs::memory::{Memory, MemoryRegion, RegisteredBuf};
 
-use super::{Connection, Remote};
+use super::{Connection, RemoteRegion};
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
-use crate::{Outgoing, Rights, SendError};
+use crate::{RemoteAccess, SendData, SendError};
 
 /// One-sided, by address alone.
 impl Connection {
@@ -24,8 +24,13 @@ impl Connection {
     ///
     /// If it can't be registered: `base` must lie as far into its page as the memory does, which begins with one if it is
     /// `Pages`; or as [`send`](Connection::send).
-    pub fn expose_addresses(&self, base: u64, memory: impl Memory, rights: Rights) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose_addresses(base, memory, rights)?;
+    pub fn expose_addresses(
+        &self,
+        base: u64,
+        memory: impl Memory,
+        access: RemoteAccess,
+    ) -> Result<MemoryRegion> {
+        let (region, announcement) = self.link.expose_addresses(base, memory, access)?;
         self.send_ready(&mut Some(announcement), self.link.options.timeout)?;
         Ok(region)
     }
@@ -54,16 +59,16 @@ impl Connection {
 ///
 /// ```
 /// use adverb::memory::Pages;
-/// use adverb::net::Rights;
+/// use adverb::net::RemoteAccess;
 /// use adverb::net::blocking::{Listener, connect};
 ///
 /// let listener = Listener::bind("127.0.0.1:0")?;
-/// let address = listener.local_address();
+/// let address = listener.local_addr();
 /// let server = std::thread::spawn(move || listener.accept());
 /// let client = connect(address)?;
 /// let server = server.join().unwrap()?;
 /// // The addresses are agreed on, by whatever means: they needn't be those of any pointer.
-/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, Rights::READ | Rights::WRITE)?;
+/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, RemoteAccess::READ | RemoteAccess::WRITE)?;
 ///
 /// let space = client.address_space()?;
 /// space.write(0x1000_2000, b"hello")?;
@@ -109,7 +114,7 @@ impl AddressSpace<'_> {
     /// # Errors
     ///
     /// As [`read`](AddressSpace::read).
-    pub fn write<'a>(&self, address: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    pub fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let bytes = bytes.into();
         // An end beyond all addresses is before its beginning, and so in nobody's memory.
         let end = address.wrapping_add(bytes.bytes().len() as u64);
@@ -127,7 +132,7 @@ impl AddressSpace<'_> {
     pub fn write_with_imm<'a>(
         &self,
         address: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.write(address, bytes)?;
@@ -156,8 +161,8 @@ impl AddressSpace<'_> {
     }
 
     /// The piece of memory that has these addresses, and which part of it they are.
-    fn find(&self, addresses: &Range<u64>) -> Result<(Remote<'_>, Range<u64>)> {
+    fn find(&self, addresses: &Range<u64>) -> Result<(RemoteRegion<'_>, Range<u64>)> {
         let (memory, range) = self.connection.link.find(addresses)?;
-        Ok((Remote { connection: self.connection, memory }, range))
+        Ok((RemoteRegion { connection: self.connection, memory }, range))
     }
 }

@@ -10,12 +10,12 @@ use super::Connection;
 use crate::Options;
 use crate::link::Asked;
 use crate::protocol::Announced;
-use crate::remote::{Rights, word};
-use crate::{Outgoing, SendError};
+use crate::remote::{RemoteAccess, word};
+use crate::{SendData, SendError};
 
 /// One-sided: memory that the peer reaches without this side's program, and the peer's.
 impl Connection {
-    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote) them. They stay exposed as long as
+    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote_region) them. They stay exposed as long as
     /// the connection is there.
     ///
     /// This side reads and writes the memory through what is returned, which copies: the peer may change it at any moment.
@@ -23,8 +23,8 @@ impl Connection {
     /// # Errors
     ///
     /// If there is no memory, the name has more than 64 bytes, or as [`send`](Connection::send).
-    pub fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose(name, len, rights)?;
+    pub fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion> {
+        let (region, announcement) = self.link.expose(name, len, access)?;
         self.send_ready(&mut Some(announcement), self.link.options.timeout)?;
         Ok(region)
     }
@@ -32,15 +32,15 @@ impl Connection {
     /// The peer's memory of this name: waits until the peer has exposed it.
     ///
     /// The peer's word for it comes among its messages: if more of them are unread than are taken in
-    /// [ahead](Options::read_ahead), they must be received first.
+    /// [ahead](Options::recv_buffer_limit), they must be received first.
     ///
     /// # Errors
     ///
     /// If the connection ends before, or it takes longer than the options' [`timeout`](Options::timeout).
-    pub fn remote(&self, name: &str) -> Result<Remote<'_>> {
+    pub fn remote_region(&self, name: &str) -> Result<RemoteRegion<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
         let memory = self.link.wait(timeout, waiting, |link, state| link.announced(state, name))?;
-        Ok(Remote { connection: self, memory })
+        Ok(RemoteRegion { connection: self, memory })
     }
 }
 
@@ -49,12 +49,12 @@ impl Connection {
 /// What doesn't lie within it, or there is no right to, is refused here. A request that the peer's device refuses ends the
 /// connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Remote<'a> {
+pub struct RemoteRegion<'a> {
     pub(super) connection: &'a Connection,
     pub(super) memory: Announced,
 }
 
-impl Remote<'_> {
+impl RemoteRegion<'_> {
     /// How many bytes it has.
     #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
     pub fn len(&self) -> u64 {
@@ -75,7 +75,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
+    /// As [`read`](RemoteRegion::read).
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<RegisteredBuf>> {
         let link = &self.connection.link;
         let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
@@ -87,8 +87,8 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
-    pub fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<(), SendError> {
+    /// As [`read`](RemoteRegion::read).
+    pub fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
         match self.connection.finish(&mut asked) {
             Ok(_) => Ok(()),
@@ -100,11 +100,11 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read).
+    /// As [`read`](RemoteRegion::read).
     pub fn write_with_imm<'a>(
         &self,
         offset: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
         self.write(offset, bytes)?;
@@ -115,7 +115,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Remote::read), and if the offset isn't.
+    /// As [`read`](RemoteRegion::read), and if the offset isn't.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
         self.connection.finish(&mut asked).map(word)
@@ -125,7 +125,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     ///
-    /// As [`fetch_add`](Remote::fetch_add).
+    /// As [`fetch_add`](RemoteRegion::fetch_add).
     pub fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
         self.connection.finish(&mut asked).map(word)

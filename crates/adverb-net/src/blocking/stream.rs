@@ -34,7 +34,7 @@ use crate::link::{Link, Taken};
 /// use adverb::net::blocking::{Listener, connect};
 ///
 /// let listener = Listener::bind("127.0.0.1:0")?;
-/// let address = listener.local_address();
+/// let address = listener.local_addr();
 /// std::thread::spawn(move || {
 ///     let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();
 ///     std::io::copy(&mut reader, &mut writer)?;
@@ -103,15 +103,15 @@ impl Stream {
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.reader.peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.reader.peer_addr()
     }
 }
 
 impl ReadHalf {
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.shared.connection().peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.shared.connection().peer_addr()
     }
 }
 
@@ -127,8 +127,8 @@ impl WriteHalf {
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
-        self.shared.connection().peer_address()
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.shared.connection().peer_addr()
     }
 }
 
@@ -229,7 +229,7 @@ impl Drop for Shared {
         if !connection.link.is_open(&connection.link.lock()) {
             return;
         }
-        let peer = connection.peer_address();
+        let peer = connection.peer_addr();
         if let Err(error) = connection.close() {
             tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
         }
@@ -282,12 +282,12 @@ impl Write for Stream {
 
 impl fmt::Debug for ReadHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("ReadHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for WriteHalf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHalf").field("peer", &self.peer_address()).finish_non_exhaustive()
+        f.debug_struct("WriteHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }

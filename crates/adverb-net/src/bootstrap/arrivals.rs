@@ -16,7 +16,7 @@ use super::devices::ServedDevices;
 use super::log::FailureLog;
 use super::{Handshake, not_bound, not_watched, verb};
 use crate::link::{Link, Parts};
-use crate::{Exchange, Options};
+use crate::{Bootstrap, Options};
 
 /// A listener, of threads or of tasks: it can be stopped and started again.
 pub(crate) struct Listening {
@@ -194,18 +194,18 @@ impl Arrivals {
     ) -> Result<(Arrivals, SocketAddr)> {
         let (watch, (reader, writer)) =
             (Watch::new().map_err(not_watched)?, io::pipe().map_err(not_watched)?);
-        let (tcp, address) = match options.exchange {
-            Exchange::ConnectionManager => (None, address),
-            Exchange::Auto | Exchange::Tcp => {
+        let (tcp, address) = match options.bootstrap {
+            Bootstrap::ConnectionManager => (None, address),
+            Bootstrap::Auto | Bootstrap::Tcp => {
                 let tcp = TcpListener::bind(address).map_err(not_bound)?;
                 tcp.set_nonblocking(true).map_err(not_bound)?;
                 let address = tcp.local_addr().map_err(not_bound)?;
                 (Some(tcp), address)
             }
         };
-        let manager = match options.exchange {
-            Exchange::ConnectionManager => Some(listen(address, options, devices)?),
-            Exchange::Auto if has_manager(address, devices) => match listen(address, options, devices) {
+        let manager = match options.bootstrap {
+            Bootstrap::ConnectionManager => Some(listen(address, options, devices)?),
+            Bootstrap::Auto if has_manager(address, devices) => match listen(address, options, devices) {
                 Ok(manager) => Some(manager),
                 Err(error) if is_taken(&error) => return Err(error),
                 Err(error) => {
@@ -213,11 +213,11 @@ impl Arrivals {
                     None
                 }
             },
-            Exchange::Auto | Exchange::Tcp => None,
+            Bootstrap::Auto | Bootstrap::Tcp => None,
         };
         let address = manager
             .as_ref()
-            .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_address().port()));
+            .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_addr().port()));
         watch.add(reader.as_fd()).map_err(not_watched)?;
         let bell = Arc::new(Bell { watch, _stop: reader });
         let (pending, connected) = (Vec::new(), VecDeque::new());
@@ -328,7 +328,7 @@ impl Arrivals {
         }
         let Some(manager) = &self.manager else { return Ok(None) };
         let Some(request) = manager.try_accept()? else { return Ok(None) };
-        let peer = request.path().peer_address();
+        let peer = request.path().peer_addr();
         Ok(Some((peer, Handshake::with_request(request, &self.devices, options))))
     }
 

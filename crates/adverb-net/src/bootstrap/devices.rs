@@ -80,7 +80,7 @@ impl ServedDevices {
             ServedDevices::One(device) => Ok(device),
             ServedDevices::Wildcard(served) => {
                 let found = served.iter().find(|served| served.device.name() == path.device_name());
-                let not_served = || Flaw::AddressNotServed(path.local_address().ip().to_canonical());
+                let not_served = || Flaw::AddressNotServed(path.local_addr().ip().to_canonical());
                 found.map(|served| &served.device).ok_or_else(not_served)
             }
         }

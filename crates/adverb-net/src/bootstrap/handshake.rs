@@ -106,7 +106,7 @@ impl Handshake {
         devices: &ServedDevices,
         options: &Options,
     ) -> Result<Handshake> {
-        let peer = request.path().peer_address();
+        let peer = request.path().peer_addr();
         let admitted = admit(peer, Greeting::parse(request.private_data()), options).and_then(|admitted| {
             if admitted.1.endpoint.is_some() {
                 return Err(refused(peer, &Flaw::Malformed));
@@ -373,7 +373,7 @@ fn accept(
     asking: Side,
     options: &Options,
 ) -> Result<Stage> {
-    let peer = request.path().peer_address();
+    let peer = request.path().peer_addr();
     let (parts, queue_pair) = parts_for(device, request.path(), peer, options)?;
     let mut seal = Err(Flaw::Malformed);
     let connecting = internal::begin_accept_with(request, queue_pair, |queue_pair, connector| {

@@ -20,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use adverb_verbs::{Device, Error, Result};
 
 use super::protocol::handshake::{Flaw, VERSION};
-use super::{Exchange, Options, session};
+use super::{Bootstrap, Options, session};
 
 /// How to ask a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +37,7 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<
         options.session = Some(session::begin()?);
     }
     let local = route(peer.ip());
-    if options.exchange == Exchange::Auto && options.device.is_none() {
+    if options.bootstrap == Bootstrap::Auto && options.device.is_none() {
         // Looked for once. If there is none, whoever needs it says so.
         options.device = local.and_then(|local| device(local, &options).ok());
     }
@@ -46,11 +46,11 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<
         local.filter(is_routed).or_else(|| address_like(device, peer.ip()))
     });
     let is_hardware = options.device.as_ref().is_some_and(|device| !device.is_software());
-    let ways = match options.exchange {
-        Exchange::Tcp => vec![Way::Tcp],
-        Exchange::ConnectionManager => vec![Way::ConnectionManager(from)],
-        Exchange::Auto if is_hardware && from.is_some() => vec![Way::ConnectionManager(from), Way::Tcp],
-        Exchange::Auto => vec![Way::Tcp],
+    let ways = match options.bootstrap {
+        Bootstrap::Tcp => vec![Way::Tcp],
+        Bootstrap::ConnectionManager => vec![Way::ConnectionManager(from)],
+        Bootstrap::Auto if is_hardware && from.is_some() => vec![Way::ConnectionManager(from), Way::Tcp],
+        Bootstrap::Auto => vec![Way::Tcp],
     };
     Ok((options, ways))
 }

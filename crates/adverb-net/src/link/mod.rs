@@ -62,7 +62,8 @@ impl Parts {
             None => device.protection_domain()?,
         };
         let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
-        let (sends, recvs) = (send_depth(options.writes), recv_depth(options.writes));
+        let (sends, recvs) =
+            (send_depth(options.max_outstanding_writes), recv_depth(options.max_outstanding_writes));
         let completions = device.completion_queue(sends + recvs).events().create()?;
         let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
         let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
@@ -294,7 +295,7 @@ impl Link {
             lane: Arc::new(Lane { queue_pair, hold, completions, pool, ring: OnceLock::new(), peer }),
             resume: resume::Resume::default(),
             outbound: None,
-            inbound: Inbound::new(options.ring, options.writes),
+            inbound: Inbound::new(options.recv_ring_size, options.max_outstanding_writes),
             seal,
             owes_hello: true,
             batch: None,
@@ -312,10 +313,10 @@ impl Link {
             next_operation: 0,
             reads_to_tell: 0,
             owes_credits: false,
-            recvs_to_post: recv_depth(options.writes) - 1,
+            recvs_to_post: recv_depth(options.max_outstanding_writes) - 1,
             longest_request,
             in_flight: 0,
-            send_depth: send_depth(options.writes),
+            send_depth: send_depth(options.max_outstanding_writes),
             is_unheard: false,
             to_deliver: 0,
             delivered: 0,

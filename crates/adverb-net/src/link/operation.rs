@@ -7,9 +7,9 @@ use adverb_verbs::{Completion, Error, Result, SendRequest};
 
 use super::sending::Body;
 use super::{End, Link, OPERATION, Ready, State, progress};
-use crate::message::{Outgoing, SendError, Source};
+use crate::message::{SendData, SendError, Source};
 use crate::protocol::{Announced, LONGEST_NAME};
-use crate::remote::Rights;
+use crate::remote::RemoteAccess;
 
 /// A request that was posted, until it is asked after.
 pub(super) enum Operation {
@@ -57,7 +57,7 @@ impl Link {
         &self,
         name: &str,
         len: usize,
-        rights: Rights,
+        rights: RemoteAccess,
     ) -> Result<(MemoryRegion, Ready<'static>)> {
         if name.len() > LONGEST_NAME {
             return Err(Error::TooLong { len: name.len() as u64, most: LONGEST_NAME as u64 });
@@ -71,7 +71,7 @@ impl Link {
         &self,
         base: u64,
         memory: impl Memory,
-        rights: Rights,
+        rights: RemoteAccess,
     ) -> Result<(MemoryRegion, Ready<'static>)> {
         let region = self.lane().pool.protection_domain().register_at(memory, base, rights.access())?;
         Ok(announcement(region, "", rights.bits_by_address()))
@@ -193,7 +193,7 @@ impl Link {
     }
 
     /// Registered memory with what is to be written.
-    pub(crate) fn buffer_of(&self, message: Outgoing<'_>) -> Result<RegisteredBuf, SendError> {
+    pub(crate) fn buffer_of(&self, message: SendData<'_>) -> Result<RegisteredBuf, SendError> {
         match message.0 {
             Source::Buffer(buffer) if buffer.protection_domain() == self.pool().protection_domain() => {
                 Ok(buffer)

@@ -82,11 +82,11 @@ impl Link {
             }
             None => message,
         };
-        let Hello { ring: memory, writes, longest_message, session } = Hello::parse(hello)?;
+        let Hello { ring: memory, writes, max_message_size, session } = Hello::parse(hello)?;
         self.recognise(state, session)?;
         let len = memory.len as u32;
         let longest_write = longest_write(len) as usize;
-        self.set_limits(self.options.eager_for(len).min(longest_message), longest_message);
+        self.set_limits(self.options.eager_for(len).min(max_message_size), max_message_size);
         state.outbound = Some(PeerRing { outbound: Outbound::new(len, writes), memory, longest_write });
         if state.owes_hello {
             self.say_hello(state);
@@ -104,13 +104,13 @@ impl Link {
         }
         // All that the peer may send then has a receive, so that it is never told to wait.
         self.post_recvs(state);
-        let (writes, longest_message) = (self.options.writes, self.options.longest_message);
-        let ring = match state.lane.make_ring(self.options.ring) {
+        let (writes, max_message_size) = (self.options.max_outstanding_writes, self.options.max_message_size);
+        let ring = match state.lane.make_ring(self.options.recv_ring_size) {
             Ok(ring) => ring.remote(),
             Err(error) => return end(state, error.to_string(), ""),
         };
         let session = self.session_to_tell(state);
-        let hello = Hello { ring, writes, longest_message, session }.emit();
+        let hello = Hello { ring, writes, max_message_size, session }.emit();
         let seal = state.seal.as_ref().map(|seal| seal.seal(&hello));
         let message = [seal.as_ref().map_or(&[][..], |seal| seal), &hello].concat();
         match state.lane.pool.copy_from(&message) {
@@ -194,7 +194,7 @@ impl Link {
     /// Takes frames out of the ring while there is room for their messages.
     fn read_ring(&self, state: &mut State) {
         while let Some((offset, len)) = state.inbound.unread() {
-            let (len, is_full) = (len as usize, state.buffered >= self.options.read_ahead);
+            let (len, is_full) = (len as usize, state.buffered >= self.options.recv_buffer_limit);
             // A ring that nobody writes to any more is read to its end.
             if is_full && !state.inbox.is_empty() && !state.resume.is_down() {
                 return;
@@ -210,7 +210,7 @@ impl Link {
             };
             state.inbound.read();
             state.has_news = true;
-            if let Err(violation) = take_frames(state, frames, self.options.longest_message) {
+            if let Err(violation) = take_frames(state, frames, self.options.max_message_size) {
                 return break_off(state, violation);
             }
         }
@@ -241,7 +241,8 @@ impl Link {
                 return end(state, "a message is longer than this device can read".to_owned(), "");
             }
             let has_room = state.in_flight + parts as u32 <= state.send_depth;
-            if !has_room || !is_next && state.buffered + weight(len as usize) > self.options.read_ahead {
+            if !has_room || !is_next && state.buffered + weight(len as usize) > self.options.recv_buffer_limit
+            {
                 return;
             }
             let mut rest = match state.lane.pool.alloc(len as usize) {

@@ -16,7 +16,7 @@ use super::{
     Batch, Entry, Exposed, FRAMES, Link, OPERATION, Offered, Ready, State, end_for_good, operation, weight,
 };
 use crate::key::Key;
-use crate::message::{Outgoing, Source, Unacknowledged};
+use crate::message::{SendData, Source, UnacknowledgedMessage};
 use crate::protocol::handshake::{Session, SessionId};
 use crate::protocol::proof::Role;
 use crate::protocol::{Announced, Frame, FrameKind, HEADER_LEN, LONGEST_RING, Violation};
@@ -331,7 +331,7 @@ impl Link {
             count => format!("messages {first} to {} were not acknowledged ({count})", state.resume.sent - 1),
         };
         let reason = format!("{broken}, and it couldn't be made again: {reason}; {unknown}");
-        end_for_good(state, reason, "`unacknowledged` has the messages that the peer may not have");
+        end_for_good(state, reason, "`take_unacknowledged` has the messages that the peer may not have");
         self.news.notify_all();
         if let Some(bell) = self.bell.get() {
             bell.ring_for_good();
@@ -447,7 +447,7 @@ impl Link {
         let message = match body {
             Body::Offer { region, .. } => {
                 let lost = || self.disconnected("a buffer didn't come back", "");
-                Outgoing(Source::Buffer(internal::reclaim(region).ok_or_else(lost)?))
+                SendData(Source::Buffer(internal::reclaim(region).ok_or_else(lost)?))
             }
             Body::Bytes(message) => message,
             body => return Ok(Ready { body, immediate }),
@@ -490,7 +490,7 @@ impl Link {
     }
 
     /// The messages that the peer may not have, once the connection has ended.
-    pub(crate) fn unacknowledged(&self) -> Vec<Unacknowledged> {
+    pub(crate) fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
         let mut state = self.lock();
         if state.end.is_none() {
             return Vec::new();
@@ -498,11 +498,11 @@ impl Link {
         let messages = self.outstanding(&mut state).messages.into_iter();
         let message = |(number, Ready { body, immediate }): (u64, Ready<'static>)| {
             let message = match body {
-                Body::Bytes(Outgoing(Source::Buffer(buffer))) => buffer,
+                Body::Bytes(SendData(Source::Buffer(buffer))) => buffer,
                 Body::Offer { region, .. } => internal::reclaim(region)?,
                 _ => return None,
             };
-            Some(Unacknowledged { number, message, immediate })
+            Some(UnacknowledgedMessage { index: number, buffer: message, immediate })
         };
         messages.filter_map(message).collect()
     }
@@ -517,7 +517,7 @@ fn numbered(first: u64, mut frames: RegisteredBuf, messages: &mut BTreeMap<u64, 
         let body = match frame.kind {
             FrameKind::Message { len } => {
                 match this.advance(HEADER_LEN).and_then(|()| this.resize(len as usize)) {
-                    Ok(()) => Some(Body::Bytes(Outgoing(Source::Buffer(this)))),
+                    Ok(()) => Some(Body::Bytes(SendData(Source::Buffer(this)))),
                     Err(_) => None,
                 }
             }

@@ -8,7 +8,7 @@ use adverb_verbs::{Access, Error, Result, internal};
 
 use super::progress::has_room;
 use super::{Batch, DELIVERED, END, Exposed, GONE, Lane, Link, Offered, PeerRing, State, UNLOOKED};
-use crate::message::{Outgoing, SendError, Source};
+use crate::message::{SendData, SendError, Source};
 use crate::protocol::{
     ANNOUNCEMENT_LEN, Announced, Frame, FrameKind, HEADER_LEN, OFFER_LEN, OFFERS, frame_len,
 };
@@ -24,7 +24,7 @@ pub(crate) struct Ready<'a> {
 }
 
 pub(super) enum Body<'a> {
-    Bytes(Outgoing<'a>),
+    Bytes(SendData<'a>),
     /// The first `len` bytes of these.
     Pieces {
         len: u32,
@@ -52,7 +52,7 @@ impl Link {
     #[inline]
     pub(crate) fn ready<'a>(
         &self,
-        message: Outgoing<'a>,
+        message: SendData<'a>,
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
         let (eager, most) = self.limits();
@@ -66,7 +66,7 @@ impl Link {
     fn ready_long<'a>(
         &self,
         most: u32,
-        message: Outgoing<'a>,
+        message: SendData<'a>,
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
         let ready = self.ready_to_offer(&self.lane(), most, message, immediate);
@@ -80,7 +80,7 @@ impl Link {
         &self,
         lane: &Arc<Lane>,
         most: u32,
-        message: Outgoing<'a>,
+        message: SendData<'a>,
         immediate: Option<u32>,
     ) -> Result<Ready<'a>, SendError> {
         let len = message.bytes().len();

@@ -37,9 +37,9 @@ impl Link {
             let nothing = Ready { body: Body::Pieces { len: 0, pieces: &[] }, immediate: None };
             return Ok(self.try_send(state, &mut Some(nothing))?.map(|_| Taken::Bytes(0)));
         };
-        let (_, longest_message) = self.limits();
+        let (_, max_message_size) = self.limits();
         let len = pieces.iter().fold(0, |len: usize, piece| len.saturating_add(piece.len()));
-        let len = len.min(longest_message as usize);
+        let len = len.min(max_message_size as usize);
         // What was gathered before goes first.
         self.flush(state);
         if len >= SHORTEST_OFFER.max(longest_write) {

@@ -201,7 +201,7 @@ pub(crate) struct Hello {
     /// How many writes may be on their way or unread.
     pub(crate) writes: u32,
     /// The longest message that this side takes.
-    pub(crate) longest_message: u32,
+    pub(crate) max_message_size: u32,
     /// The connection that this is, if it may go on over other queue pairs.
     pub(crate) session: Option<Session>,
 }
@@ -230,7 +230,7 @@ impl Hello {
         bytes[12..16].copy_from_slice(&(self.ring.len as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.ring.addr.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.ring.rkey.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.longest_message.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.max_message_size.to_le_bytes());
         if let Some(Session { id, received }) = self.session {
             bytes[32..48].copy_from_slice(&id);
             bytes[48..56].copy_from_slice(&received.unwrap_or(0).to_le_bytes());
@@ -253,8 +253,8 @@ impl Hello {
         {
             return Err(Violation("a ring that is too short or too long"));
         }
-        let longest_message = word(28);
-        if longest_message > LONGEST_MESSAGE {
+        let max_message_size = word(28);
+        if max_message_size > LONGEST_MESSAGE {
             return Err(Violation("it would take longer messages than there are"));
         }
         let received = u64::from(word(48)) | u64::from(word(52)) << 32;
@@ -270,6 +270,6 @@ impl Hello {
         }
         let addr = u64::from(word(16)) | u64::from(word(20)) << 32;
         let ring = RemoteMemory { addr, rkey: word(24), len: len.into() };
-        Ok(Hello { ring, writes, longest_message, session })
+        Ok(Hello { ring, writes, max_message_size, session })
     }
 }

@@ -251,10 +251,10 @@ fn frames_and_greetings_are_what_they_were() {
     assert_eq!(long, Ok(Greeting::Refusal("é".repeat(LONGEST_REASON / 2))));
     let ring = RemoteMemory { addr: 1 << 63, rkey: 9, len: 4096 };
     let session = Some(Session { id: [7; 16], received: Some(u64::MAX) });
-    let hello = Hello { ring, writes: 256, longest_message: 1 << 30, session };
+    let hello = Hello { ring, writes: 256, max_message_size: 1 << 30, session };
     assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
     assert!(Hello::parse(&hello.emit()[..HELLO_LEN - 1]).is_err());
-    assert!(Hello::parse(&Hello { longest_message: (1 << 30) + 1, ..hello }.emit()).is_err());
+    assert!(Hello::parse(&Hello { max_message_size: (1 << 30) + 1, ..hello }.emit()).is_err());
 }
 
 /// Greetings fit the connection manager's messages.

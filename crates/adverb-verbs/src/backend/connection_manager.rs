@@ -148,8 +148,8 @@ impl Identifier {
     }
 
     /// The local address, once there is one.
-    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
-        ask!(self, identifier => identifier.local_address())
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        ask!(self, identifier => identifier.local_addr())
     }
 
     /// Between which addresses, and over which device. Once the route is known, or for a request.

@@ -73,7 +73,7 @@ impl Connecting {
 
     /// The peer's private data, once there is a connection.
     fn advance(&mut self, queue_pair: &QueuePair, path: &Path) -> Result<Option<Vec<u8>>> {
-        let peer = path.peer_address();
+        let peer = path.peer_addr();
         let stage = match self.role {
             Role::Active { .. } => Stage::Request,
             Role::Passive { .. } => Stage::Acceptance,

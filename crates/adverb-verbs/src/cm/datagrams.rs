@@ -202,12 +202,12 @@ impl DatagramListener {
         let identifier = Identifier::at(Use::Datagrams, address.ip())?;
         identifier.bind(address)?;
         identifier.listen(128)?;
-        let address = identifier.local_address().unwrap_or(address);
+        let address = identifier.local_addr().unwrap_or(address);
         Ok(DatagramListener { identifier, address })
     }
 
     /// Where it listens.
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 

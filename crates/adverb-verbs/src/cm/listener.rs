@@ -46,7 +46,7 @@ impl Listener {
     }
 
     /// Where it listens.
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
@@ -181,7 +181,7 @@ impl ListenerBuilder {
         };
         identifier.bind(address)?;
         identifier.listen(self.backlog)?;
-        let address = identifier.local_address().unwrap_or(address);
+        let address = identifier.local_addr().unwrap_or(address);
         Ok(Listener { identifier, address, timeout: self.timeout, options: self.options })
     }
 }

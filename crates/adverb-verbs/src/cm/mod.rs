@@ -24,7 +24,7 @@
 //! # fn server() -> adverb::Result<()> {
 //! let listener = Listener::bind("192.0.2.7:7471".parse().unwrap())?;
 //! let request = listener.accept()?;
-//! println!("{} says {:?}", request.path().peer_address(), request.private_data());
+//! println!("{} says {:?}", request.path().peer_addr(), request.private_data());
 //! let queue_pair = queue_pair(request.path())?;
 //! let connection = request.accept(queue_pair, b"welcome")?;
 //! # Ok(())
@@ -59,7 +59,7 @@
 //! # let listener = Listener::bind((address, 0).into())?;
 //! # #[cfg(any())]
 //! let listener = Listener::bind("127.0.0.1:0".parse().unwrap())?;
-//! let peer = listener.local_address();
+//! let peer = listener.local_addr();
 //! let client = std::thread::spawn(move || Connector::new().connect(peer, queue_pair));
 //! let request = listener.accept()?;
 //! let queue_pair = queue_pair(request.path())?;

@@ -18,12 +18,12 @@ impl Path {
     }
 
     /// This side's address.
-    pub fn local_address(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.0.local
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> SocketAddr {
+    pub fn peer_addr(&self) -> SocketAddr {
         self.0.peer
     }
 
@@ -121,8 +121,8 @@ impl Path {
 impl fmt::Debug for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Path")
-            .field("local_address", &self.0.local)
-            .field("peer_address", &self.0.peer)
+            .field("local_addr", &self.0.local)
+            .field("peer_addr", &self.0.peer)
             .field("device", &self.0.device)
             .field("port", &self.0.port)
             .finish_non_exhaustive()

@@ -75,7 +75,7 @@ pub(crate) fn serve(address: &str, work: Work) -> Outcome<Duration> {
 pub(crate) fn serve_stream(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
-        peer::tell(&listener.local_address().to_string());
+        peer::tell(&listener.local_addr().to_string());
         read(listener.accept().await?.into_stream(), work).await
     })
 }

@@ -73,7 +73,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, how: How) -> Outc
 
 pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
     let listener = blocking::Listener::bind_with(address(device)?, &options(device)?)?;
-    peer::tell(&listener.local_address().to_string());
+    peer::tell(&listener.local_addr().to_string());
     let connection = listener.accept()?;
     let processor = processor_time();
     match work {
@@ -134,7 +134,7 @@ pub(crate) fn begin_tasks(peer: &mut Peer, device: &str, work: Work) -> Outcome 
 pub(crate) fn serve_tasks(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
-        peer::tell(&listener.local_address().to_string());
+        peer::tell(&listener.local_addr().to_string());
         let connection = listener.accept().await?;
         let processor = processor_time();
         match work {

@@ -90,7 +90,7 @@ fn several_connections_come_from_a_client_written_in_c() {
     let programs = Programs::find();
     for (_, ours) in &programs.addresses {
         let listener = Listener::bind(SocketAddr::new(*ours, 0)).unwrap();
-        let (ip, text) = (ours.to_string(), listener.local_address().port().to_string());
+        let (ip, text) = (ours.to_string(), listener.local_addr().port().to_string());
         let Some(mut client) = programs.start("ucmatose", &arguments("-s", &ip, &text)) else { return };
         let accept = |_| {
             let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");

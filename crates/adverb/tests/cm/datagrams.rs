@@ -51,7 +51,7 @@ impl Post {
 
 fn listen(address: IpAddr) -> (DatagramListener, SocketAddr) {
     let listener = DatagramListener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     assert_ne!(peer.port(), 0);
     (listener, peer)
 }
@@ -67,13 +67,13 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     let asking = asking(connector.private_data(b"where are you?"), peer);
     let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
     assert!(starts_with(request.private_data(), b"where are you?"));
-    assert_eq!(request.path().local_address().ip(), address);
+    assert_eq!(request.path().local_addr().ip(), address);
     let mut server = Post::new(request.path(), 4);
     request.answer(&server.queue_pair, b"here").unwrap();
     let service = asking.join().unwrap().unwrap();
     assert!(starts_with(service.private_data(), b"here"));
     assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), DATAGRAM_QKEY));
-    assert_eq!(service.path().peer_address(), peer);
+    assert_eq!(service.path().peer_addr(), peer);
 
     let mut client = Post::new(service.path(), 4);
     let recipient = service.recipient(&client.queue_pair).unwrap();

@@ -7,7 +7,7 @@ fn listeners_and_what_came_of_them_are_dropped_in_any_order() {
     let Some(address) = ipv4() else { return };
     // The listener first: requests that were taken, and connections, don't need it.
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
     let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
     drop(listener);
@@ -25,7 +25,7 @@ fn listeners_and_what_came_of_them_are_dropped_in_any_order() {
 fn a_listener_dropped_with_requests_pending_rejects_them() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let clients: Vec<_> = (0..3)
         .map(|_| thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err()))
         .collect();
@@ -42,7 +42,7 @@ fn a_listener_dropped_with_requests_pending_rejects_them() {
 fn every_step_can_be_given_up() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let connector = Connector::new().timeout(PATIENCE);
     drop(connector.begin_resolve(peer).unwrap());
     let route = connector.resolve(peer).unwrap();
@@ -59,7 +59,7 @@ fn every_step_can_be_given_up() {
     }
     // Given up by the side that accepted. At another listener: the request from above may still be under way.
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let connecting = {
         let route = connector.resolve(peer).unwrap();
         let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
@@ -108,7 +108,7 @@ fn a_forked_child_leaves_its_parents_connection_alone() {
     let Some(address) = ipv4() else { return };
     let ((client, client_desk), (server, mut desk)) = connected(address);
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     // SAFETY: the child does nothing but drop, and ends without running what the parent would run at its end.
     let child = unsafe { libc::fork() };
     if child == 0 {

@@ -130,7 +130,7 @@ impl Programs {
 
 /// A port that nobody listens on now, here or, most likely, where the programs are.
 fn free_port(address: IpAddr) -> u16 {
-    Listener::bind(SocketAddr::new(address, 0)).unwrap().local_address().port()
+    Listener::bind(SocketAddr::new(address, 0)).unwrap().local_addr().port()
 }
 
 /// What goes with a queue pair: where its requests complete, and the receive that it has.
@@ -172,7 +172,7 @@ impl Desk {
 /// A connection within this process: the client's side first.
 fn connected(address: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
     let server = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     (client.join().unwrap(), server)
@@ -201,21 +201,21 @@ fn starts_with(data: &[u8], text: &[u8]) -> bool {
 fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
     for address in addresses() {
         let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-        let peer = listener.local_address();
+        let peer = listener.local_addr();
         assert_eq!(peer.ip(), address);
         assert_ne!(peer.port(), 0);
         let client = thread::spawn(move || {
             let connector = Connector::new().timeout(PATIENCE).private_data(b"who is there?");
             let (connection, mut desk) = connect(&connector, peer).unwrap();
             assert!(starts_with(connection.private_data(), b"a friend"));
-            assert_eq!(connection.path().peer_address(), peer);
+            assert_eq!(connection.path().peer_addr(), peer);
             desk.send(&connection, b"ping");
             assert_eq!(desk.receive(&connection), b"pong");
-            (connection.path().local_address(), connection.close(PATIENCE))
+            (connection.path().local_addr(), connection.close(PATIENCE))
         });
         let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
         assert!(starts_with(request.private_data(), b"who is there?"));
-        assert_eq!(request.path().local_address(), peer);
+        assert_eq!(request.path().local_addr(), peer);
         let (queue_pair, mut desk) = Desk::new(request.path()).unwrap();
         let connection = request.accept(queue_pair, b"a friend").unwrap();
         assert!(starts_with(connection.private_data(), b"who is there?"));
@@ -225,7 +225,7 @@ fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
         assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
         let (local, closed) = client.join().unwrap();
         closed.unwrap();
-        assert_eq!(connection.path().peer_address(), local);
+        assert_eq!(connection.path().peer_addr(), local);
         println!("connected: {}", connection.path());
     }
 }
@@ -234,7 +234,7 @@ fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
 fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let error = Connector::new().private_data(&[1; MAX_CONNECT_DATA + 1]).resolve(peer).unwrap_err();
     assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
 
@@ -260,7 +260,7 @@ fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
 fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
     listener.accept_timeout(PATIENCE).unwrap().expect("a request").reject(b"not you").unwrap();
     let error = client.join().unwrap();
@@ -330,7 +330,7 @@ fn a_listener_that_doesnt_answer_is_given_up_at_the_deadline() {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let timeout = Duration::from_millis(700);
     let start = Instant::now();
-    let error = connect(&Connector::new().timeout(timeout), listener.local_address()).unwrap_err();
+    let error = connect(&Connector::new().timeout(timeout), listener.local_addr()).unwrap_err();
     let took = start.elapsed();
     println!("after {took:?}: {error}");
     let Error::Unreachable { error, .. } = error else { panic!("{error}") };
@@ -376,7 +376,7 @@ fn both_sides_connect_from_one_thread_without_blocking() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     assert!(listener.try_accept().unwrap().is_none());
-    let mut resolving = Connector::new().timeout(PATIENCE).begin_resolve(listener.local_address()).unwrap();
+    let mut resolving = Connector::new().timeout(PATIENCE).begin_resolve(listener.local_addr()).unwrap();
     let route = until_readable(|| resolving.poll().unwrap());
     assert!(matches!(resolving.poll(), Err(Error::InvalidRequest { .. })));
     drop(resolving);
@@ -424,7 +424,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     let Some(address) = ipv4() else { return };
     let device = Device::by_address(address).unwrap();
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).timeout(15);
     let client = thread::spawn(move || {
         let mut desk = None;
@@ -457,10 +457,10 @@ fn a_listener_at_every_address_learns_the_device_from_the_request() {
     let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
-    let peer = SocketAddr::new(address, listener.local_address().port());
+    let peer = SocketAddr::new(address, listener.local_addr().port());
     let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
     let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
-    assert_eq!(server.path().local_address().ip(), address);
+    assert_eq!(server.path().local_addr().ip(), address);
     let (client, client_desk) = client.join().unwrap();
     client_desk.send(&client, b"found you");
     assert_eq!(desk.receive(&server), b"found you");
@@ -471,7 +471,7 @@ fn several_threads_accept_many_clients_from_one_listener() {
     const CLIENTS: usize = 24;
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -504,12 +504,12 @@ fn several_threads_accept_many_clients_from_one_listener() {
 fn connections_share_a_local_port_if_all_ask_for_it() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let shared = Connector::new().timeout(PATIENCE).reuse_address(true).local(SocketAddr::new(address, 0));
     let first = shared.resolve(peer).unwrap();
-    let local = first.path().local_address();
+    let local = first.path().local_addr();
     let second = shared.clone().local(local).resolve(peer).unwrap();
-    assert_eq!(second.path().local_address(), local);
+    assert_eq!(second.path().local_addr(), local);
     let error = shared.clone().local(local).reuse_address(false).resolve(peer).unwrap_err();
     println!("{error}");
     assert!(error.to_string().contains("comes from that local port"), "{error}");
@@ -519,7 +519,7 @@ fn connections_share_a_local_port_if_all_ask_for_it() {
 fn an_address_that_cant_be_had_is_said_in_words() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let taken = Listener::bind(listener.local_address()).unwrap_err();
+    let taken = Listener::bind(listener.local_addr()).unwrap_err();
     println!("{taken}");
     assert!(taken.to_string().contains("somebody uses that port already"), "{taken}");
     let foreign = Listener::bind("192.0.2.1:7471".parse().unwrap()).unwrap_err();
@@ -544,7 +544,7 @@ fn an_address_that_cant_be_had_is_said_in_words() {
 fn a_queue_pair_that_is_connected_already_is_refused() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let route = Connector::new().timeout(PATIENCE).resolve(listener.local_address()).unwrap();
+    let route = Connector::new().timeout(PATIENCE).resolve(listener.local_addr()).unwrap();
     let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
     queue_pair.fail().unwrap();
     let error = route.connect(queue_pair).unwrap_err();

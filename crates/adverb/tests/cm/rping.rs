@@ -80,7 +80,7 @@ fn a_server_plays_with_a_client_written_in_c() {
 
 fn play_with_a_client(programs: &Programs, address: IpAddr) {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let (ip, port) = (address.to_string(), listener.local_address().port().to_string());
+    let (ip, port) = (address.to_string(), listener.local_addr().port().to_string());
     let arguments = ["-c", "-v", "-V", "-S", "64", "-C", "3", "-a", &ip, "-p", &port];
     let Some(mut client) = programs.start("rping", &arguments) else { return };
     let (connection, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));

@@ -19,7 +19,7 @@ fn loopback(last: u8) -> IpAddr {
 /// Connects from one device to another, each way, and sends messages.
 fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
     let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
-    let peer = listener.local_address();
+    let peer = listener.local_addr();
     let connector =
         Connector::new().timeout(PATIENCE).local(SocketAddr::new(from, 0)).private_data(b"from afar");
     let client = thread::spawn(move || connect(&connector, peer).unwrap());
@@ -27,8 +27,8 @@ fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)
     assert!(starts_with(request.private_data(), b"from afar"));
     let (server, mut server_desk) = accept(request);
     let (client, mut client_desk) = client.join().unwrap();
-    assert_eq!((client.path().local_address().ip(), client.path().peer_address().ip()), (from, to));
-    assert_eq!((server.path().local_address().ip(), server.path().peer_address().ip()), (to, from));
+    assert_eq!((client.path().local_addr().ip(), client.path().peer_addr().ip()), (from, to));
+    assert_eq!((server.path().local_addr().ip(), server.path().peer_addr().ip()), (to, from));
     client_desk.send(&client, b"there");
     assert_eq!(server_desk.receive(&server), b"there");
     server_desk.send(&server, b"and back");
@@ -79,20 +79,20 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
     for (listener, address) in
         [(&v4, addresses[0]), (&v4, addresses[1]), (&all, addresses[0]), (&all, addresses[2])]
     {
-        let peer = SocketAddr::new(address, listener.local_address().port());
+        let peer = SocketAddr::new(address, listener.local_addr().port());
         let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
         let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
-        assert_eq!(server.path().local_address(), peer);
+        assert_eq!(server.path().local_addr(), peer);
         let (client, client_desk) = client.join().unwrap();
         client_desk.send(&client, b"found you");
         assert_eq!(desk.receive(&server), b"found you");
     }
     // IPv6 isn't IPv4.
-    let peer = SocketAddr::new(addresses[2], v4.local_address().port());
+    let peer = SocketAddr::new(addresses[2], v4.local_addr().port());
     let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
     assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     // Somebody has the port, on one of the devices.
-    let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_address().port())).unwrap_err();
+    let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
     assert!(error.to_string().contains("somebody uses that port already"), "{error}");
 }
 
@@ -140,14 +140,14 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let server = SoftDevice::at(loopback(2)).open().unwrap();
     let _client = SoftDevice::at(host).open().unwrap();
     let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
-    let (from, peer) = (SocketAddr::new(host, 0), listener.local_address());
+    let (from, peer) = (SocketAddr::new(host, 0), listener.local_addr());
     let client =
         thread::spawn(move || connect(&Connector::new().timeout(PATIENCE).local(from), peer).unwrap());
     let (server, _desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     let (client, _client_desk) = client.join().unwrap();
-    let ours = client.path().local_address().ip();
+    let ours = client.path().local_addr().ip();
     assert_eq!(Gid::from(ours).udp_address(), SocketAddr::new(host, 4792));
-    assert_eq!(server.path().peer_address().ip(), ours);
+    assert_eq!(server.path().peer_addr().ip(), ours);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn plays_its_part() {
         }
         _ => {
             let listener = listen();
-            println!("listening {}", listener.local_address());
+            println!("listening {}", listener.local_addr());
             listener.accept().unwrap()
         }
     };

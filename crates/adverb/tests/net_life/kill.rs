@@ -48,7 +48,7 @@ fn kill_one(moment: Duration, listens: bool, letters: &Letters) -> (Duration, us
     let (mut process, connection);
     if listens {
         let listener = listen();
-        process = Process::start(&format!("connect {}", listener.local_address()));
+        process = Process::start(&format!("connect {}", listener.local_addr()));
         connection = listener.accept().unwrap();
     } else {
         process = Process::start("listen");

@@ -43,7 +43,7 @@ fn number(name: &str, otherwise: usize) -> usize {
 /// Two sides that are connected.
 fn pair(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
-    let address = listener.local_address();
+    let address = listener.local_addr();
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
         let server = listener.accept().unwrap();

@@ -102,7 +102,7 @@ pub(crate) fn receive() {
         interfaces.lines().map(|line| line.split_whitespace().nth(3).unwrap().split('/').next().unwrap());
     let _devices: Vec<Device> = addrs.map(|addr| Device::open(&format!("soft:{addr}")).unwrap()).collect();
     let listener = Listener::bind_with(("0.0.0.0", PORT), &options()).unwrap();
-    println!("listening {}", listener.local_address());
+    println!("listening {}", listener.local_addr());
     scope(|scope| {
         let connection = listener.accept().unwrap();
         scope.spawn(|| listener.accept().map(drop));
@@ -135,24 +135,24 @@ fn a_connection_goes_on_over_the_other_path_and_back() {
     let mut process = Process::start_in(&cables.namespace, "paths");
     process.says("listening ");
     let [one, other] = [1, 2].map(|path| IpAddr::from(end(path, 2)));
-    let connector = Connector::new().options(&options()).also_at(format!("{other}:{PORT}"));
+    let connector = Connector::new().options(&options()).alternate_addr(format!("{other}:{PORT}"));
     let connection = connector.connect((one, PORT)).unwrap();
-    assert_eq!(connection.peer_address().ip(), one);
+    assert_eq!(connection.peer_addr().ip(), one);
     let (seconds, start, letters) = (number("ADVERB_SECONDS", 2), Instant::now(), Letters::new());
     let pause = Duration::from_secs(seconds as u64);
     let paths = scope(|scope| {
         let harm = scope.spawn(|| {
-            let mut paths = vec![connection.peer_address().ip()];
+            let mut paths = vec![connection.peer_addr().ip()];
             for path in [1, 2] {
                 sleep(pause);
                 cables.set(path, "down");
                 // It must be noticed, and come up over the other.
-                let (down, before) = (Instant::now(), connection.peer_address());
-                while connection.peer_address() == before && down.elapsed() < Duration::from_secs(30) {
+                let (down, before) = (Instant::now(), connection.peer_addr());
+                while connection.peer_addr() == before && down.elapsed() < Duration::from_secs(30) {
                     sleep(Duration::from_millis(10));
                 }
                 println!("path {path} went down; over the other after {:?}", down.elapsed());
-                paths.push(connection.peer_address().ip());
+                paths.push(connection.peer_addr().ip());
                 sleep(pause);
                 cables.set(path, "up");
             }

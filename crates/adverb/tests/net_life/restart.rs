@@ -35,7 +35,7 @@ pub(crate) fn receive(port: &str, path: &str) {
             Err(_) => sleep(Duration::from_millis(10)),
         }
     };
-    println!("listening {}", listener.local_address());
+    println!("listening {}", listener.local_addr());
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     scope(|scope| {
         let connection = listener.accept().unwrap();
@@ -117,9 +117,9 @@ fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
         });
         let Err((sent, error)) = result else { break };
         assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-        let left = connection.unacknowledged();
-        assert!(left.len() <= sent + 1 && left.windows(2).all(|pair| pair[0].number < pair[1].number));
-        assert!(left.iter().all(|message| message.message.len() == PIECE));
+        let left = connection.take_unacknowledged();
+        assert!(left.len() <= sent + 1 && left.windows(2).all(|pair| pair[0].index < pair[1].index));
+        assert!(left.iter().all(|message| message.buffer.len() == PIECE));
         unacknowledged += left.len();
     }
     let expected = {

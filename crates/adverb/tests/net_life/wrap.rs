@@ -50,7 +50,8 @@ fn recv(connection: &Connection, letters: &Letters, seed: u64, count: usize) {
 fn everything_wraps_many_times_with_messages_both_ways() {
     let _guard = crate::share_process();
     let count = number("ADVERB_MESSAGES", 100_000);
-    let options = Options::new().device(&Device::open("soft").unwrap()).ring(RING).writes(16);
+    let options =
+        Options::new().device(&Device::open("soft").unwrap()).recv_ring_size(RING).max_outstanding_writes(16);
     let (left, right) = pair(&options, &options);
     let (letters, start) = (&Letters::new(), Instant::now());
     let (bytes, units) = scope(|scope| {

@@ -15,7 +15,7 @@ use adverb_verbs::{Device, Error};
 use super::{Link, UNKNOWN};
 use crate::blocking::{Connection, Connector, Listener, connect_link};
 use crate::protocol::handshake::Session;
-use crate::{Exchange, Key, Options, Rights};
+use crate::{Bootstrap, Key, Options, RemoteAccess};
 
 /// With the software NIC, unless another device is named.
 fn options() -> Options {
@@ -30,7 +30,7 @@ fn options() -> Options {
 
 /// The same, for each way to find a listener.
 fn ways() -> [Options; 2] {
-    [Exchange::Tcp, Exchange::ConnectionManager].map(|exchange| options().exchange(exchange))
+    [Bootstrap::Tcp, Bootstrap::ConnectionManager].map(|bootstrap| options().bootstrap(bootstrap))
 }
 
 /// Any port where the device is: there is its connection manager.
@@ -44,7 +44,7 @@ fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
     let listener = Listener::bind_with(anywhere(options[1]), options[1]).unwrap();
     let connector = Connector::new().options(options[0]);
     let (left, right) = scope(|scope| {
-        let left = scope.spawn(|| connector.connect(listener.local_address()).unwrap());
+        let left = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
         let right = listener.accept().unwrap();
         (left.join().unwrap(), right)
     });
@@ -143,7 +143,7 @@ fn exchange(left: &Connection, right: &Connection, harm: impl FnOnce() -> bool) 
 
 #[test]
 fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
-    let tiny = options().ring(512).writes(4);
+    let tiny = options().recv_ring_size(512).max_outstanding_writes(4);
     for options in ways().iter().chain([&tiny]) {
         with_pair([options, options], |left, right| {
             exchange(left, right, || {
@@ -173,7 +173,7 @@ fn nobody_needs_to_accept_for_a_connection_to_go_on() {
                     break_it(left.link());
                     break_it(right.link());
                     // Who else comes is let in too, now or later.
-                    let connect = || patient.connect(listener.local_address()).unwrap();
+                    let connect = || patient.connect(listener.local_addr()).unwrap();
                     stranger.get_or_insert_with(|| scope.spawn(connect));
                 })
             });
@@ -200,12 +200,12 @@ fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
 #[test]
 fn a_connection_goes_on_where_the_ring_is_shorter() {
     const LEN: usize = 5_000;
-    let (wide, narrow) = (options(), options().ring(512).writes(4));
+    let (wide, narrow) = (options(), options().recv_ring_size(512).max_outstanding_writes(4));
     let listeners = [&wide, &narrow].map(|options| Listener::bind_with(anywhere(options), options).unwrap());
     let [first, second] = &listeners;
-    let connector = Connector::new().options(&wide).also_at(second.local_address().to_string());
+    let connector = Connector::new().options(&wide).alternate_addr(second.local_addr().to_string());
     let (left, right) = scope(|scope| {
-        let left = scope.spawn(|| connector.connect(first.local_address()).unwrap());
+        let left = scope.spawn(|| connector.connect(first.local_addr()).unwrap());
         let right = first.accept().unwrap();
         (left.join().unwrap(), right)
     });
@@ -227,8 +227,10 @@ fn a_connection_goes_on_where_the_ring_is_shorter() {
 fn memory_is_exposed_again_and_operations_end() {
     let options = options();
     with_pair([&options, &options], |left, right| {
-        let table = right.expose("table", 4096, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
-        let remote = left.remote("table").unwrap();
+        let table = right
+            .expose("table", 4096, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
+            .unwrap();
+        let remote = left.remote_region("table").unwrap();
         remote.fetch_add(0, 3).unwrap();
         assert!(break_it(left.link()));
         let error = loop {
@@ -241,7 +243,7 @@ fn memory_is_exposed_again_and_operations_end() {
         scope(|scope| {
             // Somebody must look after the other side, until it is announced.
             let waiting = scope.spawn(|| right.recv_timeout(Duration::from_secs(20)));
-            let remote = left.remote("table").unwrap();
+            let remote = left.remote_region("table").unwrap();
             assert_eq!(remote.fetch_add(0, 4).unwrap(), 3);
             left.send(b"done").unwrap();
             waiting.join().unwrap().unwrap();
@@ -264,11 +266,11 @@ fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
     let error = left.recv().unwrap_err().to_string();
     assert!(start.elapsed() < Duration::from_secs(10));
     assert!(error.contains("were not acknowledged"), "{error}");
-    let unknown = left.unacknowledged();
-    let numbers: Vec<_> = unknown.iter().map(|message| message.number).collect();
+    let unknown = left.take_unacknowledged();
+    let numbers: Vec<_> = unknown.iter().map(|message| message.index).collect();
     assert!(numbers.ends_with(&[1, 2]), "{numbers:?}");
     let last = &unknown[unknown.len() - 2..];
-    assert_eq!((&last[0].message[..], last[1].message.len()), (&b"two"[..], 100_000));
+    assert_eq!((&last[0].buffer[..], last[1].buffer.len()), (&b"two"[..], 100_000));
     // Nobody waits for room that will never be.
     let error = left.feed(b"three").unwrap_err();
     assert!(matches!(error.error, Error::Disconnected { .. }), "{error}");
@@ -276,7 +278,7 @@ fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     // The other side gives up too.
     assert!(matches!(right.recv().unwrap_err(), Error::Disconnected { .. }));
-    assert!(right.unacknowledged().is_empty());
+    assert!(right.take_unacknowledged().is_empty());
 }
 
 #[test]
@@ -306,7 +308,7 @@ async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
     }
     let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
-    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
     let last_words = async {
         // While it waits for that; and when it is woken, both have come.
@@ -343,7 +345,7 @@ fn a_session_does_not_go_on_without_its_key() {
         let stranger = Options { session: Some(session), ..open.clone() };
         scope(|scope| {
             scope.spawn(|| other.accept().map(drop));
-            let made = connect_link(other.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let made = connect_link(other.local_addr(), &stranger, &Deadline::new(Duration::from_secs(5)));
             other.stop();
             assert!(matches!(made, Err(Error::Refused { reason, .. }) if reason == UNKNOWN));
         });
@@ -389,8 +391,7 @@ fn a_session_that_is_there_keeps_its_number() {
         let stranger = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().unwrap());
-            let made =
-                connect_link(listener.local_address(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let made = connect_link(listener.local_addr(), &stranger, &Deadline::new(Duration::from_secs(5)));
             let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
             assert!(break_it(left.link()));
             scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());
@@ -402,7 +403,7 @@ fn a_session_that_is_there_keeps_its_number() {
 
 #[test]
 fn what_is_kept_for_a_peer_that_does_not_read_has_an_end() {
-    let most = options().read_ahead(usize::MAX);
+    let most = options().recv_buffer_limit(usize::MAX);
     with_pair([&most, &most], |left, right| {
         left.send(b"first").unwrap();
         while right.link().lock().inbox.is_empty() {
@@ -452,7 +453,7 @@ fn a_peer_that_has_not_said_hello_costs_no_ring() {
     assert!(link.lane().ring.get().is_none());
     with_pair([&options, &options], |left, right| {
         for side in [left, right] {
-            assert_eq!(side.link().lane().ring.get().unwrap().len(), options.ring as usize);
+            assert_eq!(side.link().lane().ring.get().unwrap().len(), options.recv_ring_size as usize);
         }
     });
 }
@@ -479,7 +480,7 @@ async fn tasks_go_on_too() {
     let options = options().reconnect(Duration::from_secs(3));
     let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
-    let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+    let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
     const COUNT: usize = 300;
     let echo = async {

@@ -134,7 +134,7 @@ async fn streams_of_tasks_lose_and_double_no_byte() {
     for options in ways() {
         let listener = Listener::bind_with(super::anywhere(&options), &options).await.unwrap();
         let connector = Connector::new().options(&options);
-        let (left, right) = tokio::join!(connector.connect(listener.local_address()), listener.accept());
+        let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         let (left, right) = (left.unwrap(), right.unwrap());
         let links = [&left, &right].map(|connection| Arc::clone(connection.link()));
         let over = Arc::new(AtomicBool::new(false));

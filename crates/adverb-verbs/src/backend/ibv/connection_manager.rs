@@ -157,12 +157,12 @@ impl Identifier {
         check(code, || "looking for a route".to_owned())
     }
 
-    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive, and has room for an address of any family.
         unsafe { address::read(sys::rdma_get_local_addr(self.id())) }
     }
 
-    fn peer_address(&self) -> Option<SocketAddr> {
+    fn peer_addr(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
         unsafe { address::read(sys::rdma_get_peer_addr(self.id())) }
     }
@@ -181,7 +181,7 @@ impl Identifier {
         // SAFETY: the library keeps the context open while an identifier has it, and the device lives as long as the
         // context; its name is a C string in it.
         let name = unsafe { CStr::from_ptr(verbs.ibv_get_device_name((*context.as_ptr()).device)) };
-        let (local, peer) = self.local_address().zip(self.peer_address()).ok_or_else(no_device)?;
+        let (local, peer) = self.local_addr().zip(self.peer_addr()).ok_or_else(no_device)?;
         Ok(Path {
             device: name.to_string_lossy().into_owned(),
             port,

@@ -158,7 +158,7 @@ impl Device {
             max_mtu: mtu(attr.max_mtu),
             active_mtu: mtu(attr.active_mtu),
             lid: attr.lid,
-            max_message: attr.max_msg_sz,
+            max_message_size: attr.max_msg_sz,
             gid_table_len: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
             pkey_table_len: attr.pkey_tbl_len,
             needs_grh: attr.flags & sys::IBV_QPF_GRH_REQUIRED != 0,

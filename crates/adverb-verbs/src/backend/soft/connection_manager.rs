@@ -199,7 +199,7 @@ impl Identifier {
         self.inbox.wake();
     }
 
-    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         self.inner.lock().local
     }
 

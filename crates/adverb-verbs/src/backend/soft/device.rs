@@ -98,7 +98,7 @@ impl Device {
             max_mtu: self.nic.mtu(),
             active_mtu: self.nic.mtu(),
             lid: 0,
-            max_message: 1 << 31,
+            max_message_size: 1 << 31,
             gid_table_len: self.nic.addresses().len() as u32,
             pkey_table_len: 1,
             needs_grh: true,

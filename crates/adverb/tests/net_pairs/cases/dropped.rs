@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use adverb::net::{Connection, Rights};
+use adverb::net::{Connection, RemoteAccess};
 
 use super::end::wait;
 use super::{End, Random};
@@ -102,7 +102,7 @@ const TABLE: usize = 256 << 10;
 pub(super) fn operate_and_drop(end: End) {
     let connection = of_tasks(end);
     wait(async {
-        let remote = connection.remote("table").await.unwrap();
+        let remote = connection.remote_region("table").await.unwrap();
         let mut random = Random(9);
         for number in 0..500u64 {
             // Some devices are done with the first poll (rxe with itself), others are far from it.
@@ -126,7 +126,8 @@ pub(super) fn operate_and_drop(end: End) {
 }
 
 pub(super) fn expose(end: End) {
-    let table = end.expose("table", TABLE, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+    let table =
+        end.expose("table", TABLE, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
     let sum = end.recv().unwrap().unwrap();
     assert_eq!(sum[..], table.word(0).unwrap().load(Ordering::Relaxed).to_le_bytes());
     assert!(end.recv().unwrap().is_none());

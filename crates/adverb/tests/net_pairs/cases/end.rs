@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use adverb::memory::{MemoryRegion, Pages, Pool, RegisteredBuf};
-use adverb::net::{self, Message, Options, Outgoing, Rights, blocking};
+use adverb::net::{self, Message, Options, RemoteAccess, SendData, blocking};
 use adverb::{Error, Result};
 use tokio::runtime::Runtime;
 
@@ -68,15 +68,15 @@ impl End {
         }
     }
 
-    pub(crate) fn send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub(crate) fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<()> {
         Ok(either!(self, End, connection => connection.send(message))?)
     }
 
-    pub(crate) fn send_with_imm<'a>(&self, message: impl Into<Outgoing<'a>>, immediate: u32) -> Result<()> {
+    pub(crate) fn send_with_imm<'a>(&self, message: impl Into<SendData<'a>>, immediate: u32) -> Result<()> {
         Ok(either!(self, End, connection => connection.send_with_imm(message, immediate))?)
     }
 
-    pub(crate) fn feed<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub(crate) fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<()> {
         Ok(either!(self, End, connection => connection.feed(message))?)
     }
 
@@ -85,7 +85,7 @@ impl End {
     }
 
     /// Says whether there was room.
-    pub(crate) fn try_send<'a>(&self, message: impl Into<Outgoing<'a>>) -> Result<bool> {
+    pub(crate) fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<bool> {
         let sent = match self {
             End::Threads(connection) => connection.try_send(message),
             End::Tasks(connection) => connection.try_send(message),
@@ -113,18 +113,23 @@ impl End {
         either!(self, End, connection => connection.close())
     }
 
-    pub(crate) fn expose(&self, name: &str, len: usize, rights: Rights) -> Result<MemoryRegion> {
+    pub(crate) fn expose(&self, name: &str, len: usize, rights: RemoteAccess) -> Result<MemoryRegion> {
         either!(self, End, connection => connection.expose(name, len, rights))
     }
 
-    pub(crate) fn remote(&self, name: &str) -> Result<Far<'_>> {
+    pub(crate) fn remote_region(&self, name: &str) -> Result<Far<'_>> {
         Ok(match self {
-            End::Threads(connection) => Far::Threads(connection.remote(name)?),
-            End::Tasks(connection) => Far::Tasks(wait(connection.remote(name))?),
+            End::Threads(connection) => Far::Threads(connection.remote_region(name)?),
+            End::Tasks(connection) => Far::Tasks(wait(connection.remote_region(name))?),
         })
     }
 
-    pub(crate) fn expose_addresses(&self, base: u64, memory: Pages, rights: Rights) -> Result<MemoryRegion> {
+    pub(crate) fn expose_addresses(
+        &self,
+        base: u64,
+        memory: Pages,
+        rights: RemoteAccess,
+    ) -> Result<MemoryRegion> {
         either!(self, End, connection => connection.expose_addresses(base, memory, rights))
     }
 
@@ -146,8 +151,8 @@ impl End {
 /// The other end's memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Far<'a> {
-    Threads(blocking::Remote<'a>),
-    Tasks(net::Remote<'a>),
+    Threads(blocking::RemoteRegion<'a>),
+    Tasks(net::RemoteRegion<'a>),
 }
 
 impl Far<'_> {
@@ -166,14 +171,14 @@ impl Far<'_> {
         either!(self, Far, remote => remote.read_many(ranges))
     }
 
-    pub(crate) fn write<'a>(&self, offset: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub(crate) fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<()> {
         Ok(either!(self, Far, remote => remote.write(offset, bytes))?)
     }
 
     pub(crate) fn write_with_imm<'a>(
         &self,
         offset: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<()> {
         Ok(either!(self, Far, remote => remote.write_with_imm(offset, bytes, immediate))?)
@@ -204,14 +209,14 @@ impl Space<'_> {
         either!(self, Space, space => space.read_many(addresses))
     }
 
-    pub(crate) fn write<'a>(&self, address: u64, bytes: impl Into<Outgoing<'a>>) -> Result<()> {
+    pub(crate) fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<()> {
         Ok(either!(self, Space, space => space.write(address, bytes))?)
     }
 
     pub(crate) fn write_with_imm<'a>(
         &self,
         address: u64,
-        bytes: impl Into<Outgoing<'a>>,
+        bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<()> {
         Ok(either!(self, Space, space => space.write_with_imm(address, bytes, immediate))?)
@@ -244,8 +249,8 @@ impl Listening {
 
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
-            Listening::Threads(listener) => listener.local_address(),
-            Listening::Tasks(listener) => listener.local_address(),
+            Listening::Threads(listener) => listener.local_addr(),
+            Listening::Tasks(listener) => listener.local_addr(),
         }
     }
 

@@ -5,13 +5,13 @@ use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::Rights;
+use adverb::net::RemoteAccess;
 
 use super::{End, Random, check, fill};
 
 /// Notices, whatever it waits for, that the other end is no more.
 pub(super) fn notice(end: End) {
-    let words = end.remote("words").unwrap();
+    let words = end.remote_region("words").unwrap();
     end.send(b"found").unwrap();
     let start = Instant::now();
     scope(|scope| {
@@ -34,7 +34,7 @@ pub(super) fn notice(end: End) {
 
 /// Goes without a word.
 pub(super) fn vanish(end: End) {
-    let words = end.expose("words", 8, Rights::ATOMIC).unwrap();
+    let words = end.expose("words", 8, RemoteAccess::ATOMIC).unwrap();
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"found");
     drop(words);
     drop(end);

@@ -6,7 +6,7 @@ use std::thread::scope;
 
 use adverb::Error;
 use adverb::memory::Pages;
-use adverb::net::Rights;
+use adverb::net::RemoteAccess;
 
 use super::{End, check, fill};
 
@@ -14,7 +14,7 @@ const TABLE: usize = 1 << 20;
 
 /// Does everything to the other end's memory, which does nothing meanwhile.
 pub(super) fn reach(end: End) {
-    let remote = end.remote("table").unwrap();
+    let remote = end.remote_region("table").unwrap();
     assert_eq!(remote.len(), TABLE as u64);
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"there is a row");
     assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
@@ -40,7 +40,8 @@ pub(super) fn reach(end: End) {
 }
 
 pub(super) fn expose(end: End) {
-    let table = end.expose("table", TABLE, Rights::READ | Rights::WRITE | Rights::ATOMIC).unwrap();
+    let table =
+        end.expose("table", TABLE, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
     table.write(4096, b"a row").unwrap();
     end.send(b"there is a row").unwrap();
     let message = end.recv().unwrap().unwrap();
@@ -59,7 +60,7 @@ pub(super) fn count(end: End) {
     scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| {
-                let remote = end.remote("counter").unwrap();
+                let remote = end.remote_region("counter").unwrap();
                 for _ in 0..EACH {
                     remote.fetch_add(0, 1).unwrap();
                     end.send(b"counted").unwrap();
@@ -71,7 +72,7 @@ pub(super) fn count(end: End) {
 }
 
 pub(super) fn be_counted_in(end: End) {
-    let counter = end.expose("counter", 8, Rights::ATOMIC).unwrap();
+    let counter = end.expose("counter", 8, RemoteAccess::ATOMIC).unwrap();
     for _ in 0..THREADS * EACH {
         assert_eq!(&end.recv().unwrap().unwrap()[..], b"counted");
     }
@@ -81,17 +82,17 @@ pub(super) fn be_counted_in(end: End) {
 
 /// Tries what can't be; the connection goes on.
 pub(super) fn overreach(end: End) {
-    let log = end.remote("log").unwrap();
+    let log = end.remote_region("log").unwrap();
     assert!(matches!(log.write(0, b"x"), Err(Error::InvalidRequest { .. })));
     assert!(matches!(log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
     assert!(matches!(log.compare_swap(0, 0, 1), Err(Error::InvalidRequest { .. })));
     assert!(matches!(log.read(63..65), Err(Error::OutOfBounds { .. })));
-    let words = end.remote("words").unwrap();
+    let words = end.remote_region("words").unwrap();
     assert!(matches!(words.read(0..8), Err(Error::InvalidRequest { .. })));
     assert!(matches!(words.write(0, b"x"), Err(Error::InvalidRequest { .. })));
     assert!(matches!(words.fetch_add(4, 1), Err(Error::Unaligned { .. })));
     assert!(matches!(words.fetch_add(64, 1), Err(Error::OutOfBounds { .. })));
-    let box_ = end.remote("box").unwrap();
+    let box_ = end.remote_region("box").unwrap();
     assert!(matches!(box_.read(0..1), Err(Error::InvalidRequest { .. })));
     assert!(matches!(box_.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
     // What may be, is.
@@ -102,9 +103,9 @@ pub(super) fn overreach(end: End) {
 }
 
 pub(super) fn expose_little(end: End) {
-    let log = end.expose("log", 64, Rights::READ).unwrap();
-    let words = end.expose("words", 64, Rights::ATOMIC).unwrap();
-    let box_ = end.expose("box", 64, Rights::WRITE).unwrap();
+    let log = end.expose("log", 64, RemoteAccess::READ).unwrap();
+    let words = end.expose("words", 64, RemoteAccess::ATOMIC).unwrap();
+    let box_ = end.expose("box", 64, RemoteAccess::WRITE).unwrap();
     assert!(end.recv().unwrap().is_none());
     assert_eq!(words.word(56).unwrap().load(Ordering::Relaxed), 3);
     let mut bytes = [0; 64];
@@ -150,9 +151,9 @@ pub(super) fn reach_addresses(end: End) {
 }
 
 pub(super) fn expose_addresses(end: End) {
-    let rights = Rights::READ | Rights::WRITE;
+    let rights = RemoteAccess::READ | RemoteAccess::WRITE;
     let piece = || Pages::new(PIECE as usize).unwrap();
-    let here = end.expose_addresses(HERE, piece(), rights | Rights::ATOMIC).unwrap();
+    let here = end.expose_addresses(HERE, piece(), rights | RemoteAccess::ATOMIC).unwrap();
     let there = end.expose_addresses(THERE, piece(), rights).unwrap();
     here.write(4096, b"a row").unwrap();
     end.send(b"exposed").unwrap();

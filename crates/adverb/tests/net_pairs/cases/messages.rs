@@ -5,7 +5,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::net::Rights;
+use adverb::net::RemoteAccess;
 
 use super::{End, Random, check, fill};
 
@@ -232,7 +232,7 @@ pub(super) fn recv_late(end: End) {
 
 /// Sends until there is no room, and then has the other end go on.
 pub(super) fn fill_up(end: End) {
-    let go = end.remote("go").unwrap();
+    let go = end.remote_region("go").unwrap();
     let mut sent = 0;
     let mut try_send = |end: &End| {
         let mut bytes = [0; 100];
@@ -263,7 +263,7 @@ pub(super) fn fill_up(end: End) {
 
 /// Receives nothing until it is told to, and then all.
 pub(super) fn stop(end: End) {
-    let go = end.expose("go", 8, Rights::ATOMIC).unwrap();
+    let go = end.expose("go", 8, RemoteAccess::ATOMIC).unwrap();
     let start = Instant::now();
     while go.word(0).unwrap().load(Ordering::Acquire) == 0 {
         assert!(start.elapsed() < super::PATIENCE);

@@ -18,7 +18,7 @@ mod streams;
 
 use std::time::Duration;
 
-use adverb::net::{Exchange, Key, Options};
+use adverb::net::{Bootstrap, Key, Options};
 use random::Random;
 
 pub(crate) use end::{End, Flavour, Listening};
@@ -142,19 +142,19 @@ fn usual(_: Role, options: Options) -> Options {
 }
 
 fn keyed_over_tcp(_: Role, options: Options) -> Options {
-    options.exchange(Exchange::Tcp).key(&Key::new([7; 32]).unwrap())
+    options.bootstrap(Bootstrap::Tcp).key(&Key::new([7; 32]).unwrap())
 }
 
 /// The connection manager is asked first where there is hardware, and says that nobody is there.
 fn found_over_tcp(role: Role, options: Options) -> Options {
     match role {
         Role::Client => options,
-        Role::Server => options.exchange(Exchange::Tcp),
+        Role::Server => options.bootstrap(Bootstrap::Tcp),
     }
 }
 
 fn keyed_by_manager(_: Role, options: Options) -> Options {
-    options.exchange(Exchange::ConnectionManager).key(&Key::new([7; 32]).unwrap())
+    options.bootstrap(Bootstrap::ConnectionManager).key(&Key::new([7; 32]).unwrap())
 }
 
 /// For messages that take longer than connecting may.
@@ -164,22 +164,22 @@ fn patient(_: Role, options: Options) -> Options {
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
 fn tiny(_: Role, options: Options) -> Options {
-    options.ring(512).writes(4)
+    options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
 fn tiny_eager(role: Role, options: Options) -> Options {
-    tiny(role, options).eager(100)
+    tiny(role, options).eager_threshold(100)
 }
 
 fn unequal(role: Role, options: Options) -> Options {
     match role {
         Role::Client => tiny(role, options),
-        Role::Server => options.ring(1 << 20).writes(256).eager(1 << 20),
+        Role::Server => options.recv_ring_size(1 << 20).max_outstanding_writes(256).eager_threshold(1 << 20),
     }
 }
 
 fn stopping(role: Role, options: Options) -> Options {
-    tiny(role, options).read_ahead(1000)
+    tiny(role, options).recv_buffer_limit(1000)
 }
 
 fn watchful(_: Role, options: Options) -> Options {
@@ -187,11 +187,11 @@ fn watchful(_: Role, options: Options) -> Options {
 }
 
 fn going_on(role: Role, options: Options) -> Options {
-    watchful(role, options).reconnect(PATIENCE).exchange(Exchange::Tcp)
+    watchful(role, options).reconnect(PATIENCE).bootstrap(Bootstrap::Tcp)
 }
 
 fn going_on_by_manager(role: Role, options: Options) -> Options {
-    going_on(role, options).exchange(Exchange::ConnectionManager)
+    going_on(role, options).bootstrap(Bootstrap::ConnectionManager)
 }
 
 impl Random {
