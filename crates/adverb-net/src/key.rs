@@ -54,9 +54,9 @@ impl Key {
             key
         };
         Ok(Key(Arc::new(Derived {
-            answer: derive("adverb net 1: proof of who was asked"),
-            connectors_hello: derive("adverb net 1: hello of who asked"),
-            listeners_hello: derive("adverb net 1: hello of who was asked"),
+            answer: derive("adverb-net v1 server proof"),
+            connectors_hello: derive("adverb-net v1 client hello"),
+            listeners_hello: derive("adverb-net v1 server hello"),
         })))
     }
 
