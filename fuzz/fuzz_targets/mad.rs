@@ -8,8 +8,8 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(mad) = Mad::parse(bytes) else { return };
     assert!(!mad.message.to_string().is_empty());
     match &mad.message {
-        Message::Req(req) => drop(req.ip()),
-        Message::SidrReq(req) => drop(req.ip()),
+        Message::Req(req) => drop(req.cma_header()),
+        Message::SidrReq(req) => drop(req.cma_header()),
         _ => {}
     }
     assert_eq!(Mad::parse(&mad.emit()), Ok(mad));

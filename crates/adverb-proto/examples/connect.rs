@@ -114,7 +114,7 @@ impl Station {
         let header = packet.header();
         if header.dest_qp == Qpn::GSI
             && matches!(header.operation, Operation::Ud(ud) if ud.qkey == GSI_QKEY)
-            && flow.solve(&packet).is_ok()
+            && flow.recover_ip_id(&packet).is_ok()
         {
             if let Ok(mad) = adverb_wire::cm::Mad::parse(packet.payload()) {
                 println!("< {}", mad.message);

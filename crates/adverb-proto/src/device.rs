@@ -465,7 +465,7 @@ impl<S: Sink> Device<S> {
         memory: &mut impl Memory,
     ) {
         // What parsing checks.
-        if header.opcode().payload().allows(payload.len()) && payload.len() <= MAX_PACKET_LEN {
+        if header.opcode().payload_rule().allows(payload.len()) && payload.len() <= MAX_PACKET_LEN {
             self.handle(now, arrival, Received { header, payload }, None, memory);
         }
     }

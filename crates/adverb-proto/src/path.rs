@@ -182,8 +182,8 @@ impl Incoming {
         };
         match icrc {
             IcrcCheck::Identification(identification) => flow.verify(packet, identification).is_ok(),
-            IcrcCheck::IdentificationBelow(end) => flow.solve(packet).is_ok_and(|found| found < end),
-            IcrcCheck::AnyIdentification => flow.solve(packet).is_ok(),
+            IcrcCheck::IdentificationBelow(end) => flow.recover_ip_id(packet).is_ok_and(|found| found < end),
+            IcrcCheck::AnyIdentification => flow.recover_ip_id(packet).is_ok(),
             IcrcCheck::Trusted => true,
         }
     }

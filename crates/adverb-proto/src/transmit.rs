@@ -86,7 +86,7 @@ impl Transmit<'_> {
         let start = out.len();
         let mut head = [0; MAX_HEADER_LEN];
         let payload_len = self.payload.len();
-        let begun = self.path.flow().begin(&self.header, identification, payload_len, &mut head);
+        let begun = self.path.flow().begin_emit(&self.header, identification, payload_len, &mut head);
         let mut icrc = begun.map_err(WriteError::Emit)?;
         let header_len = self.header.len();
         out.extend_from_slice(&head[..header_len]);

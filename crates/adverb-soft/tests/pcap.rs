@@ -118,7 +118,7 @@ fn an_unknown_identification_is_solved_for() {
     let received: Vec<_> = frames(&bytes).into_iter().filter(|(interface, ..)| *interface == 1).collect();
     for ((_, frame, _), expected) in received.iter().zip([5829, 65_535]) {
         frame.verify().unwrap();
-        assert!(matches!(frame.ip(), IpHeader::V4(ip) if ip.identification == expected));
+        assert!(matches!(frame.ip(), IpHeader::V4(ip) if ip.ip_id == expected));
     }
     assert_eq!(received.len(), 2);
 }

@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let packet = Packet::parse(&buffer[..len])?;
         // The peer's identification isn't visible here, so the check solves for it.
         let incoming = Flow::new(source, SocketAddr::new(local, ROCE_PORT)).ok_or("mixed families")?;
-        match incoming.solve(&packet) {
+        match incoming.recover_ip_id(&packet) {
             Ok(_) => intact += 1,
             Err(mismatch) => println!("message {n}: {mismatch}"),
         }

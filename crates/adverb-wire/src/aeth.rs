@@ -170,7 +170,7 @@ pub struct RnrTimer(u8);
 
 impl RnrTimer {
     /// The longest wait, 655.36 ms: code 0.
-    pub const LONGEST: RnrTimer = RnrTimer(0);
+    pub const MAX: RnrTimer = RnrTimer(0);
 
     /// The timer with this code, or `None` if it has more than 5 bits.
     pub const fn new(code: u8) -> Option<RnrTimer> {

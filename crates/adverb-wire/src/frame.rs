@@ -8,10 +8,10 @@ use crate::ip::{IPV6_LEN, IpHeader};
 use crate::packet::{Packet, ParseError, ROCE_PORT};
 
 /// The length of a UDP header.
-pub const UDP_LEN: usize = 8;
+pub const UDP_HEADER_LEN: usize = 8;
 
 /// The longest headers around a packet: IPv6 and UDP.
-pub const MAX_OUTER_LEN: usize = IPV6_LEN + UDP_LEN;
+pub const MAX_OUTER_HEADER_LEN: usize = IPV6_LEN + UDP_HEADER_LEN;
 
 /// A packet in its IP datagram, with everything that its ICRC covers in sight.
 ///
@@ -46,7 +46,7 @@ impl<'a> Frame<'a> {
     /// If it is something else, or the packet in it isn't one.
     pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>, FrameError> {
         let (ip, datagram) = IpHeader::parse(bytes).ok_or(FrameError::NotUdp)?;
-        let (udp, payload) = datagram.split_first_chunk::<UDP_LEN>().ok_or(FrameError::NotUdp)?;
+        let (udp, payload) = datagram.split_first_chunk::<UDP_HEADER_LEN>().ok_or(FrameError::NotUdp)?;
         let &[s0, s1, d0, d1, l0, l1, _, _] = udp;
         let port = u16::from_be_bytes([d0, d1]);
         if port != ROCE_PORT {
@@ -64,19 +64,19 @@ impl<'a> Frame<'a> {
     /// than the length fields can say.
     ///
     /// ```
-    /// use adverb_wire::{Frame, IpHeader, MAX_OUTER_LEN};
+    /// use adverb_wire::{Frame, IpHeader, MAX_OUTER_HEADER_LEN};
     ///
-    /// let ip = IpHeader::between("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
-    /// let mut outer = [0; MAX_OUTER_LEN];
+    /// let ip = IpHeader::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
+    /// let mut outer = [0; MAX_OUTER_HEADER_LEN];
     /// assert_eq!(Frame::emit_outer(&ip, 49152, 20, &mut outer), 28);
     /// ```
     pub fn emit_outer(
         ip: &IpHeader,
         source_port: u16,
         packet_len: usize,
-        out: &mut [u8; MAX_OUTER_LEN],
+        out: &mut [u8; MAX_OUTER_HEADER_LEN],
     ) -> usize {
-        let udp_len = u16::try_from(packet_len + UDP_LEN).unwrap_or(u16::MAX);
+        let udp_len = u16::try_from(packet_len + UDP_HEADER_LEN).unwrap_or(u16::MAX);
         let ip_len = ip.emit(udp_len, out);
         let [s0, s1] = source_port.to_be_bytes();
         let [d0, d1] = ROCE_PORT.to_be_bytes();
@@ -84,7 +84,7 @@ impl<'a> Frame<'a> {
         if let Some(udp) = out.get_mut(ip_len..).and_then(|rest| rest.first_chunk_mut()) {
             *udp = [s0, s1, d0, d1, l0, l1, 0, 0];
         }
-        ip_len + UDP_LEN
+        ip_len + UDP_HEADER_LEN
     }
 
     /// The IP header.
@@ -117,7 +117,7 @@ impl<'a> Frame<'a> {
             IpHeader::V4(ip) => {
                 let source = SocketAddrV4::new(ip.source, self.source_port);
                 let destination = SocketAddrV4::new(ip.destination, ROCE_PORT);
-                Flow::v4_with_flags(source, destination, ip.flags).verify(&self.packet, ip.identification)
+                Flow::v4_with_flags(source, destination, ip.flags).verify(&self.packet, ip.ip_id)
             }
             IpHeader::V6(ip) => {
                 let source = SocketAddrV6::new(ip.source, self.source_port, 0, 0);

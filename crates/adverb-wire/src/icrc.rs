@@ -36,7 +36,7 @@ use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 ///
 /// The ICRC covers the identification of the IPv4 header, which a UDP socket neither sets nor shows. As a
 /// sender, an unconnected UDP socket with path MTU discovery on always uses 0, and that is what to pass. As a
-/// receiver, [`solve`](Flow::solve) finds the identification that makes the ICRC right; it accepts any of
+/// receiver, [`recover_ip_id`](Flow::recover_ip_id) finds the identification that makes the ICRC right; it accepts any of
 /// 65,536 values, so that one damaged packet in 65,536 gets through where [`verify`](Flow::verify) lets one
 /// in four thousand million pass. IPv6 has no such field, and both are equally strong there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ impl Flow {
     ///
     /// The payload is read once and copied nowhere: what goes to the socket is the first
     /// [`header_len`](Emitted::header_len) bytes of `head`, the pieces, and the [`trailer`](Emitted::trailer).
-    /// `identification` is that of the IPv4 header, and 0 on an ordinary UDP socket; IPv6 ignores it.
+    /// `ip_id` is that of the IPv4 header, and 0 on an ordinary UDP socket; IPv6 ignores it.
     ///
     /// # Errors
     ///
@@ -113,12 +113,12 @@ impl Flow {
     pub fn emit(
         &self,
         header: &Header,
-        identification: u16,
+        ip_id: u16,
         payload: &[&[u8]],
         head: &mut [u8; MAX_HEADER_LEN],
     ) -> Result<Emitted, EmitError> {
         let payload_len = payload.iter().map(|piece| piece.len()).sum();
-        let mut icrc = self.begin(header, identification, payload_len, head)?;
+        let mut icrc = self.begin_emit(header, ip_id, payload_len, head)?;
         for piece in payload {
             icrc.update(piece);
         }
@@ -126,7 +126,7 @@ impl Flow {
     }
 
     /// Writes a packet's headers into `head` and begins its ICRC, for a payload of `payload_len` bytes that
-    /// is to come through [`Icrc::update`].
+    /// is to come through [`IcrcHasher::update`].
     ///
     /// For a sender that doesn't have the payload as slices, or copies it as it goes; otherwise
     /// [`emit`](Flow::emit) is simpler.
@@ -135,15 +135,15 @@ impl Flow {
     ///
     /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
     #[inline]
-    pub fn begin(
+    pub fn begin_emit(
         &self,
         header: &Header,
-        identification: u16,
+        ip_id: u16,
         payload_len: usize,
         head: &mut [u8; MAX_HEADER_LEN],
-    ) -> Result<Icrc, EmitError> {
+    ) -> Result<IcrcHasher, EmitError> {
         let opcode = header.opcode();
-        if !opcode.payload().allows(payload_len) {
+        if !opcode.payload_rule().allows(payload_len) {
             return Err(EmitError::Payload { opcode, payload_len });
         }
         let header_len = header.emit(payload_len, head);
@@ -153,11 +153,11 @@ impl Flow {
             Ok(len) if packet_len <= MAX_PACKET_LEN => len,
             _ => return Err(EmitError::TooLong { payload_len }),
         };
-        let mut hasher = self.hasher(identification, packet_len, head);
+        let mut hasher = self.hasher(ip_id, packet_len, head);
         if let Some(extension @ [_, ..]) = head.get(BTH_LEN..header_len) {
             hasher.update(extension);
         }
-        Ok(Icrc { hasher, header_len, pad_len })
+        Ok(IcrcHasher { hasher, header_len, pad_len })
     }
 
     /// Checks the ICRC of a packet that came in this flow with a known IPv4 identification; IPv6 ignores it.
@@ -166,8 +166,8 @@ impl Flow {
     ///
     /// If the packet was damaged, or belongs to another flow.
     #[inline]
-    pub fn verify(&self, packet: &Packet<'_>, identification: u16) -> Result<(), IcrcMismatch> {
-        let computed = self.icrc(packet, identification);
+    pub fn verify(&self, packet: &Packet<'_>, ip_id: u16) -> Result<(), IcrcMismatch> {
+        let computed = self.icrc(packet, ip_id);
         if computed == packet.icrc() { Ok(()) } else { Err(IcrcMismatch { computed, found: packet.icrc() }) }
     }
 
@@ -181,7 +181,7 @@ impl Flow {
     /// # Errors
     ///
     /// If no identification makes the ICRC right.
-    pub fn solve(&self, packet: &Packet<'_>) -> Result<u16, IcrcMismatch> {
+    pub fn recover_ip_id(&self, packet: &Packet<'_>) -> Result<u16, IcrcMismatch> {
         let computed = self.icrc(packet, 0);
         let difference = computed ^ packet.icrc();
         if difference == 0 {
@@ -215,23 +215,23 @@ impl Flow {
     /// let emitted = flow.emit(&header, 0, &[b"ping"], &mut head).unwrap();
     /// let mut bytes = [&head[..emitted.header_len], b"ping", &emitted.trailer].concat();
     ///
-    /// let effect = Flow::identification_effect(3, bytes.len());
-    /// bytes.last_chunk_mut::<4>().unwrap().iter_mut().zip(effect).for_each(|(byte, effect)| *byte ^= effect);
+    /// let delta = Flow::ip_id_delta(3, bytes.len());
+    /// bytes.last_chunk_mut::<4>().unwrap().iter_mut().zip(delta).for_each(|(byte, delta)| *byte ^= delta);
     /// assert!(flow.verify(&Packet::parse(&bytes).unwrap(), 3).is_ok());
     /// ```
     #[inline]
-    pub fn identification_effect(identification: u16, packet_len: usize) -> [u8; ICRC_LEN] {
-        let [i0, i1] = identification.to_be_bytes();
+    pub fn ip_id_delta(ip_id: u16, packet_len: usize) -> [u8; ICRC_LEN] {
+        let [i0, i1] = ip_id.to_be_bytes();
         crc::redo_words(u32::from_le_bytes([i0, i1, 0, 0]), words_behind_identification(packet_len))
             .to_le_bytes()
     }
 
     /// The ICRC that `packet` should have.
     #[inline]
-    fn icrc(&self, packet: &Packet<'_>, identification: u16) -> u32 {
+    fn icrc(&self, packet: &Packet<'_>, ip_id: u16) -> u32 {
         let bytes = packet.as_bytes();
         let covered = bytes.get(..bytes.len() - ICRC_LEN).unwrap_or_default();
-        let mut hasher = self.hasher(identification, packet_len(bytes), covered);
+        let mut hasher = self.hasher(ip_id, packet_len(bytes), covered);
         hasher.update(covered.get(BTH_LEN..).unwrap_or_default());
         hasher.finalize()
     }
@@ -240,11 +240,11 @@ impl Flow {
     ///
     /// What follows is a multiple of 16 bytes more often than not, which `crc32fast` takes fastest.
     #[inline]
-    fn hasher(&self, identification: u16, packet_len: u16, packet: &[u8]) -> crc32fast::Hasher {
+    fn hasher(&self, ip_id: u16, packet_len: u16, packet: &[u8]) -> crc32fast::Hasher {
         // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
         let udp_len = packet_len.wrapping_add(8);
         let fields = match self.family {
-            Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IDENTIFICATION.of(identification),
+            Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IDENTIFICATION.of(ip_id),
             Family::V6 => V6_PAYLOAD_LEN.of(udp_len),
         } ^ UDP_LEN.of(udp_len);
         let mut bth = packet.first_chunk().copied().unwrap_or([0; BTH_LEN]);
@@ -260,15 +260,15 @@ fn words_behind_identification(packet_len: usize) -> usize {
     packet_len.saturating_add(12 + 8) / 4
 }
 
-/// The ICRC of a packet under way: see [`Flow::begin`].
+/// The ICRC of a packet under way: see [`Flow::begin_emit`].
 #[derive(Clone, Debug)]
-pub struct Icrc {
+pub struct IcrcHasher {
     hasher: crc32fast::Hasher,
     header_len: usize,
     pad_len: u8,
 }
 
-impl Icrc {
+impl IcrcHasher {
     /// Takes in the next bytes of the payload.
     #[inline]
     pub fn update(&mut self, payload: &[u8]) {

@@ -25,7 +25,7 @@ pub struct Ipv4Header {
     /// DSCP in the upper six bits, ECN in the lower two.
     pub tos: u8,
     /// The identification, which the ICRC covers.
-    pub identification: u16,
+    pub ip_id: u16,
     /// Flags and fragment offset, which the ICRC covers too; 0x4000 is "don't fragment".
     pub flags: u16,
     /// Time to live.
@@ -54,11 +54,11 @@ pub struct Ipv6Header {
 impl IpHeader {
     /// A header with usual values (64 hops, no marks, don't fragment, identification 0), or `None` if one
     /// address is IPv4 and the other IPv6.
-    pub const fn between(source: IpAddr, destination: IpAddr) -> Option<IpHeader> {
+    pub const fn new(source: IpAddr, destination: IpAddr) -> Option<IpHeader> {
         match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Some(IpHeader::V4(Ipv4Header {
                 tos: 0,
-                identification: 0,
+                ip_id: 0,
                 flags: 0x4000,
                 ttl: 64,
                 source,
@@ -110,7 +110,7 @@ impl IpHeader {
     /// ```
     /// use adverb_wire::IpHeader;
     ///
-    /// let ip = IpHeader::between("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
+    /// let ip = IpHeader::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
     /// assert_eq!(IpHeader::from_grh(&ip.to_grh(1024)), Some(ip));
     /// ```
     pub fn from_grh(grh: &[u8; GRH_LEN]) -> Option<IpHeader> {
@@ -184,7 +184,7 @@ impl Ipv4Header {
         let &[_, tos, _, _, i0, i1, f0, f1, ttl, _, _, _, a, b, c, d, e, f, g, h] = bytes;
         Ipv4Header {
             tos,
-            identification: u16::from_be_bytes([i0, i1]),
+            ip_id: u16::from_be_bytes([i0, i1]),
             flags: u16::from_be_bytes([f0, f1]),
             ttl,
             source: Ipv4Addr::new(a, b, c, d),
@@ -194,7 +194,7 @@ impl Ipv4Header {
 
     fn to_bytes(self, udp_len: u16) -> [u8; IPV4_LEN] {
         let [l0, l1] = udp_len.saturating_add(20).to_be_bytes();
-        let [i0, i1] = self.identification.to_be_bytes();
+        let [i0, i1] = self.ip_id.to_be_bytes();
         let [f0, f1] = self.flags.to_be_bytes();
         let [a, b, c, d] = self.source.octets();
         let [e, f, g, h] = self.destination.octets();
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_route_header_of_ipv4_needs_a_checksum_only_where_it_could_be_ipv6() {
-        let ip = IpHeader::between([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap();
+        let ip = IpHeader::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap();
         let mut grh = ip.to_grh(1024);
         grh[30] ^= 0xff; // the checksum
         assert_eq!(IpHeader::from_grh(&grh), Some(ip));

@@ -63,9 +63,9 @@ mod psn;
 mod qpn;
 
 pub use aeth::{Aeth, Credits, NakCode, ReservedSyndrome, RnrTimer, Syndrome};
-pub use frame::{Frame, FrameError, MAX_OUTER_LEN, UDP_LEN};
+pub use frame::{Frame, FrameError, MAX_OUTER_HEADER_LEN, UDP_HEADER_LEN};
 pub use header::{DEFAULT_PKEY, Header, MAX_HEADER_LEN};
-pub use icrc::{Emitted, Flow, Icrc, IcrcMismatch, Trailer};
+pub use icrc::{Emitted, Flow, IcrcHasher, IcrcMismatch, Trailer};
 pub use ip::{GRH_LEN, IpHeader, Ipv4Header, Ipv6Header};
 pub use opcode::{Opcode, PayloadRule};
 pub use operation::{CompareSwap, FetchAdd, Flush, Operation, Rc, ReadResponse, Reth, Send, Uc, Ud, Write};

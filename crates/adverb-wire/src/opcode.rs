@@ -54,11 +54,11 @@ opcodes! {
     /// Last packet of a SEND.
     RcSendLast = 0x02, "RC SEND last";
     /// Last packet of a SEND with immediate data.
-    RcSendLastImmediate = 0x03, "RC SEND last+imm";
+    RcSendLastWithImm = 0x03, "RC SEND last+imm";
     /// A SEND in one packet.
     RcSendOnly = 0x04, "RC SEND only";
     /// A SEND with immediate data in one packet.
-    RcSendOnlyImmediate = 0x05, "RC SEND only+imm";
+    RcSendOnlyWithImm = 0x05, "RC SEND only+imm";
     /// First packet of an RDMA WRITE.
     RcWriteFirst = 0x06, "RC WRITE first";
     /// Middle packet of an RDMA WRITE.
@@ -66,11 +66,11 @@ opcodes! {
     /// Last packet of an RDMA WRITE.
     RcWriteLast = 0x08, "RC WRITE last";
     /// Last packet of an RDMA WRITE with immediate data.
-    RcWriteLastImmediate = 0x09, "RC WRITE last+imm";
+    RcWriteLastWithImm = 0x09, "RC WRITE last+imm";
     /// An RDMA WRITE in one packet.
     RcWriteOnly = 0x0a, "RC WRITE only";
     /// An RDMA WRITE with immediate data in one packet.
-    RcWriteOnlyImmediate = 0x0b, "RC WRITE only+imm";
+    RcWriteOnlyWithImm = 0x0b, "RC WRITE only+imm";
     /// An RDMA READ request.
     RcReadRequest = 0x0c, "RC READ request";
     /// First packet of the answer to an RDMA READ.
@@ -104,11 +104,11 @@ opcodes! {
     /// Last packet of a SEND over an unreliable connection.
     UcSendLast = 0x22, "UC SEND last";
     /// Last packet of a SEND with immediate data over an unreliable connection.
-    UcSendLastImmediate = 0x23, "UC SEND last+imm";
+    UcSendLastWithImm = 0x23, "UC SEND last+imm";
     /// A SEND in one packet over an unreliable connection.
     UcSendOnly = 0x24, "UC SEND only";
     /// A SEND with immediate data in one packet over an unreliable connection.
-    UcSendOnlyImmediate = 0x25, "UC SEND only+imm";
+    UcSendOnlyWithImm = 0x25, "UC SEND only+imm";
     /// First packet of an RDMA WRITE over an unreliable connection.
     UcWriteFirst = 0x26, "UC WRITE first";
     /// Middle packet of an RDMA WRITE over an unreliable connection.
@@ -116,15 +116,15 @@ opcodes! {
     /// Last packet of an RDMA WRITE over an unreliable connection.
     UcWriteLast = 0x28, "UC WRITE last";
     /// Last packet of an RDMA WRITE with immediate data over an unreliable connection.
-    UcWriteLastImmediate = 0x29, "UC WRITE last+imm";
+    UcWriteLastWithImm = 0x29, "UC WRITE last+imm";
     /// An RDMA WRITE in one packet over an unreliable connection.
     UcWriteOnly = 0x2a, "UC WRITE only";
     /// An RDMA WRITE with immediate data in one packet over an unreliable connection.
-    UcWriteOnlyImmediate = 0x2b, "UC WRITE only+imm";
+    UcWriteOnlyWithImm = 0x2b, "UC WRITE only+imm";
     /// A datagram.
     UdSendOnly = 0x64, "UD SEND only";
     /// A datagram with immediate data.
-    UdSendOnlyImmediate = 0x65, "UD SEND only+imm";
+    UdSendOnlyWithImm = 0x65, "UD SEND only+imm";
     /// A congestion notification (Annex A17.9.3).
     Cnp = 0x81, "CNP";
 }
@@ -142,7 +142,7 @@ impl Opcode {
     /// use adverb_wire::Opcode;
     ///
     /// assert_eq!(Opcode::RcSendOnly.header_len(), 12);
-    /// assert_eq!(Opcode::RcWriteOnlyImmediate.header_len(), 12 + 16 + 4);
+    /// assert_eq!(Opcode::RcWriteOnlyWithImm.header_len(), 12 + 16 + 4);
     /// ```
     #[inline]
     pub const fn header_len(self) -> usize {
@@ -165,12 +165,12 @@ impl Opcode {
                 | Opcode::UcSendOnly
                 | Opcode::UcWriteMiddle
                 | Opcode::UcWriteLast => 0,
-                Opcode::RcSendLastImmediate
-                | Opcode::RcSendOnlyImmediate
-                | Opcode::RcWriteLastImmediate
-                | Opcode::UcSendLastImmediate
-                | Opcode::UcSendOnlyImmediate
-                | Opcode::UcWriteLastImmediate => IMMEDIATE_LEN,
+                Opcode::RcSendLastWithImm
+                | Opcode::RcSendOnlyWithImm
+                | Opcode::RcWriteLastWithImm
+                | Opcode::UcSendLastWithImm
+                | Opcode::UcSendOnlyWithImm
+                | Opcode::UcWriteLastWithImm => IMMEDIATE_LEN,
                 Opcode::RcSendLastInvalidate | Opcode::RcSendOnlyInvalidate => IETH_LEN,
                 Opcode::RcWriteFirst
                 | Opcode::RcWriteOnly
@@ -178,7 +178,7 @@ impl Opcode {
                 | Opcode::RcAtomicWrite
                 | Opcode::UcWriteFirst
                 | Opcode::UcWriteOnly => RETH_LEN,
-                Opcode::RcWriteOnlyImmediate | Opcode::UcWriteOnlyImmediate => RETH_LEN + IMMEDIATE_LEN,
+                Opcode::RcWriteOnlyWithImm | Opcode::UcWriteOnlyWithImm => RETH_LEN + IMMEDIATE_LEN,
                 Opcode::RcReadResponseFirst
                 | Opcode::RcReadResponseLast
                 | Opcode::RcReadResponseOnly
@@ -187,14 +187,14 @@ impl Opcode {
                 Opcode::RcCompareSwap | Opcode::RcFetchAdd => ATOMIC_ETH_LEN,
                 Opcode::RcFlush => FETH_LEN + RETH_LEN,
                 Opcode::UdSendOnly => DETH_LEN,
-                Opcode::UdSendOnlyImmediate => DETH_LEN + IMMEDIATE_LEN,
+                Opcode::UdSendOnlyWithImm => DETH_LEN + IMMEDIATE_LEN,
                 Opcode::Cnp => CNP_RESERVED_LEN,
             }
     }
 
     /// What payload a packet of this kind may carry.
     #[inline]
-    pub const fn payload(self) -> PayloadRule {
+    pub const fn payload_rule(self) -> PayloadRule {
         match self {
             Opcode::RcReadRequest
             | Opcode::RcAcknowledge

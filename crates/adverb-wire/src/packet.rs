@@ -60,7 +60,7 @@ impl<'a> Packet<'a> {
             let needed = opcode.header_len() + trailer_len;
             return Err(ParseError::Truncated { needed, found: bytes.len() });
         };
-        if !opcode.payload().allows(payload.len()) {
+        if !opcode.payload_rule().allows(payload.len()) {
             return Err(ParseError::Payload { opcode, payload_len: payload.len() });
         }
         Ok(Packet { header, payload, bytes })

@@ -64,10 +64,10 @@ fn check(bytes: &[u8]) -> Result<(), ParseError> {
     assert_eq!(header_len + payload.len() + packet.pad_len() + ICRC_LEN, bytes.len());
     assert!(packet.pad_len() < 4);
     assert_eq!(&bytes[header_len..header_len + payload.len()], payload);
-    assert!(packet.opcode().payload().allows(payload.len()));
+    assert!(packet.opcode().payload_rule().allows(payload.len()));
     assert!(!packet.to_string().is_empty());
     let flow = Flow::v4("10.0.0.1:4791".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
-    let _ = (flow.verify(&packet, 0), flow.solve(&packet));
+    let _ = (flow.verify(&packet, 0), flow.recover_ip_id(&packet));
     Ok(())
 }
 
@@ -120,7 +120,7 @@ fn solve_identifications(flow: &Flow, total_len: usize, identifications: impl It
             let icrc_at = bytes.len() - ICRC_LEN;
             bytes[icrc_at..].copy_from_slice(&emitted.trailer);
             let packet = Packet::parse(&bytes).expect("a packet");
-            flow.solve(&packet) == Ok(*identification)
+            flow.recover_ip_id(&packet) == Ok(*identification)
         })
         .count()
 }
@@ -144,7 +144,7 @@ fn a_damaged_packet_gets_past_the_solver_once_in_65536_and_past_the_strict_check
             let at = 12 + at % 57;
             damaged[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
             let packet = Packet::parse(&damaged).expect("only the payload is damaged");
-            solved += u32::from(flow.solve(&packet).is_ok());
+            solved += u32::from(flow.recover_ip_id(&packet).is_ok());
             verified += u32::from(flow.verify(&packet, 0).is_ok());
         }
     }
@@ -167,11 +167,11 @@ fn one_flipped_bit_is_always_found() {
     let mut head = [0; MAX_HEADER_LEN];
     let emitted = flow.emit(&header, 0x1234, &[&payload], &mut head).expect("it fits");
     let mut bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
-    assert_eq!(flow.solve(&Packet::parse(&bytes).expect("a packet")), Ok(0x1234));
+    assert_eq!(flow.recover_ip_id(&Packet::parse(&bytes).expect("a packet")), Ok(0x1234));
     for at in emitted.header_len * 8..bytes.len() * 8 {
         bytes[at / 8] ^= 1 << (at % 8);
         let packet = Packet::parse(&bytes).expect("the headers are whole");
-        assert!(flow.solve(&packet).is_err(), "bit {at}");
+        assert!(flow.recover_ip_id(&packet).is_err(), "bit {at}");
         bytes[at / 8] ^= 1 << (at % 8);
     }
 }

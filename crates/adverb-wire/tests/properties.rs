@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Flow, Flush, Frame, GRH_LEN, Header, IpHeader, Ipv4Header, Ipv6Header,
-    MAX_HEADER_LEN, MAX_OUTER_LEN, Operation, Packet, PayloadRule, Psn, Qpn, Rc, ReadResponse, Reth, Send,
-    Syndrome, Uc, Ud, Write,
+    MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, Operation, Packet, PayloadRule, Psn, Qpn, Rc, ReadResponse, Reth,
+    Send, Syndrome, Uc, Ud, Write,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -66,16 +66,16 @@ proptest! {
     #[test]
     fn the_solver_agrees_with_the_strict_check(
         (header, payload) in header_and_payload(),
-        identification: u16,
+        ip_id: u16,
     ) {
         let flow = Flow::v4("192.0.2.1:50000".parse().unwrap(), "192.0.2.2:4791".parse().unwrap());
         let mut head = [0; MAX_HEADER_LEN];
-        let emitted = flow.emit(&header, identification, &[&payload], &mut head).expect("it fits");
+        let emitted = flow.emit(&header, ip_id, &[&payload], &mut head).expect("it fits");
         let bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
         let packet = Packet::parse(&bytes).expect("a packet");
-        prop_assert_eq!(flow.solve(&packet), Ok(identification));
-        prop_assert_eq!(flow.verify(&packet, identification), Ok(()));
-        prop_assert!(flow.verify(&packet, identification ^ 1).is_err());
+        prop_assert_eq!(flow.recover_ip_id(&packet), Ok(ip_id));
+        prop_assert_eq!(flow.verify(&packet, ip_id), Ok(()));
+        prop_assert!(flow.verify(&packet, ip_id ^ 1).is_err());
     }
 
     #[test]
@@ -120,21 +120,21 @@ proptest! {
 fn emit_frame(ip: &IpHeader, source_port: u16, header: &Header, pieces: &[&[u8]]) -> Vec<u8> {
     let source = SocketAddr::new(ip.source(), source_port);
     let flow = Flow::new(source, SocketAddr::new(ip.destination(), 4791)).expect("one family");
-    let identification = match ip {
-        IpHeader::V4(ip) => ip.identification,
+    let ip_id = match ip {
+        IpHeader::V4(ip) => ip.ip_id,
         IpHeader::V6(_) => 0,
     };
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(header, identification, pieces, &mut head).expect("it fits");
+    let emitted = flow.emit(header, ip_id, pieces, &mut head).expect("it fits");
     let packet = [&head[..emitted.header_len], &pieces.concat(), &emitted.trailer].concat();
-    let mut outer = [0; MAX_OUTER_LEN];
+    let mut outer = [0; MAX_OUTER_HEADER_LEN];
     let outer_len = Frame::emit_outer(ip, source_port, packet.len(), &mut outer);
     [&outer[..outer_len], &packet].concat()
 }
 
 fn header_and_payload() -> impl Strategy<Value = (Header, Vec<u8>)> {
     header().prop_flat_map(|header| {
-        let lengths = match header.opcode().payload() {
+        let lengths = match header.opcode().payload_rule() {
             PayloadRule::Empty => 0..1,
             PayloadRule::EightBytes => 8..9,
             PayloadRule::Any => 0..1200,
@@ -226,10 +226,10 @@ fn aeth() -> impl Strategy<Value = Aeth> {
 
 fn ip_header() -> impl Strategy<Value = IpHeader> {
     let v4 = (any::<([u8; 4], [u8; 4])>(), any::<(u8, u16, u8)>()).prop_map(
-        |((source, destination), (tos, identification, ttl))| {
+        |((source, destination), (tos, ip_id, ttl))| {
             IpHeader::V4(Ipv4Header {
                 tos,
-                identification,
+                ip_id,
                 flags: 0x4000,
                 ttl,
                 source: source.into(),

@@ -1,7 +1,8 @@
 //! Packets whose bytes are known from elsewhere.
 
 use adverb_wire::{
-    Flow, Frame, Header, IpHeader, Ipv4Header, MAX_HEADER_LEN, MAX_OUTER_LEN, Operation, Psn, Qpn, Send, Uc,
+    Flow, Frame, Header, IpHeader, Ipv4Header, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, Operation, Psn, Qpn,
+    Send, Uc,
 };
 
 /// A CNP captured from a ConnectX-4 Lx, as published in the tests of scapy's RoCE layer (without its Ethernet
@@ -41,11 +42,11 @@ fn the_icrc_of_a_uc_send_is_right() {
 
 #[test]
 fn the_solver_finds_the_identification_of_the_vectors() {
-    for (bytes, identification) in [(CNP, 0x718c), (UC_SEND, 1144)] {
+    for (bytes, ip_id) in [(CNP, 0x718c), (UC_SEND, 1144)] {
         let bytes = hex(bytes);
         let frame = Frame::parse(&bytes).expect("a frame");
         let flow = Flow::new(frame.source(), frame.destination()).expect("one family");
-        assert_eq!(flow.solve(frame.packet()), Ok(identification));
+        assert_eq!(flow.recover_ip_id(frame.packet()), Ok(ip_id));
     }
 }
 
@@ -57,7 +58,7 @@ fn an_icrc_over_other_addresses_is_refused() {
         let elsewhere = "10.9.8.7:49152".parse().expect("an address");
         let flow = Flow::new(elsewhere, frame.destination()).expect("one family");
         assert!(flow.verify(frame.packet(), 0).is_err());
-        assert!(flow.solve(frame.packet()).is_err());
+        assert!(flow.recover_ip_id(frame.packet()).is_err());
     }
 }
 
@@ -79,14 +80,14 @@ fn fields_that_routers_change_do_not_matter_and_all_others_do() {
 
 /// Writes the frame again from what was parsed.
 fn emit(frame: &Frame<'_>) -> Vec<u8> {
-    let IpHeader::V4(Ipv4Header { identification, .. }) = *frame.ip() else { panic!("IPv4") };
+    let IpHeader::V4(Ipv4Header { ip_id, .. }) = *frame.ip() else { panic!("IPv4") };
     let packet = frame.packet();
     let flow = Flow::new(frame.source(), frame.destination()).expect("one family");
     let mut head = [0; MAX_HEADER_LEN];
     let payload = [packet.payload()];
     // The CNP of the vector has the migration bit 0, as parsed.
-    let emitted = flow.emit(packet.header(), identification, &payload, &mut head).expect("it fits");
-    let mut outer = [0; MAX_OUTER_LEN];
+    let emitted = flow.emit(packet.header(), ip_id, &payload, &mut head).expect("it fits");
+    let mut outer = [0; MAX_OUTER_HEADER_LEN];
     let outer_len = Frame::emit_outer(frame.ip(), frame.source().port(), packet.as_bytes().len(), &mut outer);
     [&outer[..outer_len], &head[..emitted.header_len], payload[0], &emitted.trailer].concat()
 }

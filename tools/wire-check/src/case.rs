@@ -2,7 +2,9 @@
 //! them.
 
 use adverb_wire::cm::Mad;
-use adverb_wire::{Flow, Frame, FrameError, Header, MAX_HEADER_LEN, MAX_OUTER_LEN, Opcode, ParseError};
+use adverb_wire::{
+    Flow, Frame, FrameError, Header, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, Opcode, ParseError,
+};
 use anyhow::{Context, Result};
 
 use super::field::{Expected, Mismatch};
@@ -135,7 +137,7 @@ impl Case {
                 check("ICRC", frame.verify().is_ok(), format!("{:?}", frame.verify()));
                 if outer.is_as_flow_emits() {
                     let solved =
-                        Flow::new(outer.source(), outer.destination()).map(|flow| flow.solve(packet));
+                        Flow::new(outer.source(), outer.destination()).map(|flow| flow.recover_ip_id(packet));
                     let right = solved == Some(Ok(outer.identification()));
                     check("solver of the identification", right, format!("{solved:?}"));
                 }
@@ -190,7 +192,7 @@ fn put_icrc(frame: &mut [u8], outer: &Outer) {
 
 /// A packet with the headers around it.
 fn in_frame(outer: &Outer, packet: &[u8]) -> Vec<u8> {
-    let mut head = [0; MAX_OUTER_LEN];
+    let mut head = [0; MAX_OUTER_HEADER_LEN];
     let len = Frame::emit_outer(&outer.ip, outer.source_port, packet.len(), &mut head);
     [&head[..len], packet].concat()
 }

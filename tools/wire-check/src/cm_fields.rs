@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use adverb_wire::cm::{
-    Dreq, Failover, IpHeader, IpPair, Mad, Message, Path, Rej, Rep, Req, Subject, TransportService,
+    CmaHeader, Dreq, Failover, IpPair, Mad, Message, MessageKind, Path, Rej, Rep, Req, TransportService,
 };
 
 use super::field::Expected;
@@ -30,7 +30,7 @@ pub(super) struct IpInside {
     /// The TCP port that is connected to, in the service ID.
     pub(super) port: u16,
     /// The header at the beginning of the private data.
-    pub(super) header: IpHeader,
+    pub(super) header: CmaHeader,
     /// What the consumer put behind it.
     pub(super) consumers: [u8; 56],
 }
@@ -236,10 +236,10 @@ fn expect_ip_inside(expected: &mut Expected, IpInside { header: ip, consumers, .
 
 fn expect_rej(expected: &mut Expected, rej: &Rej) {
     let rejected: u8 = match rej.rejected {
-        Subject::Req => 0,
-        Subject::Rep => 1,
-        Subject::Other => 2,
-        Subject::Reserved => 3,
+        MessageKind::Req => 0,
+        MessageKind::Rep => 1,
+        MessageKind::Other => 2,
+        MessageKind::Reserved => 3,
     };
     let info = rej.additional_info.as_bytes();
     let mut room = info.to_vec();

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, Ece, Failover, GSI_QKEY, IpHeader, IpPair, Mad, Message, Mra, Path, PathMtu,
-    PrivateData, Rej, RejectReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject,
+    AdditionalInfo, CmaHeader, Drep, Dreq, Ece, Failover, GSI_QKEY, IpPair, Mad, Message, MessageKind, Mra,
+    Path, PathMtu, PrivateData, Rej, RejectReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus,
     TransportService,
 };
 use adverb_wire::{Header, Operation, Qpn, Ud};
@@ -143,9 +143,9 @@ fn req_with_ip(values: &mut Values, family: Family) -> Result<(Req, IpInside)> {
         Family::V4 => (Ipv4Addr::from(values.array()), Ipv4Addr::from(values.array())).into(),
         Family::V6 => (Ipv6Addr::from(values.array()), Ipv6Addr::from(values.array())).into(),
     };
-    let header = IpHeader { source_port: values.u16(), addresses };
+    let header = CmaHeader { source_port: values.u16(), addresses };
     let ip = IpInside { port: values.u16(), header, consumers: values.array() };
-    let private_data = header.before(&ip.consumers)?;
+    let private_data = header.prepend_to(&ip.consumers)?;
     Ok((Req { service_id: ServiceId::tcp_port(ip.port), private_data, ..req(values)? }, ip))
 }
 
@@ -244,17 +244,17 @@ fn ece(values: &mut Values) -> Ece {
     Ece { vendor_id: values.bits(), options: values.u32() }
 }
 
-fn subject(values: &mut Values) -> Subject {
+fn subject(values: &mut Values) -> MessageKind {
     match values.u8() >> 6 {
-        0 => Subject::Req,
-        1 => Subject::Rep,
-        2 => Subject::Other,
-        _ => Subject::Reserved,
+        0 => MessageKind::Req,
+        1 => MessageKind::Rep,
+        2 => MessageKind::Other,
+        _ => MessageKind::Reserved,
     }
 }
 
 fn additional_info(values: &mut Values) -> Result<AdditionalInfo> {
-    let len = usize::from(values.u8()).min(AdditionalInfo::ROOM);
+    let len = usize::from(values.u8()).min(AdditionalInfo::MAX_LEN);
     Ok(AdditionalInfo::new(&values.bytes(len))?)
 }
 

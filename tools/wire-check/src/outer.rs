@@ -46,7 +46,7 @@ impl Outer {
         let ip = match family {
             Family::V4 => IpHeader::V4(Ipv4Header {
                 tos: values.u8(),
-                identification: values.u16(),
+                ip_id: values.u16(),
                 flags: 0x4000,
                 ttl: values.u8() | 0x20,
                 source: Ipv4Addr::new(10, a, b, c),
@@ -74,7 +74,7 @@ impl Outer {
     /// The IPv4 identification; there is none in IPv6.
     pub(super) fn identification(&self) -> u16 {
         match self.ip {
-            IpHeader::V4(ip) => ip.identification,
+            IpHeader::V4(ip) => ip.ip_id,
             IpHeader::V6(_) => 0,
         }
     }
@@ -126,7 +126,7 @@ fn expect_v4(expected: &mut Expected, ip: &Ipv4Header, total_len: u16) {
     expected.number("ip.dsfield.dscp", ip.tos >> 2);
     expected.number("ip.dsfield.ecn", ip.tos & 3);
     expected.number("ip.len", total_len);
-    expected.number("ip.id", ip.identification);
+    expected.number("ip.id", ip.ip_id);
     expected.number("ip.flags", ip.flags >> 13);
     expected.number("ip.flags.rb", ip.flags >> 15);
     expected.number("ip.flags.df", ip.flags >> 14 & 1);
@@ -161,7 +161,7 @@ fn checksum(ip: &Ipv4Header, total_len: u16) -> u16 {
     let words = [
         u16::from_be_bytes([0x45, ip.tos]),
         total_len,
-        ip.identification,
+        ip.ip_id,
         ip.flags,
         u16::from_be_bytes([ip.ttl, 17]),
         u16::from_be_bytes([s0, s1]),
@@ -184,7 +184,7 @@ mod tests {
         // From the CNP of a ConnectX-4 Lx in scapy's tests: 45c2003c718c400040119161 0a001101 0a001201.
         let ip = Ipv4Header {
             tos: 0xc2,
-            identification: 0x718c,
+            ip_id: 0x718c,
             flags: 0x4000,
             ttl: 64,
             source: Ipv4Addr::new(10, 0, 17, 1),

@@ -194,17 +194,15 @@ fn operation(values: &mut Values, opcode: Opcode) -> Result<Operation> {
         Opcode::RcSendFirst => Operation::Rc(Rc::Send(Send::First)),
         Opcode::RcSendMiddle => Operation::Rc(Rc::Send(Send::Middle)),
         Opcode::RcSendLast => Operation::Rc(Rc::Send(Send::Last(None))),
-        Opcode::RcSendLastImmediate => Operation::Rc(Rc::Send(Send::Last(Some(values.u32())))),
+        Opcode::RcSendLastWithImm => Operation::Rc(Rc::Send(Send::Last(Some(values.u32())))),
         Opcode::RcSendOnly => Operation::Rc(Rc::Send(Send::Only(None))),
-        Opcode::RcSendOnlyImmediate => Operation::Rc(Rc::Send(Send::Only(Some(values.u32())))),
+        Opcode::RcSendOnlyWithImm => Operation::Rc(Rc::Send(Send::Only(Some(values.u32())))),
         Opcode::RcWriteFirst => Operation::Rc(Rc::Write(Write::First(reth(values)))),
         Opcode::RcWriteMiddle => Operation::Rc(Rc::Write(Write::Middle)),
         Opcode::RcWriteLast => Operation::Rc(Rc::Write(Write::Last(None))),
-        Opcode::RcWriteLastImmediate => Operation::Rc(Rc::Write(Write::Last(Some(values.u32())))),
+        Opcode::RcWriteLastWithImm => Operation::Rc(Rc::Write(Write::Last(Some(values.u32())))),
         Opcode::RcWriteOnly => Operation::Rc(Rc::Write(Write::Only(reth(values), None))),
-        Opcode::RcWriteOnlyImmediate => {
-            Operation::Rc(Rc::Write(Write::Only(reth(values), Some(values.u32()))))
-        }
+        Opcode::RcWriteOnlyWithImm => Operation::Rc(Rc::Write(Write::Only(reth(values), Some(values.u32())))),
         Opcode::RcReadRequest => Operation::Rc(Rc::ReadRequest(reth(values))),
         Opcode::RcReadResponseFirst => Operation::Rc(Rc::ReadResponse(ReadResponse::First(aeth(values)?))),
         Opcode::RcReadResponseMiddle => Operation::Rc(Rc::ReadResponse(ReadResponse::Middle)),
@@ -226,19 +224,17 @@ fn operation(values: &mut Values, opcode: Opcode) -> Result<Operation> {
         Opcode::UcSendFirst => Operation::Uc(Uc::Send(Send::First)),
         Opcode::UcSendMiddle => Operation::Uc(Uc::Send(Send::Middle)),
         Opcode::UcSendLast => Operation::Uc(Uc::Send(Send::Last(None))),
-        Opcode::UcSendLastImmediate => Operation::Uc(Uc::Send(Send::Last(Some(values.u32())))),
+        Opcode::UcSendLastWithImm => Operation::Uc(Uc::Send(Send::Last(Some(values.u32())))),
         Opcode::UcSendOnly => Operation::Uc(Uc::Send(Send::Only(None))),
-        Opcode::UcSendOnlyImmediate => Operation::Uc(Uc::Send(Send::Only(Some(values.u32())))),
+        Opcode::UcSendOnlyWithImm => Operation::Uc(Uc::Send(Send::Only(Some(values.u32())))),
         Opcode::UcWriteFirst => Operation::Uc(Uc::Write(Write::First(reth(values)))),
         Opcode::UcWriteMiddle => Operation::Uc(Uc::Write(Write::Middle)),
         Opcode::UcWriteLast => Operation::Uc(Uc::Write(Write::Last(None))),
-        Opcode::UcWriteLastImmediate => Operation::Uc(Uc::Write(Write::Last(Some(values.u32())))),
+        Opcode::UcWriteLastWithImm => Operation::Uc(Uc::Write(Write::Last(Some(values.u32())))),
         Opcode::UcWriteOnly => Operation::Uc(Uc::Write(Write::Only(reth(values), None))),
-        Opcode::UcWriteOnlyImmediate => {
-            Operation::Uc(Uc::Write(Write::Only(reth(values), Some(values.u32()))))
-        }
+        Opcode::UcWriteOnlyWithImm => Operation::Uc(Uc::Write(Write::Only(reth(values), Some(values.u32())))),
         Opcode::UdSendOnly => Operation::Ud(ud(values, false)),
-        Opcode::UdSendOnlyImmediate => Operation::Ud(ud(values, true)),
+        Opcode::UdSendOnlyWithImm => Operation::Ud(ud(values, true)),
         other => bail!("no packet of {other} is made here: add it"),
     })
 }

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use adverb_wire::cm::{
-    AdditionalInfo, Bits, Drep, Dreq, Ece, Failover, IpHeader, Mad, Message, Mra, Path, PathMtu, PrivateData,
-    Rej, RejectReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Timeout,
+    AdditionalInfo, Bits, CmaHeader, Drep, Dreq, Ece, Failover, Mad, Message, MessageKind, Mra, Path,
+    PathMtu, PrivateData, Rej, RejectReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Timeout,
     TransportService,
 };
 use adverb_wire::{Flush, Header, Operation, Psn, Qpn, Rc, Reth};
@@ -90,7 +90,7 @@ fn messages_without_ip() -> Result<Vec<(&'static str, Mad)>> {
             distinct(Message::Mra(Mra {
                 local_comm_id,
                 remote_comm_id,
-                acknowledged: Subject::Rep,
+                acknowledged: MessageKind::Rep,
                 service_timeout: timeout(0b11000)?,
                 private_data: counting(),
             })),
@@ -102,7 +102,7 @@ fn messages_without_ip() -> Result<Vec<(&'static str, Mad)>> {
                 Message::Mra(Mra {
                     local_comm_id: 0xfedc_ba98,
                     remote_comm_id: 0x7654_3210,
-                    acknowledged: Subject::Req,
+                    acknowledged: MessageKind::Req,
                     service_timeout: timeout(1)?,
                     private_data: PrivateData::EMPTY,
                 }),
@@ -114,7 +114,7 @@ fn messages_without_ip() -> Result<Vec<(&'static str, Mad)>> {
             distinct(Message::Rej(Rej {
                 local_comm_id,
                 remote_comm_id,
-                rejected: Subject::Other,
+                rejected: MessageKind::Other,
                 reason: RejectReason::StaleConnection,
                 additional_info: AdditionalInfo::new(b"abcd")?,
                 private_data: counting(),
@@ -227,7 +227,7 @@ fn req_distinct() -> Result<Req> {
 
 fn req_ip4() -> Result<(Req, IpInside)> {
     let (local, remote) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
-    let header = IpHeader { source_port: 40_000, addresses: (local, remote).into() };
+    let header = CmaHeader { source_port: 40_000, addresses: (local, remote).into() };
     let mut consumers = [0; 56];
     consumers[..5].copy_from_slice(b"hello");
     let req = Req {
@@ -266,7 +266,7 @@ fn req_ip4() -> Result<(Req, IpInside)> {
         },
         alternate_path: Path::NONE,
         sap_supported: false,
-        private_data: header.before(b"hello")?,
+        private_data: header.prepend_to(b"hello")?,
     };
     Ok((req, IpInside { port: 7471, header, consumers }))
 }
@@ -298,7 +298,7 @@ fn sidr_req_ip4() -> Result<SidrReq> {
         request_id: 0x5a3c_1e0f,
         pkey: 0xffff,
         service_id: ServiceId::udp_port(7174),
-        private_data: IpHeader { source_port: 40_000, addresses }.before(b"hello")?,
+        private_data: CmaHeader { source_port: 40_000, addresses }.prepend_to(b"hello")?,
     })
 }
 
@@ -310,7 +310,7 @@ fn sidr_req_ip6() -> Result<SidrReq> {
         request_id: 0x5a3c_1e10,
         pkey: 0x8001,
         service_id: ServiceId::udp_port(0xffff),
-        private_data: IpHeader { source_port: 0xffff, addresses }.before(&[])?,
+        private_data: CmaHeader { source_port: 0xffff, addresses }.prepend_to(&[])?,
     })
 }
 

@@ -1,7 +1,7 @@
 //! What a manager makes of the messages that come.
 
 use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, Mad, Message, Mra, Rej, RejectReason, Rep, Req, Rtu, Subject,
+    AdditionalInfo, Drep, Dreq, Mad, Message, MessageKind, Mra, Rej, RejectReason, Rep, Req, Rtu,
     TransportService,
 };
 
@@ -85,7 +85,7 @@ impl Manager {
             self.out.statistics.overflows += 1;
             return;
         }
-        let ip = if has_ip_header(req.service_id) { req.ip().ok() } else { None };
+        let ip = if has_ip_header(req.service_id) { req.cma_header().ok() } else { None };
         let private_data = ip.map_or(&req.private_data.as_bytes()[..], |(_, rest)| rest).to_vec();
         let local_id = self.table.fresh_id(random);
         let (receive_psn, deadline) = (Psn::wrapping(random()), now + self.config.request_patience);
@@ -146,7 +146,7 @@ impl Manager {
         let answer = match (connection.state, connection.deadline) {
             // The application takes its time; the peer is to give it that.
             (State::ReqReceived, Some(deadline)) if !connection.active => {
-                compose::mra(connection, Subject::Req, deadline - now)
+                compose::mra(connection, MessageKind::Req, deadline - now)
             }
             (State::RepSent, _) => match &connection.repetition {
                 Some(repetition) => *repetition.message,
@@ -157,7 +157,7 @@ impl Manager {
                 None => compose::rej_stray(
                     connection.transaction_id,
                     (connection.remote_id.unwrap_or(0), 0),
-                    Subject::Req,
+                    MessageKind::Req,
                     RejectReason::StaleConnection,
                     AdditionalInfo::EMPTY,
                 ),
@@ -220,7 +220,7 @@ impl Manager {
         if let Some(connection) = self.table.change(id, State::ReqReceived, deadline) {
             connection.active = false;
             learn_from_req(connection, transaction_id, req);
-            let private_data = match req.ip() {
+            let private_data = match req.cma_header() {
                 Ok((_, rest)) if has_ip_header(req.service_id) => rest.to_vec(),
                 _ => req.private_data.as_bytes().to_vec(),
             };
@@ -246,7 +246,7 @@ impl Manager {
         info: AdditionalInfo,
     ) {
         let ids = (req.local_comm_id, 0);
-        self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Req, reason, info));
+        self.out.send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Req, reason, info));
     }
 
     /// The peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
@@ -256,7 +256,9 @@ impl Manager {
             // Who accepts what isn't asked for any longer must be told, or it waits for nothing.
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
-            return self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+            return self
+                .out
+                .send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
         };
         let id = connection.local_id;
         if connection.state == State::ReqSent {
@@ -288,7 +290,7 @@ impl Manager {
             self.out.statistics.strays += 1;
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::StaleConnection, AdditionalInfo::EMPTY);
-            self.out.send(ends, compose::rej_stray(transaction_id, ids, Subject::Rep, reason, none));
+            self.out.send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
             if let Some(stale) = stale {
                 self.handle_stale(now, stale);
             }
@@ -327,7 +329,7 @@ impl Manager {
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
                 .out
-                .send(ends, compose::rej_stray(transaction_id, ids, Subject::Other, reason, none));
+                .send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Other, reason, none));
         };
         match connection.state {
             State::RepSent => self.established(rtu.remote_comm_id),
@@ -351,11 +353,11 @@ impl Manager {
         let Some(connection) = self.table.get_mut(mra.remote_comm_id) else { return };
         let is_expected = connection.ends == ends
             && match mra.acknowledged {
-                Subject::Req => connection.state == State::ReqSent,
-                Subject::Rep => {
+                MessageKind::Req => connection.state == State::ReqSent,
+                MessageKind::Rep => {
                     connection.state == State::RepSent && connection.remote_id == Some(mra.local_comm_id)
                 }
-                Subject::Other | Subject::Reserved => false,
+                MessageKind::Other | MessageKind::Reserved => false,
             };
         if is_expected && let Some(repetition) = &mut connection.repetition {
             repetition.hold_until(now + wait);
@@ -384,7 +386,7 @@ impl Manager {
             if mutant!(CmRejAnsweredByRej) {
                 let ids = (rej.local_comm_id, rej.remote_comm_id);
                 let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
-                self.out.send(ends, compose::rej_stray(0, ids, Subject::Other, reason, none));
+                self.out.send(ends, compose::rej_stray(0, ids, MessageKind::Other, reason, none));
             }
             return;
         };
@@ -515,7 +517,7 @@ fn examine(
         return Err(plain(RejectReason::UnsupportedRequest));
     }
     if has_ip_header(req.service_id) {
-        match req.ip() {
+        match req.cma_header() {
             Ok((header, _)) if ends.are_named_by(&header) => {}
             _ => return Err(plain(RejectReason::ConsumerReject)),
         }

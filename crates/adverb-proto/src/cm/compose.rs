@@ -4,8 +4,8 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use adverb_wire::cm::{
-    AdditionalInfo, Bits, Drep, Dreq, Failover, Mad, Message, Mra, Path, PrivateData, Rej, RejectReason, Rep,
-    Req, Rtu, Subject, Timeout, TransportService,
+    AdditionalInfo, Bits, Drep, Dreq, Failover, Mad, Message, MessageKind, Mra, Path, PrivateData, Rej,
+    RejectReason, Rep, Req, Rtu, Timeout, TransportService,
 };
 
 use super::connection::{Connection, State};
@@ -121,9 +121,9 @@ pub(super) fn rej(
     private_data: PrivateData<148>,
 ) -> Mad {
     let (local_comm_id, rejected) = match connection.state {
-        State::ReqReceived => (0, Subject::Req),
-        State::RepReceived => (connection.local_id, Subject::Rep),
-        _ => (connection.local_id, Subject::Other),
+        State::ReqReceived => (0, MessageKind::Req),
+        State::RepReceived => (connection.local_id, MessageKind::Rep),
+        _ => (connection.local_id, MessageKind::Other),
     };
     let rej = Rej {
         local_comm_id,
@@ -144,12 +144,12 @@ pub(super) fn rej_timeout(config: &Config, connection: &Connection) -> Mad {
 }
 
 /// The answer comes later.
-pub(super) fn mra(connection: &Connection, acknowledged: Subject, wait: Duration) -> Mad {
+pub(super) fn mra(connection: &Connection, acknowledged: MessageKind, wait: Duration) -> Mad {
     let mra = Mra {
         local_comm_id: connection.local_id,
         remote_comm_id: connection.remote_id.unwrap_or(0),
         acknowledged,
-        service_timeout: Timeout::covering(wait),
+        service_timeout: Timeout::at_least(wait),
         private_data: PrivateData::EMPTY,
     };
     Mad { transaction_id: connection.transaction_id, message: Message::Mra(mra) }
@@ -181,7 +181,7 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
 pub(super) fn rej_stray(
     transaction_id: u64,
     ids: (u32, u32),
-    rejected: Subject,
+    rejected: MessageKind,
     reason: RejectReason,
     info: AdditionalInfo,
 ) -> Mad {

@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use adverb_wire::cm::{Bits, DataTooLong, Ece, IpHeader, PortSpace, ServiceId, Timeout};
+use adverb_wire::cm::{Bits, CmaHeader, DataTooLong, Ece, PortSpace, ServiceId, Timeout};
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 
 use super::State;
@@ -30,13 +30,13 @@ impl Ends {
     }
 
     /// Whether the IP header of a request names these ends. Beside an address that says a port, IPv4 addresses are mapped.
-    pub(super) fn are_named_by(&self, header: &IpHeader) -> bool {
+    pub(super) fn are_named_by(&self, header: &CmaHeader) -> bool {
         Gid::from(header.source().ip()) == Gid::from(self.remote)
             && Gid::from(header.destination()) == Gid::from(self.local)
     }
 
     /// The peer's end as the IP header of a request says it.
-    pub(super) fn source(&self, header: &IpHeader) -> SocketAddr {
+    pub(super) fn source(&self, header: &CmaHeader) -> SocketAddr {
         SocketAddr::new(self.remote, header.source().port())
     }
 }
@@ -243,7 +243,7 @@ pub(super) fn private_data<const N: usize>(
             _ if ends.local.is_ipv4() != ends.remote.is_ipv4() => (mapped(ends.local), mapped(ends.remote)),
             Ends { local, remote } => (local, remote),
         };
-        IpHeader::new((local, source_port).into(), remote).ok_or(CallError::Families)?.before(data)
+        CmaHeader::new((local, source_port).into(), remote).ok_or(CallError::Families)?.prepend_to(data)
     } else {
         adverb_wire::cm::PrivateData::new(data)
     };

@@ -170,7 +170,7 @@ impl Manager {
         else {
             return refuse(SidrStatus::ServiceIdNotSupported);
         };
-        let (source, data) = match (has_ip_header(service), request.ip()) {
+        let (source, data) = match (has_ip_header(service), request.cma_header()) {
             (false, _) => (None, &request.private_data.as_bytes()[..]),
             (true, Ok((header, data))) if ends.are_named_by(&header) => (Some(ends.source(&header)), data),
             _ => return refuse(SidrStatus::Rejected),

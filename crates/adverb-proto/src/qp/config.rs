@@ -161,7 +161,7 @@ pub struct Receiving {
 impl Receiving {
     /// For an unreliable connection.
     pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> Receiving {
-        let min_rnr_timer = RnrTimer::LONGEST;
+        let min_rnr_timer = RnrTimer::MAX;
         Receiving { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
     }
 }

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_LEN, Ud};
+use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_HEADER_LEN, Ud};
 
 use super::{Context, QueuePair, Received};
 use crate::event::{DropReason, Sink};
@@ -69,9 +69,9 @@ fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
     let between = if ends.iter().any(|end| end.has_port()) {
         // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
         let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
-        IpHeader::between(source, destination)
+        IpHeader::new(source, destination)
     } else {
-        IpHeader::between(arrival.source.ip(), arrival.destination.ip())
+        IpHeader::new(arrival.source.ip(), arrival.destination.ip())
     };
     let Some(mut ip) = between else { return [0; GRH_LEN] };
     // As far as it is known: the rest has its usual values.
@@ -82,7 +82,7 @@ fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
             ip.tos = class;
             ip.ttl = route.hop_limit.unwrap_or(ip.ttl);
             if let IcrcCheck::Identification(identification) = arrival.icrc {
-                ip.identification = identification;
+                ip.ip_id = identification;
             }
         }
         IpHeader::V6(ip) => {
@@ -92,6 +92,6 @@ fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
         }
     }
     let payload_len = packet.payload.len();
-    let udp_len = UDP_LEN + packet.header.len() + payload_len.next_multiple_of(4) + ICRC_LEN;
+    let udp_len = UDP_HEADER_LEN + packet.header.len() + payload_len.next_multiple_of(4) + ICRC_LEN;
     ip.to_grh(u16::try_from(udp_len).unwrap_or(u16::MAX))
 }

@@ -200,7 +200,7 @@ fn a_rej_of_an_established_connection_ends_it() {
         Message::Rej(adverb_wire::cm::Rej {
             local_comm_id: rtu.remote_comm_id,
             remote_comm_id: rtu.local_comm_id,
-            rejected: adverb_wire::cm::Subject::Other,
+            rejected: adverb_wire::cm::MessageKind::Other,
             reason: adverb_wire::cm::RejectReason::InvalidCommId,
             additional_info: Default::default(),
             private_data: Default::default(),

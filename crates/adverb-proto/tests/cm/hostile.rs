@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use adverb_proto::cm::{Ends, Event, State};
 use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, IpHeader, Mad, Message, Mra, Rej, RejectReason, Rep, Rtu, Subject, Timeout,
+    AdditionalInfo, CmaHeader, Drep, Dreq, Mad, Message, MessageKind, Mra, Rej, RejectReason, Rep, Rtu,
+    Timeout,
 };
 
 use crate::harness::*;
@@ -38,8 +39,8 @@ fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, Ends) {
     let ends = Ends { local: address(SERVER), remote: host(number) };
     if let Message::Req(req) = &mut mad.message {
         req.primary_path.local_gid = adverb_proto::types::Gid::from(ends.remote).bytes().into();
-        let header = IpHeader::new((ends.remote, 1).into(), ends.local).unwrap();
-        req.private_data = header.before(&[]).unwrap();
+        let header = CmaHeader::new((ends.remote, 1).into(), ends.local).unwrap();
+        req.private_data = header.prepend_to(&[]).unwrap();
     }
     (mad, ends)
 }
@@ -252,7 +253,7 @@ fn events_that_nobody_takes_do_not_grow_without_end() {
             Message::Rej(Rej {
                 local_comm_id: number,
                 remote_comm_id: 0,
-                rejected: Subject::Other,
+                rejected: MessageKind::Other,
                 reason: RejectReason::Timeout,
                 additional_info: adverb_wire::cm::AdditionalInfo::new(&fields.ca_guid.to_be_bytes()).unwrap(),
                 private_data: Default::default(),
@@ -287,7 +288,7 @@ fn a_stranger_with_the_right_ids_is_not_believed() {
         Message::Rej(Rej {
             local_comm_id: theirs,
             remote_comm_id: ours,
-            rejected: Subject::Other,
+            rejected: MessageKind::Other,
             reason: RejectReason::ConsumerReject,
             additional_info: Default::default(),
             private_data: Default::default(),
@@ -317,7 +318,7 @@ fn a_peer_with_the_wrong_ids_is_not_believed() {
                 Message::Rej(Rej {
                     local_comm_id,
                     remote_comm_id,
-                    rejected: Subject::Rep,
+                    rejected: MessageKind::Rep,
                     reason,
                     additional_info: Default::default(),
                     private_data: Default::default(),
@@ -353,7 +354,7 @@ fn a_rej_without_our_id_ends_no_established_connection() {
     let rej = Rej {
         local_comm_id: number(client),
         remote_comm_id: 0,
-        rejected: Subject::Other,
+        rejected: MessageKind::Other,
         reason: RejectReason::Timeout,
         additional_info: guid,
         private_data: Default::default(),
@@ -446,7 +447,7 @@ fn an_unknown_rep_is_rejected_with_6() {
     fresh.inject_message(CLIENT, Message::Rep(Rep { remote_comm_id: 5, local_comm_id: 6, ..rep }));
     let Message::Rej(rej) = fresh.sides[CLIENT].poll_transmit().unwrap().mad.message else { panic!() };
     assert_eq!((rej.local_comm_id, rej.remote_comm_id), (5, 6));
-    assert_eq!((rej.rejected, rej.reason.code()), (Subject::Rep, 6));
+    assert_eq!((rej.rejected, rej.reason.code()), (MessageKind::Rep, 6));
 }
 
 #[test]
@@ -456,7 +457,7 @@ fn an_unknown_rtu_is_rejected_with_6() {
     pair.inject_message(SERVER, Message::Rtu(rtu));
     let Message::Rej(rej) = pair.sides[SERVER].poll_transmit().unwrap().mad.message else { panic!() };
     assert_eq!((rej.local_comm_id, rej.remote_comm_id), (5, 6));
-    assert_eq!((rej.rejected, rej.reason.code()), (Subject::Other, 6));
+    assert_eq!((rej.rejected, rej.reason.code()), (MessageKind::Other, 6));
 }
 
 #[test]
@@ -483,7 +484,7 @@ fn answers_are_never_answered() {
                 Message::Rej(Rej {
                     local_comm_id: 6,
                     remote_comm_id,
-                    rejected: Subject::Other,
+                    rejected: MessageKind::Other,
                     reason,
                     additional_info: Default::default(),
                     private_data: Default::default(),
@@ -491,7 +492,7 @@ fn answers_are_never_answered() {
             );
         }
     }
-    for acknowledged in [Subject::Req, Subject::Rep, Subject::Other, Subject::Reserved] {
+    for acknowledged in [MessageKind::Req, MessageKind::Rep, MessageKind::Other, MessageKind::Reserved] {
         pair.inject_message(
             SERVER,
             Message::Mra(Mra {
@@ -541,7 +542,7 @@ fn a_peer_that_asks_for_patience_gets_no_more_than_the_deadline() {
         Message::Mra(Mra {
             local_comm_id: number(server),
             remote_comm_id: number(id),
-            acknowledged: Subject::Req,
+            acknowledged: MessageKind::Req,
             service_timeout: Timeout::MAX,
             private_data: Default::default(),
         }),

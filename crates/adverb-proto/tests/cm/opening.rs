@@ -91,7 +91,7 @@ fn a_req_has_the_fields_that_linux_wants() {
     assert!(req.primary_path.hop_limit > 1 && !req.primary_path.subnet_local);
     assert_eq!(req.primary_path.traffic_class, 0x68);
     assert_eq!(req.max_cm_retries.get(), 15);
-    let (header, _) = req.ip().unwrap();
+    let (header, _) = req.cma_header().unwrap();
     assert_eq!(header.source(), "10.0.0.1:40000".parse().unwrap());
     assert_eq!(header.destination(), address(SERVER));
     assert_eq!(req.private_data.as_bytes()[1], 0x40);

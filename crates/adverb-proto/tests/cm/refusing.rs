@@ -2,7 +2,9 @@
 
 use adverb_proto::cm::{Bind, CallError, Config, Event, Listen, Offer};
 use adverb_proto::types::{PathMtu, Transport};
-use adverb_wire::cm::{Bits, IpHeader, Message, PrivateData, RejectReason, Req, ServiceId, TransportService};
+use adverb_wire::cm::{
+    Bits, CmaHeader, Message, PrivateData, RejectReason, Req, ServiceId, TransportService,
+};
 
 use crate::harness::*;
 
@@ -19,7 +21,7 @@ fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     assert_eq!(rej.transaction_id, mad.transaction_id);
     let Message::Rej(rej) = rej.message else { panic!("{}", rej.message) };
     assert_eq!(rej.remote_comm_id, comm_id);
-    assert_eq!(rej.rejected, adverb_wire::cm::Subject::Req);
+    assert_eq!(rej.rejected, adverb_wire::cm::MessageKind::Req);
     assert_eq!(pair.sides[SERVER].holdings().connections, 0, "nothing is kept of it");
     Some(rej.reason.code())
 }
@@ -113,7 +115,7 @@ fn private_data_without_an_ip_header_is_refused_with_28() {
 #[test]
 fn an_ip_header_of_others_is_refused_with_28() {
     let header = |source: [u8; 4], destination: [u8; 4]| {
-        IpHeader::new((source, 1).into(), destination.into()).unwrap().before(&[]).unwrap()
+        CmaHeader::new((source, 1).into(), destination.into()).unwrap().prepend_to(&[]).unwrap()
     };
     let (us, them) = ([10, 0, 0, 1], [10, 0, 0, 2]);
     assert_eq!(reason_after(|req| req.private_data = header(us, them)), None);
@@ -173,7 +175,7 @@ fn the_side_that_asked_may_refuse_the_acceptance() {
     assert_eq!((rejection.id, rejection.reason.code()), (id, 28));
     assert_eq!(rejection.private_data[..10], *b"never mind");
     let Message::Rej(rej) = pair.last(CLIENT, "REJ").message else { panic!() };
-    assert_eq!(rej.rejected, adverb_wire::cm::Subject::Rep);
+    assert_eq!(rej.rejected, adverb_wire::cm::MessageKind::Rep);
 }
 
 #[test]

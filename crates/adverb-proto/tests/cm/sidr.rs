@@ -203,8 +203,8 @@ fn one_source_can_not_keep_others_from_asking() {
     };
     pair.sides[SERVER].listen(listen).unwrap();
     let ask = |pair: &mut Pair, request_id, remote: std::net::IpAddr| {
-        let header = adverb_wire::cm::IpHeader::new((remote, 1).into(), address(SERVER)).unwrap();
-        let private_data = header.before(&[]).unwrap();
+        let header = adverb_wire::cm::CmaHeader::new((remote, 1).into(), address(SERVER)).unwrap();
+        let private_data = header.prepend_to(&[]).unwrap();
         let request = SidrReq { request_id, pkey: 0xffff, service_id: listen.service, private_data };
         let mad = Mad { transaction_id: 1, message: Message::SidrReq(request) };
         let ends = adverb_proto::cm::Ends { local: address(SERVER), remote };

@@ -6,8 +6,8 @@ use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer};
 use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{
-    AdditionalInfo, Drep, Dreq, Ece, IpHeader, Mad, Message, Mra, PrivateData, Rej, Rep, Req, Rtu, ServiceId,
-    SidrRep, SidrReq, SidrStatus, Subject, Timeout,
+    AdditionalInfo, CmaHeader, Drep, Dreq, Ece, Mad, Message, MessageKind, Mra, PrivateData, Rej, Rep, Req,
+    Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Timeout,
 };
 
 use crate::hostile::choices::Choices;
@@ -77,7 +77,7 @@ impl CmForge {
                 Message::Rej(Rej {
                     local_comm_id,
                     remote_comm_id: if choices.one_in(3) { 0 } else { remote_comm_id },
-                    rejected: choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                    rejected: choices.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
                     reason,
                     additional_info: AdditionalInfo::new(info).unwrap_or_default(),
                     private_data: PrivateData::EMPTY,
@@ -97,17 +97,17 @@ impl CmForge {
             9 => Message::Mra(Mra {
                 local_comm_id,
                 remote_comm_id,
-                acknowledged: choices.pick(&[Subject::Req, Subject::Rep, Subject::Other]),
+                acknowledged: choices.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
                 service_timeout: Timeout::new(choices.below(32) as u8).unwrap_or(Timeout::MAX),
                 private_data: PrivateData::EMPTY,
             }),
             10 => {
-                let header = IpHeader::new((ends.remote, 5).into(), ends.local);
+                let header = CmaHeader::new((ends.remote, 5).into(), ends.local);
                 Message::SidrReq(SidrReq {
                     request_id: choices.below(40) as u32,
                     pkey: 0xffff,
                     service_id: CM_FORGE_UDP,
-                    private_data: header.and_then(|header| header.before(b"?").ok()).unwrap_or_default(),
+                    private_data: header.and_then(|header| header.prepend_to(b"?").ok()).unwrap_or_default(),
                 })
             }
             _ => Message::SidrRep(SidrRep {
@@ -130,8 +130,8 @@ impl CmForge {
         (req.qpn, req.ca_guid) = (qpn, ca_guid);
         req.primary_path.local_gid = gid(ends.remote);
         req.primary_path.remote_gid = gid(ends.local);
-        let header = IpHeader::new((ends.remote, 5).into(), ends.local);
-        req.private_data = header.and_then(|header| header.before(b"hello").ok()).unwrap_or_default();
+        let header = CmaHeader::new((ends.remote, 5).into(), ends.local);
+        req.private_data = header.and_then(|header| header.prepend_to(b"hello").ok()).unwrap_or_default();
         req
     }
 }

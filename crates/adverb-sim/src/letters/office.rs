@@ -180,7 +180,7 @@ pub(super) struct Watch {
 impl Sink for Watch {
     fn event(&mut self, now: Time, event: Event) {
         match event {
-            Event::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyImmediate, .. } => {
+            Event::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyWithImm, .. } => {
                 self.datagrams_in += 1;
             }
             Event::Dropped { reason: DropReason::QueueKey, .. } => self.wrong_keys += 1,

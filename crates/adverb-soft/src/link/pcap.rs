@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use adverb_proto::IcrcCheck;
-use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_LEN, Packet};
+use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
 use super::{Incoming, Link, Outgoing};
@@ -158,7 +158,8 @@ fn identification(packet: &Incoming<'_>) -> u16 {
         IcrcCheck::Trusted => 0,
         IcrcCheck::AnyIdentification | IcrcCheck::IdentificationBelow(_) => {
             let flow = Flow::new(packet.source, packet.destination);
-            let solved = flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.solve(&packet));
+            let solved =
+                flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.recover_ip_id(&packet));
             solved.and_then(Result::ok).unwrap_or(0)
         }
     }
@@ -166,10 +167,10 @@ fn identification(packet: &Incoming<'_>) -> u16 {
 
 /// The IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link would move.
 fn ip_header(packet: &Outgoing<'_>, identification: u16) -> Option<IpHeader> {
-    let mut ip = IpHeader::between(packet.source.ip(), packet.destination.ip())?;
+    let mut ip = IpHeader::new(packet.source.ip(), packet.destination.ip())?;
     let (class, hops) = match &mut ip {
         IpHeader::V4(ip) => {
-            ip.identification = identification;
+            ip.ip_id = identification;
             (&mut ip.tos, &mut ip.ttl)
         }
         IpHeader::V6(ip) => {
@@ -245,7 +246,7 @@ impl Writer {
     ) {
         let Some(ip) = ip_header(packet, identification) else { return };
         let bytes = packet.bytes;
-        let mut outer = [0; MAX_OUTER_LEN];
+        let mut outer = [0; MAX_OUTER_HEADER_LEN];
         let outer_len = Frame::emit_outer(&ip, packet.source.port(), bytes.len(), &mut outer);
         outer[outer_len - 6..outer_len - 4].copy_from_slice(&packet.destination.port().to_be_bytes());
         let length = ((outer_len + bytes.len()) as u32).to_le_bytes();

@@ -253,7 +253,7 @@ mod tests {
             private_data: Default::default(),
         };
         let mad = Mad { transaction_id: 1, message: Message::Dreq(dreq) }.emit();
-        let grh = IpHeader::between(source, destination).unwrap().to_grh(MAD_LEN as u16);
+        let grh = IpHeader::new(source, destination).unwrap().to_grh(MAD_LEN as u16);
         let bytes = [&grh[..], &mad[..]].concat();
         memory.write(Span { backing: gsi.backing, offset: 0, length: ROOM }, &bytes).unwrap();
         gsi.take_in(Time::ZERO, memory, 0);

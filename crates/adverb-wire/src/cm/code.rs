@@ -18,7 +18,7 @@ macro_rules! codes {
         pub enum $name {
             $( $(#[$variant_meta])* $variant, )*
             /// A code that isn't listed here.
-            Other(Unlisted<$int>),
+            Other(UnlistedCode<$int>),
         }
 
         impl $name {
@@ -26,7 +26,7 @@ macro_rules! codes {
             pub const fn from_code(code: $int) -> $name {
                 match code {
                     $( $code => $name::$variant, )*
-                    _ => $name::Other(Unlisted(code)),
+                    _ => $name::Other(UnlistedCode(code)),
                 }
             }
 
@@ -39,7 +39,7 @@ macro_rules! codes {
             }
 
             /// The meaning in words.
-            pub const fn words(self) -> &'static str {
+            pub const fn description(self) -> &'static str {
                 match self {
                     $( $name::$variant => $words, )*
                     $name::Other(_) => "unlisted code",
@@ -50,7 +50,7 @@ macro_rules! codes {
         /// Prints the words and, in parentheses, the code.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{} ({})", self.words(), self.code())
+                write!(f, "{} ({})", self.description(), self.code())
             }
         }
     };
@@ -171,9 +171,9 @@ small_field!(SidrStatus, 8, |bits| SidrStatus::from_code(SmallField::from_bits(b
 
 /// A code that has no name here. Only `from_code` makes one, so that each meaning has one form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Unlisted<T>(T);
+pub struct UnlistedCode<T>(T);
 
-impl<T: Copy> Unlisted<T> {
+impl<T: Copy> UnlistedCode<T> {
     /// The code.
     pub const fn get(self) -> T {
         self.0
@@ -183,7 +183,7 @@ impl<T: Copy> Unlisted<T> {
 /// Which message a REJ rejects or an MRA acknowledges (vol. 1, 12.6.6 and 12.6.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
-pub enum Subject {
+pub enum MessageKind {
     /// A request for communication.
     Req = 0,
     /// The reply to one.
@@ -195,24 +195,24 @@ pub enum Subject {
 }
 
 small_field!(
-    Subject,
+    MessageKind,
     2,
     |bits| match bits & 3 {
-        0 => Subject::Req,
-        1 => Subject::Rep,
-        2 => Subject::Other,
-        _ => Subject::Reserved,
+        0 => MessageKind::Req,
+        1 => MessageKind::Rep,
+        2 => MessageKind::Other,
+        _ => MessageKind::Reserved,
     },
     |subject| (subject as u8).into()
 );
 
-impl fmt::Display for Subject {
+impl fmt::Display for MessageKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Subject::Req => "REQ",
-            Subject::Rep => "REP",
-            Subject::Other => "other",
-            Subject::Reserved => "reserved",
+            MessageKind::Req => "REQ",
+            MessageKind::Rep => "REP",
+            MessageKind::Other => "other",
+            MessageKind::Reserved => "reserved",
         })
     }
 }
@@ -294,7 +294,7 @@ mod tests {
             assert_eq!(SidrStatus::from_code(code).code(), code);
         }
         for bits in 0..4 {
-            assert_eq!(Subject::from_bits(bits).to_bits(), bits);
+            assert_eq!(MessageKind::from_bits(bits).to_bits(), bits);
             assert_eq!(TransportService::from_bits(bits).to_bits(), bits);
             assert_eq!(Failover::from_bits(bits).to_bits(), bits);
         }

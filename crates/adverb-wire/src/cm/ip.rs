@@ -12,22 +12,22 @@ use super::{DataTooLong, PrivateData};
 /// The port that is connected to isn't here: it is in the [`ServiceId`](super::ServiceId).
 ///
 /// ```
-/// use adverb_wire::cm::{IpHeader, PrivateData};
+/// use adverb_wire::cm::{CmaHeader, PrivateData};
 /// use core::net::Ipv4Addr;
 ///
-/// let header = IpHeader {
+/// let header = CmaHeader {
 ///     source_port: 40_000,
 ///     addresses: (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)).into(),
 /// };
-/// let private: PrivateData<92> = header.before(b"hello").expect("at most 56 bytes");
-/// let (parsed, rest) = IpHeader::split(private.as_bytes()).expect("a header");
+/// let private: PrivateData<92> = header.prepend_to(b"hello").expect("at most 56 bytes");
+/// let (parsed, rest) = CmaHeader::split(private.as_bytes()).expect("a header");
 /// assert_eq!(parsed, header);
 /// assert_eq!(rest.len(), 56);
 /// assert_eq!(rest[..5], *b"hello");
 /// assert_eq!(parsed.to_string(), "10.0.0.1:40000 > 10.0.0.2");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct IpHeader {
+pub struct CmaHeader {
     /// The port from which the sender connects.
     pub source_port: u16,
     /// The addresses of both.
@@ -53,34 +53,34 @@ pub enum IpPair {
     },
 }
 
-impl IpHeader {
+impl CmaHeader {
     /// How many bytes the header takes.
     pub const LEN: usize = 36;
 
     /// A header for these two, or `None` if one is IPv4 and the other IPv6. The destination's port goes into
     /// the [`ServiceId`](super::ServiceId).
-    pub fn new(source: SocketAddr, destination: IpAddr) -> Option<IpHeader> {
+    pub fn new(source: SocketAddr, destination: IpAddr) -> Option<CmaHeader> {
         let addresses = match (source.ip(), destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => IpPair::V4 { source, destination },
             (IpAddr::V6(source), IpAddr::V6(destination)) => IpPair::V6 { source, destination },
             _ => return None,
         };
-        Some(IpHeader { source_port: source.port(), addresses })
+        Some(CmaHeader { source_port: source.port(), addresses })
     }
 
     /// Splits private data into the header at its beginning and the rest, which is the consumer's.
-    pub fn split(private: &[u8]) -> Result<(IpHeader, &[u8]), IpHeaderError> {
-        let too_short = IpHeaderError::TooShort { length: private.len() };
+    pub fn split(private: &[u8]) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
+        let too_short = CmaHeaderError::TooShort { length: private.len() };
         let (bytes, rest) = private.split_first_chunk().ok_or(too_short)?;
-        Ok((IpHeader::from_bytes(bytes)?, rest))
+        Ok((CmaHeader::from_bytes(bytes)?, rest))
     }
 
     /// Reads the header.
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<IpHeader, IpHeaderError> {
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<CmaHeader, CmaHeaderError> {
         let block = Block(*bytes);
         let [version, ip_version] = block.array(0);
         if version != VERSION {
-            return Err(IpHeaderError::Version(version));
+            return Err(CmaHeaderError::Version(version));
         }
         let addresses = [block.array(SOURCE), block.array(DESTINATION)].map(u128::from_be_bytes);
         let addresses = match ip_version >> 4 {
@@ -96,9 +96,9 @@ impl IpHeader {
                 let [source, destination] = addresses.map(Ipv6Addr::from_bits);
                 IpPair::V6 { source, destination }
             }
-            other => return Err(IpHeaderError::IpVersion(other)),
+            other => return Err(CmaHeaderError::IpVersion(other)),
         };
-        Ok(IpHeader { source_port: u16::from_be_bytes(block.array(PORT)), addresses })
+        Ok(CmaHeader { source_port: u16::from_be_bytes(block.array(PORT)), addresses })
     }
 
     /// The header as it is sent.
@@ -118,8 +118,8 @@ impl IpHeader {
     /// Private data of this header and, behind it, the consumer's `data`.
     ///
     /// Fails if there is more than `N` − 36 bytes of it: 56 in a REQ, 180 in a SIDR_REQ.
-    pub fn before<const N: usize>(&self, data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
-        let too_long = DataTooLong { length: data.len(), room: N.saturating_sub(Self::LEN) };
+    pub fn prepend_to<const N: usize>(&self, data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
+        let too_long = DataTooLong { length: data.len(), max: N.saturating_sub(Self::LEN) };
         let mut bytes = [0; N];
         let (header, rest) = bytes.split_first_chunk_mut().ok_or(too_long)?;
         *header = self.to_bytes();
@@ -139,7 +139,7 @@ impl IpHeader {
 }
 
 /// Prints source and destination, as in `10.0.0.1:40000 > 10.0.0.2`.
-impl fmt::Display for IpHeader {
+impl fmt::Display for CmaHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} > {}", self.source(), self.destination())
     }
@@ -181,7 +181,7 @@ impl From<(Ipv6Addr, Ipv6Addr)> for IpPair {
 /// [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum IpHeaderError {
+pub enum CmaHeaderError {
     /// There are fewer bytes than a header takes.
     TooShort {
         /// How many there are.
@@ -193,27 +193,27 @@ pub enum IpHeaderError {
     IpVersion(u8),
 }
 
-impl fmt::Display for IpHeaderError {
+impl fmt::Display for CmaHeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            IpHeaderError::TooShort { length } => {
+            CmaHeaderError::TooShort { length } => {
                 write!(
                     f,
                     "{length} bytes of private data are too few for the {} of an IP header",
-                    IpHeader::LEN
+                    CmaHeader::LEN
                 )
             }
-            IpHeaderError::Version(version) => {
+            CmaHeaderError::Version(version) => {
                 write!(f, "the version of the IP header is {}.{}, not 0.0", version >> 4, version & 0xf)
             }
-            IpHeaderError::IpVersion(version) => {
+            CmaHeaderError::IpVersion(version) => {
                 write!(f, "the IP header is for IP version {version}, which is neither 4 nor 6")
             }
         }
     }
 }
 
-impl core::error::Error for IpHeaderError {}
+impl core::error::Error for CmaHeaderError {}
 
 /// Major and minor version, four bits each: the only one there is.
 const VERSION: u8 = 0x00;
@@ -233,61 +233,61 @@ mod tests {
     #[test]
     fn an_ipv4_address_is_in_the_last_four_bytes() {
         let source = SocketAddr::from(([192, 0, 2, 1], 0x1234));
-        let header = IpHeader::new(source, [192, 0, 2, 9].into()).unwrap();
+        let header = CmaHeader::new(source, [192, 0, 2, 9].into()).unwrap();
         let mut expected = [0; 36];
         expected[1] = 0x40;
         expected[2..4].copy_from_slice(&[0x12, 0x34]);
         expected[16..20].copy_from_slice(&[192, 0, 2, 1]);
         expected[32..36].copy_from_slice(&[192, 0, 2, 9]);
         assert_eq!(header.to_bytes(), expected);
-        assert_eq!(IpHeader::from_bytes(&expected), Ok(header));
+        assert_eq!(CmaHeader::from_bytes(&expected), Ok(header));
     }
 
     #[test]
     fn an_ipv6_address_takes_all_sixteen_bytes() {
         let (source, destination) = (Ipv6Addr::from([0xaa; 16]), Ipv6Addr::from([0xbb; 16]));
-        let header = IpHeader { source_port: 1, addresses: (source, destination).into() };
+        let header = CmaHeader { source_port: 1, addresses: (source, destination).into() };
         let bytes = header.to_bytes();
         assert_eq!(bytes[..4], [0, 0x60, 0, 1]);
         assert_eq!(bytes[4..20], [0xaa; 16]);
         assert_eq!(bytes[20..], [0xbb; 16]);
-        assert_eq!(IpHeader::from_bytes(&bytes), Ok(header));
+        assert_eq!(CmaHeader::from_bytes(&bytes), Ok(header));
         assert_eq!((header.source().ip(), header.destination()), (source.into(), destination.into()));
     }
 
     #[test]
     fn families_do_not_mix() {
         let source = SocketAddr::from(([192, 0, 2, 1], 1));
-        assert_eq!(IpHeader::new(source, Ipv6Addr::LOCALHOST.into()), None);
+        assert_eq!(CmaHeader::new(source, Ipv6Addr::LOCALHOST.into()), None);
     }
 
     #[test]
     fn what_is_no_header_is_an_error() {
         let good =
-            IpHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap().to_bytes();
+            CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap().to_bytes();
         for length in 0..36 {
-            assert_eq!(IpHeader::split(&good[..length]), Err(IpHeaderError::TooShort { length }));
+            assert_eq!(CmaHeader::split(&good[..length]), Err(CmaHeaderError::TooShort { length }));
         }
-        assert_eq!(IpHeader::split(&good).map(|(_, rest)| rest.len()), Ok(0));
+        assert_eq!(CmaHeader::split(&good).map(|(_, rest)| rest.len()), Ok(0));
         for version in 1..=255 {
             let mut bytes = good;
             bytes[0] = version;
-            assert_eq!(IpHeader::from_bytes(&bytes), Err(IpHeaderError::Version(version)));
+            assert_eq!(CmaHeader::from_bytes(&bytes), Err(CmaHeaderError::Version(version)));
         }
         for ip_version in (0..16).filter(|version| ![4, 6].contains(version)) {
             let mut bytes = good;
             bytes[1] = ip_version << 4 | 4;
-            let error = IpHeader::from_bytes(&bytes).unwrap_err();
-            assert_eq!(error, IpHeaderError::IpVersion(ip_version));
+            let error = CmaHeader::from_bytes(&bytes).unwrap_err();
+            assert_eq!(error, CmaHeaderError::IpVersion(ip_version));
             assert!(error.to_string().contains("neither 4 nor 6"));
         }
     }
 
     #[test]
     fn what_the_consumer_sends_must_fit_behind_the_header() {
-        let header = IpHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap();
-        assert!(header.before::<92>(&[1; 56]).is_ok());
-        assert_eq!(header.before::<92>(&[1; 57]), Err(DataTooLong { length: 57, room: 56 }));
-        assert_eq!(header.before::<35>(&[]), Err(DataTooLong { length: 0, room: 0 }));
+        let header = CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap();
+        assert!(header.prepend_to::<92>(&[1; 56]).is_ok());
+        assert_eq!(header.prepend_to::<92>(&[1; 57]), Err(DataTooLong { length: 57, max: 56 }));
+        assert_eq!(header.prepend_to::<35>(&[]), Err(DataTooLong { length: 0, max: 0 }));
     }
 }

@@ -43,10 +43,10 @@ mod timeout;
 use core::fmt;
 
 pub use bits::Bits;
-pub use code::{Failover, RejectReason, SidrStatus, Subject, TransportService, Unlisted};
+pub use code::{Failover, MessageKind, RejectReason, SidrStatus, TransportService, UnlistedCode};
 pub use dreq::{Drep, Dreq};
 pub use ece::Ece;
-pub use ip::{IpHeader, IpHeaderError, IpPair};
+pub use ip::{CmaHeader, CmaHeaderError, IpPair};
 pub use mra::Mra;
 pub use mtu::{PathMtu, UnknownMtu};
 pub use private::{AdditionalInfo, DataTooLong, PrivateData};

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::layout::{At, layout};
-use super::{DATA_LEN, PrivateData, Subject, Timeout};
+use super::{DATA_LEN, MessageKind, PrivateData, Timeout};
 
 layout! {
     /// A message receipt acknowledgement: the message has come, but the answer takes longer than its sender
@@ -14,7 +14,7 @@ layout! {
         /// The receiver's name for the connection.
         pub remote_comm_id: u32 = At<4>,
         /// Which message has come.
-        pub acknowledged: Subject = At<8>,
+        pub acknowledged: MessageKind = At<8>,
         /// How long the answer takes at most, counted from this message.
         pub service_timeout: Timeout = At<9>,
         /// For the consumer.

@@ -26,7 +26,7 @@ impl<const N: usize> PrivateData<N> {
     /// Fails if there are more than `N`.
     pub fn new(data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
         let mut bytes = [0; N];
-        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { length: data.len(), room: N })?;
+        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { length: data.len(), max: N })?;
         room.copy_from_slice(data);
         Ok(PrivateData(bytes))
     }
@@ -63,7 +63,7 @@ impl<const N: usize> fmt::Debug for PrivateData<N> {
 /// A longer length on the wire is a peer's mistake and is taken as 72.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdditionalInfo {
-    /// At most [`ROOM`](AdditionalInfo::ROOM).
+    /// At most [`MAX_LEN`](AdditionalInfo::MAX_LEN).
     length: u8,
     /// Zeros from `length` on.
     bytes: PrivateData<72>,
@@ -71,7 +71,7 @@ pub struct AdditionalInfo {
 
 impl AdditionalInfo {
     /// How many bytes there is room for.
-    pub const ROOM: usize = 72;
+    pub const MAX_LEN: usize = 72;
     /// None.
     pub const EMPTY: AdditionalInfo = AdditionalInfo { length: 0, bytes: PrivateData::EMPTY };
 
@@ -125,12 +125,12 @@ pub struct DataTooLong {
     /// How many bytes there are.
     pub length: usize,
     /// How many bytes the message has room for.
-    pub room: usize,
+    pub max: usize,
 }
 
 impl fmt::Display for DataTooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of data where the message has room for {}", self.length, self.room)
+        write!(f, "{} bytes of data where the message has room for {}", self.length, self.max)
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
     fn data_is_padded_with_zeros_and_never_cut() {
         assert_eq!(*PrivateData::<4>::new(&[1, 2]).unwrap().as_bytes(), [1, 2, 0, 0]);
         assert_eq!(*PrivateData::<4>::new(&[1, 2, 3, 4]).unwrap().as_bytes(), [1, 2, 3, 4]);
-        assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { length: 5, room: 4 }));
+        assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { length: 5, max: 4 }));
         assert_eq!(PrivateData::<4>::new(&[]), Ok(PrivateData::default()));
     }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::layout::{At, Block, layout};
-use super::{AdditionalInfo, Bits, DATA_LEN, PrivateData, RejectReason, Subject};
+use super::{AdditionalInfo, Bits, DATA_LEN, MessageKind, PrivateData, RejectReason};
 
 layout! {
     /// A rejection: the sender won't connect, or gives up connecting (vol. 1, 12.6.7, table 108).
@@ -13,7 +13,7 @@ layout! {
         /// The receiver's name for the connection; 0 if the sender gives up before it knows.
         pub remote_comm_id: u32 = At<4>,
         /// Which message is rejected.
-        pub rejected: Subject = At<8>,
+        pub rejected: MessageKind = At<8>,
         /// Why.
         pub reason: RejectReason = At<10>,
         /// More about the reason: depending on it, what would have been accepted.

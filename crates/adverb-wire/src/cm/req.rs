@@ -6,8 +6,8 @@ use core::net::Ipv6Addr;
 use super::ece::EceAt;
 use super::layout::{At, Block, array_field, layout};
 use super::{
-    Bits, DATA_LEN, Ece, IpHeader, IpHeaderError, PathMtu, PrivateData, ServiceId, Timeout, TransportService,
-    UnknownMtu,
+    Bits, CmaHeader, CmaHeaderError, DATA_LEN, Ece, PathMtu, PrivateData, ServiceId, Timeout,
+    TransportService, UnknownMtu,
 };
 use crate::{Psn, Qpn};
 
@@ -71,7 +71,7 @@ layout! {
         // Must stay behind the alternate path: this bit lies in its last byte.
         /// The sender takes part in the suggest alternate path protocol.
         pub sap_supported: bool = At<139, 5>,
-        /// For the consumer; in a port space of IP it begins with an [`IpHeader`].
+        /// For the consumer; in a port space of IP it begins with an [`CmaHeader`].
         pub private_data: PrivateData<92> = At<140>,
     }
 }
@@ -80,8 +80,8 @@ impl Req {
     /// The IP header with which the private data begins, and what the consumer put behind it.
     ///
     /// Fails if there is none, which is no error of a REQ to a service ID that isn't an IP port.
-    pub fn ip(&self) -> Result<(IpHeader, &[u8]), IpHeaderError> {
-        IpHeader::split(self.private_data.as_bytes())
+    pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
+        CmaHeader::split(self.private_data.as_bytes())
     }
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for Req {
         if self.ece != Ece::NONE {
             write!(f, " ece {}", self.ece)?;
         }
-        match self.ip() {
+        match self.cma_header() {
             Ok((header, _)) if self.service_id.port().is_some() => write!(f, " ip {header}"),
             _ => Ok(()),
         }

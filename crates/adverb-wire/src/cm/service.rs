@@ -27,12 +27,12 @@ impl ServiceId {
 
     /// A port in the TCP port space, that of connected queue pairs.
     pub const fn tcp_port(port: u16) -> ServiceId {
-        PortSpace::Tcp.port(port)
+        PortSpace::Tcp.service_id(port)
     }
 
     /// A port in the UDP port space, that of datagram queue pairs.
     pub const fn udp_port(port: u16) -> ServiceId {
-        PortSpace::Udp.port(port)
+        PortSpace::Udp.service_id(port)
     }
 
     /// The value.
@@ -85,14 +85,14 @@ pub enum PortSpace {
 
 impl PortSpace {
     /// The service ID of a port.
-    pub const fn port(self, port: u16) -> ServiceId {
+    pub const fn service_id(self, port: u16) -> ServiceId {
         let [high, low] = port.to_be_bytes();
         let [space_high, space_low] = (self as u16).to_be_bytes();
         ServiceId(u64::from_be_bytes([0, 0, 0, 0, space_high, space_low, high, low]))
     }
 
     const fn base(self) -> u64 {
-        self.port(0).0
+        self.service_id(0).0
     }
 }
 
@@ -115,10 +115,10 @@ mod tests {
     fn ports_have_the_prefix_of_their_space() {
         assert_eq!(ServiceId::tcp_port(0xffff).get(), 0x0106_ffff);
         assert_eq!(ServiceId::udp_port(1).get(), 0x0111_0001);
-        assert_eq!(PortSpace::Ib.port(0).get(), 0x013f_0000);
+        assert_eq!(PortSpace::Ib.service_id(0).get(), 0x013f_0000);
         for space in [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib] {
             for port in [0, 1, 7471, 0xffff] {
-                let service = space.port(port);
+                let service = space.service_id(port);
                 assert_eq!((service.port_space(), service.port()), (Some(space), Some(port)));
             }
         }

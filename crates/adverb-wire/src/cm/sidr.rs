@@ -5,7 +5,7 @@ use core::fmt;
 use super::ece::EceAt;
 use super::layout::{At, layout};
 use super::rej::InfoAt;
-use super::{AdditionalInfo, DATA_LEN, Ece, IpHeader, IpHeaderError, PrivateData, ServiceId, SidrStatus};
+use super::{AdditionalInfo, CmaHeader, CmaHeaderError, DATA_LEN, Ece, PrivateData, ServiceId, SidrStatus};
 use crate::Qpn;
 
 layout! {
@@ -18,7 +18,7 @@ layout! {
         pub pkey: u16 = At<4>,
         /// The service that is asked for.
         pub service_id: ServiceId = At<8>,
-        /// For the consumer; in a port space of IP it begins with an [`IpHeader`].
+        /// For the consumer; in a port space of IP it begins with an [`CmaHeader`].
         pub private_data: PrivateData<216> = At<16>,
     }
 }
@@ -27,8 +27,8 @@ impl SidrReq {
     /// The IP header with which the private data begins, and what the consumer put behind it.
     ///
     /// Fails if there is none, which is no error of a request for a service ID that isn't an IP port.
-    pub fn ip(&self) -> Result<(IpHeader, &[u8]), IpHeaderError> {
-        IpHeader::split(self.private_data.as_bytes())
+    pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
+        CmaHeader::split(self.private_data.as_bytes())
     }
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for SidrReq {
             "CM SIDR_REQ id {:#x} service {} pkey {:#06x}",
             self.request_id, self.service_id, self.pkey
         )?;
-        match self.ip() {
+        match self.cma_header() {
             Ok((header, _)) if self.service_id.port().is_some() => write!(f, " ip {header}"),
             _ => Ok(()),
         }

@@ -84,14 +84,14 @@ fn samples() -> [Message; 9] {
         Message::Mra(Mra {
             local_comm_id,
             remote_comm_id,
-            acknowledged: Subject::Rep,
+            acknowledged: MessageKind::Rep,
             service_timeout: timeout(24),
             private_data: PrivateData::new(b"wait").unwrap(),
         }),
         Message::Rej(Rej {
             local_comm_id,
             remote_comm_id,
-            rejected: Subject::Other,
+            rejected: MessageKind::Other,
             reason: RejectReason::StaleConnection,
             additional_info: AdditionalInfo::new(&[0, 1, 2, 0]).unwrap(),
             private_data: PrivateData::new(b"no").unwrap(),
@@ -273,7 +273,7 @@ impl Random {
 #[test]
 fn messages_are_printed_on_one_line() {
     let v4 = |last| core::net::Ipv4Addr::new(10, 0, 0, last);
-    let header = IpHeader { source_port: 40_000, addresses: (v4(1), v4(2)).into() };
+    let header = CmaHeader { source_port: 40_000, addresses: (v4(1), v4(2)).into() };
     let primary_path = Path {
         local_gid: v4(1).to_ipv6_mapped(),
         remote_gid: v4(2).to_ipv6_mapped(),
@@ -290,7 +290,7 @@ fn messages_are_printed_on_one_line() {
         initiator_depth: 8,
         primary_path,
         alternate_path: Path::NONE,
-        private_data: header.before(b"hello").unwrap(),
+        private_data: header.prepend_to(b"hello").unwrap(),
         ..req()
     };
     assert_eq!(
@@ -298,7 +298,7 @@ fn messages_are_printed_on_one_line() {
         "CM REQ local 0x1234 service tcp/7471 RC qp 0x000012 psn 77 mtu 1024 resources 16 depth 8 retry 6 \
          rnr 5 pkey 0xffff path 10.0.0.1 > 10.0.0.2 timeout 67.108864ms ip 10.0.0.1:40000 > 10.0.0.2"
     );
-    assert_eq!(req.ip().unwrap().0, header);
+    assert_eq!(req.cma_header().unwrap().0, header);
     let rest = [
         "CM MRA local 0x1020304 remote 0x5060708 of REP wait 68.719476736s",
         "CM REJ local 0x1020304 remote 0x5060708 of other reason: stale connection (10)",

@@ -14,7 +14,7 @@ use core::time::Duration;
 ///
 /// let timeout = Timeout::new(14).expect("below 32");
 /// assert_eq!(timeout.duration(), Duration::from_nanos(67_108_864));
-/// assert_eq!(Timeout::covering(Duration::from_millis(60)), timeout);
+/// assert_eq!(Timeout::at_least(Duration::from_millis(60)), timeout);
 /// assert_eq!(Timeout::new(32), None);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -32,7 +32,7 @@ impl Timeout {
     }
 
     /// The shortest time that is at least `duration`; [`MAX`](Timeout::MAX) if none is.
-    pub fn covering(duration: Duration) -> Timeout {
+    pub fn at_least(duration: Duration) -> Timeout {
         (0..Self::MAX.0).map(Timeout).find(|timeout| timeout.duration() >= duration).unwrap_or(Self::MAX)
     }
 
@@ -75,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn covering_is_the_shortest_that_is_long_enough() {
+    fn at_least_is_the_shortest_that_is_long_enough() {
         let nanosecond = Duration::from_nanos(1);
-        assert_eq!(Timeout::covering(Duration::ZERO), Timeout::ZERO);
-        assert_eq!(Timeout::covering(Duration::MAX), Timeout::MAX);
+        assert_eq!(Timeout::at_least(Duration::ZERO), Timeout::ZERO);
+        assert_eq!(Timeout::at_least(Duration::MAX), Timeout::MAX);
         for code in 0..31 {
             let timeout = Timeout::new(code).unwrap();
-            assert_eq!(Timeout::covering(timeout.duration()), timeout);
-            assert_eq!(Timeout::covering(timeout.duration() + nanosecond).code(), code + 1);
+            assert_eq!(Timeout::at_least(timeout.duration()), timeout);
+            assert_eq!(Timeout::at_least(timeout.duration() + nanosecond).code(), code + 1);
         }
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn send(
             pieces[piece_count].write(piece(bytes));
             piece_count += 1;
             if let Some(icrc) = icrc {
-                let effect = Flow::identification_effect(number as u16, packet.bytes.len());
+                let effect = Flow::ip_id_delta(number as u16, packet.bytes.len());
                 let trailer = std::array::from_fn(|index| icrc[index] ^ effect[index]);
                 pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
                 piece_count += 1;

@@ -143,13 +143,13 @@ fn places() -> Vec<Place> {
 
         field!(Mra, local_comm_id, all, 0, 0, 32),
         field!(Mra, remote_comm_id, all, 4, 0, 32),
-        field!(Mra, acknowledged, Subject::Reserved, 8, 0, 2),
+        field!(Mra, acknowledged, MessageKind::Reserved, 8, 0, 2),
         field!(Mra, service_timeout, Timeout::MAX, 9, 0, 5),
         field!(Mra, private_data, [0xff; 222].into(), 10, 0, 1776),
 
         field!(Rej, local_comm_id, all, 0, 0, 32),
         field!(Rej, remote_comm_id, all, 4, 0, 32),
-        field!(Rej, rejected, Subject::Reserved, 8, 0, 2),
+        field!(Rej, rejected, MessageKind::Reserved, 8, 0, 2),
         field!(Rej, reason, RejectReason::from_code(0xffff), 10, 0, 16),
         field!(Rej, private_data, [0xff; 148].into(), 84, 0, 1184),
 
