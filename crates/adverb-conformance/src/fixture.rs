@@ -183,12 +183,12 @@ impl PairBuilder {
         self
     }
 
-    pub(crate) fn segments(mut self, send: u32, recv: u32) -> PairBuilder {
+    pub(crate) fn max_sge(mut self, send: u32, recv: u32) -> PairBuilder {
         self.segments = (send, recv);
         self
     }
 
-    pub(crate) fn inline(mut self, bytes: u32) -> PairBuilder {
+    pub(crate) fn max_inline_data(mut self, bytes: u32) -> PairBuilder {
         self.inline = bytes;
         self
     }
@@ -289,8 +289,8 @@ impl PairBuilder {
             .completion_queue(cq)
             .port(self.port)
             .depth(self.depth.0, self.depth.1)
-            .segments(self.segments.0, self.segments.1)
-            .inline(self.inline)
+            .max_sge(self.segments.0, self.segments.1)
+            .max_inline_data(self.inline)
             .traffic(self.traffic)
             .pkey_index(self.pkey_indices.0)
             .qkey(QKEY);
@@ -318,8 +318,8 @@ impl Pair {
     /// Makes both sides ready: for each other, or for anyone if they are for datagrams.
     pub(crate) fn connect(&self) -> Result<()> {
         if self.left.qp.transport() == Transport::Ud {
-            self.left.qp.activate()?;
-            self.right.qp.activate()?;
+            self.left.qp.move_to_rts()?;
+            self.right.qp.move_to_rts()?;
             return Ok(());
         }
         self.left.qp.connect_with(&self.right.qp.endpoint(), &self.options)?;
@@ -457,14 +457,14 @@ impl Side {
 
     /// Shows that a send request is refused before it is posted, and comes back; gives the reason.
     pub(crate) fn refuses(&self, request: SendRequest) -> Result<adverb::Error> {
-        let outstanding = self.qp.sends_outstanding();
-        refused(self.qp.post_send(request), 1, outstanding, self.qp.sends_outstanding())
+        let outstanding = self.qp.outstanding_send_count();
+        refused(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
     }
 
     /// Shows that a receive request is refused before it is posted, and comes back; gives the reason.
     pub(crate) fn refuses_recv(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
-        let outstanding = self.qp.recvs_outstanding();
-        refused(self.qp.post_recv(request), 1, outstanding, self.qp.recvs_outstanding())
+        let outstanding = self.qp.outstanding_recv_count();
+        refused(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
     }
 
     /// Takes just so many completions.

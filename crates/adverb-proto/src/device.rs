@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Psn, Qpn, Rc};
 
 pub use multicast::MulticastError;
-pub use status::{Holdings, QpStatus};
+pub use status::{QpStatus, ResourceCounts};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Wake};

@@ -41,7 +41,7 @@ pub mod types;
 
 pub use congestion::{Congestion, Dcqcn};
 pub use cq::{Cq, Wake};
-pub use device::{Device, Holdings, MulticastError, QpStatus};
+pub use device::{Device, MulticastError, QpStatus, ResourceCounts};
 pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};
 pub use path::{AddressVector, Arrival, IcrcCheck, Path, Route};
 pub use qp::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};

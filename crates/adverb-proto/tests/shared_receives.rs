@@ -372,7 +372,7 @@ fn shared_queue_in_use_is_not_destroyed() {
     assert_eq!(end.device.destroy_srq(srq), Ok(()), "with requests in it");
     assert_eq!(end.device.destroy_srq(srq), Err(SrqError::UnknownSrq));
     assert_eq!(end.device.arm_srq(srq, 1), Err(SrqError::UnknownSrq));
-    assert_eq!(end.device.holdings().shared_queues, 0);
+    assert_eq!(end.device.resource_counts().shared_queues, 0);
 }
 
 #[test]
@@ -383,9 +383,9 @@ fn queue_pair_needs_a_shared_queue_that_is_there() {
     end.device.destroy_srq(srq).unwrap();
     let mut config = QpConfig::rc(end.pd, end.cq, end.cq);
     config.srq = Some(srq);
-    let users = end.device.holdings().domain_users;
+    let users = end.device.resource_counts().domain_users;
     assert_eq!(end.device.create_qp(config, || 55), Err(CreateQpError::UnknownSrq(srq)));
-    assert_eq!(end.device.holdings().domain_users, users);
+    assert_eq!(end.device.resource_counts().domain_users, users);
 }
 
 #[test]

@@ -413,10 +413,10 @@ fn region_is_not_invalidated_while_windows_show_it() {
 fn destroyed_window_shows_nothing_and_frees_its_region() {
     let (mut end, region) = bindable();
     let key = bound(&mut end, region, READ_WRITE);
-    assert_eq!(end.device.holdings().windows, 1);
+    assert_eq!(end.device.resource_counts().windows, 1);
     assert_eq!(end.device.destroy_window(key), Ok(()));
     assert_eq!(end.device.destroy_window(key), Err(WindowError::UnknownWindow));
-    assert_eq!(end.device.holdings().windows, 0);
+    assert_eq!(end.device.resource_counts().windows, 0);
     assert!(end.device.deregister(region).is_ok());
     denied(&mut end, 0, write(key, ADDR + START, 4), b"evil");
 }

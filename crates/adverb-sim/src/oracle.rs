@@ -1,7 +1,7 @@
 //! What is checked during a run and at its end.
 
 use adverb_proto::types::{Completion, QpState, SendOperation, Status, Success};
-use adverb_proto::{Holdings, Notice, Time, Transition};
+use adverb_proto::{Notice, ResourceCounts, Time, Transition};
 use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 
 use crate::atomics::{self, Atomic, Kind};
@@ -433,9 +433,9 @@ impl World {
                 let _ = self.nodes[node].device.deregister(key);
             }
             let cq = self.nodes[node].cq;
-            let holdings = self.nodes[node].device.holdings();
-            if holdings != Holdings::default() || !self.nodes[node].device.destroy_cq(cq) {
-                self.violate(format!("dev {node} still has {holdings}"));
+            let resource_counts = self.nodes[node].device.resource_counts();
+            if resource_counts != ResourceCounts::default() || !self.nodes[node].device.destroy_cq(cq) {
+                self.violate(format!("dev {node} still has {resource_counts}"));
             }
         }
     }

@@ -184,8 +184,12 @@ fn exercise(client: &Nic, server: &Nic) {
     }
     server.cm().close(listener).unwrap();
     for nic in [client, server] {
-        let holdings = nic.cm().holdings();
-        assert_eq!((holdings.connections, holdings.listeners, holdings.events), (0, 0, 0), "{holdings:?}");
+        let resource_counts = nic.cm().resource_counts();
+        assert_eq!(
+            (resource_counts.connections, resource_counts.listeners, resource_counts.events),
+            (0, 0, 0),
+            "{resource_counts:?}"
+        );
     }
 }
 
@@ -259,7 +263,7 @@ fn a_listener_that_closes_rejects_what_nobody_has_taken() {
     let side = Side::new(&one);
     side.ask(other.addresses()[0], SERVICE);
     let start = Instant::now();
-    while other.cm().holdings().half_open == 0 {
+    while other.cm().resource_counts().half_open == 0 {
         assert!(start.elapsed() < PATIENCE);
         std::thread::yield_now();
     }

@@ -29,7 +29,7 @@ impl AddressHandle {
         if queue_pair.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
             return Err(Error::Unsupported {
                 what: "sending datagrams on InfiniBand without the recipient's local identifier".into(),
-                hint: "have the recipient say its endpoint, and call `recipient`".into(),
+                hint: "have the recipient say its endpoint, and call `ud_destination`".into(),
             });
         }
         AddressHandle::at(queue_pair, &queue_pair.address_of(gid, lid, traffic))
@@ -66,7 +66,7 @@ impl fmt::Debug for AddressHandle {
 
 /// To whom a datagram goes: a port, a queue pair there, and that one's queue key.
 #[derive(Clone, Debug)]
-pub struct Recipient {
+pub struct UdDestination {
     /// The way to the port.
     pub address: AddressHandle,
     /// The queue pair.
@@ -81,7 +81,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// If the device refuses: the address may be of another family than the queue pair's own. [`Error::Unsupported`] on
-    /// InfiniBand, where an address alone doesn't tell the way: see [`recipient`](QueuePair::recipient).
+    /// InfiniBand, where an address alone doesn't tell the way: see [`ud_destination`](QueuePair::ud_destination).
     pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {
         self.address_handle_with(address, Traffic::new())
     }
@@ -100,8 +100,8 @@ impl QueuePair {
     /// # Errors
     ///
     /// As [`address_handle`](QueuePair::address_handle).
-    pub fn recipient(&self, remote: &Endpoint, qkey: u32) -> Result<Recipient> {
-        self.recipient_with(remote, qkey, Traffic::new())
+    pub fn ud_destination(&self, remote: &Endpoint, qkey: u32) -> Result<UdDestination> {
+        self.ud_destination_with(remote, qkey, Traffic::new())
     }
 
     /// The same, with a say in how the network is to treat the packets.
@@ -109,8 +109,13 @@ impl QueuePair {
     /// # Errors
     ///
     /// As [`address_handle`](QueuePair::address_handle).
-    pub fn recipient_with(&self, remote: &Endpoint, qkey: u32, traffic: Traffic) -> Result<Recipient> {
+    pub fn ud_destination_with(
+        &self,
+        remote: &Endpoint,
+        qkey: u32,
+        traffic: Traffic,
+    ) -> Result<UdDestination> {
         let address = AddressHandle::of(self, remote.gid, remote.lid, traffic)?;
-        Ok(Recipient { address, qpn: remote.qpn, qkey })
+        Ok(UdDestination { address, qpn: remote.qpn, qkey })
     }
 }

@@ -172,7 +172,7 @@ impl CompletionQueue {
     }
 
     /// The descriptor that becomes readable when there is an event, for any event loop; `None` if the queue was made
-    /// without events. It doesn't block. After it, call [`take_event`](CompletionQueue::take_event).
+    /// without events. It doesn't block. After it, call [`try_event`](CompletionQueue::try_event).
     ///
     /// Who uses it doesn't also [wait](CompletionQueue::wait) for the queue: an event that one takes the other misses.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -210,8 +210,8 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// If the device can't be asked, or the queue was made without events.
-    pub fn take_event(&self) -> Result<bool> {
-        self.0.backend.take_event()
+    pub fn try_event(&self) -> Result<bool> {
+        self.0.backend.try_event()
     }
 
     /// How many completions fit.
@@ -220,7 +220,7 @@ impl CompletionQueue {
     }
 
     /// How many completions came for requests that aren't known, because their queue pair was destroyed.
-    pub fn stale(&self) -> u64 {
+    pub fn stale_completion_count(&self) -> u64 {
         self.lock().queues.stale
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use adverb_proto::Holdings;
+use adverb_proto::ResourceCounts;
 
 use super::Device;
 use crate::error::Result;
@@ -28,13 +28,13 @@ use crate::error::Result;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counters {
-    taken: Instant,
+    captured_at: Instant,
     values: BTreeMap<String, u64>,
 }
 
 /// By how much counters grew from one moment to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CountersDifference {
+pub struct CountersDelta {
     elapsed: Duration,
     values: BTreeMap<String, u64>,
 }
@@ -46,7 +46,7 @@ impl Device {
     ///
     /// If there is no such port, or it can't be asked.
     pub fn counters(&self, port: u8) -> Result<Counters> {
-        Ok(Counters { taken: Instant::now(), values: self.backend().counters(port)? })
+        Ok(Counters { captured_at: Instant::now(), values: self.backend().counters(port)? })
     }
 
     /// What the device holds for this process, of objects and of what is under way: for finding leaks. Only software devices
@@ -54,13 +54,13 @@ impl Device {
     ///
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
-    /// let before = device.holdings();
+    /// let before = device.resource_counts();
     /// drop(device.protection_domain()?.buffer(4096)?);
-    /// assert_eq!(device.holdings(), before);
+    /// assert_eq!(device.resource_counts(), before);
     /// # Ok::<(), adverb::Error>(())
     /// ```
-    pub fn holdings(&self) -> Option<Holdings> {
-        self.backend().holdings()
+    pub fn resource_counts(&self) -> Option<ResourceCounts> {
+        self.backend().resource_counts()
     }
 }
 
@@ -76,20 +76,20 @@ impl Counters {
     }
 
     /// When they were read.
-    pub fn taken(&self) -> Instant {
-        self.taken
+    pub fn captured_at(&self) -> Instant {
+        self.captured_at
     }
 
     /// By how much they grew since an earlier reading. One that is smaller than it was has been reset, and counts from
     /// there; one that wasn't there before is left out.
     #[must_use]
-    pub fn since(&self, earlier: &Counters) -> CountersDifference {
+    pub fn since(&self, earlier: &Counters) -> CountersDelta {
         let grown = self.values.iter().filter_map(|(name, value)| {
             let before = earlier.get(name)?;
             Some((name.clone(), value.checked_sub(before).unwrap_or(*value)))
         });
-        CountersDifference {
-            elapsed: self.taken.saturating_duration_since(earlier.taken),
+        CountersDelta {
+            elapsed: self.captured_at.saturating_duration_since(earlier.captured_at),
             values: grown.collect(),
         }
     }
@@ -122,7 +122,7 @@ impl Counters {
     }
 }
 
-impl CountersDifference {
+impl CountersDelta {
     /// By how much one of them grew.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.values.get(name).copied()
@@ -150,8 +150,11 @@ impl CountersDifference {
 mod tests {
     use super::*;
 
-    fn counters(taken: Instant, values: &[(&str, u64)]) -> Counters {
-        Counters { taken, values: values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect() }
+    fn counters(captured_at: Instant, values: &[(&str, u64)]) -> Counters {
+        Counters {
+            captured_at,
+            values: values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        }
     }
 
     #[test]

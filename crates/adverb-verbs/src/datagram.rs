@@ -3,7 +3,7 @@
 use adverb_proto::types::{CompletedOperation, Gid, Qpn};
 use adverb_wire::{GRH_LEN, IpHeader};
 
-use super::{AddressHandle, Completion, QueuePair, Recipient, Traffic};
+use super::{AddressHandle, Completion, QueuePair, Traffic, UdDestination};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
@@ -27,11 +27,11 @@ impl Datagram {
     ///
     /// If the datagram came without a route header, or the device refuses. [`Error::Unsupported`] on InfiniBand: have the
     /// sender say its [endpoint](super::Endpoint).
-    pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<Recipient> {
+    pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the datagram came without a route header".into() };
         let source = self.ip.ok_or(no_header)?.source();
         let address = AddressHandle::of(queue_pair, Gid::from(source), 0, Traffic::new())?;
-        Ok(Recipient { address, qpn: self.source, qkey })
+        Ok(UdDestination { address, qpn: self.source, qkey })
     }
 }
 

@@ -5,7 +5,7 @@ use crate::memory::{MemoryRegion, Payload, RegisteredBuf};
 use crate::{Device, Endpoint, ProtectionDomain, QueuePair, Result};
 
 pub use crate::backend::{Watch, wait_either};
-pub use crate::cm::connection::Hold;
+pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
 
 /// Opens all RDMA hardware of this machine that Adverb can use.
@@ -43,7 +43,7 @@ pub fn begin_accept_with(
 
 /// Splits a connection into its queue pair, the handle that keeps it connected, the peer's queue pair where it is known, and
 /// the peer's private data.
-pub fn into_parts(connection: cm::Connection) -> (QueuePair, Hold, Option<Endpoint>, Vec<u8>) {
+pub fn into_parts(connection: cm::Connection) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
     connection.into_parts()
 }
 
@@ -53,7 +53,7 @@ pub fn into_parts(connection: cm::Connection) -> (QueuePair, Hold, Option<Endpoi
 ///
 /// If the device refuses.
 pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> {
-    queue_pair.forget()
+    queue_pair.reset_and_reclaim()
 }
 
 /// Registers the memory of a region in another protection domain too, with the same rights.

@@ -76,17 +76,17 @@ mod stats;
 mod tests;
 mod traffic;
 
-pub use adverb_proto::Holdings;
+pub use adverb_proto::ResourceCounts;
 pub use adverb_proto::types::{
     Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
     Transport,
 };
 
-pub use address_handle::{AddressHandle, Recipient};
+pub use address_handle::{AddressHandle, UdDestination};
 pub use adverb_wire::IpHeader;
 pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
-pub use counters::{Counters, CountersDifference};
+pub use counters::{Counters, CountersDelta};
 pub use datagram::Datagram;
 pub use device::{
     Device, DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps,
@@ -95,7 +95,7 @@ pub use endpoint::{ConnectOptions, Endpoint};
 pub use error::{Error, Result};
 pub use event::DeviceEvent;
 pub use memory_window::MemoryWindow;
-pub use poller::{Poller, PollerOptions, PollerStats, Stopped};
+pub use poller::{Poller, PollerExit, PollerOptions, PollerStats};
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use protection_domain::ProtectionDomain;
 pub use query::{PeerAttributes, QueuePairAttributes};

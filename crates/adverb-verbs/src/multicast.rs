@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::types::{Gid, Qpn, Transport};
 
-use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Recipient, Traffic, contained};
+use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Traffic, UdDestination, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -33,9 +33,9 @@ impl QueuePair {
     /// # fn example(member: &QueuePair, sender: &QueuePair) -> Result<(), Box<dyn std::error::Error>> {
     /// let group = "239.1.2.3".parse()?;
     /// member.join_multicast(group)?;
-    /// let everybody = sender.multicast_recipient(group, 0x1234)?;
+    /// let everybody = sender.multicast_destination(group, 0x1234)?;
     /// let hello = sender.protection_domain().buffer(5)?;
-    /// sender.post_send(SendRequest::send(hello).to(&everybody))?;
+    /// sender.post_send(SendRequest::send(hello).destination(&everybody))?;
     /// # Ok(())
     /// # }
     /// ```
@@ -79,9 +79,9 @@ impl QueuePair {
     ///
     /// If it isn't a multicast address, or not of the family of the queue pair's own, or the device refuses.
     /// [`Error::Unsupported`] on InfiniBand.
-    pub fn multicast_recipient(&self, group: IpAddr, qkey: u32) -> Result<Recipient> {
+    pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
-        Ok(Recipient { address, qpn: Qpn::MULTICAST, qkey })
+        Ok(UdDestination { address, qpn: Qpn::MULTICAST, qkey })
     }
 
     /// Attaches the queue pair to a multicast group, and tells nobody but the device: for those who have joined it by other

@@ -34,10 +34,10 @@ use crate::error::{Error, Result};
 ///
 /// A handler that panics loses the completion that it was called with, whose buffers are freed, and nothing else: the
 /// panic is caught and counted, and the poller goes on with the next completion. [`stats`](Poller::stats) tells how many
-/// there were, and [`Stopped`] the last message. (Where panics abort, they abort.)
+/// there were, and [`PollerExit`] the last message. (Where panics abort, they abort.)
 #[must_use = "dropping it stops it"]
 pub struct Poller<H> {
-    thread: Option<JoinHandle<Stopped<H>>>,
+    thread: Option<JoinHandle<PollerExit<H>>>,
     shared: Arc<Shared>,
     /// The process that has the thread.
     owner: u32,
@@ -46,7 +46,7 @@ pub struct Poller<H> {
 /// What a poller was when it stopped.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Stopped<H> {
+pub struct PollerExit<H> {
     /// The handler.
     pub handler: H,
     /// What the poller did.
@@ -169,7 +169,7 @@ impl<H> Poller<H> {
     ///
     /// If called by the handler: a thread can't wait for its own end, and the poller stops without. And in a forked
     /// child, where nothing is done: the thread is the parent's.
-    pub fn stop(mut self) -> Result<Stopped<H>> {
+    pub fn stop(mut self) -> Result<PollerExit<H>> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.owner != std::process::id() {
             return refuse(
@@ -321,13 +321,13 @@ struct Worker<H> {
 }
 
 impl<H: FnMut(Completion)> Worker<H> {
-    fn run(mut self) -> Stopped<H> {
+    fn run(mut self) -> PollerExit<H> {
         let error = self.work().err();
         if let Some(error) = &error {
             tracing::error!(%error, "a poller stops: the completion queue can't be asked");
         }
         let stats = self.shared.counts.get();
-        Stopped { handler: self.handler, stats, error, last_panic: self.last_panic }
+        PollerExit { handler: self.handler, stats, error, last_panic: self.last_panic }
     }
 
     /// Polls until it is told to stop, or the device can't be asked.
@@ -395,7 +395,7 @@ impl<H: FnMut(Completion)> Worker<H> {
             let read = (&waker.reader).read_exact(&mut [0]);
             read.map_err(|error| Error::Verb { action: "waking up".to_owned(), error, hint: "".into() })?;
         }
-        while queue.event_fd().is_some() && queue.take_event()? {}
+        while queue.event_fd().is_some() && queue.try_event()? {}
         Ok(count)
     }
 }

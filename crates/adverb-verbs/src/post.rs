@@ -10,7 +10,7 @@ use parking_lot::MutexGuard;
 use super::completion::{RequestId, RequestIds};
 use super::completion_queue::Attached;
 use super::in_flight::{InFlight, Posting};
-use super::{PostError, QueuePair, Recipient, RecvRequest, SendRequest};
+use super::{PostError, QueuePair, RecvRequest, SendRequest, UdDestination};
 use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, Piece};
@@ -342,7 +342,7 @@ impl QueuePair {
         operation: SendOperation,
         flags: SendFlags,
         payload: &Payload,
-        recipient: &Option<Recipient>,
+        recipient: &Option<UdDestination>,
     ) -> Option<Segment> {
         let is_usual = matches!(
             operation,
@@ -617,7 +617,7 @@ fn check_payload(payload: &Payload, segments: u32, most: u32) -> Result<()> {
             what: "the number of segments of a request".into(),
             asked: pieces.len() as u64,
             most: segments.into(),
-            hint: "create the queue pair with more `segments`".into(),
+            hint: "create the queue pair with a larger `max_sge`".into(),
         });
     }
     let len = payload.len() as u64;
@@ -629,7 +629,7 @@ fn check_payload(payload: &Payload, segments: u32, most: u32) -> Result<()> {
 
 /// To whom a datagram goes, in plain form.
 #[inline]
-fn destination(recipient: &Recipient) -> Destination<&backend::AddressHandle> {
+fn destination(recipient: &UdDestination) -> Destination<&backend::AddressHandle> {
     Destination { handle: recipient.address.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
 }
 

@@ -177,7 +177,7 @@ impl QueuePair {
     /// As [`connect`](QueuePair::connect), and if the MTU of the options is more than both ports have.
     pub fn connect_with(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
         if self.transport == Transport::Ud {
-            let reason = "datagrams need no connection: call `activate`, and name the recipient of each";
+            let reason = "datagrams need no connection: call `move_to_rts`, and name the recipient of each";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let state = self.state.get();
@@ -225,7 +225,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// If it isn't for datagrams, is active already, or the device refuses.
-    pub fn activate(&self) -> Result<()> {
+    pub fn move_to_rts(&self) -> Result<()> {
         if self.transport != Transport::Ud {
             let reason = "only a datagram queue pair is active without a peer: call `connect`";
             return Err(Error::InvalidRequest { reason: reason.into() });
@@ -293,7 +293,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// If it isn't ready to send, or the device refuses.
-    pub fn change_access(&self, access: Access) -> Result<()> {
+    pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
             let hint = "connect it first; what it is made with is said by `QueuePairBuilder::access`";
@@ -307,7 +307,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// If the device refuses.
-    pub fn fail(&self) -> Result<()> {
+    pub fn move_to_error(&self) -> Result<()> {
         self.change(&StateChange::Error)
     }
 
@@ -321,12 +321,12 @@ impl QueuePair {
     ///
     /// If they don't come in time, or the device refuses.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
-        self.fail()?;
+        self.move_to_error()?;
         let deadline = Deadline::new(timeout);
         loop {
             self.send_completion_queue().gather()?;
             self.recv_completion_queue().gather()?;
-            if self.sends_outstanding() == 0 && self.recvs_outstanding() == 0 {
+            if self.outstanding_send_count() == 0 && self.outstanding_recv_count() == 0 {
                 return Ok(());
             }
             if deadline.left().is_zero() {
@@ -355,7 +355,7 @@ impl QueuePair {
 
     /// Has the device forget all its requests, of which those come back that nobody has heard of: tags and memory, sends first.
     /// It isn't good for anything then.
-    pub(crate) fn forget(&self) -> Result<Vec<(u64, Payload)>> {
+    pub(crate) fn reset_and_reclaim(&self) -> Result<Vec<(u64, Payload)>> {
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.change(&StateChange::Reset)?;
         Ok(self.take_all())
@@ -379,12 +379,12 @@ impl QueuePair {
     }
 
     /// How many send requests are outstanding.
-    pub fn sends_outstanding(&self) -> u32 {
+    pub fn outstanding_send_count(&self) -> u32 {
         self.send.lock().len()
     }
 
     /// How many receive requests are outstanding in its own queue: none, if it has a shared one.
-    pub fn recvs_outstanding(&self) -> u32 {
+    pub fn outstanding_recv_count(&self) -> u32 {
         self.recv.own().map_or(0, |queue| queue.lock().len())
     }
 

@@ -91,13 +91,13 @@ impl QueuePairBuilder {
     }
 
     /// How many pieces of memory a send and a receive request may have: 1 each unless set.
-    pub fn segments(mut self, send: u32, recv: u32) -> QueuePairBuilder {
+    pub fn max_sge(mut self, send: u32, recv: u32) -> QueuePairBuilder {
         (self.send_segments, self.recv_segments) = (send, recv);
         self
     }
 
-    /// How many bytes a request may have that is [inlined](super::SendRequest::inlined): 0 unless set.
-    pub fn inline(mut self, bytes: u32) -> QueuePairBuilder {
+    /// How many bytes a request may have that is [inlined](super::SendRequest::inline): 0 unless set.
+    pub fn max_inline_data(mut self, bytes: u32) -> QueuePairBuilder {
         self.inline = bytes;
         self
     }
@@ -152,7 +152,7 @@ impl QueuePairBuilder {
     }
 
     /// Makes it. It is ready to have receives posted, and to be [connected](QueuePair::connect) or, for datagrams,
-    /// [activated](QueuePair::activate).
+    /// [activated](QueuePair::move_to_rts).
     ///
     /// # Errors
     ///

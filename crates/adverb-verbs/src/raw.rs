@@ -33,7 +33,7 @@ use adverb_proto::types::{self as plain, Destination, Failure, Qpn, Success};
 
 pub use adverb_proto::types::{Segment, SendFlags, SendOperation};
 
-use super::{CompletionQueue, QueuePair, Recipient, SharedReceiveQueue};
+use super::{CompletionQueue, QueuePair, SharedReceiveQueue, UdDestination};
 use crate::backend::{self, PostFailure, RawCompletion};
 use crate::error::{Error, Result};
 
@@ -65,7 +65,7 @@ impl SendList {
     #[inline]
     pub fn add_to(
         &mut self,
-        recipient: &Recipient,
+        recipient: &UdDestination,
         id: u64,
         operation: SendOperation,
         flags: SendFlags,

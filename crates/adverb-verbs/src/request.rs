@@ -4,7 +4,7 @@ use std::fmt;
 
 use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation};
 
-use super::Recipient;
+use super::UdDestination;
 use crate::error::Error;
 use crate::memory::{Buffer, Payload, Piece, RegisteredBuf};
 
@@ -27,7 +27,7 @@ pub struct SendRequest {
     pub(super) flags: SendFlags,
     pub(super) payload: Payload,
     pub(super) tag: u64,
-    pub(super) recipient: Option<Recipient>,
+    pub(super) recipient: Option<UdDestination>,
 }
 
 impl SendRequest {
@@ -38,7 +38,7 @@ impl SendRequest {
     }
 
     /// Sends a message with 32 bits beside it.
-    pub fn send_immediate(payload: impl Into<Payload>, immediate: u32) -> SendRequest {
+    pub fn send_with_imm(payload: impl Into<Payload>, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::SendImmediate(immediate), payload)
     }
 
@@ -54,11 +54,7 @@ impl SendRequest {
     }
 
     /// Writes into the peer's memory, and tells it with 32 bits, which consume a receive request there.
-    pub fn write_immediate(
-        payload: impl Into<Payload>,
-        remote: RemoteAddress,
-        immediate: u32,
-    ) -> SendRequest {
+    pub fn write_with_imm(payload: impl Into<Payload>, remote: RemoteAddress, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::WriteImmediate(remote, immediate), payload)
     }
 
@@ -97,8 +93,8 @@ impl SendRequest {
     }
 
     /// Names the recipient of a datagram: on a datagram queue pair every SEND needs one.
-    pub fn to(mut self, recipient: &Recipient) -> SendRequest {
-        self.recipient = Some(recipient.clone());
+    pub fn destination(mut self, destination: &UdDestination) -> SendRequest {
+        self.recipient = Some(destination.clone());
         self
     }
 
@@ -109,7 +105,7 @@ impl SendRequest {
     }
 
     /// Waits until earlier READs and atomics of this queue pair are done.
-    pub fn fenced(mut self) -> SendRequest {
+    pub fn fence(mut self) -> SendRequest {
         self.flags.insert(SendFlags::FENCE);
         self
     }
@@ -122,7 +118,7 @@ impl SendRequest {
 
     /// Has the device take the bytes while the request is posted, which is faster for short ones. Only for SEND and
     /// WRITE, as many bytes as the queue pair was created for, and memory that is registered under its own addresses.
-    pub fn inlined(mut self) -> SendRequest {
+    pub fn inline(mut self) -> SendRequest {
         self.flags.insert(SendFlags::INLINE);
         self
     }

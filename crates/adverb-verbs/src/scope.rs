@@ -104,7 +104,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     ///
     /// As [`send`](Scope::send).
-    pub fn send_immediate(&'scope self, buffer: &'scope Buffer, immediate: u32) -> Result<RequestId> {
+    pub fn send_with_imm(&'scope self, buffer: &'scope Buffer, immediate: u32) -> Result<RequestId> {
         self.post_send(SendOperation::SendImmediate(immediate), buffer)
     }
 

@@ -170,7 +170,7 @@ impl SharedReceiveQueue {
     }
 
     /// How many requests it has, with those that queue pairs have taken and not completed.
-    pub fn outstanding(&self) -> u32 {
+    pub fn outstanding_recv_count(&self) -> u32 {
         self.0.depth - u32::try_from(self.lock().free.len()).unwrap_or(0)
     }
 
@@ -186,7 +186,7 @@ impl SharedReceiveQueue {
                 what: "the number of segments of a request".into(),
                 asked,
                 most,
-                hint: "create the shared receive queue with more `segments`".into(),
+                hint: "create the shared receive queue with a larger `max_sge`".into(),
             });
         }
         Ok(())
@@ -244,7 +244,7 @@ impl SharedReceiveQueueBuilder {
     }
 
     /// How many pieces of memory a request may have: 1 unless set.
-    pub fn segments(mut self, segments: u32) -> SharedReceiveQueueBuilder {
+    pub fn max_sge(mut self, segments: u32) -> SharedReceiveQueueBuilder {
         self.segments = segments;
         self
     }

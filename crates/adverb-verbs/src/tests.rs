@@ -127,7 +127,7 @@ fn a_queue_pair_is_destroyed_before_its_memory_is_freed_where_a_window_is_not_de
     let id = queue_pair.post_send(bind).unwrap();
     let window = completions.wait(id, Duration::from_secs(10)).unwrap().into_window();
     queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();
-    let queue_pairs = |domain: &ProtectionDomain| domain.device().holdings().unwrap().queue_pairs;
+    let queue_pairs = |domain: &ProtectionDomain| domain.device().resource_counts().unwrap().queue_pairs;
     let before = queue_pairs(&domain);
     assert!(!panics("memory window", || drop(queue_pair)));
     assert_eq!(queue_pairs(&domain), before - 1);

@@ -52,7 +52,7 @@ fn write(rounds: u64) -> Result<()> {
         right.post_recvs((0..AHEAD).map(|_| RecvRequest::new(())))?;
         for _ in 0..AHEAD {
             let buffer = pool.copy_from(&MESSAGE)?;
-            left.post_send(SendRequest::write_immediate(buffer, ring.remote().at(0), 1).unsignaled())?;
+            left.post_send(SendRequest::write_with_imm(buffer, ring.remote().at(0), 1).unsignaled())?;
         }
         let mut come = 0;
         while come < AHEAD {

@@ -30,8 +30,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut question = asker.protection_domain().buffer(100)?;
     question.narrow(0..9)?;
     question.copy_from_slice(b"who's it?");
-    let answerer_address = asker.recipient(&answerer.endpoint(), QKEY)?;
-    let sent = asker.post_send(SendRequest::send(question).to(&answerer_address))?;
+    let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
+    let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
     asker_completions.wait(sent, PATIENCE)?.success()?;
 
     let asked = answerer_completions.wait(answerer_receiving, PATIENCE)?.into_datagram()?;
@@ -40,7 +40,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut answer = asked.message;
     answer.narrow(0..6)?;
     answer.copy_from_slice(b"it's I");
-    let sent = answerer.post_send(SendRequest::send_immediate(answer, 42).to(&recipient))?;
+    let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&recipient))?;
     answerer_completions.wait(sent, PATIENCE)?.success()?;
 
     let answered = asker_completions.wait(asker_receiving, PATIENCE)?.into_datagram()?;
@@ -57,6 +57,6 @@ fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId)
     let queue_pair =
         domain.queue_pair(Transport::Ud).completion_queue(&completions).depth(4, 4).qkey(QKEY).create()?;
     let receiving = queue_pair.post_recv(domain.buffer(40 + 4096)?)?;
-    queue_pair.activate()?;
+    queue_pair.move_to_rts()?;
     Ok((queue_pair, completions, receiving))
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use adverb::memory::Buffer;
 use adverb::verbs::{
     Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Gid, PathMtu, ProtectionDomain, Psn, Qpn,
-    QueuePair, Recipient, RecvRequest, SendRequest, SharedReceiveQueue, Transport,
+    QueuePair, RecvRequest, SendRequest, SharedReceiveQueue, Transport, UdDestination,
 };
 
 const USAGE: &str =
@@ -121,7 +121,7 @@ struct Player<'a> {
 /// A queue pair, and what it waits for before it sends again.
 struct Seat {
     queue_pair: QueuePair,
-    recipient: Option<Recipient>,
+    recipient: Option<UdDestination>,
     is_sending: bool,
     is_receiving: bool,
 }
@@ -180,8 +180,8 @@ impl<'a> Player<'a> {
         let mtu = PathMtu::at_most(self.options.mtu).ok_or("the least MTU is 256")?;
         for (seat, theirs) in self.seats.iter_mut().zip(theirs) {
             if self.options.transport == Transport::Ud {
-                seat.queue_pair.activate()?;
-                seat.recipient = Some(seat.queue_pair.recipient(theirs, QKEY)?);
+                seat.queue_pair.move_to_rts()?;
+                seat.recipient = Some(seat.queue_pair.ud_destination(theirs, QKEY)?);
             } else {
                 // As those programs do.
                 let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
@@ -227,7 +227,7 @@ impl<'a> Player<'a> {
         let seat = &mut self.seats[at];
         let request = SendRequest::send(message).tag(at as u64);
         let request = match &seat.recipient {
-            Some(recipient) => request.to(recipient),
+            Some(recipient) => request.destination(recipient),
             None => request,
         };
         seat.queue_pair.post_send(request)?;

@@ -115,7 +115,7 @@ impl End {
     fn new(domain: &ProtectionDomain, transport: Transport) -> Result<End> {
         let completions = domain.device().completion_queue(64).create()?;
         let builder = domain.queue_pair(transport).completion_queue(&completions).qkey(QKEY);
-        let queue_pair = builder.depth(8, 8).segments(2, 2).inline(64).create()?;
+        let queue_pair = builder.depth(8, 8).max_sge(2, 2).max_inline_data(64).create()?;
         Ok(End { domain: domain.clone(), completions, queue_pair })
     }
 
@@ -194,15 +194,15 @@ impl Foreign {
 /// Tries every safe way to post foreign memory to queues of a domain.
 fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let (mut left, right) = End::pair(own, Transport::Rc)?;
-    let shared = own.shared_receive_queue(4).segments(2).create()?;
+    let shared = own.shared_receive_queue(4).max_sge(2).create()?;
     for payload in foreign.payloads(own) {
         // A refused request comes back with its memory, which is used for the next.
         let payload = {
             let requests: [fn(Payload) -> SendRequest; 5] = [
                 SendRequest::send,
-                |payload| SendRequest::send_immediate(payload, 1),
+                |payload| SendRequest::send_with_imm(payload, 1),
                 |payload| SendRequest::write(payload, REMOTE.at(0)),
-                |payload| SendRequest::write_immediate(payload, REMOTE.at(0), 1),
+                |payload| SendRequest::write_with_imm(payload, REMOTE.at(0), 1),
                 |payload| SendRequest::read(payload, REMOTE.at(0)),
             ];
             requests.into_iter().fold(payload, |payload, request| {
@@ -230,8 +230,8 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     ] {
         foreign.is_refused(left.queue_pair.post_send(request), own, 1);
     }
-    assert_eq!((left.queue_pair.sends_outstanding(), right.queue_pair.recvs_outstanding()), (0, 0));
-    assert_eq!(shared.outstanding(), 0);
+    assert_eq!((left.queue_pair.outstanding_send_count(), right.queue_pair.outstanding_recv_count()), (0, 0));
+    assert_eq!(shared.outstanding_recv_count(), 0);
 
     scopes_refuse(&mut left, foreign)?;
     other_transports_refuse(own, foreign)?;
@@ -240,7 +240,7 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let receive = right.queue_pair.post_recv(own.buffer(LEN)?)?;
     let mut message = foreign.region.protection_domain().buffer(5)?;
     message.copy_from_slice(b"hello");
-    let send = left.queue_pair.post_send(SendRequest::send(message).inlined())?;
+    let send = left.queue_pair.post_send(SendRequest::send(message).inline())?;
     left.completions.wait(send, TIMEOUT)?.success()?;
     let message = right.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
     assert_eq!(&message[..], b"hello");
@@ -256,7 +256,7 @@ fn scopes_refuse(end: &mut End, foreign: &Foreign) -> Result<()> {
     end.queue_pair.scope(TIMEOUT, |scope| {
         for posted in [
             scope.send(a),
-            scope.send_immediate(b, 1),
+            scope.send_with_imm(b, 1),
             scope.write(c, REMOTE.at(0)),
             scope.read(d, REMOTE.at(0)),
             scope.recv(e),
@@ -271,9 +271,9 @@ fn other_transports_refuse(own: &ProtectionDomain, foreign: &Foreign) -> Result<
     foreign.is_refused(left.queue_pair.post_send(SendRequest::send(foreign.slice())), own, 1);
     foreign.is_refused(right.queue_pair.post_recv(RecvRequest::new(foreign.slice())), own, 1);
     let datagrams = End::new(own, Transport::Ud)?;
-    datagrams.queue_pair.activate()?;
-    let recipient = datagrams.queue_pair.recipient(&datagrams.queue_pair.endpoint(), QKEY)?;
-    let request = SendRequest::send(foreign.slice()).to(&recipient);
+    datagrams.queue_pair.move_to_rts()?;
+    let recipient = datagrams.queue_pair.ud_destination(&datagrams.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(foreign.slice()).destination(&recipient);
     foreign.is_refused(datagrams.queue_pair.post_send(request), own, 1);
     let buffer = foreign.region.protection_domain().buffer(8192)?;
     foreign.is_refused(datagrams.queue_pair.post_recv(buffer), own, 1);

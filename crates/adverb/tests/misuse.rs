@@ -118,10 +118,10 @@ fn objects_of_two_devices_are_not_mixed() -> Result<()> {
     assert!(is_refused(builder().shared_receive_queue(&shared).create()));
 
     let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&other, Transport::Ud)?);
-    left.queue_pair.activate()?;
-    right.queue_pair.activate()?;
-    let recipient = right.queue_pair.recipient(&left.queue_pair.endpoint(), QKEY)?;
-    let request = SendRequest::send(left.domain.buffer(8)?).to(&recipient);
+    left.queue_pair.move_to_rts()?;
+    right.queue_pair.move_to_rts()?;
+    let recipient = right.queue_pair.ud_destination(&left.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(left.domain.buffer(8)?).destination(&recipient);
     assert!(is_refused(left.queue_pair.post_send(request)));
     Ok(())
 }
@@ -175,7 +175,7 @@ fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_anothers() -> Re
             assert!(out.is_empty(), "{out:?} came for a request that nobody answered");
         }
     }
-    assert!(completions.stale() <= 1);
+    assert!(completions.stale_completion_count() <= 1);
     Ok(())
 }
 
@@ -188,7 +188,7 @@ fn the_iterator_of_a_batch_may_poll_and_post() -> Result<()> {
     right.queue_pair.post_recvs(buffers.into_iter().inspect(|_| {
         right.queue_pair.post_recv(right.domain.buffer(64).unwrap()).unwrap();
     }))?;
-    assert_eq!(right.queue_pair.recvs_outstanding(), 8);
+    assert_eq!(right.queue_pair.outstanding_recv_count(), 8);
     left.queue_pair.post_sends((0..4).map(|_| {
         left.completions.poll(&mut out).unwrap();
         left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64).unwrap())).unwrap();
@@ -212,7 +212,7 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
         }));
     }));
     assert!(posted.is_err());
-    assert_eq!(right.queue_pair.recvs_outstanding(), 0);
+    assert_eq!(right.queue_pair.outstanding_recv_count(), 0);
     right.queue_pair.post_recvs([right.domain.buffer(64)?])?;
     let sent = left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64)?))?;
     left.completions.wait(sent, PATIENCE)?.success()?;

@@ -444,7 +444,7 @@ impl Guest {
         let addr = u64::from_le_bytes(self.hello[16..24].try_into().unwrap()) + self.written;
         let rkey = u32::from_le_bytes(self.hello[24..28].try_into().unwrap());
         self.written += frames.len().next_multiple_of(16) as u64;
-        let write = SendRequest::write_immediate(buffer, RemoteAddress { addr, rkey }, 0);
+        let write = SendRequest::write_with_imm(buffer, RemoteAddress { addr, rkey }, 0);
         self.stranger.end.run(write).outcome().err().map(|failure| failure.status)
     }
 }

@@ -228,16 +228,16 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
         let cq = device.completion_queue(256).create().unwrap();
         let domain = device.protection_domain().unwrap();
         let qp = domain.queue_pair(Transport::Ud).qkey(QKEY).completion_queue(&cq).create().unwrap();
-        qp.activate().unwrap();
+        qp.move_to_rts().unwrap();
         qp
     };
     let (sender, member) = (queue_pair(from), queue_pair(to));
     member.join_multicast(group).unwrap();
     let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
-    let everybody = sender.multicast_recipient(group, QKEY).unwrap();
+    let everybody = sender.multicast_destination(group, QKEY).unwrap();
     let mut hello = sender.protection_domain().buffer(5).unwrap();
     hello.copy_from_slice(b"hello");
-    let sending = sender.post_send(SendRequest::send(hello).to(&everybody)).unwrap();
+    let sending = sender.post_send(SendRequest::send(hello).destination(&everybody)).unwrap();
     sender.send_completion_queue().wait(sending, PATIENCE).unwrap().success().unwrap();
     let came = member.recv_completion_queue().wait(receiving, PATIENCE).unwrap().into_datagram().unwrap();
     assert_eq!(&came.message[..], b"hello");
@@ -248,7 +248,7 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
     let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
     member.leave_multicast(group).unwrap();
     let hello = sender.protection_domain().buffer(5).unwrap();
-    sender.post_send(SendRequest::send(hello).to(&everybody)).unwrap();
+    sender.post_send(SendRequest::send(hello).destination(&everybody)).unwrap();
     assert!(member.recv_completion_queue().wait(receiving, Duration::from_millis(100)).is_err());
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use adverb::Error;
 use adverb::verbs::{
-    CompletionQueue, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, Recipient, RequestId,
-    SendRequest, SoftDevice, Switch, Transport,
+    CompletionQueue, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, RequestId, SendRequest,
+    SoftDevice, Switch, Transport, UdDestination,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ impl Desk {
         let queue_pairs = TRANSPORTS.map(|transport| {
             let queue_pair = domain.queue_pair(transport).qkey(QKEY).completion_queue(&cq).create().unwrap();
             if transport == Transport::Ud {
-                queue_pair.activate().unwrap();
+                queue_pair.move_to_rts().unwrap();
             }
             queue_pair
         });
@@ -64,12 +64,12 @@ impl Desk {
             .map(|index| self.queue_pairs[index].post_recv(self.domain.buffer(4136).unwrap()).unwrap())
     }
 
-    fn post(&self, queue_pair: &QueuePair, text: &str, to: Option<&Recipient>) {
+    fn post(&self, queue_pair: &QueuePair, text: &str, to: Option<&UdDestination>) {
         let mut buffer = self.domain.buffer(text.len()).unwrap();
         buffer.copy_from_slice(text.as_bytes());
         let mut request = SendRequest::send(buffer);
         if let Some(recipient) = to {
-            request = request.to(recipient);
+            request = request.destination(recipient);
         }
         let sending = queue_pair.post_send(request).unwrap();
         self.cq.wait(sending, PATIENCE).unwrap().success().unwrap();
@@ -84,7 +84,7 @@ impl Desk {
         let send = || {
             for (queue_pair, peer) in self.queue_pairs.iter().zip(peers) {
                 let is_ud = queue_pair.transport() == Transport::Ud;
-                let recipient = is_ud.then(|| queue_pair.recipient(peer, QKEY).unwrap());
+                let recipient = is_ud.then(|| queue_pair.ud_destination(peer, QKEY).unwrap());
                 self.post(queue_pair, "hello", recipient.as_ref());
             }
             let thanks = self.cq.wait(thanks, PATIENCE).unwrap().into_datagram().unwrap();
@@ -201,7 +201,7 @@ fn groups_are_reached_from_a_port_and_at_one() {
         let ([.., sender], [.., member]) = (&from.queue_pairs, &to.queue_pairs);
         member.join_multicast(group).unwrap();
         let receive = member.post_recv(to.domain.buffer(4136).unwrap()).unwrap();
-        from.post(sender, "hello", Some(&sender.multicast_recipient(group, QKEY).unwrap()));
+        from.post(sender, "hello", Some(&sender.multicast_destination(group, QKEY).unwrap()));
         let datagram = to.cq.wait(receive, PATIENCE).unwrap().into_datagram().unwrap();
         let header = datagram.ip.unwrap();
         assert_eq!(Gid::from(header.source()), sender.endpoint().gid);

@@ -40,7 +40,7 @@ fn requests_of_a_scope_borrow_their_memory_and_give_it_back() {
     // What nobody waited for is gone, and not found by who polls next.
     let mut out = Vec::new();
     assert_eq!(left.completions.poll(&mut out).unwrap(), 0);
-    assert_eq!(left.queue_pair.sends_outstanding(), 0);
+    assert_eq!(left.queue_pair.outstanding_send_count(), 0);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn messages_are_sent_and_received_in_borrowed_memory() {
                 scope.wait(id)
             })
         });
-        left.queue_pair.scope(PATIENCE, |scope| scope.send_immediate(&question, 5)).unwrap().unwrap();
+        left.queue_pair.scope(PATIENCE, |scope| scope.send_with_imm(&question, 5)).unwrap().unwrap();
         hearing.join().unwrap()
     });
     let success = heard_len.unwrap().unwrap();
@@ -79,7 +79,7 @@ fn a_panic_in_a_scope_waits_for_what_was_lent() {
         })
     }));
     assert!(panicked.is_err());
-    assert_eq!(left.queue_pair.sends_outstanding(), 0);
+    assert_eq!(left.queue_pair.outstanding_send_count(), 0);
     let mut last = [0];
     region.read((1 << 20) - 1, &mut last).unwrap();
     assert_eq!(last, [9]);
@@ -120,7 +120,7 @@ fn a_request_that_is_refused_was_never_lent() {
         scope.recv(&mut second).unwrap();
         let full = scope.recv(&mut third).unwrap_err();
         // What it had comes back flushed, so that the scope ends in time.
-        scope.queue_pair().fail().unwrap();
+        scope.queue_pair().move_to_error().unwrap();
         full
     });
     assert!(matches!(full, Ok(Error::QueueFull { .. })), "{full:?}");
@@ -207,7 +207,7 @@ fn raw_receives_and_failures_are_polled_too() {
     };
     assert_eq!((id, received.length), (1, 3));
     assert_eq!(next(&left).0, 3);
-    right.queue_pair.fail().unwrap();
+    right.queue_pair.move_to_error().unwrap();
     let (id, is_ok, flushed) = next(&right);
     assert_eq!((id, is_ok, flushed.unwrap_err().status), (2, false, Status::Flushed));
 }

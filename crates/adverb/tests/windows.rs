@@ -90,7 +90,7 @@ fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
     let foreign = foreign.slice(0..64).unwrap();
     let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
     let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "but the memory window is in");
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inlined()), "inlined");
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inline()), "inlined");
     assert!(window.is_usable() && !window.is_bound());
 
     let window = bind(&owner, window, &region, ALL);
@@ -247,7 +247,7 @@ fn window_whose_request_was_flushed_is_gone() {
     drop(peer);
     let write = SendRequest::send(owner.buffer(0, 8));
     let failing = owner.queue_pair.post_send(write).unwrap();
-    let fence = SendRequest::local_invalidate(window).fenced();
+    let fence = SendRequest::local_invalidate(window).fence();
     let invalidating = owner.queue_pair.post_send(fence).unwrap();
     owner.queue_pair.drain(PATIENCE).unwrap();
     assert!(!owner.wait(failing).is_ok());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use adverb::verbs::{Counters, CountersDifference};
+use adverb::verbs::{Counters, CountersDelta};
 use serde::Serialize;
 
 /// The version of the JSON. Fields may be added without another one; what is there keeps its name and meaning.
@@ -99,7 +99,7 @@ impl PortSample {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate of more than 2⁵³ is exact enough")]
-fn per_second(count: u64, difference: &CountersDifference) -> f64 {
+fn per_second(count: u64, difference: &CountersDelta) -> f64 {
     let seconds = difference.elapsed().as_secs_f64();
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }

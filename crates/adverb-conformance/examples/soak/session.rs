@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
 use adverb::verbs::{
     Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Endpoint, MemoryWindow,
-    ProtectionDomain, QueuePair, Recipient, RecvRequest, SendRequest, Status, Transport,
+    ProtectionDomain, QueuePair, RecvRequest, SendRequest, Status, Transport, UdDestination,
 };
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
@@ -118,7 +118,7 @@ struct Session<'a> {
     rc: QueuePair,
     uc: QueuePair,
     ud: QueuePair,
-    recipient: Recipient,
+    recipient: UdDestination,
     completions: CompletionQueue,
     domain: ProtectionDomain,
     memory: MemoryRegion,
@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
         };
         let [rc, uc, ud] = [Transport::Rc, Transport::Uc, Transport::Ud].map(queue_pair);
         let (rc, uc, ud) = (rc?, uc?, ud?);
-        ud.activate()?;
+        ud.move_to_rts()?;
         for (queue_pair, tag) in [(&rc, RC), (&uc, UC), (&ud, UD)] {
             for _ in 0..RECEIVES {
                 queue_pair.post_recv(RecvRequest::new(domain.buffer(LONGEST)?).tag(tag))?;
@@ -194,10 +194,10 @@ impl<'a> Session<'a> {
         };
         // The server is ready before it says hello: the client sends at once.
         let options = ConnectOptions::new().timeout(TIMEOUT).retry_count(RETRIES);
-        let connect = |theirs: &Hello| -> Result<Recipient> {
+        let connect = |theirs: &Hello| -> Result<UdDestination> {
             rc.connect_with(&theirs.rc, &options)?;
             uc.connect_with(&theirs.uc, &options)?;
-            Ok(ud.recipient(&theirs.ud, QKEY)?)
+            Ok(ud.ud_destination(&theirs.ud, QKEY)?)
         };
         let mut lines = BufReader::new(&stream);
         let (theirs, recipient) = match role {
@@ -288,7 +288,7 @@ impl<'a> Session<'a> {
         let mut longest = Duration::ZERO;
         while failed.is_none() {
             // What was under way may have been done before the peer was killed: then there must be another.
-            if self.rc.sends_outstanding() == 0 {
+            if self.rc.outstanding_send_count() == 0 {
                 let probe = self.message(PROBE, HEAD)?;
                 self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
             }
@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
             longest = longest.max(start.elapsed());
             failed =
                 came.iter().find_map(|completion| completion.outcome().err()).map(|failure| failure.status);
-            let (elapsed, outstanding) = (gone.elapsed(), self.rc.sends_outstanding());
+            let (elapsed, outstanding) = (gone.elapsed(), self.rc.outstanding_send_count());
             // A process that isn't run can't look.
             ensure!(
                 elapsed < RETRY_BOUND + SLACK + longest,
@@ -313,9 +313,9 @@ impl<'a> Session<'a> {
     /// Gets back all that was posted.
     fn end(self) -> Result<()> {
         for queue_pair in [&self.rc, &self.uc, &self.ud] {
-            queue_pair.fail()?;
+            queue_pair.move_to_error()?;
             queue_pair.drain(PATIENCE)?;
-            let left = (queue_pair.sends_outstanding(), queue_pair.recvs_outstanding());
+            let left = (queue_pair.outstanding_send_count(), queue_pair.outstanding_recv_count());
             ensure!(left == (0, 0), "requests that never came back: {left:?}");
         }
         Ok(())
@@ -485,7 +485,7 @@ impl Client {
             }
             1 => {
                 end.sent.push(number);
-                SendRequest::send_immediate(session.message(number, length)?, number as u32)
+                SendRequest::send_with_imm(session.message(number, length)?, number as u32)
             }
             kind @ 2..4 => {
                 let slot = end.written.len();
@@ -494,7 +494,7 @@ impl Client {
                 let (buffer, remote) = (session.message(number, length)?, session.remote.at(place as u64));
                 match kind {
                     2 => SendRequest::write(buffer, remote),
-                    _ => SendRequest::write_immediate(buffer, remote, slot as u32),
+                    _ => SendRequest::write_with_imm(buffer, remote, slot as u32),
                 }
             }
             4 if self.window.is_some() => {
@@ -553,14 +553,16 @@ impl Client {
                 let slot = RELIABLE_SLOTS + self.next_slot % UNRELIABLE_SLOTS;
                 self.next_slot += 1;
                 let place = session.remote.at((SLOTS + slot * LONGEST) as u64);
-                let write = SendRequest::write_immediate(message, place, (number as u32) << 8 | slot as u32);
+                let write = SendRequest::write_with_imm(message, place, (number as u32) << 8 | slot as u32);
                 session.uc.post_send(write.tag(number))?;
                 Ok(length as u64)
             }
             _ => {
                 let message = session.message(number, self.length(4000))?;
                 let length = message.len();
-                session.ud.post_send(SendRequest::send(message).to(&session.recipient).tag(number))?;
+                session
+                    .ud
+                    .post_send(SendRequest::send(message).destination(&session.recipient).tag(number))?;
                 Ok(length as u64)
             }
         }

@@ -151,7 +151,7 @@ impl Station {
 
 /// What the device holds.
 fn held(device: &Device) -> u64 {
-    let held = device.holdings().unwrap_or_default();
+    let held = device.resource_counts().unwrap_or_default();
     let things = [held.queue_pairs, held.timers, held.regions, held.completions, held.answers, held.windows];
     things.into_iter().sum::<usize>() as u64
 }

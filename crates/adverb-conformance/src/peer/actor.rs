@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use adverb::verbs::{
     Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, MemoryWindow, PathMtu,
-    QueuePair, Recipient, RecvRequest, SendRequest, Status, Transport as QpTransport,
+    QueuePair, RecvRequest, SendRequest, Status, Transport as QpTransport, UdDestination,
 };
 use anyhow::{Context, Result, bail, ensure};
 
@@ -130,7 +130,7 @@ impl Stage {
 
     fn connect(&mut self, connect: &Connect) -> Result<()> {
         if self.transport == Transport::Ud {
-            return Ok(self.qp.activate()?);
+            return Ok(self.qp.move_to_rts()?);
         }
         let mtu = PathMtu::at_most(connect.mtu.into()).context("there is no such MTU")?;
         // As patient as can be: Linux's rxe counts losses between two acknowledgements, whatever arrives meanwhile.
@@ -139,7 +139,7 @@ impl Stage {
     }
 
     fn offer(&mut self, count: u32, room: u32) -> Result<()> {
-        for _ in self.qp.recvs_outstanding()..count.min(DEPTH) {
+        for _ in self.qp.outstanding_recv_count()..count.min(DEPTH) {
             let receive = RecvRequest::new(self.store.take(room as usize)?).tag(RECV);
             self.qp.post_recv(receive).map_err(adverb::Error::from)?;
         }
@@ -213,7 +213,7 @@ impl Stage {
     fn perform(&mut self, perform: &Perform) -> Result<()> {
         let Perform { action, batch, memory, recipient, refused } = perform;
         ensure!(batch.count <= DEPTH, "so many requests don't fit the queue");
-        let recipient = recipient.as_ref().map(|peer| self.qp.recipient(peer, QKEY)).transpose()?;
+        let recipient = recipient.as_ref().map(|peer| self.qp.ud_destination(peer, QKEY)).transpose()?;
         for index in 0..batch.count {
             let mut bytes = self.store.take(batch.len as usize)?;
             // What is read has to be unlike what was there.
@@ -221,10 +221,10 @@ impl Stage {
             let place = memory.at(batch.offset_of(index) as u64);
             let request = match (action, batch.immediate_of(index)) {
                 (Action::Send, None) => SendRequest::send(bytes),
-                (Action::Send, Some(immediate)) => SendRequest::send_immediate(bytes, immediate),
+                (Action::Send, Some(immediate)) => SendRequest::send_with_imm(bytes, immediate),
                 (Action::SendInvalidate(key), _) => SendRequest::send_invalidate(bytes, *key),
                 (Action::Write, None) => SendRequest::write(bytes, place),
-                (Action::Write, Some(immediate)) => SendRequest::write_immediate(bytes, place, immediate),
+                (Action::Write, Some(immediate)) => SendRequest::write_with_imm(bytes, place, immediate),
                 (Action::Read, _) => SendRequest::read(bytes, place),
             };
             self.post(request.tag(index.into()), recipient.as_ref())?;
@@ -292,9 +292,9 @@ impl Stage {
         Ok(Answer::Window(remote))
     }
 
-    fn post(&self, request: SendRequest, recipient: Option<&Recipient>) -> Result<()> {
+    fn post(&self, request: SendRequest, recipient: Option<&UdDestination>) -> Result<()> {
         let request = match recipient {
-            Some(recipient) => request.to(recipient),
+            Some(recipient) => request.destination(recipient),
             None => request,
         };
         self.qp.post_send(request).map_err(adverb::Error::from)?;

@@ -59,7 +59,7 @@ fn an_empty_batch_posts_nothing(fixture: &Fixture) -> Result<()> {
     ensure!(pair.left.qp.post_sends([]).map_err(Error::from)?.len() == 0, "there are ids");
     let none: [RecvRequest; 0] = [];
     ensure!(pair.left.qp.post_recvs(none).map_err(Error::from)?.len() == 0, "there are ids");
-    ensure!(pair.left.qp.sends_outstanding() == 0, "something is outstanding");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "something is outstanding");
     pair.left.stays_silent()?;
     pair.ping()
 }
@@ -97,7 +97,7 @@ fn a_batch_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> Result<()> {
     (0..3).try_for_each(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)).map(drop))?;
     let batch = (0..6).map(|_| Ok(SendRequest::send(pair.left.buffer(8)?))).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_sends(batch);
-    let error = refused(posted.map(drop), 6, 3, pair.left.qp.sends_outstanding())?;
+    let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused otherwise: {error}");
     Ok(())
 }
@@ -107,7 +107,7 @@ fn a_batch_of_receives_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> 
     (0..3).try_for_each(|_| pair.left.offer(8).map(drop))?;
     let batch = (0..6).map(|_| pair.left.buffer(8)).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_recvs(batch);
-    let error = refused(posted.map(drop), 6, 3, pair.left.qp.recvs_outstanding())?;
+    let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused otherwise: {error}");
     Ok(())
 }
@@ -120,7 +120,7 @@ fn a_batch_with_a_request_that_is_wrong_is_refused_whole(fixture: &Fixture) -> R
     // The last one's result has seven bytes.
     let wrong = SendRequest::fetch_add(pair.left.buffer(7)?, region.remote().at(0), 1);
     let posted = pair.left.qp.post_sends([write(1)?, write(2)?, wrong]);
-    let error = refused(posted.map(drop), 3, 0, pair.left.qp.sends_outstanding())?;
+    let error = refused(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
     pair.ping()?;
     ensure!(read(&region, 0, 8)? == [0; 8], "the others were done");
@@ -136,8 +136,8 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
     let batch = [
         SendRequest::write(pair.left.filled(64, 1)?, remote),
         SendRequest::read(pair.left.buffer(64)?, remote),
-        SendRequest::send(pair.left.filled(64, 2)?).fenced(),
-        SendRequest::write_immediate(pair.left.filled(64, 3)?, remote, 9),
+        SendRequest::send(pair.left.filled(64, 2)?).fence(),
+        SendRequest::write_with_imm(pair.left.filled(64, 3)?, remote, 9),
         SendRequest::read(pair.left.buffer(64)?, remote),
     ];
     pair.left.qp.post_sends(batch).map_err(Error::from)?;
@@ -153,7 +153,7 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_batch_may_mix_numbers_of_pieces(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).segments(3, 3).connect()?;
+    let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
     (0..4).try_for_each(|_| pair.right.offer(300).map(drop))?;
     let buffers = |count: u64| (0..count).map(|seed| pair.left.filled(100, seed)).collect::<Result<Vec<_>>>();
     let batch = [

@@ -212,7 +212,7 @@ fn who_polls_for_solicited_completions_is_woken_by_a_failure(fixture: &Fixture) 
             pair.right.cq.poll_solicited(&mut completions, PATIENCE).map(|_| completions.len())
         });
         std::thread::sleep(MOMENT);
-        pair.right.qp.fail()?;
+        pair.right.qp.move_to_error()?;
         let count = waiting.join().ok().context("it panicked")??;
         ensure!(count == 1, "{count} came");
         Ok(())

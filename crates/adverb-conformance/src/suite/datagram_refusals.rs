@@ -1,7 +1,7 @@
 //! Datagrams that don't arrive, and those that are not even sent.
 
 use adverb::Error;
-use adverb::verbs::{QpState, Recipient, SendRequest, Status, Transport::Ud};
+use adverb::verbs::{QpState, SendRequest, Status, Transport::Ud, UdDestination};
 use anyhow::{Result, ensure};
 
 use super::datagrams::{exchange, offer, way};
@@ -27,18 +27,20 @@ fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()>
     let pair = fixture.pair(Ud).connect()?;
     let receiving = offer(fixture, &pair.right)?;
     for qkey in [0, QKEY ^ 1, QKEY ^ 0x4000_0000] {
-        let wrong = Recipient { qkey, ..way(&pair.left, &pair.right)? };
-        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&wrong))?;
+        let wrong = UdDestination { qkey, ..way(&pair.left, &pair.right)? };
+        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&wrong))?;
     }
     pair.right.stays_silent()?;
     pair.right.is(QpState::ReadyToSend)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 2)?).to(&way(&pair.left, &pair.right)?))?;
+    pair.left
+        .done(SendRequest::send(pair.left.filled(64, 2)?).destination(&way(&pair.left, &pair.right)?))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
 }
 
 fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))?;
+    pair.left
+        .done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))?;
     std::thread::sleep(MOMENT);
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
     check(&came.message, 2)
@@ -50,7 +52,7 @@ fn a_datagram_to_nobody_is_lost_and_nobody_hears_of_it(fixture: &Fixture) -> Res
     let recipient = way(&pair.left, &gone)?;
     drop(gone);
     for _ in 0..10 {
-        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&recipient))?;
+        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&recipient))?;
     }
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
     check(&came.message, 2)
@@ -59,7 +61,7 @@ fn a_datagram_to_nobody_is_lost_and_nobody_hears_of_it(fixture: &Fixture) -> Res
 fn a_datagram_longer_than_a_packet_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
-    let error = pair.left.refuses(request.to(&way(&pair.left, &pair.right)?))?;
+    let error = pair.left.refuses(request.destination(&way(&pair.left, &pair.right)?))?;
     ensure!(matches!(error, Error::TooLong { .. }), "refused otherwise: {error}");
     Ok(())
 }
@@ -76,7 +78,7 @@ fn a_connection_refuses_a_recipient(fixture: &Fixture) -> Result<()> {
     let recipient = way(&datagrams.left, &datagrams.right)?;
     for transport in [adverb::verbs::Transport::Rc, adverb::verbs::Transport::Uc] {
         let pair = fixture.pair(transport).connect()?;
-        let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?).to(&recipient))?;
+        let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?).destination(&recipient))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
         pair.ping()?;
     }
@@ -100,13 +102,13 @@ fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
     let (remote, buffer) = (region.remote().at(0), || pair.left.buffer(8));
     for request in [
         SendRequest::write(buffer()?, remote),
-        SendRequest::write_immediate(buffer()?, remote, 1),
+        SendRequest::write_with_imm(buffer()?, remote, 1),
         SendRequest::read(buffer()?, remote),
         SendRequest::fetch_add(buffer()?, remote, 1),
         SendRequest::compare_swap(buffer()?, remote, 0, 1),
         SendRequest::send_invalidate(buffer()?, remote.rkey),
     ] {
-        let error = pair.left.refuses(request.to(&recipient))?;
+        let error = pair.left.refuses(request.destination(&recipient))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
     }
     Ok(())
@@ -115,13 +117,13 @@ fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
 fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     (0..10).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
-    pair.right.qp.fail()?;
+    pair.right.qp.move_to_error()?;
     for completion in pair.right.take(10)? {
         expect("a receive", &completion, Status::Flushed)?;
     }
     pair.right.stays_silent()?;
     // To the sender it makes no difference.
-    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))
+    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))
 }
 
 fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
@@ -129,7 +131,7 @@ fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
     offer(fixture, &pair.right)?;
     let left = pair.right.qp.reset()?;
     ensure!(left.len() == 1, "{} payloads came back", left.len());
-    pair.right.qp.activate()?;
+    pair.right.qp.move_to_rts()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
     check(&came.message, 2)
 }

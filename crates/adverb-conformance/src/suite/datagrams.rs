@@ -2,8 +2,8 @@
 
 use adverb::memory::{Buffer, Piece};
 use adverb::verbs::{
-    CompletedOperation, Completion, Datagram, QpState, Recipient, RecvRequest, RequestId, SendRequest,
-    Transport::Ud,
+    CompletedOperation, Completion, Datagram, QpState, RecvRequest, RequestId, SendRequest, Transport::Ud,
+    UdDestination,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -34,8 +34,8 @@ tests! { "datagrams";
 }
 
 /// How to reach one side from the other.
-pub(super) fn way(from: &Side, to: &Side) -> Result<Recipient> {
-    Ok(from.qp.recipient(&to.qp.endpoint(), QKEY)?)
+pub(super) fn way(from: &Side, to: &Side) -> Result<UdDestination> {
+    Ok(from.qp.ud_destination(&to.qp.endpoint(), QKEY)?)
 }
 
 /// Posts a receive for any datagram.
@@ -46,7 +46,7 @@ pub(super) fn offer(fixture: &Fixture, side: &Side) -> Result<RequestId> {
 /// Sends a datagram from left to right, and gives what came.
 pub(super) fn exchange(fixture: &Fixture, pair: &Pair, request: SendRequest) -> Result<Datagram> {
     let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(request.to(&way(&pair.left, &pair.right)?))?;
+    pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
     Ok(pair.right.wait(receiving)?.into_datagram()?)
 }
 
@@ -74,7 +74,7 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
     let pair = fixture.pair(Ud).connect()?;
     for bits in [0, 1, 0x8000_0000, 0x0102_0304, u32::MAX] {
         for size in [0, 9] {
-            let request = SendRequest::send_immediate(pair.left.filled(size, 2)?, bits);
+            let request = SendRequest::send_with_imm(pair.left.filled(size, 2)?, bits);
             let came = exchange(fixture, &pair, request)?;
             ensure!(came.immediate == Some(bits), "{bits:#x} was sent, and {:x?} came", came.immediate);
             check(&came.message, 2)?;
@@ -93,7 +93,7 @@ fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()
 fn a_datagram_says_who_sent_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).to(&way(&pair.left, &pair.right)?))?;
+    pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).destination(&way(&pair.left, &pair.right)?))?;
     let completion = pair.right.wait(receiving)?;
     let success = completion.success()?;
     // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
@@ -117,7 +117,7 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_to(&pair.right.qp, QKEY)?;
     ensure!(sender.qpn == pair.left.qp.qpn(), "the answer would go to {}", sender.qpn);
-    pair.right.done(SendRequest::send(question.message).to(&sender))?;
+    pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let came = pair.left.wait(answer)?.into_datagram()?;
     ensure!(came.source == pair.right.qp.qpn(), "the answer came from {}", came.source);
     check(&came.message, 1)
@@ -128,10 +128,10 @@ fn datagrams_go_to_many_recipients(fixture: &Fixture) -> Result<()> {
     let pair = builder.clone().connect()?;
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
     for (seed, other) in (0..).zip(&others) {
-        other.qp.activate()?;
+        other.qp.move_to_rts()?;
         offer(fixture, other)?;
         let request = SendRequest::send(pair.left.filled(64, seed)?);
-        pair.left.post(request.to(&way(&pair.left, other)?))?;
+        pair.left.post(request.destination(&way(&pair.left, other)?))?;
     }
     for (seed, other) in (0..).zip(&others) {
         for completion in other.take(1)? {
@@ -146,9 +146,9 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
     let pair = builder.clone().connect()?;
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
     for (seed, other) in (0..).zip(&others) {
-        other.qp.activate()?;
+        other.qp.move_to_rts()?;
         offer(fixture, &pair.right)?;
-        other.done(SendRequest::send(other.filled(64, seed)?).to(&way(other, &pair.right)?))?;
+        other.done(SendRequest::send(other.filled(64, seed)?).destination(&way(other, &pair.right)?))?;
     }
     for completion in pair.right.take(8)? {
         let came = completion.into_datagram()?;
@@ -161,7 +161,7 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
 fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = offer(fixture, &pair.left)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).to(&way(&pair.left, &pair.left)?))?;
+    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&way(&pair.left, &pair.left)?))?;
     let came = pair.left.wait(receiving)?.into_datagram()?;
     ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
     check(&came.message, 5)
@@ -198,7 +198,7 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
 }
 
 fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Ud).segments(3, 3).connect()?;
+    let pair = fixture.pair(Ud).max_sge(3, 3).connect()?;
     let (size, room) = (fixture.mtu(), fixture.datagram_room());
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(room, READ_WRITE)?);
     from.write(0, &pattern(size, 6))?;
@@ -208,16 +208,16 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     // The first piece is the header and no more; then a byte; then the rest.
     let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;
     let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
-    pair.left.done(request.to(&way(&pair.left, &pair.right)?))?;
+    pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
     let length = pair.right.wait(receiving)?.success()?.length as usize;
     ensure!(length == room, "{room} bytes were due, and {length} came");
     same(&read(&to, 40, size)?, &pattern(size, 6))
 }
 
 fn datagrams_can_be_inlined(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Ud).inline(64).connect()?;
+    let pair = fixture.pair(Ud).max_inline_data(64).connect()?;
     for size in [0, 1, 64] {
-        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inlined())?;
+        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inline())?;
         ensure!(came.message.len() == size, "{size} bytes were sent, and {} came", came.message.len());
         check(&came.message, 4)?;
     }
@@ -228,11 +228,11 @@ fn unsignaled_datagrams_come_back(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(16, 16).connect()?;
     let recipient = way(&pair.left, &pair.right)?;
     for _ in 0..4 {
-        let request = SendRequest::send(pair.left.filled(8, 1)?).to(&recipient).unsignaled();
+        let request = SendRequest::send(pair.left.filled(8, 1)?).destination(&recipient).unsignaled();
         pair.left.post(request)?;
     }
     pair.left.stays_silent()?;
-    pair.left.post(SendRequest::send(pair.left.filled(8, 1)?).to(&recipient))?;
+    pair.left.post(SendRequest::send(pair.left.filled(8, 1)?).destination(&recipient))?;
     pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     Ok(())
 }
@@ -243,7 +243,7 @@ fn an_address_handle_serves_many_datagrams(fixture: &Fixture) -> Result<()> {
     let mut came = Vec::new();
     for seed in 0..50 {
         offer(fixture, &pair.right)?;
-        pair.left.done(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient))?;
+        pair.left.done(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
         came.extend(messages(pair.right.take_up_to(1)?)?);
     }
     in_order(came, 0..50).map(drop)
@@ -255,7 +255,7 @@ fn an_address_handle_may_go_while_its_datagram_is_in_flight(fixture: &Fixture) -
     for seed in 0..64 {
         // The handle is dropped as soon as the request is posted.
         let recipient = way(&pair.left, &pair.right)?;
-        pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient))?;
+        pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
     }
     pair.left.take(64)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     in_order(messages(pair.right.take_up_to(64)?)?, 0..64).map(drop)
@@ -267,8 +267,8 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     let address = pair.left.qp.address_handle(gid.ip())?;
     ensure!(address.gid() == gid, "it reaches {}, not {gid}", address.gid());
     let receiving = offer(fixture, &pair.right)?;
-    let recipient = Recipient { address, qpn: pair.right.qp.qpn(), qkey: QKEY };
-    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).to(&recipient))?;
+    let recipient = UdDestination { address, qpn: pair.right.qp.qpn(), qkey: QKEY };
+    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 5)
 }
 
@@ -277,7 +277,7 @@ fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
     let recipient = way(&pair.left, &pair.right)?;
     (0..128).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
     let requests = (0..128)
-        .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).to(&recipient)))
+        .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient)))
         .collect::<Result<Vec<_>>>()?;
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
     take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.success().map(drop))?;

@@ -41,7 +41,7 @@ fn send(pair: &Pair, request: SendRequest) -> Result<()> {
 fn told(pair: &Pair) -> Result<bool> {
     let deadline = Instant::now() + MOMENT;
     loop {
-        if pair.right.cq.take_event()? {
+        if pair.right.cq.try_event()? {
             return Ok(true);
         }
         if Instant::now() > deadline {
@@ -54,18 +54,18 @@ fn told(pair: &Pair) -> Result<bool> {
 fn only_a_queue_made_for_them_has_events(fixture: &Fixture) -> Result<()> {
     let without = fixture.device.completion_queue(4).create()?;
     ensure!(without.event_fd().is_none(), "a queue without events has a descriptor");
-    let taken = without.take_event();
+    let taken = without.try_event();
     ensure!(matches!(taken, Err(Error::Unsupported { .. })), "it gave an event: {taken:?}");
     let with = fixture.device.completion_queue(4).events().create()?;
     ensure!(with.event_fd().is_some(), "a queue with events has no descriptor");
-    ensure!(!with.take_event()?, "a new queue has an event");
+    ensure!(!with.try_event()?, "a new queue has an event");
     Ok(())
 }
 
 fn an_armed_queue_tells_of_a_completion(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(false)?;
-    ensure!(!pair.right.cq.take_event()?, "there is an event, and nothing has come");
+    ensure!(!pair.right.cq.try_event()?, "there is an event, and nothing has come");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(told(&pair)?, "it wasn't told");
     pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
@@ -113,7 +113,7 @@ fn who_waits_for_solicited_completions_is_not_woken_by_others(fixture: &Fixture)
     // WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
     pair.right.cq.arm(true)?;
-    let write = SendRequest::write_immediate(pair.left.buffer(8)?, region.remote().at(0), 1);
+    let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
     send(&pair, write.solicited())?;
     ensure!(told(&pair)?, "it wasn't told of a solicited WRITE");
     pair.right.take(3).map(drop)
@@ -124,7 +124,7 @@ fn a_failure_wakes_who_waits_for_solicited_completions(fixture: &Fixture) -> Res
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.offer(8)?;
     pair.right.cq.arm(true)?;
-    pair.right.qp.fail()?;
+    pair.right.qp.move_to_error()?;
     ensure!(told(&pair)?, "it wasn't told");
     pair.right.take(1).map(drop)
 }
@@ -236,7 +236,7 @@ fn no_completion_is_lost_among_a_great_many_that_come_through_events(fixture: &F
     let mut completions = Vec::with_capacity(1024);
     let mut next = 0;
     while next < many {
-        let room = u64::from(1024 - pair.left.qp.sends_outstanding()).min(many - posted);
+        let room = u64::from(1024 - pair.left.qp.outstanding_send_count()).min(many - posted);
         let batch = (posted..posted + room).map(write).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(Error::from)?;
         posted += room;

@@ -69,8 +69,8 @@ fn an_extended_queue_brings_immediate_data(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let receiving = [pair.right.offer(8)?, pair.right.offer(8)?, pair.right.offer(8)?];
-    pair.left.done(SendRequest::send_immediate(pair.left.buffer(8)?, 0x0102_0304))?;
-    pair.left.done(SendRequest::write_immediate(pair.left.buffer(8)?, region.remote().at(0), 5))?;
+    pair.left.done(SendRequest::send_with_imm(pair.left.buffer(8)?, 0x0102_0304))?;
+    pair.left.done(SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 5))?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     for (id, expected) in receiving.into_iter().zip([Some(0x0102_0304), Some(5), None]) {
         let came = immediate(&pair.right.wait(id)?)?;
@@ -81,7 +81,7 @@ fn an_extended_queue_brings_immediate_data(fixture: &Fixture) -> Result<()> {
 
 fn an_extended_queue_tells_who_sent_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).extended().connect()?;
-    let came = exchange(fixture, &pair, SendRequest::send_immediate(pair.left.filled(99, 1)?, 77))?;
+    let came = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
     ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
     ensure!(came.ip.is_some() || fixture.port.lid != 0, "it has no IP header");
     ensure!(came.immediate == Some(77), "{:?} came", came.immediate);
@@ -114,7 +114,7 @@ fn an_extended_queue_tells_of_failures(fixture: &Fixture) -> Result<()> {
     pair.left.fails(request, Status::RemoteAccess)?;
     let pair = fixture.pair(Rc).extended().connect()?;
     let receiving = pair.right.offer(8)?;
-    pair.right.qp.fail()?;
+    pair.right.qp.move_to_error()?;
     expect("the receive", &pair.right.wait(receiving)?, Status::Flushed)
 }
 

@@ -50,7 +50,7 @@ fn send(pair: &Pair, first: u64, count: u64) -> Result<()> {
 fn receives_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     offer(&pair, 1, 40)?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(40)?, 1)?;
     pair.left.stays_silent()
 }
@@ -58,7 +58,7 @@ fn receives_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> 
 fn sends_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     send(&pair, 1, 40)?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(40)?, 1)?;
     pair.left.stays_silent()
 }
@@ -67,7 +67,7 @@ fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     offer(&pair, 100, 20)?;
     send(&pair, 1, 20)?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(40)?.into_iter().partition(|completion| completion.tag() >= 100);
     ensure!(sends.len() == 20, "{} of 20 sends came back", sends.len());
@@ -83,7 +83,7 @@ fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
         pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag).unsignaled())?;
     }
     pair.left.stays_silent()?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(16)?, 0)?;
     pair.left.stays_silent()
 }
@@ -91,7 +91,7 @@ fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
 fn receives_of_an_unreliable_connection_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Transport::Uc).connect()?;
     offer(&pair, 1, 10)?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(10)?, 1)?;
     pair.left.stays_silent()
 }
@@ -137,7 +137,7 @@ fn flushed_buffers_come_back_whole(fixture: &Fixture) -> Result<()> {
     let mut buffer = pair.left.filled(1000, 5)?;
     buffer.narrow(100..300)?;
     pair.left.recv(buffer)?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     let completion = pair.left.take(1)?.pop();
     let mut buffer = completion.and_then(Completion::into_buffer).expect("one was taken, and had a buffer");
     ensure!(buffer.range() == (100..300) && buffer.capacity() == 1000, "it is another: {buffer:?}");
@@ -150,7 +150,7 @@ fn draining_brings_back_what_is_in_flight(fixture: &Fixture) -> Result<()> {
     offer(&pair, 1000, 512)?;
     send(&pair, 0, 512)?;
     pair.left.qp.drain(PATIENCE)?;
-    let outstanding = (pair.left.qp.sends_outstanding(), pair.left.qp.recvs_outstanding());
+    let outstanding = (pair.left.qp.outstanding_send_count(), pair.left.qp.outstanding_recv_count());
     ensure!(outstanding == (0, 0), "outstanding sends and receives: {outstanding:?}");
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(1024)?.into_iter().partition(|completion| completion.tag() >= 1000);

@@ -22,10 +22,10 @@ tests! { "inline data";
 
 fn inlined_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
-        let pair = fixture.pair(transport).inline(INLINE).connect()?;
+        let pair = fixture.pair(transport).max_inline_data(INLINE).connect()?;
         for size in [0, 1, 3, 63, INLINE as usize] {
             let receiving = pair.right.offer(size)?;
-            pair.left.done(SendRequest::send(pair.left.filled(size, 7)?).inlined())?;
+            pair.left.done(SendRequest::send(pair.left.filled(size, 7)?).inline())?;
             let message = pair.right.wait(receiving)?.into_message()?;
             ensure!(message.len() == size, "{size} bytes were sent, and {} received", message.len());
             check(&message, 7)?;
@@ -35,17 +35,17 @@ fn inlined_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
 }
 
 fn inlined_writes_arrive(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).inline(INLINE).connect()?;
+    let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
     for size in [1, 17, 64] {
-        pair.left.done(SendRequest::write(pair.left.filled(size, 8)?, region.remote().at(0)).inlined())?;
+        pair.left.done(SendRequest::write(pair.left.filled(size, 8)?, region.remote().at(0)).inline())?;
         check(&read(&region, 0, size)?, 8)?;
     }
     Ok(())
 }
 
 fn inlined_messages_of_several_pieces_arrive(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).inline(INLINE).segments(4, 1).connect()?;
+    let pair = fixture.pair(Rc).max_inline_data(INLINE).max_sge(4, 1).connect()?;
     let bytes = pattern(60, 4);
     let mut pieces = Vec::new();
     for range in [0..1, 1..30, 30..30, 30..60] {
@@ -54,20 +54,20 @@ fn inlined_messages_of_several_pieces_arrive(fixture: &Fixture) -> Result<()> {
         pieces.push(buffer);
     }
     let receiving = pair.right.offer(100)?;
-    pair.left.done(SendRequest::send(pieces).inlined())?;
+    pair.left.done(SendRequest::send(pieces).inline())?;
     same(&pair.right.wait(receiving)?.into_message()?, &bytes)
 }
 
 fn more_inlined_bytes_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Result<()> {
     // A device may round the limit up, but not to a page.
-    let pair = fixture.pair(Rc).inline(INLINE).connect()?;
-    let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inlined())?;
+    let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
+    let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inline())?;
     ensure!(matches!(error, Error::TooLong { len: 4097, .. }), "refused otherwise: {error}");
     pair.ping()
 }
 
 fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).inline(INLINE).connect()?;
+    let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.right.region(64, if fixture.device.attributes().atomics { ALL } else { READ_WRITE })?;
     let remote = region.remote().at(0);
     let buffer = || pair.left.buffer(8);
@@ -76,7 +76,7 @@ fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
         SendRequest::fetch_add(buffer()?, remote, 1),
         SendRequest::compare_swap(buffer()?, remote, 0, 1),
     ] {
-        let error = pair.left.refuses(request.inlined())?;
+        let error = pair.left.refuses(request.inline())?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
     }
     pair.ping()
@@ -84,10 +84,10 @@ fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
 
 /// Memory that is shared may change while the message waits for a receive; what was inlined may not.
 fn inlined_bytes_are_those_of_the_moment_of_posting(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).inline(INLINE).connect()?;
+    let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.left.region(64, READ_WRITE)?;
     region.write(0, &pattern(64, 1))?;
-    pair.left.post(SendRequest::send(Piece::Region(region.slice(0..64)?)).inlined())?;
+    pair.left.post(SendRequest::send(Piece::Region(region.slice(0..64)?)).inline())?;
     region.write(0, &pattern(64, 2))?;
     let receiving = pair.right.offer(64)?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)

@@ -48,7 +48,7 @@ fn hardly_more_are_lost(fixture: &Fixture, transport: Transport) -> Result<()> {
             fill(&mut message[8..], number);
             let request = SendRequest::send(message);
             pair.left.post(match &recipient {
-                Some(recipient) => request.to(recipient),
+                Some(recipient) => request.destination(recipient),
                 None => request,
             })?;
         }

@@ -54,7 +54,7 @@ fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec
     };
     let side = || {
         let side = builder.side(None)?;
-        side.qp.activate()?;
+        side.qp.move_to_rts()?;
         Ok(side)
     };
     (0..count).map(|_| side()).collect()
@@ -62,9 +62,9 @@ fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec
 
 /// Sends a datagram to a group.
 fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
-    let everybody = from.qp.multicast_recipient(group, QKEY)?;
+    let everybody = from.qp.multicast_destination(group, QKEY)?;
     ensure!(everybody.qpn == Qpn::MULTICAST, "it goes to {}", everybody.qpn);
-    from.done(SendRequest::send(from.filled(100, seed)?).to(&everybody))
+    from.done(SendRequest::send(from.filled(100, seed)?).destination(&everybody))
 }
 
 /// Shows that all get a datagram to a group.
@@ -179,8 +179,8 @@ fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Resul
     let group = group_for(&sides[0], 10);
     sides[1].qp.join_multicast(group)?;
     let receiving = offer(fixture, &sides[1])?;
-    let wrong = sides[0].qp.multicast_recipient(group, QKEY + 1)?;
-    sides[0].done(SendRequest::send(sides[0].filled(100, 1)?).to(&wrong))?;
+    let wrong = sides[0].qp.multicast_destination(group, QKEY + 1)?;
+    sides[0].done(SendRequest::send(sides[0].filled(100, 1)?).destination(&wrong))?;
     sides[1].stays_silent()?;
     send(&sides[0], group, 2)?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 2)
@@ -191,9 +191,9 @@ fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<
     let group = group_for(&sides[0], 11);
     sides[1].qp.join_multicast(group)?;
     let receiving = offer(fixture, &sides[1])?;
-    let everybody = sides[0].qp.multicast_recipient(group, QKEY)?;
-    let request = SendRequest::send_immediate(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
-    sides[0].done(request.to(&everybody))?;
+    let everybody = sides[0].qp.multicast_destination(group, QKEY)?;
+    let request = SendRequest::send_with_imm(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
+    sides[0].done(request.destination(&everybody))?;
     let came = sides[1].wait(receiving)?.into_datagram()?;
     ensure!(came.immediate == Some(0x0102_0304), "{:x?} came", came.immediate);
     check(&came.message, 5)
@@ -222,8 +222,8 @@ fn a_member_still_gets_what_is_sent_to_it_alone(fixture: &Fixture) -> Result<()>
     let sides = sides(fixture, 2, None)?;
     sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
     let receiving = offer(fixture, &sides[1])?;
-    let alone = sides[0].qp.recipient(&sides[1].qp.endpoint(), QKEY)?;
-    sides[0].done(SendRequest::send(sides[0].filled(50, 5)?).to(&alone))?;
+    let alone = sides[0].qp.ud_destination(&sides[1].qp.endpoint(), QKEY)?;
+    sides[0].done(SendRequest::send(sides[0].filled(50, 5)?).destination(&alone))?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 5)
 }
 
@@ -256,7 +256,7 @@ fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
     let own = sides[0].qp.endpoint().gid;
     is_refused(sides[0].qp.join_multicast(own.ip()))?;
     is_refused(sides[0].qp.attach_multicast(own, 0))?;
-    is_refused(sides[0].qp.multicast_recipient(own.ip(), QKEY).map(drop))
+    is_refused(sides[0].qp.multicast_destination(own.ip(), QKEY).map(drop))
 }
 
 fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
@@ -264,7 +264,7 @@ fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
     let is_ipv4 = sides[0].qp.endpoint().gid.udp_address().is_ipv4();
     let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
     is_refused(sides[0].qp.join_multicast(other))?;
-    is_refused(sides[0].qp.multicast_recipient(other, QKEY).map(drop))
+    is_refused(sides[0].qp.multicast_destination(other, QKEY).map(drop))
 }
 
 fn only_datagram_queue_pairs_can_join_groups(fixture: &Fixture) -> Result<()> {

@@ -176,7 +176,7 @@ fn a_fenced_message_sends_what_the_read_before_it_brought(fixture: &Fixture) -> 
         theirs.write(0, &pattern(size, seed))?;
         let receiving = pair.right.offer(size)?;
         pair.left.post(SendRequest::read(ours.slice(0..size)?, theirs.remote().at(0)))?;
-        pair.left.post(SendRequest::send(ours.slice(0..size)?).fenced())?;
+        pair.left.post(SendRequest::send(ours.slice(0..size)?).fence())?;
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;
         pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
@@ -189,7 +189,7 @@ fn a_fenced_write_writes_what_the_atomic_before_it_brought(fixture: &Fixture) ->
     let ours = pair.left.region(8, READ_WRITE)?;
     for value in 0..20 {
         pair.left.post(SendRequest::fetch_add(ours.slice(0..8)?, theirs.remote().at(0), 1))?;
-        pair.left.post(SendRequest::write(ours.slice(0..8)?, theirs.remote().at(8)).fenced())?;
+        pair.left.post(SendRequest::write(ours.slice(0..8)?, theirs.remote().at(8)).fence())?;
         pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
         let copied = theirs.word(8)?.load(Ordering::Relaxed);
         ensure!(copied == value, "{copied} was written, not {value}");
@@ -204,7 +204,7 @@ fn a_write_behind_a_read_does_not_change_what_was_read(fixture: &Fixture) -> Res
         region.write(0, &pattern(8, round))?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
         let write = SendRequest::write(pair.left.filled(8, 1000)?, region.remote().at(0));
-        let writing = pair.left.post(write.fenced())?;
+        let writing = pair.left.post(write.fence())?;
         check(&pair.left.wait(reading)?.into_buffer().context("no buffer came back")?, round)?;
         pair.left.wait(writing)?.success()?;
         check(&read(&region, 0, 8)?, 1000)?;

@@ -58,11 +58,12 @@ fn a_message_of_another_partition_is_dropped_until_its_sender_gives_up(fixture: 
 fn a_datagram_of_another_partition_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = apart(fixture, fixture.pair(Ud))?;
     let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).to(&way(&pair.left, &pair.right)?))?;
+    pair.left
+        .done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))?;
     pair.right.stays_silent()?;
     // One of its own partition arrives.
     let (_, other) = entries(fixture)?;
     let friend = fixture.pair(Ud).pkey_indices(other, other).connect()?.left;
-    friend.done(SendRequest::send(friend.filled(64, 2)?).to(&way(&friend, &pair.right)?))?;
+    friend.done(SendRequest::send(friend.filled(64, 2)?).destination(&way(&friend, &pair.right)?))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
 }

@@ -117,7 +117,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     let stopped = poller.stop()?;
     ensure!(stopped.stats.completions == 60 && stopped.stats.panics == 20, "{:?}", stopped.stats);
     ensure!(stopped.last_panic.as_deref() == Some("on purpose"), "{:?}", stopped.last_panic);
-    ensure!(pair.left.qp.sends_outstanding() == 0, "some are still outstanding");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "some are still outstanding");
     Ok(())
 }
 

@@ -27,7 +27,7 @@ fn an_idle_queue_has_nothing(fixture: &Fixture) -> Result<()> {
     let mut completions = Vec::new();
     ensure!(pair.left.cq.poll(&mut completions)? == 0, "there is something");
     pair.left.stays_silent()?;
-    ensure!(pair.left.cq.stale() == 0, "there are stale completions");
+    ensure!(pair.left.cq.stale_completion_count() == 0, "there are stale completions");
     Ok(())
 }
 
@@ -107,7 +107,7 @@ fn tags_come_back(fixture: &Fixture) -> Result<()> {
 }
 
 fn buffers_come_back_as_they_went(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).segments(3, 3).connect()?;
+    let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
     pair.right.offer(1000)?;
     let mut buffers = Vec::new();
     for (seed, len) in [(1, 100), (2, 200), (3, 300)] {
@@ -190,7 +190,11 @@ fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &
     pair.left.cq.poll_timeout(&mut completions, MOMENT)?;
     ensure!(completions.is_empty(), "{} completions of a queue pair that is gone came", completions.len());
     // A device may take them out of the queue with the queue pair, or leave them: never more than there were.
-    ensure!(pair.left.cq.stale() <= 10, "{} are counted", pair.left.cq.stale());
+    ensure!(
+        pair.left.cq.stale_completion_count() <= 10,
+        "{} are counted",
+        pair.left.cq.stale_completion_count()
+    );
     Ok(())
 }
 

@@ -133,7 +133,7 @@ fn a_write_with_immediate_data_beyond_the_end_is_refused_by_the_peer(fixture: &F
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let receiving = pair.right.offer(64)?;
-    let request = SendRequest::write_immediate(pair.left.filled(65, 1)?, region.remote().at(0), 7);
+    let request = SendRequest::write_with_imm(pair.left.filled(65, 1)?, region.remote().at(0), 7);
     refused(&pair, &region, request, Status::RemoteAccess)?;
     // A device may have taken the receive for it, or not yet (vol. 1, 11.6.2).
     let status = status(&pair.right.wait(receiving)?);

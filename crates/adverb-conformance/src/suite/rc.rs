@@ -163,9 +163,9 @@ fn every_completion_says_what_was_done(fixture: &Fixture) -> Result<()> {
     let buffer = || pair.left.filled(8, 1);
     let requests = [
         (SendRequest::send(buffer()?), CompletedOperation::Send),
-        (SendRequest::send_immediate(buffer()?, 1), CompletedOperation::Send),
+        (SendRequest::send_with_imm(buffer()?, 1), CompletedOperation::Send),
         (SendRequest::write(buffer()?, remote), CompletedOperation::Write),
-        (SendRequest::write_immediate(buffer()?, remote, 1), CompletedOperation::Write),
+        (SendRequest::write_with_imm(buffer()?, remote, 1), CompletedOperation::Write),
         (SendRequest::read(buffer()?, remote), CompletedOperation::Read),
     ];
     for (request, expected) in requests {

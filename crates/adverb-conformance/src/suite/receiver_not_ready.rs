@@ -31,7 +31,7 @@ fn a_message_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
 fn a_write_with_immediate_data_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(500, READ_WRITE)?;
-    let request = SendRequest::write_immediate(pair.left.filled(500, 1)?, region.remote().at(0), 5);
+    let request = SendRequest::write_with_imm(pair.left.filled(500, 1)?, region.remote().at(0), 5);
     let writing = pair.left.post(request)?;
     pair.left.stays_silent()?;
     let receiving = pair.right.offer(0)?;

@@ -162,21 +162,21 @@ fn a_zero_based_region_can_not_begin_elsewhere(fixture: &Fixture) -> Result<()> 
 
 /// What is inlined is read by this process, where the request says that it is: it must be there.
 fn memory_under_other_addresses_than_its_own_is_not_inlined(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).inline(64).connect()?;
+    let pair = fixture.pair(Rc).max_inline_data(64).connect()?;
     let domain = &pair.left.domain;
     let regions = [
         domain.region(32, Access::LOCAL_WRITE | Access::ZERO_BASED)?,
         domain.register_at(Pages::new(32)?, CHOSEN, Access::LOCAL_WRITE)?,
     ];
     for region in &regions {
-        let error = pair.left.refuses(SendRequest::send(whole(region)?).inlined())?;
+        let error = pair.left.refuses(SendRequest::send(whole(region)?).inline())?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
         pair.right.offer(32)?;
         pair.left.done(SendRequest::send(whole(region)?))?;
     }
     for region in regions {
         let buffer = region.into_buffer().ok().context("nobody else has it, and it is no buffer")?;
-        pair.left.refuses(SendRequest::send(buffer).inlined())?;
+        pair.left.refuses(SendRequest::send(buffer).inline())?;
     }
     Ok(())
 }

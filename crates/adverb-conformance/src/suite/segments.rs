@@ -44,7 +44,7 @@ fn pieces(region: &MemoryRegion, at: [usize; 3]) -> Result<Payload> {
 
 fn messages_are_gathered_however_they_are_split(fixture: &Fixture) -> Result<()> {
     let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
-    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let pair = fixture.pair(Rc).max_sge(4, 1).connect()?;
     let region = pair.left.region(size, READ_WRITE)?;
     region.write(0, &pattern(size, 1))?;
     for at in splits(size, mtu) {
@@ -58,7 +58,7 @@ fn messages_are_gathered_however_they_are_split(fixture: &Fixture) -> Result<()>
 /// Sends messages into receives that are split in all ways.
 fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
     let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
-    let pair = fixture.pair(transport).segments(4, 4).connect()?;
+    let pair = fixture.pair(transport).max_sge(4, 4).connect()?;
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
     from.write(0, &pattern(size, 2))?;
     for at in splits(size, mtu) {
@@ -85,7 +85,7 @@ fn messages_of_an_unreliable_connection_are_gathered_and_scattered(fixture: &Fix
 
 fn writes_are_gathered(fixture: &Fixture) -> Result<()> {
     let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
-    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let pair = fixture.pair(Rc).max_sge(4, 1).connect()?;
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
     from.write(0, &pattern(size, 3))?;
     for at in splits(size, mtu) {
@@ -98,7 +98,7 @@ fn writes_are_gathered(fixture: &Fixture) -> Result<()> {
 
 fn reads_are_scattered(fixture: &Fixture) -> Result<()> {
     let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
-    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let pair = fixture.pair(Rc).max_sge(4, 1).connect()?;
     let (to, from) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
     from.write(0, &pattern(size, 4))?;
     for at in splits(size, mtu) {
@@ -110,7 +110,7 @@ fn reads_are_scattered(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_short_message_fills_the_first_pieces_only(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).segments(1, 4).connect()?;
+    let pair = fixture.pair(Rc).max_sge(1, 4).connect()?;
     let to = pair.right.region(100, READ_WRITE)?;
     to.write(0, &pattern(100, 99))?;
     let receiving = pair.right.recv(RecvRequest::new(pieces(&to, [10, 20, 30])?))?;
@@ -122,7 +122,7 @@ fn a_short_message_fills_the_first_pieces_only(fixture: &Fixture) -> Result<()> 
 }
 
 fn pieces_may_overlap_where_they_are_only_read(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).segments(4, 1).connect()?;
+    let pair = fixture.pair(Rc).max_sge(4, 1).connect()?;
     let region = pair.left.region(100, READ_WRITE)?;
     let bytes = pattern(100, 6);
     region.write(0, &bytes)?;
@@ -134,7 +134,7 @@ fn pieces_may_overlap_where_they_are_only_read(fixture: &Fixture) -> Result<()> 
 }
 
 fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).segments(3, 1).connect()?;
+    let pair = fixture.pair(Rc).max_sge(3, 1).connect()?;
     let region = pair.left.region(50, READ_WRITE)?;
     region.write(0, &pattern(50, 7))?;
     let (first, last) = (pair.left.filled(30, 8)?, pair.left.filled(40, 9)?);
@@ -165,7 +165,7 @@ fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Resul
     // Some devices have fewer for one queue than for another, and say the larger.
     let most = [count, count / 2, 4, 2, 1];
     let pair = most.into_iter().find_map(|count| {
-        let pair = fixture.pair(Rc).depth(4, 4).segments(count, count).connect().ok()?;
+        let pair = fixture.pair(Rc).depth(4, 4).max_sge(count, count).connect().ok()?;
         Some((pair, count as usize))
     });
     let (pair, count) = pair.context("not even requests of one piece can be had")?;
@@ -186,7 +186,7 @@ fn more_pieces_than_the_device_has_are_refused_at_creation(fixture: &Fixture) ->
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (more, 1), (1, more)] {
-        let made = domain.queue_pair(Rc).completion_queue(&cq).depth(4, 4).segments(send, recv).create();
+        let made = domain.queue_pair(Rc).completion_queue(&cq).depth(4, 4).max_sge(send, recv).create();
         ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv}: {made:?}");
     }
     Ok(())

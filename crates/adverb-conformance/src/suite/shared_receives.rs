@@ -87,15 +87,27 @@ fn send(side: &Side, len: usize, seed: u64) -> Result<()> {
 
 fn a_message_takes_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
-    ensure!(shared.outstanding() == 0, "a new one has {} requests", shared.outstanding());
+    ensure!(
+        shared.outstanding_recv_count() == 0,
+        "a new one has {} requests",
+        shared.outstanding_recv_count()
+    );
     for (seed, size) in (1..).zip(fixture.sizes()) {
         let receiving = offer(&shared, size, seed)?;
-        ensure!(shared.outstanding() == 1, "it has {} requests, not 1", shared.outstanding());
+        ensure!(
+            shared.outstanding_recv_count() == 1,
+            "it has {} requests, not 1",
+            shared.outstanding_recv_count()
+        );
         send(&side.sender, size, seed)?;
         let completion = side.receiver.wait(receiving)?;
         ensure!(completion.tag() == seed, "the tag is {}", completion.tag());
         check(&completion.into_message()?, seed)?;
-        ensure!(shared.outstanding() == 0, "it has {} requests, not 0", shared.outstanding());
+        ensure!(
+            shared.outstanding_recv_count() == 0,
+            "it has {} requests, not 0",
+            shared.outstanding_recv_count()
+        );
     }
     Ok(())
 }
@@ -154,7 +166,7 @@ fn a_write_with_immediate_data_takes_a_shared_receive(fixture: &Fixture) -> Resu
     let region = side.receiver.region(64, READ_WRITE)?;
     let receiving = offer(&shared, 8, 0)?;
     let bytes = side.sender.filled(64, 1)?;
-    side.sender.done(SendRequest::write_immediate(bytes, region.remote().at(0), 77))?;
+    side.sender.done(SendRequest::write_with_imm(bytes, region.remote().at(0), 77))?;
     ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data is another");
     check(&read(&region, 0, 64)?, 1)
 }
@@ -171,7 +183,7 @@ fn a_message_waits_for_a_shared_receive(fixture: &Fixture) -> Result<()> {
 
 fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
-    let shared = domain.shared_receive_queue(4).segments(2).create()?;
+    let shared = domain.shared_receive_queue(4).max_sge(2).create()?;
     let cq = fixture.device.completion_queue(16).create()?;
     let side = connect(fixture, &domain, &cq, &shared)?;
     let size = fixture.mtu() + 10;
@@ -182,11 +194,14 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     side.receiver.wait(receiving)?.success()?;
     same(&read(&region, 0, size)?, &pattern(size, 5))?;
     let three = (0..3).map(|_| Ok(Piece::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
-    let before = shared.outstanding();
+    let before = shared.outstanding_recv_count();
     // A device may give more segments than were asked for.
     if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {
         ensure!(matches!(refused.error, Error::Limit { .. }), "refused otherwise: {}", refused.error);
-        ensure!(refused.requests.len() == 1 && shared.outstanding() == before, "it didn't come back");
+        ensure!(
+            refused.requests.len() == 1 && shared.outstanding_recv_count() == before,
+            "it didn't come back"
+        );
     }
     Ok(())
 }
@@ -198,13 +213,14 @@ fn datagrams_take_shared_receives(fixture: &Fixture) -> Result<()> {
     let builder = domain.queue_pair(Transport::Ud).completion_queue(&cq).port(fixture.port.number);
     let qp = builder.depth(4, 4).qkey(crate::fixture::QKEY).shared_receive_queue(&shared).create()?;
     let receiver = Side { qp, cq, domain };
-    receiver.qp.activate()?;
+    receiver.qp.move_to_rts()?;
     let sender = fixture.pair(Transport::Ud).side(None)?;
-    sender.qp.activate()?;
+    sender.qp.move_to_rts()?;
     for seed in 0..8 {
         let receiving = offer(&shared, fixture.datagram_room(), seed)?;
         let came = fixture.eventually(|| {
-            sender.done(SendRequest::send(sender.filled(64, seed)?).to(&way(&sender, &receiver)?))?;
+            sender
+                .done(SendRequest::send(sender.filled(64, seed)?).destination(&way(&sender, &receiver)?))?;
             receiver.wait(receiving)
         })?;
         let came = came.into_datagram()?;
@@ -217,7 +233,7 @@ fn datagrams_take_shared_receives(fixture: &Fixture) -> Result<()> {
 fn a_full_shared_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 8)?;
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
-    let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding())?;
+    let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
     ensure!(matches!(refused, Error::QueueFull { .. }), "refused otherwise: {refused}");
     send(&side.sender, 8, 1)?;
     side.receiver.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
@@ -307,7 +323,7 @@ fn a_depth_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
 fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Result<()> {
     let (shared, mut sides) = several(fixture, 16, 3)?;
     (0..8).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
-    sides[0].receiver.qp.fail()?;
+    sides[0].receiver.qp.move_to_error()?;
     drop(sides.remove(1));
     for seed in 0..8 {
         send(&sides[1].sender, 64, seed)?;

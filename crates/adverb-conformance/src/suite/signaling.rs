@@ -45,7 +45,7 @@ fn an_unsignaled_request_alone_stays_silent(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(8, READ_WRITE)?;
     pair.left.post(write(&pair, &region, 0)?.unsignaled())?;
     pair.left.stays_silent()?;
-    ensure!(pair.left.qp.sends_outstanding() == 1, "it isn't outstanding any more");
+    ensure!(pair.left.qp.outstanding_send_count() == 1, "it isn't outstanding any more");
     Ok(())
 }
 

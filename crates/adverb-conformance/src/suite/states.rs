@@ -30,7 +30,7 @@ fn a_queue_pair_goes_from_init_to_ready_to_error(fixture: &Fixture) -> Result<()
         pair.left.is(QpState::Init)?;
         pair.connect()?;
         pair.left.is(QpState::ReadyToSend)?;
-        pair.left.qp.fail()?;
+        pair.left.qp.move_to_error()?;
         pair.left.is(QpState::Error)?;
         pair.right.is(QpState::ReadyToSend)?;
     }
@@ -59,7 +59,7 @@ fn sending_before_connecting_is_refused_and_comes_back(fixture: &Fixture) -> Res
 
 fn posting_after_failing_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    pair.left.qp.fail()?;
+    pair.left.qp.move_to_error()?;
     let send = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
     let recv = pair.left.refuses_recv(pair.left.buffer(8)?)?;
     for error in [send, recv] {
@@ -85,10 +85,10 @@ fn datagrams_are_not_connected_and_connections_not_activated(fixture: &Fixture) 
     let connection = fixture.pair(Rc).side(None)?;
     let connect = datagrams.qp.connect(&connection.qp.endpoint());
     ensure!(matches!(connect, Err(Error::InvalidRequest { .. })), "connecting datagrams: {connect:?}");
-    let activate = connection.qp.activate();
+    let activate = connection.qp.move_to_rts();
     ensure!(matches!(activate, Err(Error::InvalidRequest { .. })), "activating a connection: {activate:?}");
-    datagrams.qp.activate()?;
-    let again = datagrams.qp.activate();
+    datagrams.qp.move_to_rts()?;
+    let again = datagrams.qp.move_to_rts();
     ensure!(matches!(again, Err(Error::WrongState { .. })), "activating twice: {again:?}");
     Ok(())
 }
@@ -130,7 +130,10 @@ fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()
     let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(adverb::memory::Payload::len).collect();
     let expected: Vec<usize> = (1..=10).chain(101..=110).collect();
     ensure!(lengths == expected, "payloads of these lengths came back: {lengths:?}");
-    ensure!(pair.left.qp.sends_outstanding() + pair.left.qp.recvs_outstanding() == 0, "some are outstanding");
+    ensure!(
+        pair.left.qp.outstanding_send_count() + pair.left.qp.outstanding_recv_count() == 0,
+        "some are outstanding"
+    );
     pair.left.stays_silent()
 }
 

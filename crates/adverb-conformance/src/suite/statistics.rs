@@ -111,13 +111,13 @@ fn outstanding_requests_are_known(fixture: &Fixture) -> Result<()> {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
         pair.left.offer(8)?;
         pair.left.offer(8)?;
-        let outstanding = (pair.left.qp.sends_outstanding(), pair.left.qp.recvs_outstanding());
+        let outstanding = (pair.left.qp.outstanding_send_count(), pair.left.qp.outstanding_recv_count());
         ensure!(outstanding == (count, 2 * count), "outstanding sends and receives: {outstanding:?}");
     }
     for _ in 0..10 {
         pair.right.offer(8)?;
     }
     pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
-    ensure!(pair.left.qp.sends_outstanding() == 0, "some are still outstanding");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "some are still outstanding");
     Ok(())
 }

@@ -344,7 +344,7 @@ fn posting_and_failing_at_once_loses_no_request(fixture: &Fixture) -> Result<()>
                 }
                 Ok(64)
             });
-            pair.left.qp.fail()?;
+            pair.left.qp.move_to_error()?;
             poster.join().ok().context("a thread panicked")?
         })?;
         let completions = pair.left.take(posted)?;

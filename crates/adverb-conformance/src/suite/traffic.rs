@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use adverb::verbs::{
-    ConnectOptions, Endpoint, Gid, IpHeader, PathMtu, QpState, Recipient, SendRequest, Traffic, Transport,
-    Transport::Rc, Transport::Ud,
+    ConnectOptions, Endpoint, Gid, IpHeader, PathMtu, QpState, SendRequest, Traffic, Transport,
+    Transport::Rc, Transport::Ud, UdDestination,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -56,10 +56,10 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
 }
 
 /// Sends a datagram from left to right, and gives what its packet carried.
-fn carried(fixture: &Fixture, pair: &Pair, recipient: &Recipient) -> Result<(u8, Option<u32>)> {
+fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<(u8, Option<u32>)> {
     let receiving = offer(fixture, &pair.right)?;
     let came = fixture.eventually(|| {
-        pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(recipient))?;
+        pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
         pair.right.wait(receiving)
     })?;
     marks(came.into_datagram()?.ip)
@@ -77,7 +77,7 @@ fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
 fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
     for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
         let traffic = Traffic::new().traffic_class(class).flow_label(label);
-        let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+        let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
         let (tos, _) = carried(fixture, pair, &recipient)?;
         ensure!(tos == class, "the traffic class is {tos:#x}, not {class:#x}");
     }
@@ -103,7 +103,7 @@ fn a_datagram_over_ipv6_carries_what_its_address_handle_says(fixture: &Fixture) 
 fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams_over_ipv6(fixture)?;
     let traffic = Traffic::new().flow_label(0x1_2345);
-    let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let (_, label) = carried(fixture, &pair, &recipient)?;
     let label = label.context("it came over IPv4")?;
     ensure!(label == 0x1_2345, "the flow label is {label:#x}, not 0x12345");
@@ -112,7 +112,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
 
 fn a_datagram_carries_what_its_queue_pair_says(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(26)).connect()?;
-    let recipient = pair.left.qp.recipient(&pair.right.qp.endpoint(), QKEY)?;
+    let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
     let (class, _) = carried(fixture, &pair, &recipient)?;
     ensure!(class == 26 << 2, "class {class:#x}");
     Ok(())
@@ -121,9 +121,9 @@ fn a_datagram_carries_what_its_queue_pair_says(fixture: &Fixture) -> Result<()> 
 fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let traffic = Traffic::new().hop_limit(17);
-    let recipient = pair.left.qp.recipient_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).to(&recipient))?;
+    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
     let ip = pair.right.wait(receiving)?.into_datagram()?.ip.context("it has no IP header")?;
     let hops = match ip {
         IpHeader::V4(header) => header.ttl,
@@ -144,7 +144,7 @@ fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()
 fn a_datagram_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let marks_now = || {
-        let recipient = pair.left.qp.recipient(&pair.right.qp.endpoint(), QKEY)?;
+        let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
         carried(fixture, &pair, &recipient).map(|(class, _)| class)
     };
     ensure!(marks_now()? == 0, "without a default: {}", marks_now()?);
@@ -160,10 +160,10 @@ fn the_nearest_has_its_say_about_datagrams(fixture: &Fixture) -> Result<()> {
     let _default = ProcessDefault::new(Traffic::new().dscp(1));
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
     let remote = pair.right.qp.endpoint();
-    let near = pair.left.qp.recipient_with(&remote, QKEY, Traffic::new().dscp(3))?;
+    let near = pair.left.qp.ud_destination_with(&remote, QKEY, Traffic::new().dscp(3))?;
     let (class, _) = carried(fixture, &pair, &near)?;
     ensure!(class == 12, "the handle's: class {class:#x}");
-    let (class, _) = carried(fixture, &pair, &pair.left.qp.recipient(&remote, QKEY)?)?;
+    let (class, _) = carried(fixture, &pair, &pair.left.qp.ud_destination(&remote, QKEY)?)?;
     ensure!(class == 8, "the queue pair's: class {class:#x}");
     Ok(())
 }
@@ -173,7 +173,7 @@ fn an_answer_is_treated_as_the_answering_queue_pair_says(fixture: &Fixture) -> R
     let answer = offer(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_to(&pair.right.qp, QKEY)?;
-    pair.right.done(SendRequest::send(question.message).to(&sender))?;
+    pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip)?;
     ensure!(class == 28, "the class is {class:#x}");
     Ok(())
@@ -235,7 +235,7 @@ fn the_same_address_has_the_same_handle_as_long_as_it_is_treated_the_same(fixtur
     let pair = datagrams(fixture, None)?;
     let remote = pair.right.qp.endpoint();
     let handle =
-        |traffic| Ok::<_, anyhow::Error>(pair.left.qp.recipient_with(&remote, QKEY, traffic)?.address);
+        |traffic| Ok::<_, anyhow::Error>(pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?.address);
     let first = handle(Traffic::new())?;
     ensure!(handle(Traffic::new())?.is_same(&first), "it was made twice");
     ensure!(!handle(Traffic::new().dscp(1))?.is_same(&first), "it is treated otherwise");
@@ -248,7 +248,7 @@ fn a_thousand_addresses_can_be_answered(fixture: &Fixture) -> Result<()> {
     let remote = pair.right.qp.endpoint();
     for number in 0..1500 {
         let traffic = Traffic::new().flow_label(number);
-        let recipient = pair.left.qp.recipient_with(&remote, QKEY, traffic)?;
+        let recipient = pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?;
         if number % 100 == 0 {
             carried(fixture, &pair, &recipient)?;
         }

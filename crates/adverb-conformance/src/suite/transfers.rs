@@ -29,7 +29,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
 pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result<()> {
     let longest = fixture.longest();
     let count = fixture.device.attributes().max_segments.clamp(1, 16);
-    let pair = fixture.pair(transport).segments(count, count).connect()?;
+    let pair = fixture.pair(transport).max_sge(count, count).connect()?;
     let chunk = longest.div_ceil(count as usize);
     let split = |region: &adverb::memory::MemoryRegion| -> Result<Payload> {
         let starts = (0..longest).step_by(chunk);
@@ -52,7 +52,7 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
 }
 
 pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Result<()> {
-    let pair = fixture.pair(transport).segments(2, 1).connect()?;
+    let pair = fixture.pair(transport).max_sge(2, 1).connect()?;
     let longest = fixture.port.max_message_size as usize;
     let half = longest / 2 + 1;
     let region = pair.left.region(half, READ_WRITE)?;
@@ -61,7 +61,7 @@ pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Re
     let refused = refused.err().context("a message that is too long was posted")?;
     ensure!(matches!(refused.error, adverb::Error::TooLong { .. }), "refused otherwise: {}", refused.error);
     ensure!(refused.requests.len() == 1, "the request didn't come back");
-    ensure!(pair.left.qp.sends_outstanding() == 0, "something was posted");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "something was posted");
     pair.ping()
 }
 
@@ -84,7 +84,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
     for bits in IMMEDIATES {
         for size in [0, 40] {
             let receiving = pair.right.offer(40)?;
-            pair.left.done(SendRequest::send_immediate(pair.left.filled(size, 5)?, bits))?;
+            pair.left.done(SendRequest::send_with_imm(pair.left.filled(size, 5)?, bits))?;
             let completion = pair.right.wait(receiving)?;
             let got = immediate(&completion)?;
             ensure!(got == Some(bits), "{bits:#x} was sent, and {got:x?} received");
@@ -200,7 +200,7 @@ pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result
         for size in [0, 1, size] {
             let receiving = pair.right.recv(pair.right.filled(16, 99)?)?;
             let bytes = pair.left.filled(size, seed)?;
-            pair.left.done(SendRequest::write_immediate(bytes, region.remote().at(0), bits))?;
+            pair.left.done(SendRequest::write_with_imm(bytes, region.remote().at(0), bits))?;
             let completion = pair.right.wait(receiving)?;
             let success = completion.success()?;
             ensure!(

@@ -51,7 +51,7 @@ fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()>
 
 fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).impatient().connect()?;
-    pair.right.qp.fail()?;
+    pair.right.qp.move_to_error()?;
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)
 }
 

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use adverb_verbs::internal::{Deadline, Hold, wait_either};
+use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
 use adverb_verbs::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
 use adverb_verbs::{
     Access, Completion, CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QueuePair,
@@ -101,7 +101,7 @@ pub(super) struct Lane {
     /// Dropped first: then nobody reads what was offered, or writes to the ring.
     queue_pair: QueuePair,
     /// The connection manager's side of it, if that made it.
-    hold: Option<Hold>,
+    hold: Option<CmHandle>,
     pub(super) completions: CompletionQueue,
     pool: Pool,
     /// There from the hello on: a peer that hasn't shown who it is costs no memory.
@@ -285,7 +285,7 @@ impl Link {
     pub(super) fn new(
         parts: Parts,
         queue_pair: QueuePair,
-        hold: Option<Hold>,
+        hold: Option<CmHandle>,
         role: Role,
         seal: Option<Seal>,
     ) -> Link {
@@ -372,7 +372,7 @@ impl Link {
     /// Takes the events of its completion queue, so that the device is looked at next.
     pub(super) fn take_events(&self) -> Result<()> {
         let lane = self.lane();
-        while lane.completions.take_event()? {}
+        while lane.completions.try_event()? {}
         self.lock().is_armed = false;
         Ok(())
     }
@@ -413,7 +413,7 @@ impl Link {
 
     /// Whether the connection manager knows that it has ended, if that made it.
     pub(super) fn was_ended_by_manager(&self) -> Result<bool> {
-        self.lane().hold.as_ref().map_or(Ok(false), Hold::has_ended)
+        self.lane().hold.as_ref().map_or(Ok(false), CmHandle::has_ended)
     }
 
     /// What it goes over now.
@@ -608,7 +608,7 @@ impl Lane {
     /// programs that died.
     pub(super) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
         let is_hardware = !self.pool.protection_domain().device().is_software();
-        self.hold.as_ref().filter(|_| is_hardware).map(Hold::event_fd)
+        self.hold.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
     }
 
     /// Waits for completions, but not longer than this, nor when the connection manager knows something.
@@ -627,7 +627,7 @@ impl Lane {
             let left = deadline.left();
             wait_either(events, Some(manager), (left < Duration::MAX).then_some(left))
                 .map_err(|error| super::bootstrap::verb("waiting for an event", error, ""))?;
-            let is_event = self.completions.take_event()?;
+            let is_event = self.completions.try_event()?;
             let count = self.completions.poll(done)?;
             // An event may be of what was found without it.
             if count > 0 || !is_event || deadline.left().is_zero() {
@@ -667,7 +667,7 @@ fn end_for_good(state: &mut State, reason: String, hint: &'static str) {
 /// may hold the connection for long.
 fn break_off(state: &mut State, violation: Violation) {
     end_for_good(state, violation.to_string(), "is the peer of the same version?");
-    if let Err(error) = state.lane.queue_pair.fail() {
+    if let Err(error) = state.lane.queue_pair.move_to_error() {
         tracing::warn!(%error, "a queue pair whose peer doesn't keep the protocol wasn't stopped");
     }
 }

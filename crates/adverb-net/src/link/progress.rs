@@ -99,7 +99,7 @@ impl Link {
         state.owes_hello = false;
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         access.set(Access::REMOTE_ATOMIC, state.lane.pool.protection_domain().device().attributes().atomics);
-        if let Err(error) = state.lane.queue_pair.change_access(access) {
+        if let Err(error) = state.lane.queue_pair.modify_access(access) {
             return end(state, error.to_string(), "");
         }
         // All that the peer may send then has a receive, so that it is never told to wait.
@@ -286,7 +286,7 @@ impl Link {
         }
         let Batch { buffer, tag, .. } = batch;
         let immediate = Immediate::Frames(state.inbound.tell());
-        let request = SendRequest::write_immediate(buffer, place, immediate.emit()).tag(tag);
+        let request = SendRequest::write_with_imm(buffer, place, immediate.emit()).tag(tag);
         state.to_deliver += u64::from(tag & DELIVERED != 0);
         if let Some(request) = self.post(state, request, tag & GONE != 0) {
             resume::refused(state, request.into_payload().into_registered());
@@ -339,7 +339,7 @@ const MOST_ANNOUNCED: usize = 4096;
 
 /// A write of nothing but the immediate.
 pub(super) fn without_bytes(ring: &RemoteMemory, immediate: Immediate) -> SendRequest {
-    SendRequest::write_immediate((), ring.at(0), immediate.emit())
+    SendRequest::write_with_imm((), ring.at(0), immediate.emit())
 }
 
 /// Whether the send queue has room.

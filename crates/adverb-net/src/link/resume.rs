@@ -219,7 +219,7 @@ impl Link {
         if state.end.is_some() || !state.resume.goes_down("the peer came over another way") {
             return None;
         }
-        if let Err(error) = state.lane.queue_pair.fail() {
+        if let Err(error) = state.lane.queue_pair.move_to_error() {
             tracing::debug!(%error, "a queue pair of a connection that is to go on wasn't stopped");
         }
         // A thread that waits for events may have taken some, and looks again soon.
@@ -266,12 +266,14 @@ impl Link {
     /// Takes in all that has come over a lane, and takes back all that was to go over it.
     fn drain(&self, state: &mut State) {
         let lane = Arc::clone(&state.lane);
-        if let Err(error) = lane.queue_pair.fail() {
+        if let Err(error) = lane.queue_pair.move_to_error() {
             tracing::debug!(%error, "a queue pair of a connection that is to go on wasn't stopped");
         }
         let (mut done, mut quiet) = (Vec::new(), 0);
         // What has come to something without anybody asking is never heard of, so that there is no telling when all was.
-        while quiet < QUIET && lane.queue_pair.sends_outstanding() + lane.queue_pair.recvs_outstanding() > 0 {
+        while quiet < QUIET
+            && lane.queue_pair.outstanding_send_count() + lane.queue_pair.outstanding_recv_count() > 0
+        {
             match lane.completions.poll(&mut done) {
                 Ok(count) if count > 0 => quiet = 0,
                 _ => {

@@ -70,7 +70,7 @@ pub struct Statistics {
 /// What a manager holds: for finding leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Holdings {
+pub struct ResourceCounts {
     /// Connections, those in timewait included.
     pub connections: usize,
     /// Connections that a peer asked for and that aren't established.
@@ -428,10 +428,10 @@ impl Manager {
     }
 
     /// What the manager holds.
-    pub fn holdings(&self) -> Holdings {
+    pub fn resource_counts(&self) -> ResourceCounts {
         let counts = self.table.counts();
         let (queries, query_timers, query_entries) = self.queries.counts();
-        Holdings {
+        ResourceCounts {
             connections: counts.connections,
             half_open: counts.half_open,
             index_entries: counts.remote_ids

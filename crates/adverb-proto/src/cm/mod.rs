@@ -96,5 +96,5 @@ pub use connection::{Ready, State};
 pub use event::{
     Acceptance, ConnectionId, Event, ListenerId, Query, QueryId, Rejection, Request, Resolution,
 };
-pub use manager::{Datagram, Holdings, Manager, Statistics};
+pub use manager::{Datagram, Manager, ResourceCounts, Statistics};
 pub use parameters::{Bind, CallError, Config, Connect, Depths, Ends, Listen, Offer, Resolve, UDP_QKEY};

@@ -11,7 +11,7 @@ use crate::types::{QpState, Transport};
 
 /// What a device holds: for finding leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Holdings {
+pub struct ResourceCounts {
     /// Queue pairs.
     pub queue_pairs: usize,
     /// Numbers by which queue pairs are found.
@@ -75,8 +75,8 @@ impl<S: Sink> Device<S> {
     }
 
     /// What the device holds. This counts, so it isn't for every packet.
-    pub fn holdings(&self) -> Holdings {
-        Holdings {
+    pub fn resource_counts(&self) -> ResourceCounts {
+        ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),
             numbers: self.numbers.len(),
             ready: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
@@ -93,7 +93,7 @@ impl<S: Sink> Device<S> {
     }
 }
 
-impl fmt::Display for Holdings {
+impl fmt::Display for ResourceCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

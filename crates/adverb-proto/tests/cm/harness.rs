@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    Bind, CallError, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager,
-    Offer, Request, State,
+    Bind, CallError, Config, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Manager, Offer, Request,
+    ResourceCounts, State,
 };
 use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{Mad, Message, ServiceId};
@@ -304,12 +304,13 @@ impl Pair {
     /// Nothing is left of anything but the listener.
     pub(crate) fn assert_nothing_left(&self) {
         for (side, manager) in self.sides.iter().enumerate() {
-            let Holdings { connections, half_open, index_entries, queries, timers, .. } = manager.holdings();
+            let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
+                manager.resource_counts();
             assert_eq!(
                 [connections, half_open, index_entries, queries, timers],
                 [0; 5],
                 "side {side}: {:?}",
-                manager.holdings()
+                manager.resource_counts()
             );
         }
     }

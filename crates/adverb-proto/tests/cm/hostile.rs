@@ -124,7 +124,7 @@ fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
         let ends = Ends { local: address(SERVER), remote: host(1) };
         pair.inject_bytes(SERVER, ends, &req.emit());
     }
-    assert_eq!(pair.sides[SERVER].holdings().half_open, 300);
+    assert_eq!(pair.sides[SERVER].resource_counts().half_open, 300);
     let sent = sent_within(&mut pair, seconds(7));
     assert!(sent.len() <= 300 * 2 + 64, "{} messages", sent.len());
 }
@@ -161,8 +161,8 @@ fn one_source_can_not_keep_others_from_connecting() {
         pair.inject_bytes(SERVER, ends, &req.emit());
         sent_within(&mut pair, Duration::from_millis(8));
     }
-    let holdings = pair.sides[SERVER].holdings();
-    assert_eq!(holdings.half_open, 32, "half of the slots");
+    let resource_counts = pair.sides[SERVER].resource_counts();
+    assert_eq!(resource_counts.half_open, 32, "half of the slots");
     pair.automatic = true;
     pair.connect();
     pair.flow();
@@ -204,8 +204,8 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
         let (req, ends) = spoofed_req(&mut pair, number);
         pair.inject_bytes(SERVER, ends, &req.emit());
     }
-    let holdings = pair.sides[SERVER].holdings();
-    assert_eq!((holdings.connections, holdings.half_open, holdings.events), (8, 8, 8));
+    let resource_counts = pair.sides[SERVER].resource_counts();
+    assert_eq!((resource_counts.connections, resource_counts.half_open, resource_counts.events), (8, 8, 8));
     assert_eq!(pair.sides[SERVER].statistics().overflows, 992);
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
     // The table empties itself, and the service is there again.
@@ -263,8 +263,8 @@ fn events_that_nobody_takes_do_not_grow_without_end() {
         let now = pair.now;
         pair.sides[SERVER].handle_timeout(now);
     }
-    assert!(pair.sides[SERVER].holdings().events <= 17, "{:?}", pair.sides[SERVER].holdings());
-    assert_eq!(pair.sides[SERVER].holdings().connections, 0);
+    assert!(pair.sides[SERVER].resource_counts().events <= 17, "{:?}", pair.sides[SERVER].resource_counts());
+    assert_eq!(pair.sides[SERVER].resource_counts().connections, 0);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn messages_that_nobody_takes_away_are_lost_and_do_not_pile_up() {
         let req = forged_req(&mut pair, number, 0x100);
         pair.inject(SERVER, &req);
     }
-    assert_eq!(pair.sides[SERVER].holdings().datagrams, 4096);
+    assert_eq!(pair.sides[SERVER].resource_counts().datagrams, 4096);
     assert_eq!(pair.sides[SERVER].statistics().unsent, 10_000 - 4096);
 }
 
@@ -469,7 +469,7 @@ fn an_unknown_dreq_is_agreed_to() {
     let mad = pair.sides[SERVER].poll_transmit().unwrap().mad;
     let Message::Drep(drep) = mad.message else { panic!() };
     assert_eq!((drep.local_comm_id, drep.remote_comm_id, mad.transaction_id), (5, 6, 99));
-    assert_eq!(pair.sides[SERVER].holdings().connections, 0);
+    assert_eq!(pair.sides[SERVER].resource_counts().connections, 0);
 }
 
 #[test]

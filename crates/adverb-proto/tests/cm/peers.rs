@@ -30,7 +30,7 @@ fn two_that_connect_to_each_others_listeners_have_two_connections() {
     for side in [CLIENT, SERVER] {
         assert_eq!(pair.sides[side].state(ids[side]), Some(State::Established));
         assert_eq!(pair.outcomes(side), ["established", "established"]);
-        assert_eq!(pair.sides[side].holdings().connections, 2);
+        assert_eq!(pair.sides[side].resource_counts().connections, 2);
     }
 }
 
@@ -42,7 +42,7 @@ fn two_peers_that_meet_have_one_connection() {
     for side in [CLIENT, SERVER] {
         assert_eq!(pair.sides[side].state(ids[side]), Some(State::Established));
         assert_eq!(pair.outcomes(side), ["established"]);
-        assert_eq!(pair.sides[side].holdings().connections, 1);
+        assert_eq!(pair.sides[side].resource_counts().connections, 1);
     }
     // The greater name asks, the lesser accepts.
     assert_eq!(pair.sent(), ">REQ <REQ >REP <RTU");

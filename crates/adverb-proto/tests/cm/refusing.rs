@@ -22,7 +22,7 @@ fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     let Message::Rej(rej) = rej.message else { panic!("{}", rej.message) };
     assert_eq!(rej.remote_comm_id, comm_id);
     assert_eq!(rej.rejected, adverb_wire::cm::MessageKind::Req);
-    assert_eq!(pair.sides[SERVER].holdings().connections, 0, "nothing is kept of it");
+    assert_eq!(pair.sides[SERVER].resource_counts().connections, 0, "nothing is kept of it");
     Some(rej.reason.code())
 }
 

@@ -124,7 +124,7 @@ fn a_question_without_an_ip_header_is_refused() {
     let answer = pair.sides[SERVER].poll_transmit().unwrap().mad;
     let Message::SidrRep(answer) = answer.message else { panic!() };
     assert_eq!((answer.request_id, answer.status), (5, SidrStatus::Rejected));
-    assert_eq!(pair.sides[SERVER].holdings().queries, 0);
+    assert_eq!(pair.sides[SERVER].resource_counts().queries, 0);
 }
 
 #[test]
@@ -213,9 +213,9 @@ fn one_source_can_not_keep_others_from_asking() {
     for number in 0..1000 {
         ask(&mut pair, number, [10, 99, 0, 1].into());
     }
-    assert_eq!(pair.sides[SERVER].holdings().queries, 32, "half of the slots");
+    assert_eq!(pair.sides[SERVER].resource_counts().queries, 32, "half of the slots");
     ask(&mut pair, 1, address(CLIENT));
-    assert_eq!(pair.sides[SERVER].holdings().queries, 33);
+    assert_eq!(pair.sides[SERVER].resource_counts().queries, 33);
     pair.pass(seconds(6));
     pair.assert_nothing_left();
 }

@@ -168,15 +168,15 @@ fn replays_do_not_pile_up() {
                 end.hear(psn, read, &[]);
             }
         }
-        assert_eq!(end.device.holdings().answers as u32, 3 * slots);
+        assert_eq!(end.device.resource_counts().answers as u32, 3 * slots);
         for psn in slots..2 * slots {
             end.hear(psn, read, &[]);
             for _ in 0..100 {
                 end.hear(psn, read, &[]);
             }
         }
-        assert_eq!(end.device.holdings().answers as u32, 4 * slots);
+        assert_eq!(end.device.resource_counts().answers as u32, 4 * slots);
         assert_eq!(end.says().len() as u32, 3 * slots);
-        assert_eq!((end.state(), end.device.holdings().answers as u32), (QpState::ReadyToSend, slots));
+        assert_eq!((end.state(), end.device.resource_counts().answers as u32), (QpState::ReadyToSend, slots));
     }
 }

@@ -42,7 +42,7 @@ fn check_busy(pair: &mut Pair) {
     assert_eq!(pair.b.bytes(42_000, 600), &source[..600]);
     assert_eq!(pair.b.bytes(128, 8), b"atomic w");
     assert_eq!((pair.a.word(60_000), pair.a.word(60_008), pair.b.word(64)), (100, 105, 9));
-    assert_eq!(pair.a.device.holdings().timers, 0);
+    assert_eq!(pair.a.device.resource_counts().timers, 0);
 }
 
 #[test]

@@ -269,8 +269,11 @@ fn destroyed_queue_pair_leaves_nothing_behind() {
     assert!(end.device.poll_transmit(now).is_some());
     assert!(end.device.destroy_qp(end.qpn));
     assert!(!end.device.destroy_qp(end.qpn));
-    let holdings = end.device.holdings();
-    assert_eq!((holdings.queue_pairs, holdings.numbers, holdings.ready, holdings.timers), (0, 0, 0, 0));
+    let resource_counts = end.device.resource_counts();
+    assert_eq!(
+        (resource_counts.queue_pairs, resource_counts.numbers, resource_counts.ready, resource_counts.timers),
+        (0, 0, 0, 0)
+    );
     assert_eq!(end.says(), []);
     assert_eq!(end.device.poll_timeout(), None);
     end.hear(1, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);

@@ -147,9 +147,9 @@ fn destroyed_queue_pair_is_in_no_group() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
-    assert_eq!(end.device.holdings().groups, 1);
+    assert_eq!(end.device.resource_counts().groups, 1);
     end.device.destroy_qp(qpn);
-    assert_eq!(end.device.holdings().groups, 0);
+    assert_eq!(end.device.resource_counts().groups, 0);
     let later = member(&mut end, QKEY, 2, 0);
     hear_group(&mut end, b"hello");
     assert_eq!(end.device.query_qp(later).unwrap().recv_queue, 1, "whoever has its slot isn't either");

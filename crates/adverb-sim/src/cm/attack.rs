@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    Bind, Config, Connect, ConnectionId, Ends, Event, Holdings, Listen, ListenerId, Manager, Offer, QueryId,
-    Resolve,
+    Bind, Config, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Manager, Offer, QueryId, Resolve,
+    ResourceCounts,
 };
 use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{Dreq, Mad, Message, SidrStatus, Timeout};
@@ -381,7 +381,8 @@ impl<'a> Attack<'a> {
                 return Err(format!("{id} is being ended, though its owner did not ask for it"));
             }
         }
-        let Holdings { connections, half_open, index_entries, queries, timers, .. } = manager.holdings();
+        let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
+            manager.resource_counts();
         // Questions of peers are as bounded as half open connections are; ours are as bounded as connections.
         let most_queries = MOST_CONNECTIONS + MOST_HALF_OPEN;
         if connections > MOST_CONNECTIONS
@@ -390,7 +391,7 @@ impl<'a> Attack<'a> {
             || index_entries > 4 * MOST_CONNECTIONS + 2 * most_queries
             || timers > connections + queries
         {
-            return Err(format!("it holds too much: {:?}", manager.holdings()));
+            return Err(format!("it holds too much: {:?}", manager.resource_counts()));
         }
         Ok(())
     }
@@ -410,10 +411,11 @@ impl<'a> Attack<'a> {
             while self.manager.poll_transmit().is_some() || self.manager.poll_event().is_some() {}
             self.now = self.now + PATIENCE;
         }
-        let Holdings { connections, half_open, index_entries, queries, timers, events, datagrams, .. } =
-            self.manager.holdings();
+        let ResourceCounts {
+            connections, half_open, index_entries, queries, timers, events, datagrams, ..
+        } = self.manager.resource_counts();
         if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
-            return Err(format!("something is left: {:?}", self.manager.holdings()));
+            return Err(format!("something is left: {:?}", self.manager.resource_counts()));
         }
         Ok(())
     }

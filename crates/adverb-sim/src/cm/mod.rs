@@ -284,8 +284,8 @@ impl World {
                     self.note(|| format!("node {node} is told {event:?}"));
                     self.act(node, |application, desk| application.hear(desk, event));
                 }
-                let holdings = self.nodes[node].manager.holdings();
-                self.register.check_bounds(self.now, &holdings, MOST_HALF_OPEN);
+                let resource_counts = self.nodes[node].manager.resource_counts();
+                self.register.check_bounds(self.now, &resource_counts, MOST_HALF_OPEN);
             }
             if quiet {
                 return;

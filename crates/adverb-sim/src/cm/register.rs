@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Holdings, Manager, Ready};
+use adverb_proto::cm::{Manager, Ready, ResourceCounts};
 use adverb_proto::types::{Qpn, RejectReason};
 
 use super::Rules;
@@ -165,18 +165,27 @@ impl Register {
     }
 
     /// What a manager holds at any time.
-    pub(super) fn check_bounds(&mut self, now: Time, holdings: &Holdings, most_half_open: usize) {
-        if holdings.half_open > most_half_open || holdings.connections > 200 || holdings.queries > 200 {
-            self.violate(now, format!("a manager holds too much: {holdings:?}"));
+    pub(super) fn check_bounds(
+        &mut self,
+        now: Time,
+        resource_counts: &ResourceCounts,
+        most_half_open: usize,
+    ) {
+        if resource_counts.half_open > most_half_open
+            || resource_counts.connections > 200
+            || resource_counts.queries > 200
+        {
+            self.violate(now, format!("a manager holds too much: {resource_counts:?}"));
         }
     }
 
     /// What is left when nothing more will happen.
     pub(super) fn check_end(&mut self, now: Time, manager: &Manager, application: &Application) {
-        let Holdings { connections, half_open, index_entries, queries, timers, events, datagrams, .. } =
-            manager.holdings();
+        let ResourceCounts {
+            connections, half_open, index_entries, queries, timers, events, datagrams, ..
+        } = manager.resource_counts();
         if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
-            self.violate(now, format!("something is left: {:?}", manager.holdings()));
+            self.violate(now, format!("something is left: {:?}", manager.resource_counts()));
         }
         if !application.is_idle() {
             self.violate(now, "a connection is never told to be over");

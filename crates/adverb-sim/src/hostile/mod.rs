@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use adverb_proto::memory::{Pd, Registration};
 use adverb_proto::types::{Access, CompletedOperation, QpState, Transport};
-use adverb_proto::{Arrival, Cq, Device, Holdings, IcrcCheck, Time};
+use adverb_proto::{Arrival, Cq, Device, IcrcCheck, ResourceCounts, Time};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
 use crate::Random;
@@ -148,7 +148,7 @@ impl<'a> Attack<'a> {
                 return Err(format!("step {step}: {breach}"));
             }
             if step % 64 == 0 {
-                self.check_holdings().map_err(|what| format!("step {step}: {what}"))?;
+                self.check_resource_counts().map_err(|what| format!("step {step}: {what}"))?;
             }
         }
         self.finish()
@@ -309,23 +309,23 @@ impl<'a> Attack<'a> {
     }
 
     /// What the device holds is what there is, or is bounded by it.
-    fn check_holdings(&self) -> Result<(), String> {
-        let holdings = self.device.holdings();
+    fn check_resource_counts(&self) -> Result<(), String> {
+        let resource_counts = self.device.resource_counts();
         let queue_pairs = self.targets.len();
         let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
         // For each slot: two replays that wait, behind them one first answer, and one that is saved.
         let answers: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
-        let right = holdings.queue_pairs == queue_pairs
-            && holdings.numbers == queue_pairs
-            && holdings.ready <= queue_pairs
-            && holdings.timers <= queue_pairs
-            && holdings.regions == regions
-            && holdings.domain_users as usize == regions + queue_pairs
-            && holdings.answers <= answers as usize
-            && holdings.notices == 0;
+        let right = resource_counts.queue_pairs == queue_pairs
+            && resource_counts.numbers == queue_pairs
+            && resource_counts.ready <= queue_pairs
+            && resource_counts.timers <= queue_pairs
+            && resource_counts.regions == regions
+            && resource_counts.domain_users as usize == regions + queue_pairs
+            && resource_counts.answers <= answers as usize
+            && resource_counts.notices == 0;
         if !right {
             return Err(format!(
-                "{queue_pairs} queue pairs and {regions} regions, but the device has {holdings}"
+                "{queue_pairs} queue pairs and {regions} regions, but the device has {resource_counts}"
             ));
         }
         for target in &self.targets {
@@ -340,7 +340,7 @@ impl<'a> Attack<'a> {
     /// When all is destroyed, nothing is left.
     fn finish(mut self) -> Result<AttackReport, String> {
         self.poll_completions()?;
-        self.check_holdings()?;
+        self.check_resource_counts()?;
         while let Some(target) = self.targets.pop() {
             self.device.destroy_qp(target.qpn);
         }
@@ -351,11 +351,11 @@ impl<'a> Attack<'a> {
         for cq in self.cqs {
             while self.device.poll_completion(cq).is_some() {}
         }
-        let holdings = self.device.holdings();
+        let resource_counts = self.device.resource_counts();
         let empty = self.pds.into_iter().all(|pd| self.device.destroy_domain(pd).is_ok())
             && self.cqs.into_iter().all(|cq| self.device.destroy_cq(cq));
-        if holdings != Holdings::default() || !empty {
-            return Err(format!("when all is destroyed, the device has {holdings}"));
+        if resource_counts != ResourceCounts::default() || !empty {
+            return Err(format!("when all is destroyed, the device has {resource_counts}"));
         }
         self.report.accepted = self.device.statistics().packets_received;
         self.report.dropped = self.device.statistics().packets_dropped;

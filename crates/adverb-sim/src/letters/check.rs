@@ -1,7 +1,7 @@
 //! What is checked while letters are under way, and at the end.
 
 use adverb_proto::types::{CompletedOperation, Completion, SendOperation, Status, Success, Transport};
-use adverb_proto::{Holdings, Notice};
+use adverb_proto::{Notice, ResourceCounts};
 use adverb_wire::{GRH_LEN, IpHeader};
 
 use super::office::{Letter, Office, Phase, Station, Task, To};
@@ -465,9 +465,9 @@ impl Office {
                 node.device.deregister(key).map_err(|error| format!("dev {index}: {error}"))?;
             }
             while node.device.poll_notice().is_some() {}
-            let holdings = node.device.holdings();
-            if holdings != Holdings::default() {
-                return Err(format!("dev {index} still has {holdings}"));
+            let resource_counts = node.device.resource_counts();
+            if resource_counts != ResourceCounts::default() {
+                return Err(format!("dev {index} still has {resource_counts}"));
             }
         }
         Ok(())

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    CallError, Connect, ConnectionId, Event, Holdings, Listen, ListenerId, Manager, Offer, QueryId, Ready,
-    Resolve, State, Statistics,
+    CallError, Connect, ConnectionId, Event, Listen, ListenerId, Manager, Offer, QueryId, Ready, Resolve,
+    ResourceCounts, State, Statistics,
 };
 use adverb_wire::Qpn;
 use adverb_wire::cm::{RejectReason, SidrStatus};
@@ -266,8 +266,8 @@ impl Cm<'_> {
     }
 
     /// What it holds: for finding leaks.
-    pub fn holdings(&self) -> Holdings {
-        self.nic.shared.engine.lock().gsi.manager.holdings()
+    pub fn resource_counts(&self) -> ResourceCounts {
+        self.nic.shared.engine.lock().gsi.manager.resource_counts()
     }
 
     /// Has the manager do something, and what comes of it.

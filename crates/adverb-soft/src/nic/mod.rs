@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
-    AddressVector, Cq, Holdings, Notice, Path, QpConfig, QpStatus, Srq, SrqConfig, SrqStatus, Statistics,
-    Transition, Wake,
+    AddressVector, Cq, Notice, Path, QpConfig, QpStatus, ResourceCounts, Srq, SrqConfig, SrqStatus,
+    Statistics, Transition, Wake,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -575,8 +575,8 @@ impl Nic {
     }
 
     /// What the adapter holds: for finding leaks.
-    pub fn holdings(&self) -> Holdings {
-        self.shared.engine.lock().device.holdings()
+    pub fn resource_counts(&self) -> ResourceCounts {
+        self.shared.engine.lock().device.resource_counts()
     }
 
     /// Has the engine do something that needs no packet.

@@ -105,8 +105,8 @@ impl Identifier {
     }
 
     /// Takes an event, copied and acknowledged, if there is one.
-    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
-        ask!(self, identifier => identifier.take_event())
+    pub(crate) fn try_event(&self) -> Result<Option<Event>> {
+        ask!(self, identifier => identifier.try_event())
     }
 
     /// Lets its address be used by others too. Before it is bound.

@@ -39,7 +39,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_proto::Holdings;
+use adverb_proto::ResourceCounts;
 use adverb_proto::types::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
@@ -194,12 +194,12 @@ impl Device {
     }
 
     /// What the device holds, if it says.
-    pub(crate) fn holdings(&self) -> Option<Holdings> {
+    pub(crate) fn resource_counts(&self) -> Option<ResourceCounts> {
         match *self {
             #[cfg(feature = "ibv")]
             Self::Ibv(_) => None,
             #[cfg(feature = "soft")]
-            Self::Soft(ref device) => Some(device.holdings()),
+            Self::Soft(ref device) => Some(device.resource_counts()),
         }
     }
 
@@ -524,8 +524,8 @@ impl CompletionQueue {
     }
 
     /// Takes and acknowledges an event, if there is one.
-    pub(crate) fn take_event(&self) -> Result<bool> {
-        ask!(self, queue => queue.take_event())
+    pub(crate) fn try_event(&self) -> Result<bool> {
+        ask!(self, queue => queue.try_event())
     }
 
     /// Waits until there is an event, takes and acknowledges it; `false` if none came in time, or something came between.

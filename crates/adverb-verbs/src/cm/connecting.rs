@@ -78,7 +78,7 @@ impl Connecting {
             Role::Active { .. } => Stage::Request,
             Role::Passive { .. } => Stage::Acceptance,
         };
-        while let Some(event) = self.identifier.take_event()? {
+        while let Some(event) = self.identifier.try_event()? {
             match (event, &mut self.role) {
                 (Event::Response { private_data }, Role::Active { options, depths }) => {
                     let ready = make_ready(queue_pair, &self.identifier, options, *depths);

@@ -62,8 +62,8 @@ impl Connection {
 
     /// Its parts, for who looks after the queue pair otherwise: that, what holds the connection up, what is known of the peer's
     /// queue pair, and what the peer sent along.
-    pub(crate) fn into_parts(self) -> (QueuePair, Hold, Option<Endpoint>, Vec<u8>) {
-        (self.queue_pair, Hold(self.identifier), self.peer, self.private_data)
+    pub(crate) fn into_parts(self) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
+        (self.queue_pair, CmHandle(self.identifier), self.peer, self.private_data)
     }
 
     /// The queue pair: ready to send.
@@ -95,14 +95,14 @@ impl Connection {
     ///
     /// If the connection manager can't be asked.
     pub fn try_event(&self) -> Result<Option<ConnectionEvent>> {
-        while let Some(event) = self.identifier.take_event()? {
+        while let Some(event) = self.identifier.try_event()? {
             return Ok(Some(match event {
                 Event::Disconnected => {
                     // Answers the peer; without effect if this side began.
                     let _ = self.identifier.disconnect();
                     self.ended.store(true, Ordering::Release);
                     if self.connected.swap(false, Ordering::AcqRel)
-                        && let Err(error) = self.queue_pair.fail()
+                        && let Err(error) = self.queue_pair.move_to_error()
                     {
                         tracing::warn!(%error, "the queue pair of an ended connection couldn't be stopped");
                     }
@@ -148,7 +148,7 @@ impl Connection {
         if !self.connected.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let failed = self.queue_pair.fail();
+        let failed = self.queue_pair.move_to_error();
         self.identifier.disconnect()?;
         failed
     }
@@ -175,9 +175,9 @@ event_source!(Connection);
 
 /// Holds a connection up whose queue pair somebody else has. Dropping it, after the queue pair, ends it: the peer is told,
 /// once.
-pub struct Hold(Arc<Identifier>);
+pub struct CmHandle(Arc<Identifier>);
 
-impl Hold {
+impl CmHandle {
     /// Readable when there may be something to know of the connection.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.0.event_fd()
@@ -185,7 +185,7 @@ impl Hold {
 
     /// Whether the peer has ended the connection, or the device is going away.
     pub fn has_ended(&self) -> Result<bool> {
-        while let Some(event) = self.0.take_event()? {
+        while let Some(event) = self.0.try_event()? {
             if let Event::Disconnected | Event::DeviceRemoved = event {
                 return Ok(true);
             }

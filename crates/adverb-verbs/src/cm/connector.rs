@@ -223,7 +223,7 @@ impl Resolving {
 
     /// The way to the peer, once it is known.
     pub(super) fn advance(&mut self) -> Result<Option<Path>> {
-        while let Some(event) = self.identifier.take_event()? {
+        while let Some(event) = self.identifier.try_event()? {
             match event {
                 Event::AddressResolved => {
                     self.stage = Stage::Route;

@@ -14,7 +14,7 @@ use super::{Connector, DATAGRAM_QKEY, MAX_ANSWER_DATA, MAX_LOOKUP_DATA, Path, ch
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Request, Use};
 use crate::error::{Error, Result};
-use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, Recipient};
+use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, UdDestination};
 
 impl Connector {
     /// Finds the datagram queue pair that [answers](DatagramListener) at an address and port. Its timeout is for all of it.
@@ -27,9 +27,9 @@ impl Connector {
     /// let domain = device.protection_domain()?;
     /// let completions = device.completion_queue(128).create()?;
     /// let queue_pair = service.path().datagram_queue_pair(&domain)?.completion_queue(&completions).create()?;
-    /// queue_pair.activate()?;
-    /// let recipient = service.recipient(&queue_pair)?;
-    /// queue_pair.post_send(SendRequest::send(domain.buffer(64)?).to(&recipient))?;
+    /// queue_pair.move_to_rts()?;
+    /// let recipient = service.ud_destination(&queue_pair)?;
+    /// queue_pair.post_send(SendRequest::send(domain.buffer(64)?).destination(&recipient))?;
     /// # Ok(())
     /// # }
     /// ```
@@ -88,7 +88,7 @@ impl LookingUp {
             self.path = Some(path);
         }
         let peer = self.resolving.peer();
-        while let Some(event) = self.identifier.take_event()? {
+        while let Some(event) = self.identifier.try_event()? {
             match event {
                 Event::Found { qpn, qkey, address, private_data } => {
                     let Some(path) = self.path.take() else { continue };
@@ -174,12 +174,12 @@ impl DatagramService {
     /// # Errors
     ///
     /// If the queue pair is of another device or port, isn't for datagrams, or the device refuses.
-    pub fn recipient(&self, queue_pair: &QueuePair) -> Result<Recipient> {
+    pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
         queue_pair.traffic(crate::Traffic::new()).apply(&mut address);
         let address = AddressHandle::at(queue_pair, &address)?;
-        Ok(Recipient { address, qpn: self.qpn, qkey: self.qkey })
+        Ok(UdDestination { address, qpn: self.qpn, qkey: self.qkey })
     }
 }
 

@@ -88,7 +88,7 @@ impl Listener {
 
 /// Takes the next request that came to a listener, if there is one, and the way that it came.
 pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result<Option<(Request, Path)>> {
-    while let Some(event) = listener.take_event()? {
+    while let Some(event) = listener.try_event()? {
         match event {
             // Where this fails, the peer gave up meanwhile. Strangers can cause any number of these: no log.
             Event::Request(request) => {

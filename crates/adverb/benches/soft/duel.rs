@@ -177,7 +177,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
         }
         while posted - completed + u64::from(turns) <= MESSAGES as u64 {
             let queue_pair = &desk.queue_pairs[turn];
-            if queue_pair.sends_outstanding() + turns > sends {
+            if queue_pair.outstanding_send_count() + turns > sends {
                 break;
             }
             let sender = (turn as u64) << SENDER_SHIFT;

@@ -2,7 +2,7 @@
 
 use adverb::memory::Buffer;
 use adverb::verbs::cm::{DATAGRAM_QKEY, DatagramListener, DatagramService, MAX_ANSWER_DATA, MAX_LOOKUP_DATA};
-use adverb::verbs::{Datagram, Recipient};
+use adverb::verbs::{Datagram, UdDestination};
 
 use super::*;
 
@@ -25,7 +25,7 @@ impl Post {
         let room = 40 + usize::from(device.port(path.port()).unwrap().active_mtu.bytes());
         let receiving =
             (0..receives).map(|_| queue_pair.post_recv(domain.buffer(room).unwrap()).unwrap()).collect();
-        queue_pair.activate().unwrap();
+        queue_pair.move_to_rts().unwrap();
         Post { queue_pair, domain, completions, receiving, room }
     }
 
@@ -35,8 +35,8 @@ impl Post {
         buffer
     }
 
-    fn send(&self, request: SendRequest, recipient: &Recipient) {
-        let id = self.queue_pair.post_send(request.to(recipient)).unwrap();
+    fn send(&self, request: SendRequest, recipient: &UdDestination) {
+        let id = self.queue_pair.post_send(request.destination(recipient)).unwrap();
         self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
     }
 
@@ -76,7 +76,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     assert_eq!(service.path().peer_addr(), peer);
 
     let mut client = Post::new(service.path(), 4);
-    let recipient = service.recipient(&client.queue_pair).unwrap();
+    let recipient = service.ud_destination(&client.queue_pair).unwrap();
     for text in [&b"ping"[..], b"once more"] {
         client.send(SendRequest::send(client.buffer(text)), &recipient);
         let came = server.receive();
@@ -211,7 +211,7 @@ fn what_does_not_fit_datagrams_is_refused() {
     request.answer(&post.queue_pair, &[9; MAX_ANSWER_DATA]).unwrap();
     let service = asked.join().unwrap().unwrap();
     assert_eq!(service.private_data()[..MAX_ANSWER_DATA], [9; MAX_ANSWER_DATA]);
-    assert!(service.recipient(&connected).is_err(), "a connection's queue pair sends no datagrams");
+    assert!(service.ud_destination(&connected).is_err(), "a connection's queue pair sends no datagrams");
 }
 
 /// rdma-core's program `udaddy`: the client sends messages with its queue pair's number as immediate data, and the server
@@ -250,10 +250,10 @@ fn ask_a_server_written_in_c(programs: &Programs, address: IpAddr) {
         }
     };
     let mut client = Post::new(service.path(), MESSAGES);
-    let recipient = service.recipient(&client.queue_pair).unwrap();
+    let recipient = service.ud_destination(&client.queue_pair).unwrap();
     let own = client.queue_pair.qpn().get();
     for _ in 0..MESSAGES {
-        client.send(SendRequest::send_immediate(client.buffer(&[b'x'; 100]), own), &recipient);
+        client.send(SendRequest::send_with_imm(client.buffer(&[b'x'; 100]), own), &recipient);
     }
     for _ in 0..MESSAGES {
         let came = client.receive();
@@ -281,7 +281,7 @@ fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
     let sender = sender.unwrap();
     let own = server.queue_pair.qpn().get();
     for _ in 0..MESSAGES {
-        server.send(SendRequest::send_immediate(server.buffer(&[b'y'; 100]), own), &sender);
+        server.send(SendRequest::send_with_imm(server.buffer(&[b'y'; 100]), own), &sender);
     }
     assert!(client.wait().unwrap().success());
 }

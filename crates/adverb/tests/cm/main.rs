@@ -546,7 +546,7 @@ fn a_queue_pair_that_is_connected_already_is_refused() {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let route = Connector::new().timeout(PATIENCE).resolve(listener.local_addr()).unwrap();
     let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
-    queue_pair.fail().unwrap();
+    queue_pair.move_to_error().unwrap();
     let error = route.connect(queue_pair).unwrap_err();
     assert!(matches!(error, Error::WrongState { state: QpState::Error, .. }), "{error}");
 }

@@ -92,7 +92,7 @@ fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
     let (letters, mut random) = (Letters::new(), Random(number("ADVERB_SEED", 7) as u64));
     // Opened for as long as this takes.
     let device = device();
-    let (holdings, mut after_first) = (device.holdings(), None);
+    let (resource_counts, mut after_first) = (device.resource_counts(), None);
     let (mut longest, mut all, mut received, mut done) = (Duration::ZERO, Duration::ZERO, 0, 0);
     while done < kills {
         let moments: Vec<_> =
@@ -109,7 +109,7 @@ fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
         longest = noticed.iter().map(|(noticed, _)| *noticed).chain([longest]).max().unwrap();
         all += noticed.iter().map(|(noticed, _)| *noticed).sum::<Duration>();
         received += noticed.iter().map(|(_, received)| received).sum::<usize>();
-        assert_eq!(device.holdings(), holdings, "after {done}");
+        assert_eq!(device.resource_counts(), resource_counts, "after {done}");
         let (descriptors, memory) = (descriptors(), memory());
         let (first_descriptors, first_memory) = *after_first.get_or_insert((descriptors, memory));
         assert_eq!(descriptors, first_descriptors, "descriptors after {done}");

@@ -72,7 +72,7 @@ impl Drop for Stop<'_> {
 
 /// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
 fn break_it(link: &Arc<Link>) -> bool {
-    link.lane().queue_pair.fail().is_ok()
+    link.lane().queue_pair.move_to_error().is_ok()
 }
 
 fn bytes(number: usize, len: usize) -> Vec<u8> {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Gid, Transport};
-use adverb_proto::{Holdings, Notice};
+use adverb_proto::{Notice, ResourceCounts};
 use adverb_sim::{Aim, Belief, CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, Forge};
 use adverb_soft::{CmEvent, Inbox, Nic, NicEvent};
 use adverb_wire::cm::{GSI_QKEY, Mad};
@@ -50,7 +50,7 @@ const QKEY: u32 = 0x1666_6666;
 pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
     let network = Network::open().map_err(|error| format!("can't open the network: {error}"))?;
     let (victim, peer) = (Arc::clone(&network.victim), Arc::clone(&network.peer));
-    let empty = counted(&victim.holdings());
+    let empty = counted(&victim.resource_counts());
     let mut round = Round::new(choices, network)?;
     let end = report.packets() + packets;
     let mut result = Ok(());
@@ -64,7 +64,7 @@ pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) ->
     drop(round);
     result?;
     drop(peer);
-    let left = counted(&victim.holdings());
+    let left = counted(&victim.resource_counts());
     if left == empty {
         Ok(())
     } else {
@@ -73,8 +73,8 @@ pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) ->
 }
 
 /// What must be as before when all was destroyed.
-fn counted(holdings: &Holdings) -> [usize; 6] {
-    let Holdings { queue_pairs, numbers, regions, answers, groups, windows, .. } = *holdings;
+fn counted(resource_counts: &ResourceCounts) -> [usize; 6] {
+    let ResourceCounts { queue_pairs, numbers, regions, answers, groups, windows, .. } = *resource_counts;
     [queue_pairs, numbers, regions, answers, groups, windows]
 }
 
@@ -395,12 +395,12 @@ impl<'a> Round<'a> {
                 }
             }
         }
-        let holdings = self.victim.holdings();
+        let resource_counts = self.victim.resource_counts();
         // Each has at most four answers for each READ or atomic, of which there are four.
-        if holdings.answers > 16 * holdings.queue_pairs || holdings.notices > 1024 {
-            return Err(format!("the attacked NIC holds too much: {holdings}"));
+        if resource_counts.answers > 16 * resource_counts.queue_pairs || resource_counts.notices > 1024 {
+            return Err(format!("the attacked NIC holds too much: {resource_counts}"));
         }
-        let cm = self.victim.cm().holdings();
+        let cm = self.victim.cm().resource_counts();
         if cm.half_open > 1024 || cm.connections > 1 << 16 || cm.datagrams > 4096 {
             return Err(format!("the attacked connection manager holds too much: {cm:?}"));
         }

@@ -115,10 +115,10 @@ impl CompletionQueue {
         Some(unsafe { BorrowedFd::borrow_raw(channel.fd()) })
     }
 
-    pub(crate) fn take_event(&self) -> Result<bool> {
+    pub(crate) fn try_event(&self) -> Result<bool> {
         let channel = self.channel()?;
         channel.unblock();
-        channel.take_event(&self.device)
+        channel.try_event(&self.device)
     }
 
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
@@ -126,10 +126,10 @@ impl CompletionQueue {
         // With no time limit, taking an event waits for it, as long as all do so: who looks whether there is one, and then
         // takes it, would wait for ever if another took it in between.
         if timeout.is_none() && channel.blocks() {
-            return channel.take_event(&self.device);
+            return channel.try_event(&self.device);
         }
         channel.unblock();
-        Ok(wait_readable(channel.fd(), timeout)? && channel.take_event(&self.device)?)
+        Ok(wait_readable(channel.fd(), timeout)? && channel.try_event(&self.device)?)
     }
 
     fn channel(&self) -> Result<&Channel> {
@@ -216,7 +216,7 @@ impl Channel {
     }
 
     /// Takes and acknowledges an event; `false` if there is none, or a signal came first.
-    fn take_event(&self, device: &Device) -> Result<bool> {
+    fn try_event(&self, device: &Device) -> Result<bool> {
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the channel is alive, and both may be written.
         let code = unsafe { device.library.ibv_get_cq_event(self.handle.as_ptr(), &mut queue, &mut context) };

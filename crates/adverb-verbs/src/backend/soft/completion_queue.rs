@@ -100,7 +100,7 @@ impl CompletionQueue {
         self.channel.as_ref().map(|channel| channel.as_fd())
     }
 
-    pub(crate) fn take_event(&self) -> Result<bool> {
+    pub(crate) fn try_event(&self) -> Result<bool> {
         self.channel()?.take().map_err(|error| Error::Verb {
             action: "taking an event of a completion queue".to_owned(),
             error,

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use adverb_proto::Holdings;
+use adverb_proto::ResourceCounts;
 
 use super::Device;
 use crate::error::Result;
 
 impl Device {
-    pub(crate) fn holdings(&self) -> Holdings {
-        self.nic.holdings()
+    pub(crate) fn resource_counts(&self) -> ResourceCounts {
+        self.nic.resource_counts()
     }
 
     pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {

@@ -12,7 +12,7 @@ use crate::backend::connection_manager::{self as plain, Depths, Event, Request, 
 use crate::error::Result;
 
 impl Identifier {
-    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
+    pub(crate) fn try_event(&self) -> Result<Option<Event>> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the channel is alive, and the event may be written; it is acknowledged below.
         let code = unsafe { self.library.rdma_get_cm_event(self.channel.handle.as_ptr(), &mut event) };

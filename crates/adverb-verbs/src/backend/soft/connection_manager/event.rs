@@ -12,7 +12,7 @@ use crate::backend::connection_manager::{self as plain, Depths, Event, Request, 
 use crate::error::Result;
 
 impl Identifier {
-    pub(crate) fn take_event(&self) -> Result<Option<Event>> {
+    pub(crate) fn try_event(&self) -> Result<Option<Event>> {
         if let Some(early) = self.inner.lock().early.pop_front() {
             self.inbox.calm();
             return Ok(Some(early));
