@@ -25,7 +25,8 @@ pub struct Args {
 /// What is measured.
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Two processes over UDP, beside UCX over TCP, bare UDP and iperf3; ten thousand connections; and beside soft-RoCE.
+    /// Two processes over UDP, beside UCX over TCP, bare UDP and iperf3; ten thousand connections; and beside
+    /// soft-RoCE.
     Soft(soft::Args),
     /// Connections between two processes, beside the device under them and beside TCP.
     Net(net::Args),
@@ -68,8 +69,8 @@ impl Program {
     }
 }
 
-/// The processors of who connects and who is connected to: processes that poll must not share one, and where others are at
-/// work the scheduler may well put them together.
+/// The processors of who connects and who is connected to: processes that poll must not share one, and where others are
+/// at work the scheduler may well put them together.
 const OURS: &str = "0";
 const THEIRS: &str = "1";
 

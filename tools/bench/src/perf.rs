@@ -1,9 +1,10 @@
 //! `cargo xtask perf`: is Adverb as fast as C?
 //!
 //! perftest and adverb's example `perf` do the same on rxe0, between two processes, by turns: SENDs there and back with
-//! events and 16 receives posted at all times, RDMA WRITEs of which up to 128 are under way, and messages one way. The guest has one CPU and a clock that goes by its instructions, so that a run repeats to
-//! about a per cent; perftest is run twice per round, to show how well. System calls are counted by strace in a short run
-//! and in one twice as long: the difference is that of the messages alone.
+//! events and 16 receives posted at all times, RDMA WRITEs of which up to 128 are under way, and messages one way. The
+//! guest has one CPU and a clock that goes by its instructions, so that a run repeats to about a per cent; perftest is
+//! run twice per round, to show how well. System calls are counted by strace in a short run and in one twice as long:
+//! the difference is that of the messages alone.
 
 use std::process::ExitCode;
 

@@ -81,8 +81,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a link can't do better, as it was measured: system calls were counted with strace, instructions with callgrind, and
-/// times taken of the same calls from C.
+/// Why a link can't do better, as it was measured: system calls were counted with strace, instructions with callgrind,
+/// and times taken of the same calls from C.
 fn cause(link: &str, name: &str) -> &'static str {
     match (link, name) {
         (_, "notify") => {

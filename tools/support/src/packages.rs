@@ -1,4 +1,4 @@
-//! Debian packages: which are needed, which are missing, and installing those.
+//! Debian packages that commands need, and their installation.
 
 use std::collections::HashSet;
 use std::process::Command;
@@ -7,13 +7,12 @@ use anyhow::{Result, bail};
 
 use crate::process;
 
-/// To build and to check: a linker and C headers, a C++ compiler for the fuzzer's runtime, rdma-core's headers to compare
-/// adverb-sys with, a dissector, an
-/// instruction counter.
+/// The packages for builds and checks: a linker and C headers, a C++ compiler for libFuzzer, rdma-core's headers
+/// (adverb-sys is compared with them), tshark, and valgrind.
 pub const BUILD: &[&str] =
     &["gcc", "g++", "libc6-dev", "libibverbs-dev", "librdmacm-dev", "tshark", "valgrind"];
 
-/// To boot a guest with soft-RoCE, and the programs that are tried in it.
+/// The packages for the guest with soft-RoCE, and the programs that run in it.
 pub const VM: &[&str] = &[
     "busybox-static",
     "ibverbs-providers",
@@ -28,11 +27,16 @@ pub const VM: &[&str] = &[
     "xz-utils",
 ];
 
-/// Makes sure that the packages are installed: installs the missing ones as root, names them to anybody else.
+/// Installs missing packages.
+///
+/// # Errors
+///
+/// Returns an error if the system is not Debian, if the installation fails, or if packages are missing and the user is
+/// not root; the error then names them.
 pub fn ensure(packages: &[&str]) -> Result<()> {
     let Some(missing) = missing(packages) else {
         bail!(
-            "this needs Debian packages, and dpkg isn't here to ask about them; on Debian 12 they are: {}",
+            "cannot check for Debian packages, because dpkg-query is missing; the packages on Debian 12 are: {}",
             packages.join(" ")
         );
     };
@@ -46,7 +50,7 @@ pub fn ensure(packages: &[&str]) -> Result<()> {
             missing.join(" ")
         );
     }
-    // Package lists may be absent (a fresh image has none) or so old that they name files that are gone.
+    // The package lists may be missing (as on a fresh image) or outdated.
     if install(&missing).is_err() {
         update_lists()?;
         install(&missing)?;
@@ -54,12 +58,16 @@ pub fn ensure(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fetches the package lists anew.
+/// Updates the package lists.
+///
+/// # Errors
+///
+/// Returns an error if `apt-get update` fails.
 pub fn update_lists() -> Result<()> {
     process::run(apt_get(&["update", "-q"]).args(["-o", "Acquire::Retries=3"]))
 }
 
-/// Whether we run as root.
+/// Returns whether this process runs as root.
 pub fn is_root() -> bool {
     process::text(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
@@ -68,16 +76,16 @@ fn install(packages: &[&str]) -> Result<()> {
     process::run(apt_get(&["install", "-q", "-y", "--no-install-recommends"]).args(packages))
 }
 
-/// apt-get that asks no questions (tshark's package has one).
+/// Returns a non-interactive apt-get command (tshark's package asks a question).
 fn apt_get(arguments: &[&str]) -> Command {
     let mut command = Command::new("apt-get");
     command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
 
-/// Those of the packages that aren't installed; `None` if this isn't a Debian system.
+/// Returns the packages that are not installed; `None` if dpkg-query is missing.
 fn missing<'a>(packages: &[&'a str]) -> Option<Vec<&'a str>> {
-    // Its status says "some package is unknown", which is an answer here, not a failure.
+    // dpkg-query also fails if it doesn't know a package, which then counts as missing.
     let answer = Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status}\n"])
         .args(packages)
@@ -88,7 +96,7 @@ fn missing<'a>(packages: &[&'a str]) -> Option<Vec<&'a str>> {
     Some(packages.iter().copied().filter(|package| !installed.contains(package)).collect())
 }
 
-/// The packages that dpkg-query calls installed, and not, say, removed with their configuration left behind.
+/// Returns the packages with the state "installed", in contrast to, for example, "config-files".
 fn installed(answer: &str) -> HashSet<&str> {
     answer.lines().filter_map(|line| line.strip_suffix(" installed")).collect()
 }

@@ -1,4 +1,4 @@
-//! Where things are: the clone, and the cache outside it.
+//! Paths: the clone, and the cache outside it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -20,15 +20,19 @@ fn root_above(package: &Path) -> Option<&Path> {
     package.parent().filter(|tools| tools.ends_with("tools"))?.parent()
 }
 
-/// The cache for what is slow to get or to make and belongs to no clone: `$ADVERB_CACHE`, else
-/// `$XDG_CACHE_HOME/adverb`, else `~/.cache/adverb`.
+/// Returns the directory of the cache, which all clones share: `$ADVERB_CACHE`, else `$XDG_CACHE_HOME/adverb`, else
+/// `~/.cache/adverb`. The cache holds downloads and slow builds.
+///
+/// # Errors
+///
+/// Returns an error if none of the variables is an absolute path.
 pub fn cache() -> Result<PathBuf> {
     choose_cache(|name| env::var_os(name).map(PathBuf::from))
-        .context("no place for a cache: set ADVERB_CACHE to a directory's absolute path")
+        .context("cannot choose a cache directory: set ADVERB_CACHE to an absolute path")
 }
 
-/// The rule behind [`cache`], its view of the environment passed in. A relative path counts as unset: it would
-/// mean another directory in every working directory.
+/// Chooses the directory for [`cache`], given the environment. A relative path counts as unset, because it would mean
+/// another directory in every working directory.
 fn choose_cache(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     absolute("ADVERB_CACHE")
@@ -36,7 +40,11 @@ fn choose_cache(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| absolute("HOME").map(|dir| dir.join(".cache/adverb")))
 }
 
-/// Where the cargo tools that `cargo xtask setup` installs live.
+/// Returns the directory in which `cargo xtask setup` installs cargo tools.
+///
+/// # Errors
+///
+/// Returns an error if there is no [`cache`].
 pub fn tools() -> Result<PathBuf> {
     Ok(cache()?.join("tools"))
 }

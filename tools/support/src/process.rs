@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Child processes.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{packages, paths};
 
-/// `cargo ARGUMENTS…` (split at spaces) in the root of the clone, with the tools that `setup` installed on its PATH.
+/// Returns the command `cargo ARGUMENTS…` (split at spaces) in the root of the clone. Its PATH includes the tools that
+/// `cargo xtask setup` installed.
 pub fn cargo(arguments: &str) -> Command {
-    // The cargo that started us, so that a `cargo +toolchain xtask …` stays on its toolchain.
+    // The cargo that started this process, so that `cargo +toolchain xtask …` stays on its toolchain.
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(paths::root());
     if let Ok(path) = env::join_paths(search_path()) {
@@ -20,19 +21,19 @@ pub fn cargo(arguments: &str) -> Command {
     command
 }
 
-/// Where programs are looked for: the installed tools first, so that their pinned versions win, then `PATH`.
+/// Returns the directories to search for programs: the installed tools, whose versions are pinned, then PATH.
 pub fn search_path() -> Vec<PathBuf> {
     let tools = paths::tools().map(|tools| tools.join("bin"));
     let path = env::var_os("PATH").unwrap_or_default();
     tools.into_iter().chain(env::split_paths(&path)).collect()
 }
 
-/// The path of a program, if it is installed.
+/// Returns the path of a program, if it is installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-/// A program as nobody in particular runs it: without capabilities, and without a way to get any.
+/// Returns a command that runs a program as an unprivileged user, without capabilities and without a way to gain any.
 pub fn as_nobody(program: &Path) -> Command {
     if !packages::is_root() {
         return Command::new(program);
@@ -43,68 +44,88 @@ pub fn as_nobody(program: &Path) -> Command {
     command
 }
 
-/// Says what it runs, runs it, and fails if it does. What it prints goes straight to our own output.
+/// Prints and runs a command. Its output goes to this process's output.
+///
+/// # Errors
+///
+/// Returns an error if the command doesn't start or fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("$ {line}");
     let status = command.stdin(Stdio::null()).status().with_context(|| not_started(command))?;
     if !status.success() {
-        bail!("`{line}` failed ({status}); what it printed is above");
+        bail!("`{line}` failed ({status}); its output is above");
     }
     Ok(())
 }
 
-/// What it prints on its standard output, or an error that holds what it printed on the other one.
+/// Runs a command and returns its standard output.
+///
+/// # Errors
+///
+/// Returns an error if the command doesn't start or fails; a failure's error contains its standard error.
 pub fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.stdin(Stdio::null()).output().with_context(|| not_started(command))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` failed ({}): {}", line(command), output.status, said.trim());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed ({}): {}", line(command), output.status, stderr.trim());
     }
     Ok(output.stdout)
 }
 
-/// Like [`output`], as text.
+/// Runs a command and returns its standard output as text.
+///
+/// # Errors
+///
+/// Returns the errors of [`output`].
 pub fn text(command: &mut Command) -> Result<String> {
     output(command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Builds one executable with `cargo ARGUMENTS…`, and says where it is.
+/// Builds one executable with `cargo ARGUMENTS…` and returns its path.
+///
+/// # Errors
+///
+/// Returns an error if the build fails or builds no executable.
 pub fn build(arguments: &str) -> Result<String> {
     build_with(cargo(arguments))
 }
 
-/// Builds one executable with a cargo that was given its arguments, and says where it is.
+/// Builds one executable with a cargo command and returns its path.
+///
+/// # Errors
+///
+/// Returns an error if the build fails or builds no executable.
 pub fn build_with(mut command: Command) -> Result<String> {
     command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
     let messages = text(&mut command)?;
-    executable(&messages).map(str::to_owned).context("cargo didn't say where the program is")
+    executable(&messages).map(str::to_owned).context("cargo built no executable")
 }
 
-/// The path of the executable in cargo's messages. A package's tests and benchmarks come together with its program, in either
-/// order, and aren't it. One string isn't worth a JSON parser; a path with a quotation mark or a backslash in it isn't
-/// supported.
+/// Returns the path of the executable in cargo's messages. Building a test or a benchmark also builds the package's
+/// program, in either order; the test or benchmark wins. This avoids a JSON parser, so paths with quotes or backslashes
+/// are not supported.
 fn executable(messages: &str) -> Option<&str> {
     let is_program = |line: &&str| line.contains(r#""target":{"kind":["bin"]"#);
-    let asked_for = messages.lines().filter(|line| !is_program(line)).find_map(path);
-    asked_for.or_else(|| executables(messages).next())
+    let requested = messages.lines().filter(|line| !is_program(line)).find_map(path);
+    requested.or_else(|| executables(messages).next())
 }
 
-/// The paths of all executables in cargo's messages.
+/// Returns the paths of all executables in cargo's messages.
 pub fn executables(messages: &str) -> impl Iterator<Item = &str> {
     messages.lines().filter_map(path)
 }
 
-/// The path of the executable in one of cargo's messages.
+/// Returns the path of the executable in one of cargo's messages.
 fn path(message: &str) -> Option<&str> {
     message.split_once(r#""executable":""#)?.1.split('"').next()
 }
 
 fn not_started(command: &Command) -> String {
-    format!("could not start `{}`: is it installed and on PATH?", command.get_program().to_string_lossy())
+    format!("could not start `{}`: is it installed and in PATH?", command.get_program().to_string_lossy())
 }
 
-/// The command line as a person would type it, with the name of the program instead of its path.
+/// Returns the command line in shell notation, with the program's name instead of its path.
 fn line(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
     let program = program.file_name().map_or_else(OsString::new, OsString::from);
@@ -112,7 +133,7 @@ fn line(command: &Command) -> String {
     words.map(|word| quote(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as a POSIX shell has to be given it to get it back unchanged.
+/// Quotes a word for a POSIX shell.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

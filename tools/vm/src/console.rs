@@ -1,19 +1,19 @@
-//! Signs of trouble in the guest's kernel.
+//! Problems of the guest's kernel, and its console output.
 
 use std::fmt;
 
-/// What went wrong in the guest's kernel.
+/// A problem of the guest's kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Ord, PartialOrd)]
 pub enum Trouble {
-    /// It warned (`WARN_ON`) and went on.
+    /// A kernel warning (`WARN_ON`).
     Warning,
-    /// It died in the middle of something (`BUG`, a bad pointer); whatever ran there is gone.
+    /// A kernel oops (`BUG`, a bad pointer), which kills the current process.
     Oops,
 }
 
 impl Trouble {
-    /// The worst that `/proc/sys/kernel/tainted` tells of. The flags are the kernel's own word, whatever its log
-    /// level or its wording (Documentation/admin-guide/tainted-kernels.rst).
+    /// Returns the worst problem in the flags of `/proc/sys/kernel/tainted`, which don't depend on the log level or the
+    /// wording of messages (the kernel's Documentation/admin-guide/tainted-kernels.rst).
     pub(super) fn from_taint(flags: u64) -> Option<Self> {
         const DIED: u64 = 1 << 7;
         const WARNED: u64 = 1 << 9;
@@ -26,7 +26,7 @@ impl Trouble {
         }
     }
 
-    /// The worst that the console tells of: for a guest that can't be asked for its flags any more.
+    /// Returns the worst problem in the console output, for a guest that can no longer report its flags.
     pub(super) fn from_console(text: &str) -> Option<Self> {
         let says = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
         if says(&["Kernel panic", "BUG: ", "Oops: ", "general protection fault"]) {
@@ -48,8 +48,8 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// A serial console's bytes as text for a log: no carriage returns, no escape sequences (firmware clears the
-/// screen), no other control characters.
+/// Converts the bytes of a serial console to text for a log: without carriage returns, escape sequences (the firmware
+/// clears the screen) and other control characters.
 pub(super) fn readable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut clean = String::with_capacity(text.len());
@@ -65,7 +65,7 @@ pub(super) fn readable(bytes: &[u8]) -> String {
     clean
 }
 
-/// Goes past what follows an escape character: `[`, parameters, and a final letter; or one character.
+/// Skips the rest of an escape sequence: `[`, parameters and a final letter; or one character.
 fn skip_escape_sequence(chars: &mut std::str::Chars<'_>) {
     if chars.next() == Some('[') {
         chars.find(|c| ('@'..='~').contains(c));

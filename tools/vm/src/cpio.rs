@@ -1,7 +1,7 @@
-//! Writing the archive that a kernel unpacks as its first root: cpio's "newc" format
+//! A writer of initramfs archives: cpio's "newc" format
 //! (the kernel's Documentation/driver-api/early-userspace/buffer-format.rst).
 
-/// An archive in the making.
+/// An archive under construction.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -9,7 +9,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory. Its parent has to be there already.
+    /// Adds a directory. Its parent must already be in the archive.
     pub(super) fn directory(&mut self, path: &str) {
         self.entry(path, 0o040_755, &[]);
     }
@@ -19,7 +19,7 @@ impl Archive {
         self.entry(path, 0o100_755, content);
     }
 
-    /// The bytes of the finished archive.
+    /// Returns the bytes of the finished archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -41,7 +41,7 @@ impl Archive {
         self.pad();
     }
 
-    /// Names and contents end at a multiple of four bytes.
+    /// Pads to a multiple of four bytes, after a name or a content.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }

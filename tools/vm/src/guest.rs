@@ -1,4 +1,4 @@
-//! One guest: QEMU, and what goes on in it.
+//! A guest: the QEMU process, and the commands in it.
 
 use std::env;
 use std::ffi::OsString;
@@ -17,20 +17,20 @@ use super::initramfs;
 use super::kernel::Kernel;
 use super::share::{Follow, Settings, Share};
 
-/// What a guest is made of.
+/// The configuration of a guest.
 pub(super) struct Config {
     pub(super) kernel: Kernel,
     pub(super) timeout: Duration,
     pub(super) mtu: u32,
     pub(super) cpus: u8,
     pub(super) icount: bool,
-    /// The directory that the guest may write to.
+    /// The host directory that the guest can write to.
     pub(super) out: Option<PathBuf>,
-    /// Whether to run the next command after one that failed.
+    /// Whether to continue after a command that failed.
     pub(super) keep_going: bool,
 }
 
-/// One of a command's two outputs.
+/// An output stream of a command.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Stream {
     /// Standard output.
@@ -39,52 +39,56 @@ pub enum Stream {
     Err,
 }
 
-/// Somebody who wants to know what goes on in the guest, as it does.
+/// A receiver of a run's events.
 pub trait Observer {
-    /// A command starts.
+    /// Called when a command starts.
     fn started(&mut self, index: usize);
-    /// The command that started last printed something.
+    /// Called with output of the current command.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
-    /// A command has ended.
+    /// Called when a command has finished.
     fn finished(&mut self, index: usize, status: u8);
 }
 
-/// What became of a run.
+/// The result of a run.
 pub struct Report {
     /// The reason for its end.
     pub ending: Ending,
-    /// The statuses of those commands that came to an end.
+    /// The exit statuses of the commands that finished.
     pub statuses: Vec<u8>,
-    /// The worst that happened in the kernel while they ran.
+    /// The worst kernel problem while the commands ran.
     pub trouble: Option<Trouble>,
-    /// How long it took until the first command could start, if it came to that.
+    /// The time until the first command could start; `None` if the guest didn't boot.
     pub boot: Option<Duration>,
-    /// What the kernel printed.
+    /// The console output of the guest.
     pub(super) console: String,
 }
 
-/// Why a run ended.
+/// The reason for the end of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Ending {
-    /// All commands ran, or all up to the one that failed.
+    /// All commands finished, or one failed.
     Completed,
-    /// The time was over.
+    /// The time limit was exceeded.
     TimedOut,
-    /// QEMU ended first: the guest didn't boot, or panicked. Holds QEMU's exit status and words.
+    /// QEMU exited: the guest didn't boot, or panicked. Contains QEMU's exit status and output.
     Died(String),
 }
 
-/// A guest that is ready to be switched on.
+/// A guest that is ready to boot.
 pub struct Guest {
     config: Config,
     share: Share,
 }
 
-/// How often the guest's files are looked at.
-const TICK: Duration = Duration::from_millis(10);
+/// The interval between checks of the guest's files.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Guest {
-    /// Gets everything together that booting takes.
+    /// Creates the shared directory and the initramfs.
     pub(super) fn new(config: Config) -> Result<Self> {
         let share = Share::create()?;
         let initramfs = initramfs::build(&config.kernel)?;
@@ -92,16 +96,21 @@ impl Guest {
         Ok(Self { config, share })
     }
 
-    /// Makes it run the next command after one that failed, too.
+    /// Makes runs continue after a command that failed.
     pub fn keep_going(&mut self) {
         self.config.keep_going = true;
     }
 
-    /// Boots, runs the commands (lines for a shell) in order up to the first that fails, and switches off.
+    /// Boots the guest, runs shell commands in order until one fails, and powers the guest off.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if QEMU can't be started, a file of the shared directory can't be read or written, or the
+    /// observer fails. A failure of a command or of the guest is not an error, but a part of the report.
     pub fn run(&mut self, commands: &[String], observer: &mut dyn Observer) -> Result<Report> {
         let settings = Settings {
             mtu: self.config.mtu,
-            cwd: &env::current_dir().context("where are we? The current directory is gone")?,
+            cwd: &env::current_dir().context("could not get the current directory")?,
             keep_going: self.config.keep_going,
             out: self.config.out.is_some(),
         };
@@ -118,7 +127,7 @@ impl Guest {
             ControlFlow::Continue(()) => Ending::Completed,
             ControlFlow::Break(ending) => ending,
         };
-        // All that the commands did is in our files by now: there is no need to wait for it to shut down.
+        // The commands' results are already in the host's files, so QEMU can be killed without a shutdown.
         drop(qemu);
         report.console = console::readable(&fs::read(self.share.beside("console")).unwrap_or_default());
         if report.ending != Ending::Completed {
@@ -127,7 +136,7 @@ impl Guest {
         Ok(report)
     }
 
-    /// Follows a run to its end.
+    /// Forwards the events of a run until its end.
     fn watch(
         &self,
         qemu: &mut Qemu,
@@ -144,9 +153,9 @@ impl Guest {
             observer.started(index);
             let mut outputs = Outputs::of(&self.share, index)?;
             let finished = self.wait_for(qemu, || {
-                // The status first: if it is there, so is all the output.
+                // Read the status before the output: once the status exists, the output is complete.
                 let finished = self.share.finished(index)?;
-                outputs.pass_on(observer)?;
+                outputs.forward(observer)?;
                 Ok(finished)
             })?;
             let finished = match finished {
@@ -163,30 +172,30 @@ impl Guest {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Asks until there is an answer, or until there can't be one any more.
+    /// Calls `poll` until it returns a value, QEMU exits, or the time limit is exceeded.
     fn wait_for<T>(
         &self,
         qemu: &mut Qemu,
-        mut ask: impl FnMut() -> Result<Option<T>>,
+        mut poll: impl FnMut() -> Result<Option<T>>,
     ) -> Result<ControlFlow<Ending, T>> {
         loop {
-            // Looked at first: what the guest did before it went is an answer still.
-            let ended = qemu.child.try_wait().context("could not ask after QEMU")?;
-            if let Some(answer) = ask()? {
+            // Check QEMU before the files, so that results that the guest wrote before its exit still count.
+            let ended = qemu.child.try_wait().context("could not get QEMU's status")?;
+            if let Some(answer) = poll()? {
                 return Ok(ControlFlow::Continue(answer));
             }
             if let Some(status) = ended {
-                return Ok(ControlFlow::Break(Ending::Died(last_words(status, &self.share))));
+                return Ok(ControlFlow::Break(Ending::Died(exit_description(status, &self.share))));
             }
             if qemu.started.elapsed() >= self.config.timeout {
                 return Ok(ControlFlow::Break(Ending::TimedOut));
             }
-            thread::sleep(TICK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// The outputs of a running command.
+/// The output streams of a running command.
 struct Outputs {
     streams: [(Stream, Follow); 2],
 }
@@ -198,8 +207,8 @@ impl Outputs {
         Ok(Self { streams: [(Stream::Out, out), (Stream::Err, err)] })
     }
 
-    /// Passes on all that was printed since the last call.
-    fn pass_on(&mut self, observer: &mut dyn Observer) -> Result<()> {
+    /// Forwards the output since the last call.
+    fn forward(&mut self, observer: &mut dyn Observer) -> Result<()> {
         for (stream, follow) in &mut self.streams {
             loop {
                 let bytes = follow.next().context("could not read the guest's output")?;
@@ -213,7 +222,7 @@ impl Outputs {
     }
 }
 
-/// The running emulator; killed when dropped.
+/// The QEMU process; killed on drop.
 struct Qemu {
     child: Child,
     started: Instant,
@@ -222,12 +231,13 @@ struct Qemu {
 impl Qemu {
     fn start(config: &Config, share: &Share) -> Result<Self> {
         let words = File::create(share.beside("qemu.err")).context("could not create a log for QEMU")?;
-        // setpriv has the kernel end QEMU when we end, however that happens (Ctrl-C, kill -9).
+        // setpriv makes the kernel kill QEMU when this process exits for any reason (Ctrl-C, kill -9).
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]).args(arguments(config, share));
         command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words);
         let started = Instant::now();
-        let child = command.spawn().context("could not start QEMU (through setpriv, of util-linux)")?;
+        let child =
+            command.spawn().context("could not start QEMU through setpriv (Debian package util-linux)")?;
         Ok(Self { child, started })
     }
 }
@@ -239,20 +249,20 @@ impl Drop for Qemu {
     }
 }
 
-/// QEMU's exit status and what it printed.
-fn last_words(status: ExitStatus, share: &Share) -> String {
+/// Returns QEMU's exit status and output.
+fn exit_description(status: ExitStatus, share: &Share) -> String {
     let words = fs::read_to_string(share.beside("qemu.err")).unwrap_or_default();
     format!("QEMU: {status} {}", words.trim()).trim().to_owned()
 }
 
-/// QEMU's command line.
+/// Returns QEMU's arguments.
 fn arguments(config: &Config, share: &Share) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: OsString| words.extend([option.into(), value]);
     add("-M", "q35".into());
     add("-cpu", "max".into());
     add("-m", "3072".into());
-    // Never KVM: a kvm device may be present and still not work, and then the guest hangs in early boot.
+    // No KVM: on some machines the device exists but doesn't work, and the guest hangs in early boot.
     if config.icount {
         add("-accel", "tcg,thread=single".into());
         add("-smp", "1".into());
@@ -278,12 +288,12 @@ fn arguments(config: &Config, share: &Share) -> Vec<OsString> {
     words
 }
 
-/// `loglevel=5` lets warnings through to the console. `panic=-1` with `-no-reboot` makes a panic end QEMU. The
-/// others save seconds of boot, but `nowatchdog`: a busy host makes an emulated CPU look stuck when it isn't.
+/// The kernel's command line. `loglevel=5` prints warnings on the console. `panic=-1` with `-no-reboot` makes QEMU exit
+/// on a panic. `nowatchdog` avoids false reports of stuck CPUs on a busy host. The other options speed up the boot.
 const KERNEL_COMMAND_LINE: &str =
     "console=ttyS0 quiet loglevel=5 panic=-1 nowatchdog mitigations=off cryptomgr.notests";
 
-/// A QEMU option that ends in a path, in which a comma has to be doubled.
+/// Returns a QEMU option that ends in a path; commas in the path are doubled.
 fn option(start: &str, path: &Path) -> OsString {
     format!("{start}{}", path.display().to_string().replace(',', ",,")).into()
 }

@@ -1,5 +1,5 @@
-# Runs in the guest as root, in this machine's files: makes rxe0 and its cable, then runs the commands.
-# /run/adverb is shared with the machine (see share.rs for the files in it).
+# Runs in the guest as root, in the host's files: creates rxe0 and its link, then runs the commands.
+# /run/adverb is shared with the host (see share.rs for the files in it).
 set -euo pipefail
 share=/run/adverb
 . "$share/settings" # mtu cwd path count keep_going out
@@ -10,7 +10,7 @@ if [[ $out ]]; then
   mount -t 9p -o trans=virtio,version=9p2000.L,cache=none,msize=262144 out /run/out
 fi
 
-# Duplicate address detection would hold the addresses back for a second or two; there is nobody to collide with.
+# Duplicate address detection would delay the addresses by a second or two, and no other host is on the link.
 for scope in all default; do echo 0 >/proc/sys/net/ipv6/conf/$scope/accept_dad; done
 ip link set lo up
 ip netns add peer
@@ -25,12 +25,13 @@ ip -n peer addr add fd77::2/64 dev v1 nodad
 ip link set v0 up
 ip -n peer link set lo up
 ip -n peer link set v1 up
-# Each end knows the other's address: a lost question for it is asked again only after a second, when queue pairs have given up.
+# Permanent neighbor entries: a lost ARP request is repeated only after a second, when queue pairs have already timed
+# out.
 for address in 10.77.0.2 fd77::2; do ip neigh replace $address lladdr 02:00:00:00:77:02 dev v0 nud permanent; done
 for address in 10.77.0.1 fd77::1; do ip -n peer neigh replace $address lladdr 02:00:00:00:77:01 dev v1 nud permanent; done
 rdma link add rxe0 type rxe netdev v0
 
-# The GID table is filled in the background.
+# The kernel fills the GID table in the background.
 port=/sys/class/infiniband/rxe0/ports/1
 ready() {
   [[ $(<$port/gids/1) == 0000:0000:0000:0000:0000:ffff:0a4d:0001 ]] &&
@@ -40,13 +41,13 @@ ready() {
 for ((i = 0; ; i++)); do
   ready && break
   if ((i == 200)); then
-    echo "guest: rxe0 did not get its addresses in time; port $(<$port/state), GIDs:" "$(cat $port/gids/{0,1,2,3})"
+    echo "guest: rxe0 has no addresses after 10 s; port $(<$port/state), GIDs:" "$(cat $port/gids/{0,1,2,3})"
     exit 1
   fi
   sleep 0.05
 done
 
-# Writes a file in one step, so that the machine never reads half of it.
+# Writes a file atomically, so that the host never reads a part of it.
 publish() {
   printf '%s\n' "$2" >"$share/$1.part"
   mv "$share/$1.part" "$share/$1"
@@ -54,8 +55,8 @@ publish() {
 taint() { cat /proc/sys/kernel/tainted; }
 publish ready "$(taint)"
 
-# Runs command $1, its output through pipes into files that the machine follows. (Not straight into the files: a
-# program that opens /dev/stderr would truncate them.)
+# Runs command $1. Its output goes through pipes into files that the host reads, because a program that opens
+# /dev/stderr would truncate files.
 run() {
   local out err out_cat err_cat status=0
   exec {out}> >(exec cat >"$share/$1.out")
@@ -66,13 +67,13 @@ run() {
     exec >&"$out" 2>&"$err" {out}>&- {err}>&- </dev/null
     set +euo pipefail
     if ! cd "$cwd"; then
-      echo "vm: $cwd can't be seen in the guest, where /run is another; start from a directory elsewhere" >&2
+      echo "vm: the guest has no $cwd, because its /run is its own; start from another directory" >&2
       exit 125
     fi
     exec bash "$share/$1.command"
   ) || status=$?
   exec {out}>&- {err}>&-
-  # Processes that the command left behind may hold the pipes open: they get a moment, no more.
+  # Background processes of the command may keep the pipes open: wait at most 2 s for them.
   (
     exec >/dev/null 2>&1
     sleep 2

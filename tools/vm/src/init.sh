@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The guest's first process: loads modules, mounts this machine's files, and hands over to guest.sh in them.
+# The guest's first process: loads modules, mounts the host's files, and runs guest.sh in them.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sysfs /sys
@@ -18,13 +18,13 @@ $b mount --rbind /dev /host/dev
 for d in proc sys; do $b mount --bind /$d /host/$d; done
 $b mount -t tmpfs -o mode=755 run /host/run
 
-# Programs are built in /tmp as often as elsewhere, so the machine's /tmp is to be seen, and yet to be written to.
+# Programs may be built in the host's /tmp, so the guest sees it, with a writable layer on top.
 $b mount -t tmpfs upper /upper
 $b mkdir -m 1777 /upper/tmp
 $b mkdir /upper/work
 $b mount -t overlay -o lowerdir=/host/tmp,upperdir=/upper/tmp,workdir=/upper/work overlay /host/tmp
 
-# No cache: what is written there has reached the machine when write() returns.
+# No cache: a write has reached the host when write() returns.
 $b mkdir /host/run/adverb
 $b mount -t 9p -o trans=virtio,version=9p2000.L,cache=none,msize=262144 adverb /host/run/adverb
 

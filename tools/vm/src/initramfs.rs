@@ -1,4 +1,4 @@
-//! The guest's first root: busybox, kernel modules, and the script that mounts the real one.
+//! The guest's initramfs: busybox, kernel modules, and the script that mounts the root file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,35 +10,35 @@ use support::process;
 use super::cpio::Archive;
 use super::kernel::Kernel;
 
-/// What the guest needs beyond what is built into Debian's kernel, in the order of loading.
+/// The kernel modules that the guest loads, in order.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "9p",
     "9pnet_virtio",
     "overlay",
     "veth",
-    // rdma_rxe asks the kernel's crypto layer for "crc32" by name, so these aren't among its dependencies; without
-    // them `rdma link add` fails with ENOENT.
+    // rdma_rxe requests "crc32" from the kernel's crypto layer by name, so modprobe doesn't list these as dependencies;
+    // without them `rdma link add` fails with ENOENT.
     "crc32_generic",
     "crc32_pclmul",
     "rdma_rxe",
     "ib_uverbs",
     "rdma_ucm",
     "ib_umad",
-    // Loss and delay on the cable between v0 and v1.
+    // Loss and delay on the link between v0 and v1.
     "sch_netem",
 ];
 
 const INIT: &str = include_str!("init.sh");
 
-/// Builds it. It isn't compressed: unpacking takes longer in the guest than reading does.
+/// Builds the archive, uncompressed: the emulated CPU reads it faster than it can decompress it.
 pub(super) fn build(kernel: &Kernel) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for directory in ["bin", "mods", "proc", "sys", "dev", "host", "upper"] {
         archive.directory(directory);
     }
     let busybox =
-        process::find("busybox").context("busybox isn't on PATH (Debian package busybox-static)")?;
+        process::find("busybox").context("busybox is not in PATH (Debian package busybox-static)")?;
     archive.file("bin/busybox", &read(&busybox)?);
     archive.file("init", INIT.as_bytes());
     for (index, module) in modules(kernel)?.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn build(kernel: &Kernel) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// The files of the modules and of all that they depend on, in the order of loading.
+/// Returns the files of the modules and their dependencies, in loading order.
 fn modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = Vec::new();
     for module in MODULES {
@@ -57,7 +57,12 @@ fn modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
         let answer = process::text(&mut modprobe)
             .with_context(|| format!("the kernel {} has no module {module}", kernel.version))?;
         for file in dependencies(&answer) {
-            ensure!(file.is_file(), "{} is missing: remove {}", file.display(), kernel.root.display());
+            ensure!(
+                file.is_file(),
+                "{} is missing: remove {} and try again",
+                file.display(),
+                kernel.root.display()
+            );
             if !files.contains(&file) {
                 files.push(file);
             }
@@ -66,7 +71,8 @@ fn modules(kernel: &Kernel) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The files in modprobe's answer, in its order: `insmod FILE [PARAMETERS]`, or `builtin NAME`, which has none.
+/// Parses the files in modprobe's output, in order. Lines are `insmod FILE [PARAMETERS]`, or `builtin NAME`, which has
+/// no file.
 fn dependencies(answer: &str) -> impl Iterator<Item = PathBuf> {
     answer.lines().filter_map(|line| {
         let mut words = line.split_whitespace();

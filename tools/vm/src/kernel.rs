@@ -1,4 +1,4 @@
-//! A Debian kernel: downloaded and unpacked into the cache, never installed.
+//! The guest's kernel: a Debian package, unpacked in the cache, not installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use support::{packages, paths, process};
 
 use super::scratch::Scratch;
 
-/// A kernel that is ready to boot.
+/// A kernel in the cache.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// Its release, as `uname -r` has it: `6.1.0-54-amd64`.
+    /// Its release, as `uname -r` prints it: `6.1.0-54-amd64`.
     pub(super) version: String,
-    /// Where its package is unpacked.
+    /// The directory of its unpacked package.
     pub(super) root: PathBuf,
-    /// What to boot.
+    /// The image to boot.
     pub(super) image: PathBuf,
 }
 
-/// The package that always depends on the current kernel's package.
+/// The package that depends on the current kernel's package.
 const META_PACKAGE: &str = "linux-image-amd64";
 
-/// What starts the name of a kernel's package; its release follows.
+/// The prefix of a kernel package's name, before the release.
 const PREFIX: &str = "linux-image-";
 
-/// The current kernel of this machine's Debian release, from the cache if it is there. When the package lists
-/// can't be had, or the download fails, the newest one in the cache will do.
+/// Returns the current kernel of this machine's Debian release, from the cache or downloaded. Without package lists, or
+/// if the download fails, returns the newest kernel in the cache.
 pub(super) fn cached() -> Result<Kernel> {
     let store = paths::cache()?.join("vm/kernels");
     let error = match current(&store) {
@@ -35,21 +35,24 @@ pub(super) fn cached() -> Result<Kernel> {
         Err(error) => error,
     };
     if let Some(kernel) = newest(&store) {
-        eprintln!("vm: using the kernel {} from the cache, because: {error:#}", kernel.version);
+        eprintln!(
+            "vm: using the kernel {} from the cache, because the current one is not available: {error:#}",
+            kernel.version
+        );
         return Ok(kernel);
     }
-    // The package lists may be absent (a fresh image has none), or so old that they name files that are gone.
+    // The package lists may be missing (as on a fresh image) or outdated.
     let retried = match packages::is_root() {
         true => packages::update_lists().and_then(|()| current(&store)),
-        false => Err(error.context("try `sudo apt-get update`")),
+        false => Err(error.context("the package lists may be outdated: run `sudo apt-get update`")),
     };
-    retried.context("could not get a kernel for the guest: it comes from Debian's archive, once")
+    retried.context("could not download a kernel for the guest from Debian's archive")
 }
 
-/// The current kernel, downloaded if it isn't in the store.
+/// Returns the current kernel, from the store or downloaded.
 fn current(store: &Path) -> Result<Kernel> {
     let answer = process::text(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
-    let package = dependency(&answer).with_context(|| format!("apt doesn't know {META_PACKAGE}"))?;
+    let package = dependency(&answer).with_context(|| format!("apt does not know {META_PACKAGE}"))?;
     match Kernel::open(store, package) {
         Some(kernel) => Ok(kernel),
         None => download(store, package),
@@ -57,74 +60,75 @@ fn current(store: &Path) -> Result<Kernel> {
 }
 
 impl Kernel {
-    /// A kernel in the store, if it is there. What is there is complete: it is moved there as a whole.
+    /// Opens a kernel in the store; `None` if it is not there. A kernel in the store is complete, because it is moved
+    /// there in one step.
     fn open(store: &Path, package: &str) -> Option<Self> {
         let root = store.join(package);
         let version = package.strip_prefix(PREFIX)?.to_owned();
-        // The uncompressed image is a convenience (see `decompress`), and may be absent.
+        // The uncompressed image is optional (see `decompress`).
         let images = [root.join("vmlinux"), root.join("boot").join(format!("vmlinuz-{version}"))];
         let image = images.into_iter().find(|image| image.is_file())?;
         Some(Self { version, root, image })
     }
 }
 
-/// The kernel's package in what `apt-cache depends` says of the package that depends on it.
+/// Parses the name of the kernel's package in the output of `apt-cache depends`.
 fn dependency(answer: &str) -> Option<&str> {
     let depends = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     depends.map(str::trim).find(|package| package.starts_with(PREFIX))
 }
 
-/// The newest kernel in the store.
+/// Returns the newest kernel in the store.
 fn newest(store: &Path) -> Option<Kernel> {
     let entries = fs::read_dir(store).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter_map(|name| Kernel::open(store, &name)).max_by_key(|kernel| numbers(&kernel.version))
 }
 
-/// The numbers in a release, for comparing: 6.1.0-9 comes before 6.1.0-10.
+/// Returns the numbers in a release, for comparison: 6.1.0-9 is older than 6.1.0-10.
 fn numbers(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// Downloads and unpacks a package elsewhere, and then moves it to the store: what is interrupted leaves nothing
-/// that looks like a kernel.
+/// Downloads and unpacks a package in a scratch directory, and then moves it to the store, so that an interrupted
+/// download leaves no incomplete kernel there.
 fn download(store: &Path, package: &str) -> Result<Kernel> {
-    eprintln!("vm: downloading {package} (once)");
+    eprintln!("vm: downloading {package} into the cache");
     let scratch = Scratch::create("kernel")?;
     let root = unpack(scratch.path(), package)?;
     fs::create_dir_all(store).with_context(|| format!("could not create {}", store.display()))?;
-    // If it fails because another run was faster, what that one brought is as good.
+    // The rename fails if another run stored the same kernel first, which is fine.
     let renamed = fs::rename(root, store.join(package));
     Kernel::open(store, package).with_context(|| format!("no kernel in {}: {renamed:?}", store.display()))
 }
 
-/// Downloads and unpacks a kernel's package in `scratch`; gives the directory it is in.
+/// Downloads and unpacks a kernel's package in `scratch`; returns the directory with its files.
 fn unpack(scratch: &Path, package: &str) -> Result<PathBuf> {
     let mut apt = Command::new("apt-get");
-    // As root, apt would change to a user who can't write here, and complain that it can't.
+    // As root, apt would switch to a user that can't write to this directory.
     apt.args(["download", "-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3", package]);
     process::output(apt.current_dir(scratch))?;
     let archive = fs::read_dir(scratch)?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .context("apt-get download brought no package")?;
+        .context("`apt-get download` wrote no package")?;
     let root = scratch.join("root");
     process::output(Command::new("dpkg-deb").arg("-x").args([&archive, &root]))?;
-    let version = package.strip_prefix(PREFIX).context("not the name of a kernel's package")?;
+    let version = package.strip_prefix(PREFIX).context("the package is not a kernel")?;
     let depmod = process::find("depmod").unwrap_or_else(|| "/sbin/depmod".into());
     process::output(Command::new(depmod).arg("-b").arg(&root).arg(version))?;
     if let Err(error) = decompress(&root, version) {
-        eprintln!("vm: booting will take some seconds longer: could not uncompress the kernel: {error:#}");
+        eprintln!("vm: could not decompress the kernel, so booting takes some seconds longer: {error:#}");
     }
     Ok(root)
 }
 
-/// Puts the kernel's uncompressed image at `root/vmlinux`: uncompressing takes an emulated CPU five seconds, and
-/// QEMU can start that image directly.
+/// Writes the kernel's uncompressed image to `root/vmlinux`, which QEMU can boot directly. Decompression in the guest
+/// takes an emulated CPU five seconds.
 fn decompress(root: &Path, version: &str) -> Result<()> {
     let image = fs::read(root.join("boot").join(format!("vmlinuz-{version}")))?;
-    let payload = payload(&image).context("there is no payload in it")?;
+    let payload = payload(&image).context("the image has no payload")?;
     let compressed = root.join("payload.xz");
     fs::write(&compressed, payload)?;
     let vmlinux = process::output(Command::new("xz").arg("-dc").arg(&compressed))?;
@@ -132,7 +136,7 @@ fn decompress(root: &Path, version: &str) -> Result<()> {
     Ok(fs::write(root.join("vmlinux"), vmlinux)?)
 }
 
-/// The compressed kernel inside a bootable image (the kernel's Documentation/arch/x86/boot.rst: setup_sects,
+/// Returns the compressed kernel in a bootable image (the kernel's Documentation/arch/x86/boot.rst: setup_sects,
 /// payload_offset, payload_length).
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
@@ -141,7 +145,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     }
     let setup_sectors = usize::from(*image.get(0x1f1)?);
     let start = (setup_sectors + 1) * 512 + word(0x248)?;
-    // Its last four bytes are its size when uncompressed, which isn't part of the compressed stream.
+    // The last four bytes are the uncompressed size, which isn't part of the compressed stream.
     let length = word(0x24c)?.checked_sub(4)?;
     image.get(start..start.checked_add(length)?)
 }

@@ -1,15 +1,17 @@
-//! `cargo xtask vm`: commands under a kernel with soft-RoCE, in a QEMU guest.
+//! `cargo xtask vm`: commands in a QEMU guest whose kernel has soft-RoCE.
 //!
-//! The machines that build Adverb have no RDMA device, and many load no kernel modules. A Debian kernel has
-//! rdma_rxe, and QEMU boots it anywhere, without KVM, in some seconds. The guest sees this machine's files
-//! read-only, so that whatever is built or installed here runs there as it is.
+//! The machines that build Adverb have no RDMA device, and many cannot load kernel modules. Debian's kernel includes
+//! rdma_rxe, and QEMU boots it on any machine, without KVM, in about ten seconds. The guest sees the host's files
+//! read-only, so programs that are built or installed on the host run in the guest unchanged.
 //!
 //! In the guest:
 //! - `rxe0` is on `v0` (10.77.0.1, fd77::1). Its GID 1 is the IPv4 address, GID 2 the IPv6 address.
-//! - `v1` (10.77.0.2, fd77::2), the other end of that cable, is in the network namespace `peer`, where there is
-//!   no RDMA device: the place for a user-space peer (`ip netns exec peer …`).
-//! - `/run` is the guest's own; what is written to `/tmp` stays in the guest; `/run/out` is the directory that
-//!   `--out` names, and what is written there comes back.
+//! - `v1` (10.77.0.2, fd77::2), the other end of the veth pair, is in the network namespace `peer`, which has no RDMA
+//!   device:
+//!   user-space peers run there (`ip netns exec peer …`).
+//! - `/run` is the guest's own. Files written to `/tmp` stay in the guest. `/run/out` is the host's directory that
+//!   `--out`
+//!   names, and is writable.
 
 mod console;
 mod cpio;
@@ -34,11 +36,11 @@ use support::{packages, process};
 pub use console::Trouble;
 pub use guest::{Ending, Guest, Observer, Report, Stream};
 
-/// What `cargo xtask vm` takes.
+/// The options of `cargo xtask vm`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit status is that of the first command that failed; 124 if the time was over; 125 if the guest itself
-failed (it didn't boot, its kernel panicked, or its kernel oopsed though the commands succeeded).
+The exit status is that of the first failed command; 124 if the time limit was exceeded; 125 if the guest failed
+(it did not boot, its kernel panicked, or its kernel oopsed although the commands succeeded).
 
   cargo xtask vm -- ibv_devinfo -d rxe0 -v
   cargo xtask vm --mtu 9000 --run 'ibv_devices' --run 'ip netns exec peer ping -c 1 10.77.0.1'
@@ -46,55 +48,59 @@ failed (it didn't boot, its kernel panicked, or its kernel oopsed though the com
 pub struct Args {
     #[command(flatten)]
     options: Options,
-    /// A line for the shell; may be given again. They run in order, in one boot, up to the first that fails.
-    #[arg(long, value_name = "SHELL LINE", conflicts_with = "command")]
+    /// Shell command; repeatable. The commands run in order in one guest until one fails.
+    #[arg(long, value_name = "SHELL COMMAND", conflicts_with = "command")]
     run: Vec<String>,
     #[command(subcommand)]
     known: Option<Known>,
-    /// The one command to run, as it is, without a shell.
+    /// Command to run without a shell.
     #[arg(last = true, value_name = "WORD")]
     command: Vec<String>,
 }
 
-/// Things to run in the guest that have a name.
+/// A predefined run.
 #[derive(Debug, Subcommand)]
 enum Known {
-    /// Check that the guest is good for something: verbs on rxe0, and adverb-wire talking to it.
+    /// Check the guest: verbs on rxe0, and Adverb's packets and connection manager against it.
     Smoke,
 }
 
-/// What the guest is like.
+/// The options of a guest.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// How long it may take, booting included.
+    /// Time limit, including boot.
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 180)]
     pub timeout: u64,
-    /// The MTU of the cable between v0 and v1.
+    /// MTU of the link between v0 and v1.
     #[arg(long, global = true, value_name = "BYTES", default_value_t = 1500,
           value_parser = clap::value_parser!(u32).range(1280..=65535))]
     pub mtu: u32,
-    /// How many CPUs the guest has.
+    /// Number of CPUs of the guest.
     #[arg(long, global = true, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u8).range(1..=64))]
     pub cpus: u8,
-    /// One CPU in virtual time, which goes by the instructions it executes: timings repeat.
+    /// Use one CPU and a virtual clock that counts instructions, for reproducible timings.
     #[arg(long, global = true, conflicts_with = "cpus")]
     pub icount: bool,
-    /// A directory that the guest can write to, as /run/out.
+    /// Host directory that the guest can write to, as /run/out.
     #[arg(long, global = true, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Say how long booting took, and show what the guest's kernel printed.
+    /// Print the boot time and the output of the guest's kernel.
     #[arg(long, short, global = true)]
     pub verbose: bool,
 }
 
-/// The status of a run that took too long, as coreutils' timeout has it.
+/// The exit status of a run that exceeded its time limit, as in coreutils' timeout.
 const STATUS_TIMED_OUT: u8 = 124;
 
-/// The status of a run in which not a command failed but the guest.
+/// The exit status of a run in which the guest failed.
 const STATUS_GUEST_FAILED: u8 = 125;
 
-/// Boots a guest and does in it what was asked for.
+/// Boots a guest, runs the commands in it, and returns their status.
+///
+/// # Errors
+///
+/// Returns an error if there is no command, or if the guest can't be prepared or started.
 pub fn run(args: Args) -> Result<ExitCode> {
     let Args { options, run: mut lines, known, command } = args;
     if !command.is_empty() {
@@ -104,7 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(Known::Smoke) if lines.is_empty() => smoke::run(&options),
         Some(Known::Smoke) => bail!("`smoke` takes no commands"),
         None if lines.is_empty() => {
-            bail!("say what to run: `cargo xtask vm -- COMMAND…`, `--run 'SHELL LINE'`, or `smoke`")
+            bail!("no command: use `cargo xtask vm -- COMMAND…`, `--run 'SHELL COMMAND'`, or `smoke`")
         }
         None => run_lines(&options, &lines),
     }
@@ -112,13 +118,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn run_lines(options: &Options, lines: &[String]) -> Result<ExitCode> {
     let mut guest = prepare(options)?;
-    let report = guest.run(lines, &mut PassOn { lines })?;
+    let report = guest.run(lines, &mut Forward { lines })?;
     let status = explain(&report, options);
     let oops = report.trouble == Some(Trouble::Oops);
     Ok(ExitCode::from(if oops && status == 0 { STATUS_GUEST_FAILED } else { status }))
 }
 
-/// Gets together what booting takes.
+/// Installs missing packages, and prepares a guest.
+///
+/// # Errors
+///
+/// Returns an error if packages are missing, or if there is no kernel in the cache and none can be downloaded.
 pub fn prepare(options: &Options) -> Result<Guest> {
     packages::ensure(packages::VM)?;
     if let Some(out) = &options.out {
@@ -135,27 +145,29 @@ pub fn prepare(options: &Options) -> Result<Guest> {
     })
 }
 
-/// Says what there is to say about a run beyond its output, which is nothing if it went well; gives the status
-/// that stands for its ending.
+/// Prints the failures of a run, and returns its exit status. Prints nothing for a successful run, unless
+/// [`Options::verbose`] is set.
 pub fn explain(report: &Report, options: &Options) -> u8 {
     if options.verbose
         && let Some(boot) = report.boot
     {
-        eprintln!("vm: ready after {:.1} s", boot.as_secs_f64());
+        eprintln!("vm: booted in {:.1} s", boot.as_secs_f64());
     }
     let status = match &report.ending {
         Ending::Completed => report.statuses.iter().copied().find(|status| *status != 0).unwrap_or(0),
         Ending::TimedOut => {
             let doing = match (report.boot, report.statuses.len()) {
-                (None, _) => "the guest was still booting".to_owned(),
-                (Some(_), done) => format!("command {} was still running", done + 1),
+                (None, _) => "the guest was booting".to_owned(),
+                (Some(_), done) => format!("command {} was running", done + 1),
             };
             let seconds = options.timeout;
-            eprintln!("vm: stopped after {seconds} s, when {doing}; `--timeout SECONDS` gives it more");
+            eprintln!(
+                "vm: exceeded the time limit of {seconds} s while {doing}; `--timeout SECONDS` changes the limit"
+            );
             STATUS_TIMED_OUT
         }
         Ending::Died(why) => {
-            eprintln!("vm: the guest went down before it was done ({why})");
+            eprintln!("vm: the guest exited before the commands finished ({why})");
             STATUS_GUEST_FAILED
         }
     };
@@ -164,20 +176,20 @@ pub fn explain(report: &Report, options: &Options) -> u8 {
     }
     let ended_early = matches!(report.ending, Ending::Died(_)) || report.boot.is_none();
     if options.verbose || report.trouble.is_some() || ended_early {
-        eprintln!("vm: the guest's console:");
+        eprintln!("vm: output of the guest's console:");
         report.console.lines().for_each(|line| eprintln!("  | {line}"));
     }
     status
 }
 
-/// Passes the guest's output on to ours as it comes.
-struct PassOn<'a> {
+/// Forwards the guest's output to this process's output.
+struct Forward<'a> {
     lines: &'a [String],
 }
 
-impl Observer for PassOn<'_> {
+impl Observer for Forward<'_> {
     fn started(&mut self, index: usize) {
-        // With a single command there is nothing to tell apart.
+        // A single command needs no title.
         if self.lines.len() > 1 {
             eprintln!("==> {}", title(&self.lines[index]));
         }
@@ -197,7 +209,7 @@ impl Observer for PassOn<'_> {
     }
 }
 
-/// A command as one line, however many it has.
+/// Returns the first line of a command as its title.
 fn title(command: &str) -> String {
     match command.trim().split_once('\n') {
         Some((first, _)) => format!("{first} …"),

@@ -1,16 +1,16 @@
-//! The directory through which host and guest talk.
+//! The directory that host and guest share.
 //!
 //! | file                | written by | holds                                                             |
 //! |---------------------|------------|-------------------------------------------------------------------|
 //! | `guest.sh`          | host       | the script that sets the guest up and runs the commands           |
-//! | `settings`          | host       | its variables                                                     |
-//! | `N.command`         | host       | command N, counted from 0, for a shell                            |
-//! | `ready`             | guest      | the kernel's taint flags when the guest was ready for commands    |
-//! | `N.out`, `N.err`    | guest      | what command N prints, as it prints it                            |
-//! | `N.status`          | guest      | command N's exit status and the taint flags, when it has finished |
+//! | `settings`          | host       | variables of that script                                          |
+//! | `N.command`         | host       | command N, counted from 0, as a shell script                      |
+//! | `ready`             | guest      | the kernel's taint flags before the first command                 |
+//! | `N.out`, `N.err`    | guest      | the output of command N, while it runs                            |
+//! | `N.status`          | guest      | command N's exit status and the taint flags after it              |
 //!
-//! The exit status travels apart from the output, so no output can pass for one. The guest's writes are in these
-//! files when they return, so nothing is lost when the guest is switched off.
+//! The exit status is not a part of the output, so no output can be mistaken for it. The guest mounts the directory
+//! without a cache, so nothing is lost when QEMU is killed.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -29,13 +29,13 @@ pub(super) struct Settings<'a> {
     pub(super) out: bool,
 }
 
-/// The shared directory, in a scratch directory that goes with it.
+/// The shared directory, in a scratch directory.
 pub(super) struct Share {
     scratch: Scratch,
 }
 
 impl Share {
-    /// Makes an empty one.
+    /// Creates an empty shared directory.
     pub(super) fn create() -> Result<Self> {
         let share = Self { scratch: Scratch::create("run")? };
         fs::create_dir(share.path())
@@ -43,17 +43,17 @@ impl Share {
         Ok(share)
     }
 
-    /// The directory that the guest sees.
+    /// Returns the directory that the guest sees.
     pub(super) fn path(&self) -> PathBuf {
         self.scratch.path().join("share")
     }
 
-    /// A file next to that directory, which the guest doesn't see there.
+    /// Returns the path of a file next to the shared directory, for the host's own files.
     pub(super) fn beside(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
-    /// Writes what the guest reads when it starts.
+    /// Writes the files that the guest reads.
     pub(super) fn fill(&self, settings: &Settings<'_>, commands: &[String]) -> Result<()> {
         let Settings { mtu, cwd, keep_going, out } = settings;
         let flag = |set: bool| if set { "yes" } else { "" };
@@ -69,31 +69,35 @@ impl Share {
         self.write("guest.sh", include_str!("guest.sh"))?;
         for (index, command) in commands.iter().enumerate() {
             self.write(&format!("{index}.command"), &format!("{command}\n"))?;
-            // Here already, so that they can be followed from the start.
+            // Created before the command starts, so that the host can open them at once.
             self.write(&format!("{index}.out"), "")?;
             self.write(&format!("{index}.err"), "")?;
         }
         Ok(())
     }
 
-    /// The taint flags at the time when the guest was ready, once it is.
+    /// Returns the taint flags before the first command; `None` while the guest boots.
     pub(super) fn ready(&self) -> Result<Option<u64>> {
         let Some(text) = self.read("ready")? else {
             return Ok(None);
         };
-        Ok(Some(text.trim().parse().with_context(|| format!("the guest's `ready` says {text:?}"))?))
+        Ok(Some(
+            text.trim()
+                .parse()
+                .with_context(|| format!("the guest's file `ready` is malformed: {text:?}"))?,
+        ))
     }
 
-    /// How command `index` ended, once it has.
+    /// Returns the result of command `index`; `None` while it runs.
     pub(super) fn finished(&self, index: usize) -> Result<Option<Finished>> {
         let Some(text) = self.read(&format!("{index}.status"))? else {
             return Ok(None);
         };
         let finished = Finished::parse(&text);
-        Ok(Some(finished.with_context(|| format!("the guest's status file says {text:?}"))?))
+        Ok(Some(finished.with_context(|| format!("the guest's status file is malformed: {text:?}"))?))
     }
 
-    /// A file of the guest's to follow.
+    /// Opens a file that the guest appends to.
     pub(super) fn follow(&self, name: &str) -> Result<Follow> {
         let path = self.path().join(name);
         let file = File::open(&path).with_context(|| format!("could not open {}", path.display()))?;
@@ -115,7 +119,7 @@ impl Share {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Finished {
     /// Its exit status.
@@ -131,14 +135,14 @@ impl Finished {
     }
 }
 
-/// A file that somebody else appends to.
+/// A reader of a file that the guest appends to.
 pub(super) struct Follow {
     file: File,
     buffer: Vec<u8>,
 }
 
 impl Follow {
-    /// The next piece of what was appended since the last call; empty if nothing was.
+    /// Returns the next bytes appended since the last call; empty if there are none.
     pub(super) fn next(&mut self) -> std::io::Result<&[u8]> {
         let length = self.file.read(&mut self.buffer)?;
         Ok(&self.buffer[..length])

@@ -1,4 +1,4 @@
-//! `cargo xtask vm smoke`: is the guest good for something?
+//! `cargo xtask vm smoke`: basic checks of the guest, and of Adverb's packets against rxe0.
 
 use std::io;
 use std::process::ExitCode;
@@ -12,13 +12,13 @@ use super::{Options, explain, prepare};
 /// The shell functions that the checks call.
 const FUNCTIONS: &str = include_str!("smoke.sh");
 
-/// A check: what it shows, and the line of shell that shows it.
+/// A check: its name and its shell command.
 struct Check {
     name: &'static str,
     line: String,
 }
 
-/// Runs every check in one boot, those after a failing one too, and says of each whether it passed.
+/// Runs all checks in one guest, also after a failure, and prints the result of each.
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let ud_pingpong = process::build("build --release -p adverb-wire --example ud_pingpong")?;
     let adverb = process::build("build --release -p adverb-cli")?;
@@ -28,39 +28,39 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let mut guest = prepare(options)?;
     guest.keep_going();
     let report = guest.run(&lines, &mut Results { checks: &checks, said: Vec::new() })?;
-    let well = report.trouble.is_none();
+    let kernel_ok = report.trouble.is_none();
     match report.trouble {
-        Some(trouble) => println!("FAILED  the kernel is well: {trouble}"),
-        None => println!("ok      the kernel is well: no oops, no warning"),
+        Some(trouble) => println!("FAILED  no kernel warning or oops: {trouble}"),
+        None => println!("ok      no kernel warning or oops"),
     }
     if let Some(boot) = report.boot {
-        println!("        (ready after {:.1} s)", boot.as_secs_f64());
+        println!("        (booted in {:.1} s)", boot.as_secs_f64());
     }
-    let passed = explain(&report, options) == 0 && well;
+    let passed = explain(&report, options) == 0 && kernel_ok;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn checks(ud_pingpong: &str, adverb: &str, connect: &str) -> Vec<Check> {
     let [program, adverb, connect] = [ud_pingpong, adverb, connect].map(process::quote);
     vec![
-        Check { name: "verbs on rxe0: ibv_rc_pingpong with itself", line: "rc_pingpong".into() },
+        Check { name: "verbs on rxe0: ibv_rc_pingpong over loopback", line: "rc_pingpong".into() },
         Check {
-            name: "adverb-wire without privileges and rxe0: 1,000 UD messages over IPv4",
+            name: "unprivileged adverb-wire against rxe0: 1,000 UD messages over IPv4",
             line: format!("ud_pingpong {program} 1 10.77.0.2 10.77.0.1"),
         },
         Check {
-            name: "adverb-wire without privileges and rxe0: 1,000 UD messages over IPv6",
+            name: "unprivileged adverb-wire against rxe0: 1,000 UD messages over IPv6",
             line: format!("ud_pingpong {program} 2 fd77::2 fd77::1"),
         },
         Check {
-            name: "adverb-proto's connection manager and Linux's",
+            name: "adverb-proto's connection manager against Linux's",
             line: format!("connection_manager {connect}"),
         },
-        Check { name: "adverb stat of rxe0 under traffic", line: format!("stat {adverb}") },
+        Check { name: "adverb stat on rxe0 under traffic", line: format!("stat {adverb}") },
     ]
 }
 
-/// Prints a line for each check: that it passed and the last thing that it said, or that it failed and all of it.
+/// Prints each check's result: the last line of its output if it passed, all of its output if it failed.
 struct Results<'a> {
     checks: &'a [Check],
     said: Vec<u8>,

@@ -1,4 +1,4 @@
-# The checks of `cargo xtask vm smoke`, run in the guest by bash.
+# The checks of `cargo xtask vm smoke`, in the guest (bash).
 
 pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
 
@@ -7,20 +7,20 @@ start_server() {
   timeout 100 "$@" &
   server=$!
   until [[ $(ss -Hltn "sport = :$pingpong_port") ]]; do
-    kill -0 "$server" 2>/dev/null || { echo "the server ended before it listened"; return 1; }
+    kill -0 "$server" 2>/dev/null || { echo "the server exited before it listened"; return 1; }
     sleep 0.05
   done
 }
 
-# Waits for the server, which has to be content too.
+# Waits for the server, which must exit with status 0.
 end_server() {
   local status=0
   wait "$server" || status=$?
-  ((status == 0)) || echo "the server ended with status $status"
+  ((status == 0)) || echo "the server exited with status $status"
   return "$status"
 }
 
-# Runs a command in the namespace `peer` as nobody, without capabilities and without a way to get any.
+# Runs a command in the namespace `peer` as the user nobody, without capabilities and without a way to gain any.
 as_nobody_in_peer() {
   ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
     --no-new-privs -- "$@"
@@ -32,24 +32,24 @@ rc_pingpong() {
   end_server
 }
 
-# ud_pingpong PROGRAM GID LOCAL REMOTE: rxe0 serves, the program is the client.
+# ud_pingpong PROGRAM GID LOCAL REMOTE: rxe0 is the server, the program the client.
 ud_pingpong() {
   local program=/run/ud_pingpong said expected
-  # A copy, because nobody may not look into the directory that the program was built in.
+  # A copy, because the user nobody can't read the build directory.
   install -m 755 "$1" "$program" || return
   [[ $(as_nobody_in_peer sh -c 'id -u; grep ^CapEff /proc/self/status') == $'65534\nCapEff:\t0000000000000000' ]] ||
-    { echo "the client would have privileges"; return 1; }
+    { echo "the client has privileges"; return 1; }
   start_server ibv_ud_pingpong -d rxe0 -g "$2" -n 1000 -s 1024 || return
   said=$(as_nobody_in_peer timeout 100 "$program" --local "$3" --remote "$4" --server 10.77.0.1 --count 1000 --size 1024) ||
     { echo "$said"; echo "the client failed"; kill "$server" 2>/dev/null; return 1; }
   end_server || { echo "$said"; return 1; }
   echo "$said"
   expected='^1000 sent, 1000 received, 0 lost, ICRC right in ([0-9]+) of \1$'
-  # The figures come last, for the one line that is shown of a check that passed.
-  grep -E "$expected" <<<"$said" || { echo "the client did not say what was expected: $expected"; return 1; }
+  # The result is the last line, because only that is shown of a check that passed.
+  grep -E "$expected" <<<"$said" || { echo "the client's output does not match $expected"; return 1; }
 }
 
-# stat PROGRAM: what `adverb stat` says of an interval with traffic.
+# stat PROGRAM: checks the output of `adverb stat` for an interval with traffic.
 stat() {
   local said=/tmp/stat
   timeout 100 "$1" stat --device rxe0 --interval 3 --count 1 >"$said" &
@@ -59,21 +59,21 @@ stat() {
   wait "$watcher" || { echo "adverb stat failed"; return 1; }
   cat "$said"
   grep -E '^rxe0 port 1, [0-9.]+ s: [1-9][0-9]*\.[0-9] packets/s' "$said" ||
-    { echo "adverb stat saw no packets"; return 1; }
+    { echo "adverb stat counted no packets"; return 1; }
 }
 
-# until_listening PORT: waits for a listener of rdma_cm.
+# until_listening PORT: waits for an rdma_cm listener.
 until_listening() {
   local tries
   for ((tries = 0; tries < 200; tries++)); do
     [[ $(rdma resource show cm_id 2>/dev/null) == *LISTEN*":$1"* ]] && return
     sleep 0.05
   done
-  echo "nobody listens at port $1"
+  echo "there is no listener on port $1"
   return 1
 }
 
-# connection_manager PROGRAM: the example `connect` and Linux's rdma_cm find each other, both ways.
+# connection_manager PROGRAM: the example `connect` and Linux's rdma_cm connect to each other, in both directions.
 connection_manager() {
   local program=/run/connect
   install -m 755 "$1" "$program" || return
@@ -88,11 +88,11 @@ connection_manager() {
   as_nobody_in_peer timeout 30 "$program" 10.77.0.2 resolve 10.77.0.1 || return
   end_server || return
   as_nobody_in_peer timeout 30 "$program" 10.77.0.2 connect 10.77.0.1 2>&1 | grep 'reason: InvalidServiceId' ||
-    { echo "nobody listens any more, but no one said so"; return 1; }
+    { echo "a connection without a listener was not rejected with InvalidServiceId"; return 1; }
   as_nobody_in_peer timeout 60 "$program" 10.77.0.2 listen &
   server=$!
   until [[ $(ip netns exec peer ss -Hlun "sport = :4791") ]]; do sleep 0.05; done
   timeout 60 ucmatose -C 0 -s 10.77.0.2 || { kill "$server" 2>/dev/null; return 1; }
   end_server || return
-  echo "connected to ucmatose, and by it; found udaddy; refused where nobody listens"
+  echo "connected to and from ucmatose; resolved udaddy; rejected without a listener"
 }

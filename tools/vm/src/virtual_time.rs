@@ -1,4 +1,4 @@
-//! Programs in a guest with one CPU and a clock that goes by its instructions.
+//! Runs in a guest with one CPU and a virtual clock that counts instructions.
 
 use std::io;
 
@@ -7,29 +7,33 @@ use anyhow::{Result, bail};
 use super::guest::{Observer, Stream};
 use super::{Options, explain, prepare};
 
-/// Runs lines of shell, and gives what each printed.
+/// Runs shell commands in such a guest, and returns the output of each.
+///
+/// # Errors
+///
+/// Returns an error if the guest or a command fails.
 pub fn run(mtu: u32, lines: &[String]) -> Result<Vec<String>> {
     let options = Options { timeout: 600, mtu, cpus: 1, icount: true, out: None, verbose: false };
-    let mut heard = Heard::default();
-    let report = prepare(&options)?.run(lines, &mut heard)?;
-    if explain(&report, &options) != 0 || heard.said.len() != lines.len() {
+    let mut collector = Collector::default();
+    let report = prepare(&options)?.run(lines, &mut collector)?;
+    if explain(&report, &options) != 0 || collector.said.len() != lines.len() {
         bail!(
-            "a run failed:\n{}\n{}",
-            lines.get(heard.said.len().saturating_sub(1)).map_or("", |line| line),
-            heard.errors
+            "a command in the guest failed:\n{}\n{}",
+            lines.get(collector.said.len().saturating_sub(1)).map_or("", |line| line),
+            collector.errors
         );
     }
-    Ok(heard.said)
+    Ok(collector.said)
 }
 
-/// What the runs print.
+/// Collects the output of the commands.
 #[derive(Default)]
-struct Heard {
+struct Collector {
     said: Vec<String>,
     errors: String,
 }
 
-impl Observer for Heard {
+impl Observer for Collector {
     fn started(&mut self, _index: usize) {
         self.said.push(String::new());
         self.errors.clear();

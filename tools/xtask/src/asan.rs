@@ -1,7 +1,7 @@
-//! `cargo xtask asan`: what works on memory that a device has, under AddressSanitizer.
+//! `cargo xtask asan`: tests of memory that devices access, under AddressSanitizer.
 //!
-//! The library's own tests run here, and those of pools, on the software NIC; what else needs a device runs on soft-RoCE in
-//! the guest. The sanitizer also reports what is never freed, and any report is a failure.
+//! Unit tests, and tests of pools and connections, run on this machine with the software NIC; the other tests run on
+//! soft-RoCE in the guest. The sanitizer also reports leaks. Every report is a failure.
 
 use std::process::{Command, ExitCode};
 
@@ -15,23 +15,23 @@ use crate::sanitizer::Sanitizer;
 const ADDRESSES: Sanitizer =
     Sanitizer { directory: "asan", flags: "-Zsanitizer=address", called: "__asan_init" };
 
-/// What there is to run.
+/// The cargo commands that build the programs.
 const PROGRAMS: &[&str] = &[
     "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows --test tiers",
     "test --package adverb-verbs --package adverb-net --lib --no-run",
-    // What needs a device but no hardware.
+    // These run on the software NIC.
     "build --package adverb --test pool --test net --test net_async --test net_stream",
 ];
 
-/// The tests of the conformance suite in which requests are cut off, by what their groups or names contain.
+/// Filters for the conformance tests that flush outstanding requests or drop objects.
 const CUT_OFF: &str = "--filter flush --filter dropping";
 
-/// Builds and runs it all.
+/// Builds and runs the programs.
 pub(crate) fn run() -> Result<ExitCode> {
     let programs = ADDRESSES.build(PROGRAMS)?;
     let find = |name: &str, is_test: bool| programs.find(name, is_test);
-    // What takes a million rounds is loom's to check (`cargo xtask loom`).
-    // Memory that stays because the device was not made to let go of it (`…_is_not_destroyed…`) is a leak to the sanitizer.
+    // The tests with a million rounds are too slow here, and loom covers the ring. The tests `…_is_not_destroyed…` leak
+    // on purpose: memory that the device still holds is never freed.
     for library in ["adverb_verbs", "adverb_net"] {
         let skipped = ["--skip", "a_million", "--skip", "is_not_de"];
         process::run(Command::new(find(library, true)?).arg("--quiet").args(skipped))?;
@@ -45,7 +45,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut words = ["xtask", "vm", "--timeout", "300"].map(str::to_owned).to_vec();
     for (program, arguments) in [
         (find("misuse", true)?, "--test-threads 1"),
-        // What a test forgets on purpose is never freed.
+        // The tests `…forgotten…` leak on purpose.
         (find("windows", true)?, "--test-threads 1 --skip forgotten"),
         (find("tiers", true)?, "--test-threads 1"),
         (find("rc_pingpong", false)?, "rxe0"),
@@ -55,6 +55,6 @@ pub(crate) fn run() -> Result<ExitCode> {
         let program = process::quote(&program.to_string_lossy());
         words.extend(["--run".to_owned(), format!("ADVERB_DEVICE=rxe0 {program} {arguments}")]);
     }
-    // Through the command line's own parser, so that this is something a person can type.
+    // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask attack`: packets that keep no rule, at the engine (see `crates/adverb-sim/src/hostile`) or, over sockets, at
-//! complete software NICs (see `crates/adverb-soft/examples/attack`).
+//! `cargo xtask attack`: malformed and hostile packets, sent to the engine (see `crates/adverb-sim/src/hostile`) or,
+//! over sockets, to complete software NICs (see `crates/adverb-soft/examples/attack`).
 
 use anyhow::Result;
 use support::process;
@@ -7,27 +7,27 @@ use support::process;
 /// The options of `cargo xtask attack`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Attack complete software NICs over real sockets on the loopback interface, instead of the engine.
+    /// Attack complete software NICs over sockets on the loopback interface instead of the engine.
     #[arg(long)]
     nic: bool,
-    /// How many packets to send; a million if no time is given either.
+    /// Number of packets to send; one million if --seconds is not given either.
     #[arg(long, conflicts_with = "nic")]
     packets: Option<u64>,
-    /// How long to go on at most. A round on a NIC that has begun is finished.
+    /// Maximum duration. With --nic, a round that has started still runs to its end.
     #[arg(long)]
     seconds: Option<u64>,
-    /// With `--nic`: the seed of the first round, to repeat one that failed.
+    /// With --nic: seed of the first round, to repeat a failed round.
     #[arg(long, requires = "nic")]
     seed: Option<u64>,
-    /// The first seed, of ten thousand packets each.
+    /// First seed; each seed sends ten thousand packets.
     #[arg(long, default_value_t = 0, conflicts_with = "nic")]
     first: u64,
-    /// How many threads to use.
+    /// Number of threads.
     #[arg(long, default_value_t = 2, conflicts_with = "nic")]
     threads: u64,
 }
 
-/// Builds the attacker, optimised but with the checks of a debug build, and lets it.
+/// Builds the attacker, optimized but with debug assertions, and runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (mut command, options) = if args.nic {
         let command = process::cargo("run --quiet --profile checked -p adverb-soft --example attack --");

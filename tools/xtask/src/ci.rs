@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: the other commands in a row.
+//! `cargo xtask ci`: the checks that a change must pass, in order.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use clap::Parser;
 
 use crate::Cli;
 
-/// The steps, as a person would type them after `cargo xtask`: cheap ones first, so that a slip is reported soon.
+/// The steps, as typed after `cargo xtask`; cheap ones first, so that simple mistakes are reported early.
 const STEPS: &[&str] = &[
     "setup",
     "fmt",
@@ -46,7 +46,7 @@ const STEPS: &[&str] = &[
     "asan",
 ];
 
-/// Runs the steps up to the first that fails, then prints what each took.
+/// Runs the steps until one fails, then prints the duration of each.
 pub(crate) fn run() -> Result<ExitCode> {
     let start = Instant::now();
     let mut rows = Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one step through the command line's own parser, so that a step can't be something a person can't type.
+/// Runs one step through the command-line parser, so every step is a command that a developer can type.
 fn run_step(step: &str) -> bool {
     match parse(step).map_err(anyhow::Error::from).and_then(|cli| cli.command.run()) {
         Ok(code) => code == ExitCode::SUCCESS,
@@ -85,7 +85,7 @@ fn parse(step: &str) -> Result<Cli, clap::Error> {
     Cli::try_parse_from(["xtask"].into_iter().chain(step.split_whitespace()))
 }
 
-/// One line of the closing table.
+/// A row of the final table.
 struct Row {
     step: &'static str,
     took: Option<Duration>,

@@ -1,4 +1,4 @@
-//! `cargo xtask conformance`: does a device do what an RDMA device must do?
+//! `cargo xtask conformance`: the conformance suite, on soft-RoCE or on the software NIC.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,20 +14,19 @@ use crate::Cli;
 /// The options of `cargo xtask conformance`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What is under the API.
+    /// Backend under the API.
     #[arg(long, value_enum, default_value_t = Backend::Ibv)]
     backend: Backend,
-    /// What the packets of the software NIC go over; may be given again. All of these, if none is given.
+    /// Link of the software NIC; repeatable. All links if omitted.
     #[arg(long, value_enum, value_name = "LINK")]
     link: Vec<Link>,
-    /// How many packets in a hundred are lost on the way; may be given again. None are, and of those over UDP then 1 and 5,
-    /// if nothing is given.
+    /// Packet loss in percent; repeatable. If omitted: 0 on every link, and also 1 and 5 on udp.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=50))]
     loss: Vec<u32>,
-    /// Run only tests whose group or name contains this; may be given again.
+    /// Run only tests whose group or name contains this text; repeatable.
     #[arg(long, value_name = "WORDS")]
     filter: Vec<String>,
-    /// A directory for the results, as conformance.json and conformance.txt.
+    /// Directory for the results: conformance.json and conformance.txt.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print a line for every test.
@@ -35,25 +34,25 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// What Adverb's API can stand on.
+/// A backend of Adverb's API.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Backend {
-    /// rdma-core, with Linux soft-RoCE under it, in a virtual machine.
+    /// rdma-core on Linux soft-RoCE, in a virtual machine.
     Ibv,
-    /// The software NIC, here, as a user without any privilege.
+    /// The software NIC on this machine, as an unprivileged user.
     Soft,
 }
 
-/// What the packets of the software NIC can go over.
+/// A link of the software NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Link {
-    /// Nothing: from queue pair to queue pair.
+    /// Direct delivery between queue pairs of one device.
     Loopback,
-    /// A switch in memory.
+    /// An in-memory switch.
     Mem,
     /// UDP sockets.
     Udp,
-    /// UDP sockets at another port than RoCE's, which addresses say.
+    /// UDP sockets on a port other than RoCE's, which the addresses contain.
     UdpPort,
 }
 
@@ -69,7 +68,7 @@ impl Link {
         }
     }
 
-    /// The losses that are tried over it, if nothing else is asked for.
+    /// Returns the default loss rates of the link, in percent.
     const fn losses(self) -> &'static [u32] {
         match self {
             Link::Loopback | Link::Mem | Link::UdpPort => &[0],
@@ -78,10 +77,10 @@ impl Link {
     }
 }
 
-/// How long the guest may take, booting included.
+/// Time limit of the guest in seconds, including boot.
 const SECONDS: &str = "420";
 
-/// Builds the suite, and runs it on the device of the backend. The status is that of the suite.
+/// Builds the suite and runs it on the backend's device. Returns the suite's exit status.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if args.backend == Backend::Soft {
         return run_soft(&args);
@@ -106,16 +105,16 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if args.verbose {
         words.push("--verbose".to_owned());
     }
-    // Through the command line's own parser, so that this is something a person can type.
+    // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }
 
-/// Builds the suite, and runs it on the software NIC. The status is that of the suite.
+/// Builds the suite and runs it on the software NIC. Returns the suite's exit status.
 fn run_soft(args: &Args) -> Result<ExitCode> {
     let binary = process::build("build --release -p adverb-cli")?;
-    // Where anybody may read it, and write what comes of it.
+    // A directory in which any user can read the program and write the results.
     let directory = std::env::temp_dir().join(format!("adverb-conformance-{}", std::process::id()));
-    fs::create_dir_all(&directory).with_context(|| format!("could not make {}", directory.display()))?;
+    fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
     let result = fs::set_permissions(&directory, Permissions::from_mode(0o777))
         .and_then(|()| fs::copy(&binary, directory.join("adverb")).map(drop))
         .with_context(|| format!("could not copy {binary} to {}", directory.display()))
@@ -124,7 +123,7 @@ fn run_soft(args: &Args) -> Result<ExitCode> {
     result
 }
 
-/// Runs the suite that is in a directory over every link that is asked for.
+/// Runs the suite in `directory` over every requested link.
 fn run_links_in(directory: &Path, args: &Args) -> Result<ExitCode> {
     let links = if args.link.is_empty() { &Link::ALL[..] } else { &args.link };
     let mut failed = Vec::new();
@@ -133,7 +132,7 @@ fn run_links_in(directory: &Path, args: &Args) -> Result<ExitCode> {
         for &loss in losses.iter().filter(|loss| **loss == 0 || *link != Link::Loopback) {
             let words = match loss {
                 0 => link.name().to_owned(),
-                loss => format!("{} with a loss of {loss} %", link.name()),
+                loss => format!("{} with {loss} % loss", link.name()),
             };
             println!("soft over {words}:");
             if !run_soft_in(directory, args, *link, loss)? {
@@ -144,11 +143,11 @@ fn run_links_in(directory: &Path, args: &Args) -> Result<ExitCode> {
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("error: not as it must be over {}", failed.join(", "));
+    eprintln!("error: the conformance suite failed over {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
 }
 
-/// Runs the suite that is in a directory, as nobody in particular and without capabilities; says whether it passed.
+/// Runs the suite in `directory` as an unprivileged user over one link; returns whether it passed.
 fn run_soft_in(directory: &Path, args: &Args, link: Link, loss: u32) -> Result<bool> {
     let binary = directory.join("adverb");
     let mut command = process::as_nobody(&binary);
@@ -164,9 +163,10 @@ fn run_soft_in(directory: &Path, args: &Args, link: Link, loss: u32) -> Result<b
     let status = command.status().with_context(|| format!("could not run {command:?}"))?;
     if let Some(out) = &args.out {
         let out = out.join(format!("{}-{loss}", link.name()));
-        fs::create_dir_all(&out).with_context(|| format!("could not make {}", out.display()))?;
+        fs::create_dir_all(&out).with_context(|| format!("could not create {}", out.display()))?;
         for name in ["conformance.json", "conformance.txt"] {
-            fs::copy(directory.join(name), out.join(name)).with_context(|| format!("there is no {name}"))?;
+            fs::copy(directory.join(name), out.join(name))
+                .with_context(|| format!("the suite wrote no {name}"))?;
         }
     }
     Ok(status.success())

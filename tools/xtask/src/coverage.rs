@@ -1,4 +1,4 @@
-//! `cargo xtask coverage`: which lines of the engine its own tests reach.
+//! `cargo xtask coverage`: line coverage of a crate by its own tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use support::{packages, paths, process};
 /// The options of `cargo xtask coverage`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The crate to look at.
+    /// Crate to measure.
     #[arg(long, default_value = "adverb-proto")]
     package: String,
-    /// Fail if fewer lines than this are reached, in percent.
+    /// Minimum line coverage in percent; less is a failure.
     #[arg(long, default_value_t = 90.0)]
     least: f64,
 }
 
-/// Runs the tests of a crate with the compiler's instrumentation, and prints what share of its lines they reached.
+/// Runs a crate's tests with coverage instrumentation, and prints its line coverage.
 ///
-/// The tools that read the instrumentation must be of the LLVM that the compiler has: Debian's package of that number, or
-/// the rustup component `llvm-tools`.
+/// The tools that read the profiles must match the compiler's LLVM version: Debian's `llvm-N` package, or the rustup
+/// component `llvm-tools`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (profdata, cov) = llvm_tools()?;
     let directory = paths::cache()?.join("coverage");
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let test = |more: &str| {
         let mut cargo = process::cargo("test --lib --tests");
         cargo.args(["--package", &args.package]).args(more.split_whitespace());
-        // Another configuration of everything: kept apart, so that the usual one isn't built again after it.
+        // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
         cargo.env("RUSTFLAGS", "-Cinstrument-coverage").env("CARGO_TARGET_DIR", directory.join("target"));
         cargo.env("LLVM_PROFILE_FILE", profiles.join("%p-%m.profraw"));
         cargo
@@ -42,32 +42,32 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let merged = directory.join("merged.profdata");
     let mut merge = Command::new(profdata);
     merge.args(["merge", "-sparse", "-o"]).arg(&merged);
-    for entry in fs::read_dir(&profiles).context("the tests left no profiles")? {
+    for entry in fs::read_dir(&profiles).context("the tests wrote no profiles")? {
         merge.arg(entry?.path());
     }
     process::run(&mut merge)?;
     let mut report = Command::new(cov);
     report.arg("report").arg("--instr-profile").arg(&merged);
     report.args(["--show-region-summary=false", "--show-branch-summary=false"]);
-    // The first program is an argument of its own; what follows it are sources.
+    // llvm-cov takes the first program as a positional argument; further positional arguments are sources.
     let mut programs = process::executables(&messages);
-    let first = programs.next().context("there are no tests")?;
+    let first = programs.next().context("the crate has no tests")?;
     for program in programs {
         report.arg("--object").arg(program);
     }
     report.arg(first).arg(paths::root().join("crates").join(&args.package).join("src"));
     let report = process::text(&mut report)?;
     print!("{report}");
-    let reached = total(&report).context("llvm-cov's report has another form than it used to")?;
-    println!("{}: {reached:.2} % of lines", args.package);
-    ensure!(reached >= args.least, "fewer than {} % of lines are reached by tests", args.least);
+    let reached = total(&report).context("llvm-cov's report has an unknown format")?;
+    println!("{}: {reached:.2} % of lines covered", args.package);
+    ensure!(reached >= args.least, "line coverage is below {} %", args.least);
     Ok(())
 }
 
-/// `llvm-profdata` and `llvm-cov` of the compiler's LLVM.
+/// Returns the paths of `llvm-profdata` and `llvm-cov` of the compiler's LLVM version.
 fn llvm_tools() -> Result<(PathBuf, PathBuf)> {
     let version = process::text(Command::new("rustc").arg("-vV"))?;
-    let major = llvm_major(&version).context("rustc doesn't say which LLVM it has")?;
+    let major = llvm_major(&version).context("`rustc -vV` prints no LLVM version")?;
     let sysroot = process::text(Command::new("rustc").args(["--print", "target-libdir"]))?;
     let component = Path::new(sysroot.trim()).parent().map(|dir| dir.join("bin")).unwrap_or_default();
     let find = |name: &str| {
@@ -81,17 +81,17 @@ fn llvm_tools() -> Result<(PathBuf, PathBuf)> {
     match both() {
         Some(tools) => Ok(tools),
         None => bail!(
-            "no llvm-profdata and llvm-cov: `rustup component add llvm-tools`, or Debian's llvm-{major}"
+            "llvm-profdata and llvm-cov are missing: run `rustup component add llvm-tools`, or install Debian's llvm-{major}"
         ),
     }
 }
 
-/// The number in rustc's `LLVM version: 22.1.2`.
+/// Parses the major version in rustc's `LLVM version: 22.1.2`.
 fn llvm_major(version: &str) -> Option<u32> {
     version.lines().find_map(|line| line.strip_prefix("LLVM version: ")?.split('.').next()?.parse().ok())
 }
 
-/// The share of lines in the last line of llvm-cov's report: the last percentage there is.
+/// Parses the line coverage in llvm-cov's report: the last percentage of the line `TOTAL`.
 fn total(report: &str) -> Option<f64> {
     let line = report.lines().find(|line| line.starts_with("TOTAL"))?;
     line.split_whitespace().filter_map(|word| word.strip_suffix('%')?.parse().ok()).next_back()

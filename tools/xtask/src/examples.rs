@@ -1,4 +1,4 @@
-//! `cargo xtask examples`: do the examples of connections do what they say, typed as they say?
+//! `cargo xtask examples`: the connection examples, run with the commands that they document.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
-/// Runs each as a server and as a client, on the software NIC.
+/// Runs each example as a server and as a client, on the software NIC.
 pub(crate) fn run() -> Result<()> {
     let directory = paths::cache()?.join("examples");
     fs::create_dir_all(&directory)?;
@@ -15,7 +15,8 @@ pub(crate) fn run() -> Result<()> {
     fs::write(&original, (0..5_000_001u32).map(|at| (at ^ at >> 8) as u8).collect::<Vec<_>>())?;
     let (from, to) = (original.display().to_string(), copy.display().to_string());
 
-    // With ADDRESS where the server's address belongs, and what the client has to say.
+    // Name, arguments of the server and of the client (ADDRESS stands for the server's address), and a part of the
+    // client's expected output.
     let examples: [(&str, &[&str], &[&str], &str); 4] = [
         ("echo", &["serve", "ADDRESS"], &["ADDRESS"], "1048576 bytes there and back: "),
         ("remote_counter", &["serve", "ADDRESS"], &["ADDRESS"], "it was 1000 before this"),
@@ -30,40 +31,45 @@ pub(crate) fn run() -> Result<()> {
     for (name, server, client, expected) in examples {
         let program = process::build(&format!("build --release -p adverb --example {name}"))?;
         let (mut server, address) =
-            serve(&program, server).with_context(|| format!("the server of {name}"))?;
-        // A minute is far more than any takes.
+            serve(&program, server).with_context(|| format!("the server of the example {name} failed"))?;
+        // Each example takes far less than a minute.
         let mut client = command("timeout", &[&["60", &program], client].concat(), &address);
-        let said = process::text(&mut client).with_context(|| format!("the client of {name}"))?;
-        ensure!(said.contains(expected), "the example {name} says, instead of “{expected}”:\n{said}");
+        let said =
+            process::text(&mut client).with_context(|| format!("the client of the example {name} failed"))?;
+        ensure!(
+            said.contains(expected),
+            "the output of the example {name} does not contain `{expected}`:\n{said}"
+        );
         println!("{name}: {}", said.lines().last().unwrap_or_default());
         if name == "file_transfer" {
             ensure!(server.0.wait()?.success(), "the receiver failed");
         }
     }
-    ensure!(fs::read(&original)? == fs::read(&copy)?, "the file that was transferred has changed");
+    ensure!(fs::read(&original)? == fs::read(&copy)?, "the transferred file differs from the original");
     Ok(())
 }
 
-/// A server, until it is dropped.
+/// A server process; killed on drop.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Errors are expected: the server may already have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a server at a free port, and says where it listens.
+/// Starts a server on a free port, and returns its address.
 fn serve(program: &str, words: &[&str]) -> Result<(Server, String)> {
     let mut server = Server(command(program, words, "127.0.0.1:0").stdout(Stdio::piped()).spawn()?);
-    let mut output = BufReader::new(server.0.stdout.take().context("its output is captured")?);
+    let mut output = BufReader::new(server.0.stdout.take().context("the server's output is not captured")?);
     let mut line = String::new();
     output.read_line(&mut line)?;
-    let address = line.trim().strip_prefix("listening at ").context("it doesn't say where it listens")?;
+    let address =
+        line.trim().strip_prefix("listening at ").context("the server's first line is not its address")?;
     let address = address.to_owned();
-    // Who goes on to print mustn't find a pipe that nobody reads.
+    // Keep reading the pipe, so that the server can print more.
     std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
     Ok((server, address))
 }

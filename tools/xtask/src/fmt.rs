@@ -1,4 +1,4 @@
-//! `cargo xtask fmt`: formatting, of the main workspace and of the fuzz targets' own.
+//! `cargo xtask fmt`: formatting of the main workspace and of the fuzz workspace.
 
 use anyhow::Result;
 use support::process;
@@ -11,7 +11,7 @@ pub(crate) struct Args {
     fix: bool,
 }
 
-/// Checks or repairs the formatting.
+/// Checks or fixes the formatting.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for workspace in ["fmt --all", "fmt --all --manifest-path fuzz/Cargo.toml"] {
         let mut cargo = process::cargo(workspace);

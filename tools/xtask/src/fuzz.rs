@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: the targets in `fuzz/`, each for its share of the time.
+//! `cargo xtask fuzz`: the targets in `fuzz/`, each for an equal share of the time.
 
 use std::env;
 use std::fs;
@@ -14,15 +14,15 @@ use crate::tools;
 /// The options of `cargo xtask fuzz`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How long to fuzz, all targets together; building comes on top.
+    /// Total duration for all targets, without the time to build.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     seconds: u64,
-    /// The one target to fuzz; all of them if none is given.
+    /// Target to fuzz; all targets if omitted.
     target: Option<String>,
 }
 
-/// Far more than a parser of packets could want, even with the memory that the sanitizer holds back from reuse:
-/// reaching it is a find.
+/// Memory limit of a fuzz target. A packet parser needs far less, even with the sanitizer's quarantine, so reaching the
+/// limit is a finding.
 const MEMORY_LIMIT_MB: u32 = 2048;
 
 /// Builds all targets, then runs each.
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let targets = choose(&known, args.target.as_deref())?;
     let share = share(Duration::from_secs(args.seconds), targets.len());
 
-    // All at once and ahead of the clock: cargo builds what they share once.
+    // Build all targets before the time starts; cargo builds their common dependencies once.
     let mut build = fuzz("build");
     build.arg("--target-dir").arg(target_dir()?).args(&args.target);
     process::run(&mut build)?;
@@ -41,16 +41,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("--> {target}: {} s", share.as_secs());
         fuzz_one(target, share).with_context(|| {
             format!(
-                "fuzzing {target} failed; if it found an input, that is in fuzz/artifacts/{target}: \
-                 add it to a test, and repeat it with `RUSTC_BOOTSTRAP=1 cargo fuzz run {target} FILE`"
+                "fuzzing {target} failed; a failing input is saved in fuzz/artifacts/{target}: \
+                 reproduce it with `RUSTC_BOOTSTRAP=1 cargo fuzz run {target} FILE`, and add it to a test"
             )
         })?;
     }
     Ok(())
 }
 
-/// Runs one target. What it learns goes to the cache, so that the next run starts there; the seeds that the
-/// clone brings are only read.
+/// Runs one target. New corpus entries are stored in the cache, so the next run starts from them; the repository's
+/// seeds are only read.
 fn fuzz_one(target: &str, share: Duration) -> Result<()> {
     let corpus = paths::cache()?.join("fuzz/corpus").join(target);
     fs::create_dir_all(&corpus).with_context(|| format!("could not create {}", corpus.display()))?;
@@ -64,19 +64,20 @@ fn fuzz_one(target: &str, share: Duration) -> Result<()> {
     command.arg("--");
     command.arg(format!("-max_total_time={}", share.as_secs()));
     command.arg(format!("-rss_limit_mb={MEMORY_LIMIT_MB}"));
-    // Figures at the end, instead of a line for each input that it likes.
+    // Statistics at the end, instead of a line per new corpus entry.
     command.args(["-verbosity=0", "-print_final_stats=1"]);
     process::run(&mut command)
 }
 
-/// cargo-fuzz on the stable toolchain: the sanitizer is an unstable option, which this variable admits.
+/// Returns a cargo-fuzz command for the stable toolchain. The sanitizer is an unstable option, which RUSTC_BOOTSTRAP
+/// enables.
 fn fuzz(subcommand: &str) -> Command {
     let mut command = process::cargo("fuzz");
     command.arg(subcommand).env("RUSTC_BOOTSTRAP", "1");
     command
 }
 
-/// Instrumented builds have a directory of their own, outside the clone.
+/// Returns the target directory of instrumented builds, which is outside the clone.
 fn target_dir() -> Result<PathBuf> {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => Ok(paths::root().join(dir).join("fuzz")),
@@ -84,15 +85,15 @@ fn target_dir() -> Result<PathBuf> {
     }
 }
 
-/// The targets to run, of those that `cargo fuzz list` knows.
+/// Returns the targets to run, of those that `cargo fuzz list` prints.
 fn choose<'a>(known: &'a str, wanted: Option<&str>) -> Result<Vec<&'a str>> {
     let known: Vec<&str> = known.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let chosen: Vec<&str> = known.iter().copied().filter(|name| wanted.is_none_or(|w| w == *name)).collect();
-    ensure!(!chosen.is_empty(), "no such fuzz target; there are: {}", known.join(" "));
+    ensure!(!chosen.is_empty(), "unknown fuzz target; the targets are: {}", known.join(" "));
     Ok(chosen)
 }
 
-/// Each target's part of the time: whole seconds, at least one (zero would mean "without end" to the fuzzer).
+/// Returns each target's share of the time in whole seconds, at least one: zero means "no limit" to libFuzzer.
 fn share(total: Duration, targets: usize) -> Duration {
     Duration::from_secs((total.as_secs() / targets.max(1) as u64).max(1))
 }

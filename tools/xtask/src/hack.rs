@@ -1,15 +1,15 @@
-//! `cargo xtask hack`: does every crate build with each of its features alone?
+//! `cargo xtask hack`: every crate, built with each of its features separately.
 //!
-//! This is what `cargo hack check --each-feature --no-dev-deps` does, and with warnings as errors. (cargo-hack edits the
-//! manifests to leave dev-dependencies out. That isn't needed: this workspace's resolver keeps their features apart unless
-//! tests are built, and they aren't.)
+//! The command does the same as `cargo hack check --each-feature --no-dev-deps`, with warnings as errors. cargo-hack
+//! edits the manifests to remove dev-dependencies. This workspace doesn't need that: its resolver does not unify the
+//! features of dev-dependencies unless tests are built.
 
 use anyhow::{Context, Result};
 use support::process;
 
 use crate::metadata::{self, Package};
 
-/// Lints every package with none of its features, with each alone, and with all.
+/// Lints every package with no features, with each feature separately, and with all.
 pub(crate) fn run() -> Result<()> {
     let mut count = 0;
     for package in metadata::packages()? {
@@ -22,11 +22,11 @@ pub(crate) fn run() -> Result<()> {
             count += 1;
         }
     }
-    println!("{count} combinations build without a warning");
+    println!("{count} combinations build without warnings");
     Ok(())
 }
 
-/// The sets of features to try, each as cargo wants it.
+/// Returns the sets of features to build with, each in cargo's notation.
 fn choices(package: &Package) -> Vec<String> {
     let features = &package.features;
     let mut choices = vec![String::new()];

@@ -1,7 +1,8 @@
-//! What Adverb's developers type: `cargo xtask …`.
+//! Adverb's developer commands: `cargo xtask …`.
 //!
-//! Every check that a change must pass is a command here, so that what runs in CI and what a person runs at
-//! their desk are the same thing. `cargo xtask ci` is those commands in a row (see `ci::STEPS`).
+//! Every check that a change must pass is a command here, so a developer can run exactly the checks that CI runs.
+//! `cargo xtask ci` runs them in order (see `ci::STEPS`). This crate depends on no product crate: it builds when they
+//! do not.
 
 mod asan;
 mod attack;
@@ -42,86 +43,86 @@ use clap::{Parser, Subcommand};
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(bin_name = "cargo xtask", about = "What Adverb's developers type.")]
+#[command(bin_name = "cargo xtask", about = "Adverb's developer commands.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// What can be typed after `cargo xtask`.
+/// A command, as typed after `cargo xtask`.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run every check that a change must pass, in order, and print the time of each.
     Ci,
-    /// Install the Debian packages and cargo tools that the other commands need, where they are missing.
+    /// Install missing Debian packages and cargo tools that the other commands need.
     Setup,
-    /// Check the formatting of both workspaces, or repair it.
+    /// Check the formatting of both workspaces, or fix it.
     Fmt(fmt::Args),
-    /// Lint all code; a warning is an error.
+    /// Lint all code; warnings are errors.
     Clippy,
-    /// Build the documentation; a warning is an error.
+    /// Build the documentation; warnings are errors.
     Doc,
-    /// Run the tests and doctests, all but the long ones (see `exhaustive`).
+    /// Run the tests and doctests, except the slow tests (see `exhaustive`).
     Test,
-    /// Run the examples of connections, each as a server and as a client.
+    /// Run the connection examples, each as a server and a client.
     Examples,
-    /// Run the exhaustive and property tests of adverb-wire, optimised.
+    /// Run adverb-wire's exhaustive and property tests in release mode.
     Exhaustive,
     /// Build and run the README's first example in a new package, as a new user would.
     Newcomer,
-    /// Try every order of events in what is shared between threads without locks.
+    /// Run the lock-free ring's tests under loom, in every thread interleaving.
     Loom,
-    /// Check the dependencies' licences, sources and versions.
+    /// Check the licenses, sources and versions of dependencies.
     Deny,
-    /// Fuzz for a while, the time shared among the targets.
+    /// Run the fuzz targets, each for an equal share of the time.
     Fuzz(fuzz::Args),
-    /// Run the tests of adverb that need a device, on soft-RoCE.
+    /// Run the tests that need an RDMA device, on soft-RoCE in a virtual machine.
     DeviceTests,
     /// Run the conformance suite on a device.
     Conformance(conformance::Args),
-    /// Have the software NIC and soft-RoCE, or C programs on it, do everything with each other.
+    /// Test the software NIC against soft-RoCE and against C programs, for every operation.
     Interop(interop::Args),
-    /// Have connections do everything between every pair of devices: the software NIC and soft-RoCE.
+    /// Test connections between every pair of devices: the software NIC and soft-RoCE.
     Net(net::Args),
-    /// Run the engine in a simulated fabric that fails on purpose, and check that it keeps every promise.
+    /// Run the engine in a simulated fabric with injected faults, and check its invariants.
     Sim(sim::Args),
-    /// Have processes work with each other for a while over a network that fails, and kill some.
+    /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
-    /// Check that the kernel sees the DSCP and ECN marks of the software NIC's packets, and notifications of them.
+    /// Check that the kernel sees the software NIC's DSCP and ECN marks and its congestion notifications.
     Traffic,
-    /// Send packets that keep no rule at the engine, in every state, and check that it comes to no harm.
+    /// Send malformed and hostile packets to the engine in every state, and check its invariants.
     Attack(attack::Args),
-    /// Print which lines of a crate its tests reach, and fail if they are too few.
+    /// Print a crate's line coverage, and fail if it is below a minimum.
     Coverage(coverage::Args),
-    /// Build the crates that need no operating system for WebAssembly, where that is installed.
+    /// Check the crates that need no operating system for WebAssembly, if the target is installed.
     Wasm,
-    /// Check what adverb-wire emits against tshark, and by vectors where tshark doesn't know it.
+    /// Compare adverb-wire's packets with tshark's dissection, and with test vectors where tshark has none.
     WireCheck,
-    /// Count the instructions of the safe API beside C's, on a device that does nothing.
+    /// Compare instruction counts of the safe API and of C, on a no-op device.
     Overhead,
-    /// Pack every crate as it would be published, and build each from its package.
+    /// Package every crate for publishing, and build each from its package.
     Package,
-    /// Build every crate with each of its features alone.
+    /// Build every crate with each of its features separately.
     Hack,
-    /// Run the tests of unsafe code under miri, where it is installed.
+    /// Run the tests of the lock-free ring under miri, if it is installed.
     Miri,
-    /// Check that unsafe code stands only where it may, each with its reason, and that UNSAFE.md lists it.
+    /// Check that all unsafe code is in allowed files, is justified, and is listed in UNSAFE.md.
     UnsafeInventory(unsafe_inventory::Args),
-    /// Run what works on memory in flight under AddressSanitizer, here and on soft-RoCE.
+    /// Run memory tests under AddressSanitizer, on the software NIC and on soft-RoCE.
     Asan,
-    /// Run what threads share, of the software NIC and above it, under ThreadSanitizer.
+    /// Run multi-threaded tests of the software NIC under ThreadSanitizer.
     Tsan,
-    /// Measure the software NIC beside what else there is.
+    /// Benchmark the software NIC and connections against other stacks.
     Bench(bench::Args),
-    /// Compare the speed and the system calls of adverb with perftest's, on soft-RoCE.
+    /// Compare speed and system calls with perftest, on soft-RoCE.
     Perf(bench::perf::Args),
-    /// Run commands under a kernel with soft-RoCE (rdma_rxe), in a virtual machine.
+    /// Run commands in a virtual machine that has soft-RoCE (rdma_rxe).
     Vm(vm::Args),
 }
 
 impl Command {
-    /// Does it. An error and a failing exit code both mean failure; only commands that pass on somebody else's
-    /// exit status (`vm`) choose a code.
+    /// Runs the command. An error and a failing exit code both mean failure; only commands that pass on the exit
+    /// status of another program (`vm`) choose a code.
     fn run(self) -> Result<ExitCode> {
         match self {
             Self::Ci => return ci::run(),

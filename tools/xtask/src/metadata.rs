@@ -1,4 +1,4 @@
-//! What cargo knows about the workspace.
+//! The packages of the workspace, from `cargo metadata`.
 
 use std::path::PathBuf;
 
@@ -11,22 +11,24 @@ use support::process;
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// Where its manifest is.
+    /// The directory of its manifest.
     pub(crate) directory: PathBuf,
-    /// Its features, those too that optional dependencies are by themselves.
+    /// Its features, including those that optional dependencies define implicitly.
     pub(crate) features: Vec<String>,
-    /// Whether it may be published.
+    /// Whether its manifest allows publishing.
     pub(crate) published: bool,
 }
 
-/// The packages of the workspace, by name.
+/// Returns the packages of the workspace, sorted by name.
 pub(crate) fn packages() -> Result<Vec<Package>> {
     let text = process::text(&mut process::cargo("metadata --format-version 1 --no-deps"))?;
-    let metadata: Value = serde_json::from_str(&text).context("cargo's metadata isn't JSON")?;
-    let packages = metadata["packages"].as_array().context("cargo's metadata names no packages")?;
+    let metadata: Value =
+        serde_json::from_str(&text).context("the output of `cargo metadata` is not JSON")?;
+    let packages =
+        metadata["packages"].as_array().context("the output of `cargo metadata` lists no packages")?;
     let mut packages = packages.iter().map(package).collect::<Option<Vec<_>>>();
     packages.iter_mut().for_each(|packages| packages.sort_by(|a, b| a.name.cmp(&b.name)));
-    packages.context("cargo's metadata has another form than it used to")
+    packages.context("the output of `cargo metadata` has an unknown format")
 }
 
 fn package(value: &Value) -> Option<Package> {
@@ -35,7 +37,7 @@ fn package(value: &Value) -> Option<Package> {
         version: value["version"].as_str()?.to_owned(),
         directory: PathBuf::from(value["manifest_path"].as_str()?).parent()?.to_owned(),
         features: value["features"].as_object()?.keys().cloned().collect(),
-        // Nothing, or a list of registries, which is empty for `publish = false`.
+        // `null`, or a list of registries, which is empty for `publish = false`.
         published: value["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
     })
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask newcomer`: does the README's first example work in a new package, as its text says?
+//! `cargo xtask newcomer`: the README's first example, in a new package.
 
 use std::fs;
 use std::path::Path;
@@ -6,15 +6,15 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
-/// The line that the README promises, next to the call that prints it.
+/// The comment in the example before its expected output.
 const PROMISE: &str = "// prints ";
 
-/// Makes a package outside the workspace, adds the dependencies that the README names, pastes its first example, runs it
-/// without privilege, and compares the output with what the example promises.
+/// Creates a package outside the workspace, adds the dependencies that the README names, pastes its first example, runs
+/// it as an unprivileged user, and compares the output with the comment in the example.
 pub(crate) fn run() -> Result<()> {
     let readme = fs::read_to_string(paths::root().join("README.md")).context("could not read README.md")?;
     let program = first_example(&readme).context("README.md has no block of Rust code")?;
-    let promised = promised(program).context("README.md's first example does not say what it prints")?;
+    let promised = promised(program).context("README.md's first example has no comment `// prints …`")?;
 
     let home = paths::cache()?.join("newcomer");
     let package = home.join("hello");
@@ -41,13 +41,13 @@ fn cargo(arguments: &str, directory: &Path) -> Result<()> {
     process::run(process::cargo(arguments).current_dir(directory))
 }
 
-/// Returns the code of the first block that is marked as Rust.
+/// Returns the first Rust code block.
 fn first_example(readme: &str) -> Option<&str> {
     let code = readme.split_once("```rust\n")?.1;
     Some(code.split_once("```")?.0)
 }
 
-/// Returns the output that a comment in the program promises.
+/// Returns the expected output, from the comment in the program.
 fn promised(program: &str) -> Option<&str> {
     Some(program.split_once(PROMISE)?.1.lines().next()?.trim())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: could every crate be published as it is?
+//! `cargo xtask package`: packages of all crates, as they would be published.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -8,17 +8,17 @@ use support::{paths, process};
 
 use crate::metadata::{self, Package};
 
-/// What every package must contain: whoever gets it from a registry gets nothing else.
+/// The files that every package must contain.
 const CONTENTS: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
-/// Packs every crate, and builds each from its package alone, the others taken from their packages too.
+/// Packages every crate, and builds each from its package and the packages of the crates it depends on.
 pub(crate) fn run() -> Result<()> {
     let target = paths::cache()?.join("package");
     let packages = metadata::packages()?;
     forget(&target, &packages)?;
     let mut cargo = process::cargo("package --workspace --quiet --target-dir");
     cargo.arg(&target);
-    // CI has what was committed; at a desk one wants to know before.
+    // Outside CI, uncommitted changes are packaged too.
     if env::var_os("CI").is_none() {
         cargo.arg("--allow-dirty");
     }
@@ -27,19 +27,23 @@ pub(crate) fn run() -> Result<()> {
         let mut cargo = process::cargo("package --list --quiet --allow-dirty --package");
         let list = process::text(cargo.arg(&package.name))?;
         for file in CONTENTS {
-            ensure!(list.lines().any(|line| line == *file), "the package {} lacks {file}", package.name);
+            ensure!(
+                list.lines().any(|line| line == *file),
+                "the package {} does not contain {file}",
+                package.name
+            );
         }
-        println!("{}: {} files, licences and README among them", package.name, list.lines().count());
+        println!("{}: {} files, including licenses and README", package.name, list.lines().count());
     }
     Ok(())
 }
 
-/// Makes cargo forget the packages of an earlier run. It takes those that depend on one another from a registry that it makes
-/// for the purpose, and believes that a version in a registry never changes: it would unpack and build none of them anew,
-/// and so build each against the others as they once were.
+/// Removes cargo's copies of the packages of an earlier run. Cargo resolves packages that depend on one another through
+/// a temporary registry, and assumes that a version in a registry never changes: without this, it would build each
+/// package against old copies of the others.
 fn forget(target: &Path, packages: &[Package]) -> Result<()> {
     for package in packages {
-        // Where registries are unpacked; those of crates.io and the like begin with their host's name.
+        // Directories of temporary registries begin with `-`; those of other registries begin with a host name.
         for registry in entries(&cargo_home()?.join("registry/src"), "-") {
             remove(&registry.join(format!("{}-{}", package.name, package.version)))?;
         }
@@ -50,21 +54,21 @@ fn forget(target: &Path, packages: &[Package]) -> Result<()> {
     Ok(())
 }
 
-/// Where cargo keeps what it downloads.
+/// Returns cargo's home directory.
 fn cargo_home() -> Result<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
-        .context("where is cargo's home? Set CARGO_HOME")
+        .context("cannot find cargo's home directory: set CARGO_HOME")
 }
 
-/// What a directory has whose names begin so; nothing, if it isn't there.
+/// Returns the entries of a directory whose names begin with `start`; none if the directory doesn't exist.
 fn entries(directory: &Path, start: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(start));
     named.map(|entry| entry.path()).collect()
 }
 
-/// Removes a directory, if it is there.
+/// Removes a directory if it exists.
 fn remove(directory: &Path) -> Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! Building programs with a sanitizer.
+//! Builds with a sanitizer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use support::{paths, process};
 
-/// Sanitizers need a target to be named, so that build scripts and macros aren't sanitized too.
+/// The target triple. With an explicit target, RUSTFLAGS don't apply to build scripts and proc macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A sanitizer.
 pub(crate) struct Sanitizer {
-    /// Where what is built with it lies in the cache.
+    /// Target directory in the cache.
     pub(crate) directory: &'static str,
-    /// What the compiler is told.
+    /// Compiler flags.
     pub(crate) flags: &'static str,
-    /// What every program calls that was built with it.
+    /// A symbol that every instrumented program contains.
     pub(crate) called: &'static str,
 }
 
-/// Programs that cargo built.
+/// The programs of a build.
 pub(crate) struct Programs(Vec<Program>);
 
-/// A program that cargo built.
+/// A program of a build.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     name: String,
-    /// Whether it is a test, and not just of the same name as one.
+    /// Whether it is a test. A test and a program can have the same name.
     is_test: bool,
     path: PathBuf,
 }
 
 impl Sanitizer {
-    /// Builds what each of these commands of cargo's builds.
+    /// Runs cargo with each of these arguments, and returns the programs that it built.
     pub(crate) fn build(&self, commands: &[&str]) -> Result<Programs> {
         let mut programs = Vec::new();
         for command in commands {
@@ -43,36 +43,29 @@ impl Sanitizer {
             cargo.arg(paths::cache()?.join(self.directory));
             self.enable(&mut cargo).env("RUSTFLAGS", self.flags);
             let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-            let output = output.context("cargo didn't start")?;
-            ensure!(
-                output.status.success(),
-                "building with {} failed; what cargo printed is above",
-                self.flags
-            );
+            let output = output.context("could not start cargo")?;
+            ensure!(output.status.success(), "building with {} failed; cargo's output is above", self.flags);
             programs.extend(String::from_utf8_lossy(&output.stdout).lines().filter_map(program));
         }
         for Program { name, path, .. } in &programs {
-            ensure!(
-                self.is_called_by(path)?,
-                "{name} was built without the sanitizer, and would prove nothing"
-            );
+            ensure!(self.is_called_by(path)?, "{name} was built without the sanitizer");
         }
         Ok(Programs(programs))
     }
 
-    /// Builds a program of one file.
+    /// Builds a program from one source file.
     pub(crate) fn build_file(&self, source: &Path, program: &Path) -> Result<()> {
         let mut rustc = Command::new("rustc");
         rustc.args(self.flags.split(' ')).args(["-o".as_ref(), program, source]);
         process::run(self.enable(&mut rustc))
     }
 
-    /// The sanitizers are not part of stable Rust; this toolchain has them all the same.
+    /// Enables sanitizers, which are unstable options, on the stable toolchain.
     fn enable<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env("RUSTC_BOOTSTRAP", "1")
     }
 
-    /// Whether a program calls the sanitizer.
+    /// Returns whether a program contains the sanitizer's symbol.
     fn is_called_by(&self, path: &Path) -> Result<bool> {
         let called = self.called.as_bytes();
         let bytes = fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
@@ -81,19 +74,19 @@ impl Sanitizer {
 }
 
 impl Programs {
-    /// The path of a program or of a test of this name.
+    /// Returns the path of the program or the test with this name.
     pub(crate) fn find(&self, name: &str, is_test: bool) -> Result<&Path> {
         let program = self.0.iter().find(|program| program.name == name && program.is_test == is_test);
-        program.map(|program| &*program.path).with_context(|| format!("cargo built no {name}"))
+        program.map(|program| &*program.path).with_context(|| format!("cargo built no program {name}"))
     }
 
-    /// The paths of all tests.
+    /// Returns the paths of all tests.
     pub(crate) fn tests(&self) -> impl Iterator<Item = &Path> {
         self.0.iter().filter(|program| program.is_test).map(|program| &*program.path)
     }
 }
 
-/// The program that one of cargo's messages announces, if it does.
+/// Parses a cargo message; `None` if it announces no program.
 fn program(message: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(message).ok()?;
     Some(Program {

@@ -1,11 +1,11 @@
-//! `cargo xtask setup`: everything that the other commands need.
+//! `cargo xtask setup`: installation of the packages and tools that the other commands need.
 
 use anyhow::Result;
 use support::packages;
 
 use crate::tools;
 
-/// Installs what is missing; where nothing is, takes no time and needs no rights.
+/// Installs missing packages and tools. If nothing is missing, it needs no privileges.
 pub(crate) fn run() -> Result<()> {
     packages::ensure(packages::BUILD)?;
     packages::ensure(packages::VM)?;

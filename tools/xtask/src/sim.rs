@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: simulated fabrics that fail on purpose (see `crates/adverb-sim`).
+//! `cargo xtask sim`: simulated fabrics with injected faults (see `crates/adverb-sim`).
 
 use anyhow::Result;
 use support::process;
@@ -6,27 +6,27 @@ use support::process;
 /// The options of `cargo xtask sim`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many seeds to run, or to try on each mutant.
+    /// Number of seeds to run, or to try on each mutant.
     #[arg(long, default_value_t = 2000)]
     seeds: u64,
-    /// The first of them.
+    /// First seed.
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Run just this seed, and print all that happens.
+    /// Run only this seed, and print every event.
     #[arg(long, conflicts_with = "mutants")]
     seed: Option<u64>,
-    /// Plant each mutation of the engine in turn, and say which seed finds it.
+    /// Inject each mutation of the engine in turn, and print the seed that detects it.
     #[arg(long)]
     mutants: bool,
-    /// With `--seed`: plant this mutation.
+    /// With --seed: inject this mutation.
     #[arg(long, requires = "seed", value_name = "NAME")]
     mutant: Option<String>,
-    /// How many threads to use.
+    /// Number of threads.
     #[arg(long, default_value_t = 2)]
     threads: u64,
 }
 
-/// Builds the simulator, optimised, and runs it.
+/// Builds the simulator in release mode and runs it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut command = process::cargo("run --quiet --release -p adverb-sim");
     if args.mutants || args.mutant.is_some() {

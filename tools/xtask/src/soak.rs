@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: processes with software devices at work over UDP sockets and a network that fails, while some are
-//! killed and started again (`crates/adverb-conformance/examples/soak`).
+//! `cargo xtask soak`: processes with software devices under load over UDP sockets and a lossy network, while some are
+//! killed and restarted (see `crates/adverb-conformance/examples/soak`).
 
 use std::process::Command;
 
@@ -9,18 +9,18 @@ use support::process;
 /// The options of `cargo xtask soak`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// For how long.
+    /// Duration in seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// For how long, in minutes, instead.
+    /// Duration in minutes.
     #[arg(long, conflicts_with = "seconds")]
     minutes: Option<u64>,
-    /// What all choices follow from.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Builds and runs it.
+/// Builds and runs the soak test.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let program = process::build("build --release -p adverb-conformance --example soak")?;
     let seconds = args.minutes.map_or(args.seconds, |minutes| minutes * 60);

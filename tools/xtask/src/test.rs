@@ -5,11 +5,12 @@ use support::{paths, process};
 
 use crate::tools;
 
-/// Runs all tests but the ignored ones, which take minutes, and the doctests, which nextest doesn't run.
+/// Runs the tests with nextest, except the ignored ones, which take minutes; then the doctests, which nextest doesn't
+/// run.
 pub(crate) fn run() -> Result<()> {
     tools::require("cargo-nextest")?;
     let mut nextest = process::cargo("nextest run --workspace --all-features");
-    // In CI a comparison with rdma-core's headers that can't be made is a failure, not a skip.
+    // In CI, missing rdma-core headers fail the comparison with them instead of skipping it.
     if std::env::var_os("CI").is_some() {
         nextest.env("ADVERB_REQUIRE_HEADERS", "1");
     }
@@ -19,8 +20,8 @@ pub(crate) fn run() -> Result<()> {
     process::run(&mut process::cargo("test --workspace --doc --all-features"))
 }
 
-/// Runs the long tests: optimised, because they try millions of packets, and showing what they print, because
-/// they print how many.
+/// Runs the slow tests in release mode, because they try millions of packets, and shows their output: the number of
+/// packets.
 pub(crate) fn run_exhaustive() -> Result<()> {
     tools::require("cargo-nextest")?;
     process::run(&mut process::cargo(
@@ -29,10 +30,10 @@ pub(crate) fn run_exhaustive() -> Result<()> {
     ))
 }
 
-/// Runs what is shared between threads without locks under loom, which tries every order of events.
+/// Runs the tests of the lock-free ring under loom, which tries every thread interleaving.
 pub(crate) fn run_loom() -> Result<()> {
     let mut cargo = process::cargo("test -p adverb-verbs --release --no-default-features --lib ring");
-    // Another configuration of everything: kept apart, so that the usual one isn't built again after it.
+    // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
     cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", paths::cache()?.join("target-loom"));
     process::run(&mut cargo)
 }

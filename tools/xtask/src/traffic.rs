@@ -1,5 +1,5 @@
-//! `cargo xtask traffic`: are DSCP and ECN marks in the packets that the kernel sees? The tests of adverb that set them run
-//! (`crates/adverb/tests/congestion.rs`, which look at the devices' own captures) while dumpcap watches the loopback interface.
+//! `cargo xtask traffic`: DSCP and ECN marks, as the kernel sees them. dumpcap captures the loopback interface while
+//! the congestion tests run (`crates/adverb/tests/congestion.rs`; they check only the devices' own captures).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use support::{packages, paths, process};
 
-/// Where the tests' devices are.
+/// Capture filter for the addresses of the tests' devices.
 const FILTER: &str = "udp port 4791 and net 127.128.0.0/10";
 
-/// What must have been seen: how many packets of this DSCP, with these ECN bits and of this operation.
+/// The kinds of packets that the capture must contain.
 const SEEN: &[(&str, Kind)] = &[
     (
-        "WRITEs with DSCP 26, of a sender that doesn't heed congestion",
+        "WRITEs with DSCP 26, from a sender without congestion control",
         Kind { dscp: 26, ecn: 0, opcode: Some(6) },
     ),
-    ("packets with DSCP 26, of a sender that heeds it", Kind { dscp: 26, ecn: 2, opcode: None }),
-    ("packets with DSCP 26, marked as by a congested switch", Kind { dscp: 26, ecn: 3, opcode: None }),
+    ("packets with DSCP 26, from a sender with congestion control", Kind { dscp: 26, ecn: 2, opcode: None }),
+    ("packets with DSCP 26 and the mark CE", Kind { dscp: 26, ecn: 3, opcode: None }),
     ("congestion notifications", Kind { dscp: 0, ecn: 0, opcode: Some(0x81) }),
 ];
 
@@ -29,7 +29,7 @@ struct Kind {
     opcode: Option<u32>,
 }
 
-/// Runs the tests, and looks at what was captured meanwhile.
+/// Runs the tests while capturing, and checks the capture.
 pub(crate) fn run() -> Result<()> {
     packages::ensure(&["tshark"])?;
     let tests = process::build("test -p adverb --test congestion --no-run")?;
@@ -37,21 +37,19 @@ pub(crate) fn run() -> Result<()> {
     _ = std::fs::remove_file(&file);
     let mut dumpcap = Command::new("dumpcap");
     dumpcap.args(["-q", "-i", "lo", "-B", "64", "-f", FILTER, "-w"]).arg(&file);
-    let mut watching = dumpcap.stderr(Stdio::null()).spawn().context("dumpcap didn't start")?;
+    let mut watching = dumpcap.stderr(Stdio::null()).spawn().context("could not start dumpcap")?;
     let start = Instant::now();
-    // It makes the file when it sees packets; where it may not, it ends at once.
+    // dumpcap creates the file when the capture starts, and exits at once if it lacks permission.
     while std::fs::metadata(&file).map_or(0, |metadata| metadata.len()) == 0 {
         if let Some(status) = watching.try_wait()? {
-            println!(
-                "the kernel's view is left out: dumpcap may not capture here ({status}); the tests alone:"
-            );
+            println!("capture: SKIPPED, because dumpcap lacks permission ({status}); running only the tests");
             return process::run(Command::new(&tests).arg("--nocapture"));
         }
-        ensure!(start.elapsed() < Duration::from_secs(60), "dumpcap doesn't begin");
+        ensure!(start.elapsed() < Duration::from_secs(60), "dumpcap did not start to capture within 60 s");
         std::thread::sleep(Duration::from_millis(20));
     }
     let passed = process::run(Command::new(&tests).arg("--nocapture"));
-    // The shell's own: a machine may have no program of that name.
+    // The shell's builtin `kill`: some machines have no such program.
     process::run(Command::new("sh").args(["-c", &format!("kill -INT {}", watching.id())]))?;
     watching.wait()?;
     passed?;
@@ -62,12 +60,12 @@ pub(crate) fn run() -> Result<()> {
         };
         let count: u64 = counts.iter().filter(|(key, _)| fits(key)).map(|(_, count)| count).sum();
         println!("the kernel saw {count} {what}");
-        ensure!(count > 0, "none were seen");
+        ensure!(count > 0, "the capture has no {what}");
     }
     Ok(())
 }
 
-/// How many packets were captured of each DSCP, ECN and opcode. Several that travel as one count once.
+/// Counts the captured packets by DSCP, ECN and opcode. A GSO batch counts once.
 fn counts(file: &Path) -> Result<BTreeMap<(u32, u32, u32), u64>> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(file).args(["-T", "fields"]);
@@ -83,7 +81,7 @@ fn counts(file: &Path) -> Result<BTreeMap<(u32, u32, u32), u64>> {
     Ok(counts)
 }
 
-/// The numbers of a line of tshark's.
+/// Parses a line of tshark's output.
 fn fields(line: &str) -> Option<(u32, u32, u32)> {
     let number = |word: &str| match word.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),

@@ -1,8 +1,8 @@
-//! `cargo xtask tsan`: what threads share, of the software NIC and of the API above it, under ThreadSanitizer.
+//! `cargo xtask tsan`: multi-threaded tests of the software NIC and of the API above it, under ThreadSanitizer.
 //!
-//! The standard library isn't built with the sanitizer, which therefore doesn't see what some of it does to keep threads
-//! apart: `tsan.txt` names what of it would be reported. Everything else is built with it, our locks too, and any report is a
-//! failure. First a program with a race shows that there would be one.
+//! The standard library is not instrumented, so the sanitizer misses some of its synchronization; `tsan.txt` suppresses
+//! the resulting false reports. Everything else, including Adverb's locks, is instrumented, and every report is a
+//! failure. A program with a data race runs first, to show that the sanitizer reports races.
 
 use std::fs;
 use std::process::Command;
@@ -18,17 +18,17 @@ const THREADS: Sanitizer = Sanitizer {
     called: "__tsan_init",
 };
 
-/// What there is to run.
+/// The cargo commands that build the programs.
 const PROGRAMS: &[&str] = &["test --package adverb-soft --tests --no-run", "build --package adverb-cli"];
 
-/// What of the conformance suite: where threads meet, and where objects end while the NIC is at work.
+/// Filters for the conformance tests that use several threads, or drop objects while the NIC works.
 const FILTERS: &[&str] =
     &["thread", "poll", "event", "atomic", "drop", "flush", "window", "shared", "regist", "order"];
 
-/// What of the standard library would be reported.
+/// Suppressions of false reports.
 const NOT_SEEN: &str = include_str!("tsan.txt");
 
-/// A program that must be reported.
+/// A program with a data race.
 const RACE: &str = "
     static mut SHARED: u64 = 0;
     fn main() {
@@ -39,10 +39,10 @@ const RACE: &str = "
     }
 ";
 
-/// What a program ends with that had a race.
+/// Exit status of a program in which the sanitizer reported a race.
 const REPORTED: i32 = 66;
 
-/// Builds and runs it all.
+/// Builds and runs the programs.
 pub(crate) fn run() -> Result<()> {
     let directory = paths::cache()?.join(THREADS.directory);
     fs::create_dir_all(&directory)?;
@@ -53,8 +53,14 @@ pub(crate) fn run() -> Result<()> {
     let (source, race) = (directory.join("race.rs"), directory.join("race"));
     fs::write(&source, RACE)?;
     THREADS.build_file(&source, &race)?;
-    let output = Command::new(&race).env("TSAN_OPTIONS", &options).output().context("it didn't start")?;
-    ensure!(output.status.code() == Some(REPORTED), "a race wasn't reported, so that nothing would be");
+    let output = Command::new(&race)
+        .env("TSAN_OPTIONS", &options)
+        .output()
+        .context("could not start the program with a data race")?;
+    ensure!(
+        output.status.code() == Some(REPORTED),
+        "ThreadSanitizer did not report the race in the test program"
+    );
 
     let programs = THREADS.build(PROGRAMS)?;
     for test in programs.tests() {

@@ -1,4 +1,4 @@
-//! `cargo xtask wasm`: the crates that need no operating system, built for one that isn't there.
+//! `cargo xtask wasm`: the crates that need no operating system, checked for WebAssembly.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,12 +8,12 @@ use support::process;
 
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Checks adverb-wire and adverb-proto for WebAssembly, where its standard library is installed; says so where it isn't.
+/// Checks adverb-wire and adverb-proto for WebAssembly, or prints that the target is not installed.
 pub(crate) fn run() -> Result<()> {
     let mut rustc = Command::new("rustc");
     let library = process::text(rustc.args(["--print", "target-libdir", "--target", TARGET]))?;
     if !Path::new(library.trim()).is_dir() {
-        println!("wasm: SKIPPED, because {TARGET} isn't installed (`rustup target add {TARGET}`)");
+        println!("wasm: SKIPPED, because {TARGET} is not installed (`rustup target add {TARGET}`)");
         return Ok(());
     }
     let mut check = process::cargo("check -p adverb-wire -p adverb-proto --target");

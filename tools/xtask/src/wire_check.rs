@@ -3,7 +3,8 @@
 use anyhow::Result;
 use support::process;
 
-/// Builds and runs wire-check. It is a program of its own because it links adverb-wire, and xtask must build without that.
+/// Builds and runs wire-check. It is a program of its own because it links adverb-wire, and xtask must build without
+/// that.
 pub(crate) fn run() -> Result<()> {
     process::run(&mut process::cargo("run --quiet -p wire-check"))
 }

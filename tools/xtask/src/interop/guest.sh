@@ -1,4 +1,4 @@
-# What `cargo xtask interop` does in the guest, by bash.
+# Functions of `cargo xtask interop` in the guest (bash).
 
 control_port=7472
 pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
@@ -6,7 +6,7 @@ rounds=200
 rping_rounds=50
 rping_size=4000
 
-# What the two ends agree on goes over a cable of its own, on which nothing is lost.
+# The two ends exchange their parameters over a second link, which loses nothing.
 if ! ip link show c0 >/dev/null 2>&1; then
   ip link add c0 type veth peer name c1 netns peer
   ip addr add 10.78.0.1/24 dev c0
@@ -15,7 +15,7 @@ if ! ip link show c0 >/dev/null 2>&1; then
   ip -n peer link set c1 up
 fi
 
-# network NETEM…: what the cable between rxe0 and the namespace does to packets, in each direction.
+# network NETEM…: sets netem's parameters of the link between rxe0 and the namespace, in each direction.
 network() {
   tc qdisc del dev v0 root 2>/dev/null
   tc -n peer qdisc del dev v1 root 2>/dev/null
@@ -24,13 +24,13 @@ network() {
   fi
 }
 
-# Runs a command in the namespace `peer` as nobody, without capabilities and without a way to get any.
+# Runs a command in the namespace `peer` as the user nobody, without capabilities and without a way to gain any.
 as_nobody_in_peer() {
   ip netns exec peer setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
     --no-new-privs -- "$@"
 }
 
-# copy PROGRAM: a copy where nobody may look, too.
+# copy PROGRAM: prints the path of a copy that every user can execute.
 copy() {
   local copy=/run/programs/${1##*/}
   [[ -x $copy ]] || install -D -m 755 "$1" "$copy" || return
@@ -42,20 +42,20 @@ until_listening() {
   local port=$1
   shift
   until [[ $("$@" ss -Hltn "sport = :$port") ]]; do
-    kill -0 "$server" 2>/dev/null || { echo "the server ended before it listened:"; cat /tmp/server; return 1; }
+    kill -0 "$server" 2>/dev/null || { echo "the server exited before it listened:"; cat /tmp/server; return 1; }
     sleep 0.05
   done
 }
 
-# Waits for the server, which has to be content too.
+# Waits for the server, which must exit with status 0.
 end_server() {
   local status=0
   wait "$server" || status=$?
-  ((status == 0)) || { echo "the server ended with status $status:"; cat /tmp/server; }
+  ((status == 0)) || { echo "the server exited with status $status:"; cat /tmp/server; }
   return "$status"
 }
 
-# peertest PROGRAM RXE SOFT ARGUMENT…: rxe0 serves, the software NIC decides.
+# peertest PROGRAM RXE SOFT ARGUMENT…: rxe0 listens, the software NIC connects and chooses the cases.
 peertest() {
   local program rxe=$2 soft=$3 status=0
   program=$(copy "$1") || return
@@ -71,7 +71,7 @@ peertest() {
   end_server
 }
 
-# pingpong_server PROGRAM KIND GID SOFT: the C program on rxe0 serves.
+# pingpong_server PROGRAM KIND GID SOFT: the C program on rxe0 is the server.
 pingpong_server() {
   local program
   program=$(copy "$1") || return
@@ -95,23 +95,23 @@ pingpong_client() {
   end_server && cat /tmp/server
 }
 
-# until_heard WHAT COMMAND…: waits until the command prints something about what the server in the background does.
-until_heard() {
-  local what=$1
+# until_printed PATTERN COMMAND…: waits until the command's output matches, while the background server runs.
+until_printed() {
+  local pattern=$1
   shift
-  until "$@" 2>/dev/null | grep -q "$what"; do
-    kill -0 "$server" 2>/dev/null || { echo "the server ended before it listened:"; cat /tmp/server; return 1; }
+  until "$@" 2>/dev/null | grep -q "$pattern"; do
+    kill -0 "$server" 2>/dev/null || { echo "the server exited before it listened:"; cat /tmp/server; return 1; }
     sleep 0.05
   done
 }
 
-# rping_server PROGRAM RXE SOFT: the C program on rxe0 serves.
+# rping_server PROGRAM RXE SOFT: the C program on rxe0 is the server.
 rping_server() {
   local program
   program=$(copy "$1") || return
   timeout 100 rping -s -a "$2" -V -C $rping_rounds -S $rping_size >/tmp/server 2>&1 &
   server=$!
-  until_heard LISTEN rdma resource show cm_id || return
+  until_printed LISTEN rdma resource show cm_id || return
   as_nobody_in_peer timeout 100 "$program" -c -a "$2" -d "soft:$3" -C $rping_rounds -S $rping_size ||
     { cat /tmp/server; kill "$server" 2>/dev/null; return 1; }
   end_server
@@ -123,7 +123,7 @@ rping_client() {
   program=$(copy "$1") || return
   as_nobody_in_peer timeout 100 "$program" -s -a "$3" -d "soft:$3" -S $rping_size >/tmp/server 2>&1 &
   server=$!
-  until_heard "^listening at " cat /tmp/server || return
+  until_printed "^listening at " cat /tmp/server || return
   timeout 100 rping -c -a "$3" -V -C $rping_rounds -S $rping_size ||
     { cat /tmp/server; kill "$server" 2>/dev/null; return 1; }
   end_server && cat /tmp/server

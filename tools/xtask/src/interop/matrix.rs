@@ -1,15 +1,15 @@
-//! What is tried between the software NIC and soft-RoCE through Adverb's API.
+//! The matrix of tests between the software NIC and soft-RoCE through Adverb's API.
 
 use serde_json::Value;
 use support::process;
 
-/// One thing that is tried.
+/// One test of the matrix.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Cell {
     pub(super) mtu: Mtu,
     pub(super) ip: Ip,
     pub(super) network: Network,
-    /// An operation and a direction, as `adverb peertest --list` has them.
+    /// An operation and a direction, as `adverb peertest --list` prints them.
     pub(super) case: String,
 }
 
@@ -19,7 +19,7 @@ impl Cell {
     }
 }
 
-/// Declares an enum of things with names.
+/// Declares an enum whose variants have names.
 macro_rules! named {
     ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal,)+ }) => {
         $(#[$doc])*
@@ -41,22 +41,22 @@ macro_rules! named {
 }
 
 named! {
-    /// The MTU of connections.
+    /// The MTU of queue pairs.
     Mtu { Mtu256 = "256", Mtu1024 = "1024", Mtu4096 = "4096", }
 }
 
 named! {
-    /// The kind of addresses.
+    /// The address family.
     Ip { V4 = "ipv4", V6 = "ipv6", }
 }
 
 named! {
-    /// What the cable does to packets, in each direction.
+    /// The quality of the link, in each direction.
     Network { Clean = "clean", Loss1 = "loss1", Loss5 = "loss5", }
 }
 
 impl Mtu {
-    /// The MTU of the cable: the least that IPv6 has, Ethernet's, and one for jumbo frames.
+    /// Returns the MTU of the link: IPv6's minimum, Ethernet's, or one for jumbo frames.
     pub(super) fn of_cable(self) -> u32 {
         match self {
             Mtu::Mtu256 => 1280,
@@ -67,7 +67,7 @@ impl Mtu {
 }
 
 impl Ip {
-    /// The addresses of soft-RoCE and of the software NIC.
+    /// Returns the addresses of soft-RoCE and of the software NIC.
     pub(super) fn addresses(self) -> (&'static str, &'static str) {
         match self {
             Ip::V4 => ("10.77.0.1", "10.77.0.2"),
@@ -75,7 +75,7 @@ impl Ip {
         }
     }
 
-    /// Where soft-RoCE has its address.
+    /// Returns the index of the address in soft-RoCE's GID table.
     pub(super) fn gid_index(self) -> u8 {
         match self {
             Ip::V4 => 1,
@@ -85,7 +85,7 @@ impl Ip {
 }
 
 impl Network {
-    /// What tc is told.
+    /// Returns netem's parameters.
     fn netem(self) -> &'static str {
         match self {
             Network::Clean => "",
@@ -95,7 +95,7 @@ impl Network {
     }
 }
 
-/// All cells.
+/// Returns all cells.
 pub(super) fn cells(cases: &[&str]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for mtu in Mtu::ALL {
@@ -109,7 +109,8 @@ pub(super) fn cells(cases: &[&str]) -> Vec<Cell> {
     cells
 }
 
-/// A tenth of the cells, as many with each MTU, otherwise mixed; all tenths together are all cells.
+/// Returns a tenth of the cells, the same number for each MTU, otherwise in pseudo-random order. The ten tenths
+/// together are all cells.
 pub(super) fn tenth(cells: &[Cell], tenth: u8) -> Vec<Cell> {
     let mut chosen = Vec::new();
     for mtu in Mtu::ALL {
@@ -120,13 +121,13 @@ pub(super) fn tenth(cells: &[Cell], tenth: u8) -> Vec<Cell> {
     chosen
 }
 
-/// A number that depends on every letter (FNV-1a).
+/// Returns the FNV-1a hash of a name.
 fn mixed(name: &str) -> u64 {
     let step = |state: u64, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Cells that two processes do one after the other.
+/// Cells that the same two processes run, one after the other.
 pub(super) struct Group {
     mtu: Mtu,
     ip: Ip,
@@ -134,7 +135,7 @@ pub(super) struct Group {
     pub(super) cells: Vec<Cell>,
 }
 
-/// The cells in groups, in order: as few as possible.
+/// Returns the cells in as few groups as possible, in order.
 pub(super) fn groups<'a>(cells: impl Iterator<Item = &'a Cell> + Clone) -> Vec<Group> {
     let mut groups = Vec::new();
     for mtu in Mtu::ALL {
@@ -156,7 +157,7 @@ impl Group {
         format!("{} {} {}", self.mtu.name(), self.ip.name(), self.network.name())
     }
 
-    /// The line of shell for it.
+    /// Returns the shell command for the group.
     pub(super) fn line(&self, adverb: &str) -> String {
         let (theirs, ours) = self.ip.addresses();
         let lossy = if self.network == Network::Clean { "" } else { "--lossy" };
@@ -170,7 +171,7 @@ impl Group {
         )
     }
 
-    /// What became of the cells, by their names: what the program said, with the rest of the name added.
+    /// Returns the results of the cells by name: the program's JSON, with MTU, address family and network added.
     pub(super) fn outcomes(&self, said: &str) -> Vec<(String, Value)> {
         let mut outcomes = Vec::new();
         for line in said.lines() {
@@ -196,7 +197,7 @@ impl Group {
     }
 }
 
-/// How many packets tc says that it lost.
+/// Sums up the dropped packets in tc's output.
 pub(super) fn dropped(said: &str) -> u64 {
     let counts = said
         .lines()

@@ -1,8 +1,8 @@
-//! `cargo xtask interop`: does the software NIC understand others, and they it?
+//! `cargo xtask interop`: the software NIC against Linux soft-RoCE.
 //!
-//! In the guest, the software NIC is in the namespace `peer`, of a user without any privilege. On the other end of the
-//! cable is Linux soft-RoCE: under Adverb's own API (`adverb peertest`), and under C programs that know nothing of Adverb.
-//! The cable is perfect, or loses, delays and reorders packets. What the ends agree on goes over a cable of its own.
+//! In the guest, the software NIC runs in the namespace `peer` as an unprivileged user. Soft-RoCE, at the other end of
+//! the virtual link, is used through Adverb's API (`adverb peertest`) and by C programs. The link is clean, or loses,
+//! delays and reorders packets. The two ends exchange their parameters over a second, clean link.
 
 mod matrix;
 mod pingpong;
@@ -26,46 +26,46 @@ use matrix::{Group, Mtu};
 /// The options of `cargo xtask interop`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A cell is an operation in a direction, with addresses of a kind, an MTU and a
-network: `1024 ipv6 loss5 rc-write:back`. The software NIC decides (`there` is from
-it to soft-RoCE), and the messages of a cell have several lengths.")]
+A cell is an MTU, an address family, a network and an operation with its direction:
+`1024 ipv6 loss5 rc-write:back`. The direction `there` is from the software NIC to
+soft-RoCE. Each cell sends messages of several lengths.")]
 pub(crate) struct Args {
-    /// Everything, not a tenth of it.
+    /// Run all cells instead of a tenth.
     #[arg(long)]
     whole: bool,
-    /// Which tenth; by the commit that is checked out unless given.
+    /// Tenth of the cells to run; chosen by the commit hash if omitted.
     #[arg(long, value_name = "0–9", value_parser = clap::value_parser!(u8).range(0..=9), conflicts_with = "whole")]
     tenth: Option<u8>,
-    /// Only cells whose name contains this; with others, those with all of them.
+    /// Run only cells whose name contains this text; repeatable, and all must match.
     #[arg(long, value_name = "WORDS")]
     filter: Vec<String>,
-    /// Where to write what became of each cell: a line of JSON for each.
+    /// File for the results, one line of JSON per cell.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// The shell functions that jobs call.
+/// The shell functions that the jobs call.
 pub(crate) const FUNCTIONS: &str = include_str!("guest.sh");
 
-/// How long one guest may take, booting included.
+/// Time limit of one guest in seconds, including boot.
 const SECONDS: u64 = 1500;
 
-/// What is done in the guest by one line of shell.
+/// The work of one shell command in the guest.
 enum Job {
-    /// Two processes of `adverb peertest`.
+    /// A group of cells, run by two processes of `adverb peertest`.
     Cells(Group),
-    /// A program that knows nothing of Adverb.
+    /// A C program, against an example of Adverb.
     Program(Program),
 }
 
-/// A program that knows nothing of Adverb, and the line that shows something of it.
+/// A C program, and the shell command that runs it against an example of Adverb.
 #[derive(Clone)]
 struct Program {
     name: String,
     line: String,
 }
 
-/// Builds the programs, boots a guest for every MTU, and prints what became of it all.
+/// Builds the programs, runs the jobs in one guest per MTU, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let adverb = process::build("build --release -p adverb-cli")?;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if mtu == Mtu::Mtu1024 {
             let mut programs = [pingpong::programs(&pingpong), rping::programs(&rping)].concat();
             if let Some(tenth) = tenth {
-                // They are few, and five of them one after the other differ in kind, role and addresses.
+                // There are few programs, so a fifth of them runs: every fifth varies in kind, role and address family.
                 programs = programs.into_iter().skip(usize::from(tenth) % 5).step_by(5).collect();
             }
             let is_chosen = |program: &Program| args.filter.iter().all(|words| program.name.contains(words));
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     results.trouble.iter().for_each(|trouble| println!("FAILED  {trouble}"));
     let programs_failed = results.programs.iter().filter(|(_, failure)| failure.is_some()).count();
     println!(
-        "{} cells, {} failed; {} programs, {programs_failed} failed; {} packets lost on purpose; {:.0} s",
+        "{} cells, {} failed; {} programs, {programs_failed} failed; {} packets dropped by the link; {:.0} s",
         cells.len(),
         failed.len(),
         results.programs.len(),
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Which tenth is to be tried, unless it is everything, or what was asked for by name.
+/// Returns the tenth to run; `None` for all cells or for a filter.
 fn tenth(args: &Args) -> Option<u8> {
     if args.whole || !args.filter.is_empty() {
         return None;
@@ -135,32 +135,32 @@ fn tenth(args: &Args) -> Option<u8> {
         let commit =
             process::text(git.args(["rev-parse", "HEAD"]).current_dir(paths::root())).unwrap_or_default();
         let tenth = tenth_of(&commit);
-        println!("a tenth, by the commit {commit:.10}: --tenth {tenth}");
+        println!("running a tenth of the cells, chosen by the commit {commit:.10}: --tenth {tenth}");
         tenth
     }))
 }
 
-/// Which tenth a commit has.
+/// Returns the tenth of a commit.
 fn tenth_of(commit: &str) -> u8 {
     let number = commit.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
     (number.unwrap_or(0) % 10) as u8
 }
 
-/// What became of it.
+/// The results of all jobs.
 #[derive(Default)]
 struct Results {
-    /// By the cell's name.
+    /// Results by cell name.
     cells: BTreeMap<String, Value>,
-    /// By the program's name: what it said, if it failed.
+    /// Names of the programs, and their output if they failed.
     programs: Vec<(String, Option<String>)>,
-    /// What went wrong with guests.
+    /// Failures of the guests themselves.
     trouble: Vec<String>,
-    /// How many packets the cable lost.
+    /// Number of packets that the link dropped.
     dropped: u64,
 }
 
 impl Results {
-    /// Boots a guest and does the jobs in it.
+    /// Boots a guest and runs the jobs in it.
     fn boot(&mut self, mtu: Mtu, jobs: &[Job], adverb: &str) -> Result<()> {
         if jobs.is_empty() {
             return Ok(());
@@ -177,15 +177,14 @@ impl Results {
         };
         let mut guest = vm::prepare(&options)?;
         guest.keep_going();
-        let report =
-            guest.run(&lines, &mut Heard { jobs, results: self, out: String::new(), said: String::new() })?;
+        let report = guest
+            .run(&lines, &mut Collector { jobs, results: self, out: String::new(), said: String::new() })?;
         let status = vm::explain(&report, &options);
         if report.statuses.len() < jobs.len() {
-            self.trouble.push(format!("the guest with an MTU of {} ended early: {status}", mtu.of_cable()));
+            self.trouble.push(format!("the guest with MTU {} exited early: status {status}", mtu.of_cable()));
         }
         if let Some(trouble) = report.trouble {
-            self.trouble
-                .push(format!("{trouble} in the kernel of the guest with an MTU of {}", mtu.of_cable()));
+            self.trouble.push(format!("{trouble} in the kernel of the guest with MTU {}", mtu.of_cable()));
         }
         Ok(())
     }
@@ -200,16 +199,16 @@ impl Job {
     }
 }
 
-/// Listens to what the jobs print.
-struct Heard<'a> {
+/// Collects the jobs' output.
+struct Collector<'a> {
     jobs: &'a [Job],
     results: &'a mut Results,
     out: String,
-    /// All, also what isn't for programs.
+    /// Standard output and standard error together.
     said: String,
 }
 
-impl Observer for Heard<'_> {
+impl Observer for Collector<'_> {
     fn started(&mut self, _index: usize) {
         self.out.clear();
         self.said.clear();
@@ -234,7 +233,7 @@ impl Observer for Heard<'_> {
             }
             Job::Cells(group) => {
                 let outcomes = group.outcomes(&self.out);
-                println!("{}: {} of {} cells heard of", group.name(), outcomes.len(), group.cells.len());
+                println!("{}: {} of {} cells reported", group.name(), outcomes.len(), group.cells.len());
                 if status != 0 {
                     self.said.lines().for_each(|line| println!("        | {line}"));
                 }

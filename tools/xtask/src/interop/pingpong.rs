@@ -1,14 +1,14 @@
-//! rdma-core's example programs on soft-RoCE, with adverb's example `pingpong` on the software NIC.
+//! rdma-core's example programs on soft-RoCE against Adverb's example `pingpong` on the software NIC.
 
 use support::process;
 
 use super::Program;
 use super::matrix::Ip;
 
-/// What is played: `ibv_…_pingpong`.
+/// The kinds of `ibv_…_pingpong`.
 const KINDS: &[&str] = &["rc", "uc", "ud", "srq"];
 
-/// Every kind, with both kinds of addresses, the C program as server and as client.
+/// Returns the programs: every kind, both address families, the C program as server and as client.
 pub(super) fn programs(pingpong: &str) -> Vec<Program> {
     let pingpong = process::quote(pingpong);
     let mut programs = Vec::new();

@@ -1,4 +1,4 @@
-//! What became of the cells, as a table.
+//! The table of results.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::matrix::{Cell, Ip, Mtu, Network};
 
 type Outcomes = BTreeMap<String, Value>;
 
-/// A table for every MTU, with a line for every operation and direction.
+/// Returns a table for each MTU, with a row for each operation and direction.
 pub(super) fn table(cells: &[Cell], outcomes: &Outcomes) -> String {
     let mut text = String::new();
     for mtu in Mtu::ALL {
@@ -44,7 +44,7 @@ fn columns() -> impl Iterator<Item = (Ip, Network)> {
     Ip::ALL.into_iter().flat_map(|ip| Network::ALL.map(|network| (ip, network)))
 }
 
-/// What became of a cell: how many messages arrived, and of how many where it isn't all.
+/// Returns a cell's entry in the table: the number of messages that arrived, and of those sent if it differs.
 fn word(cell: &Cell, outcomes: &Outcomes) -> String {
     let Some(outcome) = outcomes.get(&cell.name()) else { return "NOT RUN".to_owned() };
     let number = |field: &str| outcome[field].as_u64().unwrap_or(0);
@@ -56,12 +56,12 @@ fn word(cell: &Cell, outcomes: &Outcomes) -> String {
     }
 }
 
-/// The cells that failed, or of which nothing was heard, and why. Soft-RoCE and the software NIC have all that is asked
-/// for, so that what is skipped has failed too.
+/// Returns the cells that failed or did not report, with the reasons. Soft-RoCE and the software NIC support every
+/// operation, so a skipped cell counts as failed.
 pub(super) fn failures(cells: &[Cell], outcomes: &Outcomes) -> Vec<String> {
     let failure = |cell: &Cell| {
         let Some(outcome) = outcomes.get(&cell.name()) else {
-            return Some(format!("{}: it wasn't run to its end", cell.name()));
+            return Some(format!("{}: it did not finish", cell.name()));
         };
         let passed = outcome["outcome"] == "passed";
         (!passed).then(|| format!("{}: {}", cell.name(), outcome["reason"].as_str().unwrap_or_default()))
@@ -94,9 +94,6 @@ mod tests {
             ud:back                     ok 7      ok 6/7           ·     NOT RUN           ·      FAILED\n\n";
         assert_eq!(table(&cells, &outcomes), expected);
         let failures = failures(&cells, &outcomes);
-        assert_eq!(
-            failures,
-            ["256 ipv6 loss5 ud:back: a byte", "256 ipv6 clean ud:back: it wasn't run to its end"]
-        );
+        assert_eq!(failures, ["256 ipv6 loss5 ud:back: a byte", "256 ipv6 clean ud:back: it did not finish"]);
     }
 }

@@ -1,7 +1,8 @@
-# What `cargo xtask net` does in the guest, by bash, after the functions of `cargo xtask interop`.
+# Functions of `cargo xtask net` in the guest (bash); they use those of `cargo xtask interop`.
 
 net_port=7473
-# Between soft-RoCE and the namespace, for who may do that. (Soft-RoCE's packets to itself go nowhere.)
+# Interrupts the link between soft-RoCE and the namespace; needs privileges. (Soft-RoCE's packets to itself don't use
+# it.)
 cut='tc qdisc add dev v0 root netem loss 100%; sleep 3; tc qdisc del dev v0 root'
 
 # ibv_ibv PROGRAM ARGUMENT…: soft-RoCE with itself.
@@ -36,7 +37,7 @@ ibv_soft() {
   finish $?
 }
 
-# finish STATUS: waits for who was connected to, if who connected is content.
+# finish STATUS: given the connector's status, waits for the listener, or kills it if the connector failed.
 finish() {
   (($1 == 0)) || { cat /tmp/server >&2; kill "$server" 2>/dev/null; return "$1"; }
   end_server

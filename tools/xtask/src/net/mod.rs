@@ -1,8 +1,8 @@
 //! `cargo xtask net`: connections between all pairs of devices.
 //!
-//! Two processes of adverb's example `net_pair` play every case with each other: on the software NIC here, as a user without
-//! any privilege, over a network that is well and one that loses packets; and in a guest, on soft-RoCE, and between it and
-//! the software NIC, either of which connects to the other over the cable.
+//! Two processes of Adverb's example `net_pair` run every case: on this machine with the software NIC, as an
+//! unprivileged user, without and with packet loss; and in a guest, on soft-RoCE and between soft-RoCE and the software
+//! NIC, each as the connector.
 
 mod here;
 mod table;
@@ -21,37 +21,36 @@ use table::Results;
 /// The options of `cargo xtask net`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only pairs whose name contains this, as `soft-soft` or `ibv-soft`; may be given again.
+    /// Run only pairs whose name contains this text, such as soft-soft or ibv-soft; repeatable.
     #[arg(long, value_name = "WORDS")]
     pair: Vec<String>,
-    /// Only cases whose name contains this; may be given again.
+    /// Run only cases whose name contains this text; repeatable.
     #[arg(long, value_name = "WORDS")]
     case: Vec<String>,
 }
 
-/// Two devices, that of who connects first, and what is between them.
+/// The connector's and the listener's device, and where they run.
 #[derive(Debug)]
 struct Pair {
     name: &'static str,
     place: Place,
-    /// Who each end's connection is for, as the program has it; where nothing is named, everybody.
+    /// Combinations of threads and tasks to run, as the program's option names them; all if empty.
     flavours: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
-    /// Here, without privilege; of a hundred packets, so many are lost.
+    /// On this machine, as an unprivileged user, with packet loss in percent.
     Here { loss: u32 },
-    /// In the guest: a function of its script.
+    /// In the guest, by this function of its script.
     Guest(&'static str),
 }
 
-/// The pairs. In the guest, where everything takes its time, each device has ends of both kinds that connect, and that are
-/// connected to.
+/// The pairs. The guest is slow, so only two combinations run there; they cover threads and tasks at each end.
 const PAIRS: &[Pair] = &[
     Pair { name: "soft-soft", place: Place::Here { loss: 0 }, flavours: &[] },
     Pair {
-        name: "soft-soft, 2 % lost",
+        name: "soft-soft, 2 % loss",
         place: Place::Here { loss: 2 },
         flavours: &["threads-threads", "tasks-tasks"],
     },
@@ -60,13 +59,13 @@ const PAIRS: &[Pair] = &[
     Pair { name: "ibv-soft", place: Place::Guest("ibv_soft"), flavours: &["threads-tasks", "tasks-threads"] },
 ];
 
-/// The shell functions that pairs in the guest need.
+/// The shell functions for pairs in the guest.
 const FUNCTIONS: &str = include_str!("guest.sh");
 
-/// How long the guest may take, booting included.
+/// Time limit of the guest in seconds, including boot.
 const SECONDS: u64 = 700;
 
-/// Builds the program, has every pair play, and prints what became of it all.
+/// Builds the program, runs every pair, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let program = process::build("build --release -p adverb --example net_pair")?;
@@ -77,46 +76,48 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let pairs: Vec<&Pair> = PAIRS.iter().filter(|pair| is_chosen(pair.name, &args.pair)).collect();
     if cases.is_empty() || pairs.is_empty() {
         let names: Vec<&str> = PAIRS.iter().map(|pair| pair.name).collect();
-        bail!("no such pair or case; the pairs are: {}", names.join("; "));
+        bail!("no pair or no case matches; the pairs are: {}", names.join("; "));
     }
     let mut results = Results::default();
     for pair in &pairs {
         if let Place::Here { loss } = pair.place {
             println!("{}:", pair.name);
-            let said = here::play(&program, loss, &arguments(pair, &cases))?;
+            let said = here::run(&program, loss, &arguments(pair, &cases))?;
             results.add(pair.name, &said.out, said.is_ok, &said.errors);
         }
     }
     let guests: Vec<&Pair> =
         pairs.iter().copied().filter(|pair| matches!(pair.place, Place::Guest(_))).collect();
     if !guests.is_empty() {
-        play_in_guest(&program, &guests, &cases, &mut results)?;
+        run_in_guest(&program, &guests, &cases, &mut results)?;
     }
     let names: Vec<&str> = pairs.iter().map(|pair| pair.name).collect();
     print!("{}", table::table(&cases, &names, &results));
     let failures = table::failures(&cases, &names, &results);
     failures.iter().for_each(|failure| println!("FAILED  {failure}"));
     println!(
-        "{} plays, {} failed; {:.0} s",
-        results.plays.len(),
+        "{} runs, {} failed; {:.0} s",
+        results.runs.len(),
         failures.len(),
         start.elapsed().as_secs_f64()
     );
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the program is told of a pair's flavours and of the cases.
+/// Returns the program's arguments for a pair and the cases.
 fn arguments(pair: &Pair, cases: &[&str]) -> Vec<String> {
     let flavours = pair.flavours.iter().flat_map(|flavours| ["--flavours", flavours]);
     flavours.chain(cases.iter().flat_map(|case| ["--only", case])).map(str::to_owned).collect()
 }
 
-/// Boots a guest and has the pairs play in it.
-fn play_in_guest(program: &str, pairs: &[&Pair], cases: &[&str], results: &mut Results) -> Result<()> {
+/// Boots a guest and runs the pairs in it.
+fn run_in_guest(program: &str, pairs: &[&Pair], cases: &[&str], results: &mut Results) -> Result<()> {
     let lines: Vec<String> = pairs
         .iter()
         .map(|pair| {
-            let Place::Guest(function) = pair.place else { unreachable!("it is chosen by its place") };
+            let Place::Guest(function) = pair.place else {
+                unreachable!("only pairs in the guest are passed")
+            };
             let (functions, words) = (interop::FUNCTIONS, arguments(pair, cases).join(" "));
             format!("{functions}\n{FUNCTIONS}\n{function} {} {words}", process::quote(program))
         })
@@ -124,27 +125,27 @@ fn play_in_guest(program: &str, pairs: &[&Pair], cases: &[&str], results: &mut R
     let options = Options { timeout: SECONDS, mtu: 1500, cpus: 2, icount: false, out: None, verbose: false };
     let mut guest = vm::prepare(&options)?;
     guest.keep_going();
-    let mut heard = Heard { pairs, results, out: String::new(), errors: String::new() };
+    let mut heard = Collector { pairs, results, out: String::new(), errors: String::new() };
     let report = guest.run(&lines, &mut heard)?;
     vm::explain(&report, &options);
     if let Some(trouble) = report.trouble {
         results.trouble.push(format!("{trouble} in the guest's kernel"));
     }
     if report.statuses.len() < pairs.len() {
-        results.trouble.push("the guest ended early".to_owned());
+        results.trouble.push("the guest exited early".to_owned());
     }
     Ok(())
 }
 
-/// Listens to what the pairs in the guest say.
-struct Heard<'a> {
+/// Collects the output of the pairs in the guest.
+struct Collector<'a> {
     pairs: &'a [&'a Pair],
     results: &'a mut Results,
     out: String,
     errors: String,
 }
 
-impl Observer for Heard<'_> {
+impl Observer for Collector<'_> {
     fn started(&mut self, index: usize) {
         println!("{}:", self.pairs[index].name);
         self.out.clear();

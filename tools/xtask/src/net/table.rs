@@ -1,30 +1,30 @@
-//! What became of the plays, as a table.
+//! The table of results.
 
-/// What became of a case between a pair.
+/// The result of one case between a pair.
 #[derive(Debug)]
-pub(super) struct Play {
+pub(super) struct Run {
     pair: &'static str,
     case: String,
     flavours: String,
-    /// Why it failed, if it did.
+    /// The reason of a failure; `None` if it passed.
     failure: Option<String>,
 }
 
-/// What became of it all.
+/// All results.
 #[derive(Default, Debug)]
 pub(super) struct Results {
-    pub(super) plays: Vec<Play>,
-    /// What else went wrong.
+    pub(super) runs: Vec<Run>,
+    /// Other failures, such as of the guest.
     pub(super) trouble: Vec<String>,
 }
 
 impl Results {
-    /// Takes in what the processes of a pair said.
+    /// Adds the results in the output of a pair's processes.
     pub(super) fn add(&mut self, pair: &'static str, out: &str, is_ok: bool, errors: &str) {
-        let plays = out.lines().filter_map(|line| Play::read(pair, line));
-        let before = self.plays.len();
-        self.plays.extend(plays);
-        let has_failed = self.plays[before..].iter().any(|play| play.failure.is_some());
+        let runs = out.lines().filter_map(|line| Run::parse(pair, line));
+        let before = self.runs.len();
+        self.runs.extend(runs);
+        let has_failed = self.runs[before..].iter().any(|run| run.failure.is_some());
         if !is_ok {
             errors.lines().for_each(|line| println!("        | {line}"));
             if !has_failed {
@@ -34,9 +34,9 @@ impl Results {
     }
 }
 
-impl Play {
-    /// Reads a line of the program: `ok` or `FAILED`, the case, the flavours, the seconds, and why.
-    fn read(pair: &'static str, line: &str) -> Option<Play> {
+impl Run {
+    /// Parses a line of the program's output: `ok` or `FAILED`, case, flavours, seconds, reason.
+    fn parse(pair: &'static str, line: &str) -> Option<Run> {
         let mut words = line.splitn(5, ' ');
         let is_ok = match words.next()? {
             "ok" => true,
@@ -45,11 +45,11 @@ impl Play {
         };
         let (case, flavours) = (words.next()?.to_owned(), words.next()?.to_owned());
         let failure = (!is_ok).then(|| words.nth(1).unwrap_or_default().to_owned());
-        Some(Play { pair, case, flavours, failure })
+        Some(Run { pair, case, flavours, failure })
     }
 }
 
-/// A line for every case, a column for every pair.
+/// Returns a table with a row for each case and a column for each pair.
 pub(super) fn table(cases: &[&str], pairs: &[&str], results: &Results) -> String {
     let mut text = format!("\n{:52}", "");
     pairs.iter().for_each(|pair| text += &format!(" {pair:>20}"));
@@ -57,9 +57,9 @@ pub(super) fn table(cases: &[&str], pairs: &[&str], results: &Results) -> String
     for case in cases {
         text += &format!("{:52}", case.replace('_', " "));
         for pair in pairs {
-            let plays = results.plays.iter().filter(|play| play.pair == *pair && play.case == *case);
-            let (count, failed) = plays.fold((0, 0), |(count, failed), play| {
-                (count + 1, failed + usize::from(play.failure.is_some()))
+            let runs = results.runs.iter().filter(|run| run.pair == *pair && run.case == *case);
+            let (count, failed) = runs.fold((0, 0), |(count, failed), run| {
+                (count + 1, failed + usize::from(run.failure.is_some()))
             });
             let word = match (count, failed) {
                 (0, _) => "NOT RUN".to_owned(),
@@ -73,19 +73,19 @@ pub(super) fn table(cases: &[&str], pairs: &[&str], results: &Results) -> String
     text + "\n"
 }
 
-/// The plays that failed and why, the cases that no pair got to, and what else went wrong.
+/// Returns the failed runs with their reasons, the cases that did not run, and other failures.
 pub(super) fn failures(cases: &[&str], pairs: &[&str], results: &Results) -> Vec<String> {
     let mut failures = results.trouble.clone();
     for pair in pairs {
         for case in cases {
-            let plays: Vec<&Play> =
-                results.plays.iter().filter(|play| play.pair == *pair && play.case == *case).collect();
-            if plays.is_empty() {
-                failures.push(format!("{pair} {case}: it wasn't run"));
+            let runs: Vec<&Run> =
+                results.runs.iter().filter(|run| run.pair == *pair && run.case == *case).collect();
+            if runs.is_empty() {
+                failures.push(format!("{pair} {case}: it did not run"));
             }
-            for play in plays {
-                if let Some(why) = &play.failure {
-                    failures.push(format!("{pair} {case} {}: {why}", play.flavours));
+            for run in runs {
+                if let Some(reason) = &run.failure {
+                    failures.push(format!("{pair} {case} {}: {reason}", run.flavours));
                 }
             }
         }
@@ -108,7 +108,7 @@ mod tests {
         );
         assert_eq!(
             failures(&["first", "second"], &["a-b"], &results),
-            ["a-b first tasks-tasks: client: a byte; server: no", "a-b second: it wasn't run"]
+            ["a-b first tasks-tasks: client: a byte; server: no", "a-b second: it did not run"]
         );
         let table = table(&["first", "second"], &["a-b"], &results);
         assert!(table.contains("FAILED 1 of 2") && table.contains("NOT RUN"), "{table}");

@@ -1,4 +1,4 @@
-// What C needs to post an RDMA WRITE and poll its completion, through the inline functions of rdma-core's headers:
+// Posts RDMA WRITEs and polls their completions through the inline functions of rdma-core's headers:
 // baseline single|batch N
 #include <infiniband/verbs.h>
 #include <stdio.h>

@@ -1,15 +1,15 @@
-//! That events cost nothing when nobody listens: the engine's benchmark as it is, and in a build without event code.
+//! The cost of trace events without a sink: the engine's benchmark with event code, and compiled without it.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use support::{paths, process};
 
-/// Rounds of 32 requests, there and back, of the shorter run.
+/// The number of rounds in the shorter run; each sends a batch of requests in both directions.
 const ROUNDS: u64 = 200;
 const BATCH: u64 = 32;
 
-/// Counts both, and fails if they differ.
+/// Counts the instructions of both builds, and fails if they differ.
 pub(super) fn run() -> Result<()> {
     let usual = process::build("bench -p adverb-proto --bench loopback --no-run")?;
     let mut without = process::cargo("bench -p adverb-proto --bench loopback --no-run");
@@ -19,16 +19,16 @@ pub(super) fn run() -> Result<()> {
     let [usual, without] = [usual, without].map(|program| instructions(Path::new(&program)));
     let (usual, without) = (usual?, without?);
     println!(
-        "engine, 8-byte WRITE: {usual:.1} instructions with nobody listening, {without:.1} without event code"
+        "engine, 8-byte WRITE: {usual:.1} instructions with event code and no sink, {without:.1} without event code"
     );
-    // The same code in another build: what little may differ is where the linker puts it.
+    // The tolerance allows for different code placement by the linker.
     if (usual - without).abs() > without / 1000.0 {
-        bail!("events cost something when nobody listens");
+        bail!("event code costs instructions when there is no sink");
     }
     Ok(())
 }
 
-/// The instructions of a request, both ends of it.
+/// Returns the number of instructions per request, both ends together.
 fn instructions(program: &Path) -> Result<f64> {
     let count = |rounds: u64| super::count(Path::new("."), program, "--rounds", rounds);
     let (short, long) = (count(ROUNDS)?, count(2 * ROUNDS)?);

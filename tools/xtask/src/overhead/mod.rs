@@ -1,11 +1,11 @@
-//! `cargo xtask overhead`: what the safe API costs beside C, in instructions.
+//! `cargo xtask overhead`: instruction counts of the safe API, compared with C.
 //!
-//! A libibverbs that does nothing (`null_provider.c`) is driven by C through the headers' inline functions
-//! (`baseline.c`) and by Rust (adverb's benchmark `overhead`). Callgrind counts the instructions of a run and of one twice
-//! as long: the difference is that of the requests alone, the same on every machine that compiles the same code.
+//! A no-op libibverbs (`null_provider.c`) is called by C through the headers' inline functions (`baseline.c`) and by
+//! Rust (Adverb's benchmark `overhead`). Callgrind counts the instructions of a run and of a run twice as long. The
+//! difference is the cost of the requests alone, and is the same on every machine for the same compiled code.
 //!
-//! In the same way, what a message of a connection costs beside the least that a queue pair of the same software NIC must do for
-//! one, both ends together.
+//! Messages of a connection are compared in the same way with WRITEs between two queue pairs of the same software NIC,
+//! both ends together.
 
 mod events;
 
@@ -18,12 +18,13 @@ use support::{packages, paths, process};
 const BASELINE: &str = include_str!("baseline.c");
 const NULL_PROVIDER: &str = include_str!("null_provider.c");
 
-/// Requests of the shorter run.
+/// The number of requests in the shorter run.
 const ROUNDS: u64 = 3200;
 
-/// What is compared: a way to post and poll, C's program for it, and how many instructions more than C it may take. These
-/// are what it takes today, rounded up: a ratchet, which the goals are to be reached by. (The goal of raw requests is a
-/// tenth more than C, which takes 153 and 85.)
+/// The modes of posting and polling, C's mode for each, and the allowed number of instructions beyond C's. The allowed
+/// numbers are a ratchet: today's numbers, rounded up. (The goal of raw requests is 10 % more than C, which takes 153
+/// and
+/// 85.)
 const MODES: &[Mode] = &[
     Mode { name: "raw-single", baseline: "single", allowed: 15, goal: 15 },
     Mode { name: "raw-batch", baseline: "batch", allowed: 8, goal: 8 },
@@ -31,8 +32,9 @@ const MODES: &[Mode] = &[
     Mode { name: "owned-batch", baseline: "batch", allowed: 176, goal: 40 },
 ];
 
-/// Messages of a connection, and how many instructions more they may take than a WRITE that brings as many bytes between queue
-/// pairs of the same software NIC, with a buffer of a pool at both ends. Those that are fed share a WRITE, and take fewer.
+/// Ways to send messages on a connection, and the allowed number of instructions beyond a WRITE of the same length
+/// between queue pairs of the same software NIC, with pool buffers at both ends. Messages sent by `feed` share a WRITE,
+/// so they take fewer instructions than one.
 const MESSAGES: &[(&str, i64)] = &[("send", 1700), ("feed", -4000)];
 
 struct Mode {
@@ -42,7 +44,7 @@ struct Mode {
     goal: u64,
 }
 
-/// Counts and compares, and fails if a mode takes more than it may, or allocates.
+/// Counts and compares instructions, and fails if a mode exceeds its limit or allocates.
 pub(crate) fn run() -> Result<()> {
     packages::ensure(&["gcc", "libibverbs-dev", "valgrind"])?;
     let directory = paths::cache()?.join("overhead");
@@ -77,12 +79,12 @@ pub(crate) fn run() -> Result<()> {
     }
     events::run()?;
     if exceeded {
-        bail!("something costs more than it may: see the tables");
+        bail!("a limit is exceeded: see the tables");
     }
     Ok(())
 }
 
-/// Compiles the library that does nothing, and the program that uses it.
+/// Compiles the no-op library and the C program that uses it.
 fn build_c(directory: &Path) -> Result<PathBuf> {
     let library = directory.join("libibverbs.so.1");
     let baseline = directory.join("baseline");
@@ -99,33 +101,33 @@ fn build_c(directory: &Path) -> Result<PathBuf> {
     Ok(baseline)
 }
 
-/// The instructions of a request.
+/// Returns the number of instructions per request.
 fn instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
     let short = count(directory, program, mode, ROUNDS)?;
     let long = count(directory, program, mode, 2 * ROUNDS)?;
     Ok((long - short).div_ceil(ROUNDS))
 }
 
-/// The instructions of a run.
+/// Returns the number of instructions of a run.
 fn count(directory: &Path, executable: &Path, mode: &str, rounds: u64) -> Result<u64> {
     let mut valgrind = program(directory, Path::new("valgrind"));
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(executable);
-    let output = valgrind.args([mode, &rounds.to_string()]).output().context("valgrind didn't start")?;
+    let output = valgrind.args([mode, &rounds.to_string()]).output().context("could not start valgrind")?;
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         bail!("{} {mode} failed under valgrind:\n{said}", executable.display());
     }
-    collected(&said).with_context(|| format!("callgrind gave no count:\n{said}"))
+    collected(&said).with_context(|| format!("callgrind printed no instruction count:\n{said}"))
 }
 
-/// A program that finds the library that does nothing before any other.
+/// Returns a command that loads the no-op library instead of libibverbs.
 fn program(directory: &Path, executable: &Path) -> Command {
     let mut command = Command::new(executable);
     command.env("LD_LIBRARY_PATH", directory);
     command
 }
 
-/// The count in what callgrind says: `==123== Collected : 456`.
+/// Parses the count in callgrind's output: `==123== Collected : 456`.
 fn collected(said: &str) -> Option<u64> {
     let line = said.lines().find(|line| line.contains("Collected :"))?;
     line.rsplit(' ').next()?.parse().ok()

@@ -1,5 +1,5 @@
-// A libibverbs whose one device, null0, does nothing but count: what is left is the cost of whoever calls it.
-// Built as libibverbs.so.1, and found before the real one, by C and by Rust alike.
+// A no-op libibverbs: its only device, null0, completes every request at once, so a measurement shows the caller's
+// cost. It is built as libibverbs.so.1 and loaded instead of the real one.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static struct ibv_device device = {
     .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "null0", .dev_name = "null0"};
 static struct ibv_device *devices[] = {&device, NULL};
 
-// The requests that were posted and not polled. One queue is enough: everything completes in order.
+// The requests that were posted and not yet polled. One queue is enough, because everything completes in order.
 static struct { uint64_t wr_id; uint32_t qp_num; enum ibv_wc_opcode opcode; } posted[DEPTH];
 static unsigned next_posted, next_polled;
 
@@ -119,8 +119,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr) {
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask) { return 0; }
 int ibv_destroy_qp(struct ibv_qp *qp) { free(qp); return 0; }
 
-// What nobody calls here, but whoever loads the library looks for. In assembly, because C would want each with its own
-// type.
+// Functions that the loader must find, but that no benchmark calls. They are declared in assembly, because C would
+// require each function's own type.
 void unused(void) { abort(); }
 #define UNUSED(name) __asm__(".globl " #name "\n.set " #name ", unused");
 UNUSED(ibv_get_async_event) UNUSED(ibv_ack_async_event) UNUSED(ibv_query_gid) UNUSED(ibv_query_pkey)

@@ -1,7 +1,7 @@
-//! `cargo xtask unsafe-inventory`: where there is unsafe code, why it holds, and what tests it.
+//! `cargo xtask unsafe-inventory`: the list of all unsafe code, with its justifications and the tests that cover it.
 //!
-//! UNSAFE.md is made from the code and from [`COVERAGE`], without line numbers, so that it changes only when unsafe code
-//! does. It is committed: a change to unsafe code shows in it, and is looked at.
+//! UNSAFE.md is generated from the code and from [`COVERAGE`], without line numbers, so it changes only when unsafe
+//! code changes. It is committed, so a review sees every change to unsafe code.
 
 mod scan;
 
@@ -18,40 +18,40 @@ use scan::{Kind, Use};
 /// The options of `cargo xtask unsafe-inventory`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write UNSAFE.md instead of comparing it.
+    /// Write UNSAFE.md instead of checking it.
     #[arg(long)]
     fix: bool,
-    /// Show each piece of unsafe code with its file and line.
+    /// Print each unsafe block, function, trait and impl with its file and line.
     #[arg(long)]
     list: bool,
 }
 
-/// Where unsafe code may stand, and what tests it there: the first line that fits a file counts. What is in backticks is a
-/// file, which must exist.
+/// The files and directories that may contain unsafe code, and the tests that cover it. The first entry that matches a
+/// file applies. Paths of tests are in backticks, and must exist.
 const COVERAGE: &[(&str, &str)] = &[
     (
         "crates/adverb-sys/src/load.rs",
-        "`crates/adverb-sys/tests/load.rs`: loaded twice, missing, and asked for a function that isn't there",
+        "`crates/adverb-sys/tests/load.rs`: a library loaded twice, a missing library, and a missing function",
     ),
     (
         "crates/adverb-sys/src/",
         "`crates/adverb-sys/tests/layout/main.rs` compares every size, offset and constant with rdma-core's headers; \
-         `crates/adverb-sys/tests/provider.rs` calls every inline function's counterpart through an op table that \
-         records; `crates/adverb-sys/tests/device.rs` runs on soft-RoCE",
+         `crates/adverb-sys/tests/provider.rs` calls the counterpart of every inline function through a recording \
+         op table; `crates/adverb-sys/tests/device.rs` runs on soft-RoCE",
     ),
     ("crates/adverb-soft/src/link/udp/", "`crates/adverb-soft/tests/udp.rs`, on loopback sockets"),
     (
         "crates/adverb-soft/src/memory.rs",
-        "its own tests: every alignment and length, outside every bound, atomics against threads",
+        "its own tests: every alignment and length, accesses out of bounds, concurrent atomics",
     ),
     (
         "crates/adverb-soft/src/memory/",
-        "the tests of `crates/adverb-soft/src/memory.rs`, and of `crates/adverb-verbs/src/memory/region.rs`: every alignment and \
-         length, and words against threads",
+        "the tests of `crates/adverb-soft/src/memory.rs`, and of `crates/adverb-verbs/src/memory/region.rs`: every alignment \
+         and length, and concurrent access to words",
     ),
     (
         "crates/adverb-soft/src/nic/mod.rs",
-        "`crates/adverb-soft/src/nic/tests.rs`: memory that was deregistered is never touched again",
+        "`crates/adverb-soft/src/nic/tests.rs`: deregistered memory is never accessed again",
     ),
     (
         "crates/adverb-net/src/readiness.rs",
@@ -59,18 +59,15 @@ const COVERAGE: &[(&str, &str)] = &[
     ),
     (
         "crates/adverb-verbs/src/ring.rs",
-        "its own tests; `cargo xtask loom` in every order of events; `cargo xtask miri` where it is installed",
+        "its own tests; `cargo xtask loom` in every thread interleaving; `cargo xtask miri`, if miri is installed",
     ),
     (
         "crates/adverb-verbs/src/memory/",
         "`crates/adverb/tests/misuse.rs` under AddressSanitizer on soft-RoCE, and `crates/adverb/tests/pool.rs` on the \
-         software NIC; what must not compile, in \
+         software NIC; programs that must not compile, in \
          `crates/adverb/tests/compile_fail.rs`",
     ),
-    (
-        "crates/adverb-verbs/src/raw.rs",
-        "functions that are unsafe for their callers; `crates/adverb/tests/tiers.rs` on soft-RoCE",
-    ),
+    ("crates/adverb-verbs/src/raw.rs", "`crates/adverb/tests/tiers.rs` on soft-RoCE"),
     (
         "crates/adverb-verbs/src/backend/memory.rs",
         "a trait that is unsafe to implement: what must not compile, in `crates/adverb/tests/compile_fail.rs`",
@@ -94,13 +91,13 @@ const COVERAGE: &[(&str, &str)] = &[
     ),
 ];
 
-/// What stands above the list.
+/// The preface of UNSAFE.md.
 const PREFACE: &str = "\
 # Unsafe code
 
-Written by `cargo xtask unsafe-inventory --fix`, and compared with the code in CI: don't edit it. Where unsafe code may
-stand, and what tests it, is said in `tools/xtask/src/unsafe_inventory/mod.rs`. `cargo xtask unsafe-inventory --list` shows each
-piece with its file and line. Types of unsafe functions are not listed, nor is test code.
+Generated by `cargo xtask unsafe-inventory --fix` and checked in CI: don't edit it. The files that may contain unsafe code,
+and the tests that cover it, are listed in `tools/xtask/src/unsafe_inventory/mod.rs`. `cargo xtask unsafe-inventory --list`
+prints each use with its file and line. Types of unsafe functions and test code are not listed.
 ";
 
 /// The unsafe code of one file.
@@ -111,7 +108,7 @@ struct File {
     coverage: &'static str,
 }
 
-/// Looks at all library code, and compares or writes UNSAFE.md.
+/// Scans all product code, and checks or writes UNSAFE.md.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = paths::root();
     let mut files = Vec::new();
@@ -125,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .filter(|(place, _)| !files.iter().any(|file| file.path.starts_with(place)))
         .map(|(place, _)| *place)
         .collect();
-    ensure!(unlisted.is_empty(), "no unsafe code stands where COVERAGE allows it: {}", unlisted.join(", "));
+    ensure!(unlisted.is_empty(), "COVERAGE lists places without unsafe code: {}", unlisted.join(", "));
     check_tests(&root)?;
     if args.list {
         list(&files);
@@ -141,11 +138,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let count =
         |kind: Kind| files.iter().flat_map(|file| &file.uses).filter(|found| found.kind == kind).count();
     let counts = Kind::ALL.map(|kind| format!("{} {}", count(kind), kind.name()));
-    println!("unsafe code in {} files, each piece with its reason: {}", files.len(), counts.join(", "));
+    println!("unsafe code in {} files, all justified: {}", files.len(), counts.join(", "));
     Ok(())
 }
 
-/// The files of a package that have unsafe code, which must be allowed there and have reasons.
+/// Returns the package's files with unsafe code. Fails if it is not allowed there or lacks a justification.
 fn package_files(root: &Path, package: &Package) -> Result<Vec<File>> {
     let mut paths = Vec::new();
     rust_files(&package.directory.join("src"), &mut paths)?;
@@ -158,11 +155,11 @@ fn package_files(root: &Path, package: &Package) -> Result<Vec<File>> {
         let Some(first) = uses.first() else { continue };
         let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
         let Some((_, coverage)) = COVERAGE.iter().find(|(place, _)| name.starts_with(place)) else {
-            bail!("{name}:{}: unsafe code isn't allowed here; see COVERAGE", first.line);
+            bail!("{name}:{}: unsafe code is not allowed in this file; see COVERAGE", first.line);
         };
         if let Some(found) = uses.iter().find(|found| found.reason.as_deref().unwrap_or("").is_empty()) {
             let wanted = match found.kind {
-                Kind::Function | Kind::Trait => "a section `# Safety` in its documentation",
+                Kind::Function | Kind::Trait => "a section `# Safety` in its doc comment",
                 _ => "a comment `SAFETY: …` above it",
             };
             bail!("{name}:{}: this {} needs {wanted}", found.line, found.kind.name());
@@ -172,7 +169,7 @@ fn package_files(root: &Path, package: &Package) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// Collects the Rust files below a directory, but those that hold only tests.
+/// Collects the Rust files below a directory, except those that contain only tests.
 fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("could not list {}", directory.display()))?;
@@ -188,18 +185,21 @@ fn rust_files(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the tests that [`COVERAGE`] names exist.
+/// Checks that the tests that [`COVERAGE`] names exist.
 fn check_tests(root: &Path) -> Result<()> {
     for (place, coverage) in COVERAGE {
         let named = coverage.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs"));
         for name in named {
-            ensure!(root.join(name).is_file(), "{place} is said to be tested by {name}, which isn't there");
+            ensure!(
+                root.join(name).is_file(),
+                "COVERAGE names {name} as a test of {place}, but the file does not exist"
+            );
         }
     }
     Ok(())
 }
 
-/// Prints each piece.
+/// Prints each use of unsafe.
 fn list(files: &[File]) {
     for file in files {
         for Use { line, kind, reason } in &file.uses {
@@ -208,7 +208,7 @@ fn list(files: &[File]) {
     }
 }
 
-/// The text of UNSAFE.md.
+/// Returns the text of UNSAFE.md.
 fn document(files: &[File]) -> String {
     let mut packages = BTreeMap::<&str, Vec<&File>>::new();
     for file in files {
@@ -235,7 +235,8 @@ fn document(files: &[File]) -> String {
     text
 }
 
-/// The reasons, each once, and how often it is given. Their order is not that of the code, which changes more often.
+/// Returns each justification once, with its number of uses. They are sorted, so that moving code doesn't change the
+/// order.
 fn reasons(uses: &[Use]) -> BTreeMap<(Kind, &str), usize> {
     let mut reasons = BTreeMap::new();
     for found in uses {
@@ -244,14 +245,14 @@ fn reasons(uses: &[Use]) -> BTreeMap<(Kind, &str), usize> {
     reasons
 }
 
-/// Fails with the first line that differs.
+/// Fails with the first line that differs, if the two texts differ.
 fn compare(written: &str, inventory: &str) -> Result<()> {
     if written == inventory {
         return Ok(());
     }
     let same = written.lines().zip(inventory.lines()).take_while(|(a, b)| a == b).count();
     bail!(
-        "UNSAFE.md isn't what the code says; run `cargo xtask unsafe-inventory --fix`, and look at what changed\n  \
+        "UNSAFE.md is out of date; run `cargo xtask unsafe-inventory --fix`, and review the change\n  \
          line {}: {}\n  should be: {}",
         same + 1,
         written.lines().nth(same).unwrap_or("(missing)"),

@@ -1,16 +1,16 @@
-//! Finding unsafe code in a file's text, and the reason that stands with it.
+//! Search for unsafe code and its justifications in source text.
 
-/// A piece of unsafe code.
+/// A use of `unsafe`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Use {
-    /// Which line, from 1.
+    /// Line number, from 1.
     pub(super) line: usize,
     pub(super) kind: Kind,
-    /// Why it holds, or what its caller must uphold; `None` if it isn't said.
+    /// The justification, or the contract for callers; `None` if there is none.
     pub(super) reason: Option<String>,
 }
 
-/// What is unsafe.
+/// The kind of a use of `unsafe`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Block,
@@ -35,7 +35,7 @@ impl Kind {
     }
 }
 
-/// The unsafe code of a file, up to its tests. Types of unsafe functions are no unsafe code.
+/// Returns the uses of `unsafe` in a file, up to its tests. Types of unsafe functions don't count.
 pub(super) fn uses(source: &str) -> Vec<Use> {
     let lines = split(source);
     let end = lines.iter().position(|line| is_tests(&line.code)).unwrap_or(lines.len());
@@ -52,9 +52,9 @@ pub(super) fn uses(source: &str) -> Vec<Use> {
             if let Some(kind) = kind(&rest) {
                 let reason = match kind {
                     Kind::Block | Kind::Impl | Kind::Other => safety_comment(&lines, at),
-                    // A macro's functions are documented where it is used, and the compiler demands it there.
+                    // A macro's functions are documented where the macro is used; the compiler requires it there.
                     Kind::Function if is_made_by_macro(&rest) => {
-                        Some("as the documentation of each says".to_owned())
+                        Some("see the documentation of each function".to_owned())
                     }
                     Kind::Function | Kind::Trait => safety_section(&lines, at),
                 };
@@ -65,20 +65,20 @@ pub(super) fn uses(source: &str) -> Vec<Use> {
     uses
 }
 
-/// A line, taken apart: strings are blanked, and comments stand by themselves.
+/// A line of source: its code with strings blanked, and its comment.
 #[derive(Debug, Default)]
 struct Line {
     code: String,
     comment: String,
 }
 
-/// Whether a line of code says that tests begin.
+/// Returns whether a line of code begins the tests.
 fn is_tests(code: &str) -> bool {
     let code = code.trim();
     code.starts_with("#[cfg(test)]") || code.starts_with("#[cfg(all(test")
 }
 
-/// What is unsafe, by the code after that word; `None` for the type of a function.
+/// Returns the kind of a use of `unsafe`, from the code after the keyword; `None` for the type of a function.
 fn kind(rest: &str) -> Option<Kind> {
     let rest = rest.trim_start();
     let abi = rest.strip_prefix("extern").map(|rest| rest.trim_start().trim_start_matches('"').trim_start());
@@ -94,16 +94,16 @@ fn kind(rest: &str) -> Option<Kind> {
     }
 }
 
-/// Whether the function after that word has a name that a macro gives it.
+/// Returns whether the function after the keyword is named by a macro variable.
 fn is_made_by_macro(rest: &str) -> bool {
     rest.split_once("fn").is_some_and(|(_, name)| name.trim_start().starts_with('$'))
 }
 
-/// The comment `SAFETY: …` on the line, or above the statement that it is in.
+/// Returns the comment `SAFETY: …` on the line, or above its statement.
 fn safety_comment(lines: &[Line], at: usize) -> Option<String> {
     let mut top = at;
     while !lines[top].comment.contains("SAFETY:") {
-        // Another statement's comment is not this one's.
+        // Stop at the end of the previous statement: its comment doesn't apply.
         let above = lines.get(top.checked_sub(1)?)?;
         let code = above.code.trim_end();
         if code.ends_with([';', '{', '}']) && !above.comment.contains("SAFETY:") {
@@ -114,7 +114,7 @@ fn safety_comment(lines: &[Line], at: usize) -> Option<String> {
         }
         top -= 1;
     }
-    // A comment's lines, from where it says so.
+    // The lines of the comment, from the word SAFETY on.
     let comment =
         lines[top..=at].iter().map(|line| line.comment.as_str()).take_while(|text| !text.is_empty());
     let first = (0..=top).rev().take_while(|at| !lines[*at].comment.is_empty()).last()?;
@@ -123,7 +123,7 @@ fn safety_comment(lines: &[Line], at: usize) -> Option<String> {
     Some(tidy(text.split_once("SAFETY:")?.1))
 }
 
-/// The section `# Safety` of the documentation above the line: its first paragraph.
+/// Returns the first paragraph of the section `# Safety` in the doc comment above the line.
 fn safety_section(lines: &[Line], at: usize) -> Option<String> {
     let above = lines[..at].iter().rev();
     let documented = |line: &&Line| {
@@ -141,7 +141,7 @@ fn tidy(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Takes a file apart, line by line.
+/// Splits a file into lines of code and comments.
 fn split(source: &str) -> Vec<Line> {
     let mut lines = vec![Line::default()];
     let mut rest = source;
@@ -156,7 +156,7 @@ fn split(source: &str) -> Vec<Line> {
             if text.starts_with("//") || text.starts_with("/*") {
                 let part = part.trim_start().trim_start_matches(['/', '!', '*']);
                 line.comment.push_str(part);
-                // A comment that says nothing is a line of the comment all the same.
+                // The space marks an empty comment line as part of the comment.
                 line.comment.push(' ');
             } else if length > c.len_utf8() {
                 line.code.push('"');
@@ -169,7 +169,7 @@ fn split(source: &str) -> Vec<Line> {
     lines
 }
 
-/// How long the piece at the beginning is: a comment, a literal with quotation marks, or a single character.
+/// Returns the length of the token at the beginning: a comment, a quoted literal, or a single character.
 fn piece(rest: &str) -> usize {
     let found =
         |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
@@ -199,7 +199,7 @@ fn piece(rest: &str) -> usize {
     }
 }
 
-/// How long the literal at the beginning is, with both its quotation marks.
+/// Returns the length of the literal at the beginning, including both quotes.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in rest.char_indices().skip(1) {
