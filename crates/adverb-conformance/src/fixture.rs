@@ -504,7 +504,7 @@ pub(crate) fn refused<T, R>(
 /// A buffer of zeros, which may have none.
 pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
     let mut buffer = domain.buffer(len.max(1))?;
-    buffer.narrow(0..len)?;
+    buffer.set_range(0..len)?;
     Ok(buffer)
 }
 

@@ -146,7 +146,7 @@ impl Completion {
         let length = self.success()?.length as usize;
         let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
         let start = buffer.range().start;
-        buffer.narrow(start..start + length)?;
+        buffer.set_range(start..start + length)?;
         Ok(buffer)
     }
 

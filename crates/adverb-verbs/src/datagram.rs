@@ -54,7 +54,7 @@ impl Completion {
         };
         // The room of the header is there whether it was filled or not.
         let range = message.range();
-        message.narrow((range.start + GRH_LEN).min(range.end)..range.end)?;
+        message.set_range((range.start + GRH_LEN).min(range.end)..range.end)?;
         Ok(Datagram { message, source, ip, immediate })
     }
 }

@@ -32,12 +32,12 @@ pub fn hardware_only(builder: cm::ListenerBuilder, hardware_only: bool) -> cm::L
 ///
 /// # Errors
 ///
-/// As [`cm::Incoming::begin_accept`].
+/// As [`cm::ConnectRequest::begin_accept`].
 pub fn begin_accept_with(
-    request: cm::Incoming,
+    request: cm::ConnectRequest,
     queue_pair: QueuePair,
     private_data: impl FnOnce(&QueuePair, &Endpoint) -> Vec<u8>,
-) -> Result<cm::Connecting> {
+) -> Result<cm::PendingConnection> {
     request.begin_accept_with(queue_pair, private_data)
 }
 

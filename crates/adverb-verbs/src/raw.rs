@@ -63,7 +63,7 @@ impl SendList {
     ///
     /// As [`add`](SendList::add).
     #[inline]
-    pub fn add_to(
+    pub fn add_datagram(
         &mut self,
         recipient: &UdDestination,
         id: u64,
@@ -126,7 +126,7 @@ impl QueuePair {
     ///   An lkey is unique within one device only: another device's may name memory here that a safe program has as a `[u8]`.
     /// - With [`INLINE`](SendFlags::INLINE), `addr` is dereferenced while the request is posted, and `lkey` is ignored: the
     ///   `length` bytes at that address of this process can be read, and no thread writes to them meanwhile.
-    /// - A datagram has a recipient ([`add_to`](SendList::add_to)) that was made with this queue pair's protection domain,
+    /// - A datagram has a recipient ([`add_datagram`](SendList::add_datagram)) that was made with this queue pair's protection domain,
     ///   and isn't dropped until then.
     /// - The completions of this queue pair's send queue are taken with [`poll_raw`](CompletionQueue::poll_raw) and in no
     ///   other way, from the first raw request on: not by `poll`, `wait`, a [`Poller`](super::Poller) or

@@ -28,7 +28,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let (answerer, answerer_completions, answerer_receiving) = queue_pair(&device)?;
 
     let mut question = asker.protection_domain().buffer(100)?;
-    question.narrow(0..9)?;
+    question.set_range(0..9)?;
     question.copy_from_slice(b"who's it?");
     let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
     let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
@@ -38,7 +38,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     println!("{} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
     let recipient = asked.reply_to(&answerer, QKEY)?;
     let mut answer = asked.message;
-    answer.narrow(0..6)?;
+    answer.set_range(0..6)?;
     answer.copy_from_slice(b"it's I");
     let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&recipient))?;
     answerer_completions.wait(sent, PATIENCE)?.success()?;

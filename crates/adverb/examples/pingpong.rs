@@ -252,7 +252,7 @@ impl<'a> Player<'a> {
             }
         }
         self.seats[at].is_receiving = false;
-        message.widen();
+        message.reset_range();
         self.offer(message)?;
         Ok(at)
     }

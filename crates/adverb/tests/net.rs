@@ -163,7 +163,7 @@ fn long_messages_are_read_from_where_they_are() {
     });
     // All that was offered is taken back and home again. (What was written is when something else is heard of.)
     assert!(matches!(left.recv_timeout(Duration::from_millis(100)), Err(Error::Timeout { .. })));
-    assert!(left.pool().stats().used < 64 << 10, "{:?}", left.pool());
+    assert!(left.pool().stats().used_bytes < 64 << 10, "{:?}", left.pool());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
             }
             before = now;
         }
-        assert!(left.pool().stats().used <= 1 << 20 && right.pool().stats().used <= 1 << 20);
+        assert!(left.pool().stats().used_bytes <= 1 << 20 && right.pool().stats().used_bytes <= 1 << 20);
         stop.store(true, Ordering::Relaxed);
         let mut received = 0;
         while let Some(message) = right.recv().unwrap() {

@@ -145,7 +145,8 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
     while !stop.load(Ordering::Relaxed) {
         let mut data = mutate(&mut random, valid.to_vec());
         data.truncate(cm::MAX_CONNECT_DATA);
-        let connector = cm::Connector::new().local(from).timeout(Duration::from_secs(5)).private_data(&data);
+        let connector =
+            cm::Connector::new().local_addr(from).timeout(Duration::from_secs(5)).private_data(&data);
         let made = connector.connect(addr, |path| {
             let (domain, completions) = (device.protection_domain()?, device.completion_queue(8).create()?);
             path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()

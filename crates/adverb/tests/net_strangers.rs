@@ -461,14 +461,14 @@ fn who_offers_more_than_is_taken_is_disconnected() {
     let device = device();
     let (server, mut guest) = Guest::new(&device, &options(&device).max_message_size(100_000));
     assert_eq!(guest.hello[28..32], 100_000u32.to_le_bytes());
-    let before = server.pool().stats().used;
+    let before = server.pool().stats().used_bytes;
     let mut offer = [0; 32];
     offer[0] = 2;
     offer[4..8].copy_from_slice(&100_001u32.to_le_bytes());
     assert_eq!(guest.write(&offer), None);
     let error = server.recv().unwrap_err();
     assert!(error.to_string().contains("longer than it was told to send"), "{error}");
-    assert!(server.pool().stats().used <= before + 4096, "{:?}", server.pool());
+    assert!(server.pool().stats().used_bytes <= before + 4096, "{:?}", server.pool());
     // Though the connection is still there, it can't reach any of its memory.
     assert_ne!(guest.write(&offer), None);
 }

@@ -35,19 +35,19 @@ impl Random {
 #[test]
 fn what_is_taken_has_its_length_and_goes_home() {
     let pool = undivided();
-    assert_eq!(pool.stats().registered, 0);
+    assert_eq!(pool.stats().registered_bytes, 0);
     for len in [0, 1, 63, 64, 65, 4096, 5000, 1 << 20, (3 << 20) + 1] {
         let mut buffer = pool.alloc(len).unwrap();
         assert_eq!(buffer.len(), len);
         assert!(buffer.capacity() >= len);
         buffer.fill(7);
-        assert_eq!(pool.stats().used, buffer.capacity());
+        assert_eq!(pool.stats().used_bytes, buffer.capacity());
         drop(buffer);
-        assert_eq!(pool.stats().used, 0);
+        assert_eq!(pool.stats().used_bytes, 0);
     }
-    assert!(matches!(pool.alloc(Pool::LONGEST + 1), Err(Error::TooLong { .. })));
-    pool.trim();
-    assert_eq!((pool.stats().registered, pool.stats().chunks), (0, 0));
+    assert!(matches!(pool.alloc(Pool::MAX_BUFFER_LEN + 1), Err(Error::TooLong { .. })));
+    pool.release_idle();
+    assert_eq!((pool.stats().registered_bytes, pool.stats().chunk_count), (0, 0));
 }
 
 #[test]
@@ -66,41 +66,41 @@ fn buffers_that_are_there_at_once_share_no_byte() {
         }
     }
     let sum: usize = held.iter().map(|(buffer, _)| buffer.capacity()).sum();
-    assert_eq!(pool.stats().used, sum);
+    assert_eq!(pool.stats().used_bytes, sum);
 }
 
 #[test]
 fn chunks_that_are_empty_are_given_back_but_a_few() {
-    let pool = Pool::builder().partitions(1).keep(5 << 20).build(&domain());
+    let pool = Pool::builder().partitions(1).max_idle_bytes(5 << 20).build(&domain());
     let mut held: Vec<RegisteredBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
     let full = pool.stats();
-    assert!(full.chunks > 4 && full.registered >= 16 << 20, "{full:?}");
+    assert!(full.chunk_count > 4 && full.registered_bytes >= 16 << 20, "{full:?}");
     // In an order in which no chunk is empty before most are nearly so.
     let mut random = Random(2);
     while !held.is_empty() {
         held.swap_remove(random.below(held.len()));
     }
     let kept = pool.stats();
-    assert_eq!(kept.used, 0);
-    assert!((3 << 20..=5 << 20).contains(&kept.registered), "{kept:?}");
-    pool.trim();
-    assert_eq!(pool.stats().registered, 0);
+    assert_eq!(kept.used_bytes, 0);
+    assert!((3 << 20..=5 << 20).contains(&kept.registered_bytes), "{kept:?}");
+    pool.release_idle();
+    assert_eq!(pool.stats().registered_bytes, 0);
     // A chunk that is longer than what is to be kept isn't.
     drop(pool.alloc(6 << 20).unwrap());
-    assert_eq!(pool.stats().chunks, 0);
+    assert_eq!(pool.stats().chunk_count, 0);
 }
 
 #[test]
 fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
     const KEEP: usize = 4 << 20;
-    let pool = Pool::builder().partitions(4).keep(KEEP).build(&domain());
+    let pool = Pool::builder().partitions(4).max_idle_bytes(KEEP).build(&domain());
     for _ in 0..3 {
         for len in [100, 3000, 5000, 40_000, 100_000, 900_000] {
             // Each thread as much as may be kept at all.
             let take = || (0..KEEP / len).map(|_| pool.alloc(len).unwrap()).collect::<Vec<_>>();
             std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| drop(take())))));
             let kept = pool.stats();
-            assert!(kept.used == 0 && kept.registered <= KEEP, "{len}: {kept:?}");
+            assert!(kept.used_bytes == 0 && kept.registered_bytes <= KEEP, "{len}: {kept:?}");
         }
     }
     // Nearly all of it is kept in pieces of one length; another length is used, one piece at a time, and has its place too.
@@ -111,12 +111,12 @@ fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
     for round in 0..100 {
         assert_eq!(place(), first, "round {round}: new memory");
     }
-    assert!((KEEP / 2..=KEEP).contains(&pool.stats().registered), "{:?}", pool.stats());
-    pool.trim();
-    assert_eq!(pool.stats().registered, 0);
+    assert!((KEEP / 2..=KEEP).contains(&pool.stats().registered_bytes), "{:?}", pool.stats());
+    pool.release_idle();
+    assert_eq!(pool.stats().registered_bytes, 0);
     // What was given back doesn't count any more.
     drop((0..3).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>());
-    assert!(pool.stats().registered >= 3 << 20, "{:?}", pool.stats());
+    assert!(pool.stats().registered_bytes >= 3 << 20, "{:?}", pool.stats());
 }
 
 #[test]
@@ -138,14 +138,14 @@ fn what_comes_and_goes_many_at_a_time_needs_no_new_memory() {
 
 #[test]
 fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
-    let pool = Pool::builder().partitions(4).limit(128 << 10).build(&domain());
+    let pool = Pool::builder().partitions(4).max_bytes(128 << 10).build(&domain());
     let first = pool.alloc(100 << 10).unwrap();
     let error = pool.alloc(100 << 10).unwrap_err();
     assert!(matches!(error, Error::Limit { .. }), "{error}");
     // Another class has nothing, but the chunk of this one can go when it is empty.
     drop(first);
     assert!(pool.alloc(60 << 10).is_ok());
-    pool.trim();
+    pool.release_idle();
     // Threads of other partitions find what is free.
     std::thread::scope(|scope| {
         let all: Vec<RegisteredBuf> = std::iter::from_fn(|| pool.alloc(4096).ok()).collect();
@@ -209,14 +209,14 @@ fn parts_share_no_byte_and_go_home_together() {
             assert!(whole.unsplit(stranger).is_err());
             assert_eq!((whole.len(), whole.capacity()), (capacity, capacity));
             drop(whole);
-            assert_eq!(pool.stats().used, 0);
+            assert_eq!(pool.stats().used_bytes, 0);
             continue;
         }
         while !parts.is_empty() {
-            assert_eq!(pool.stats().used, capacity);
+            assert_eq!(pool.stats().used_bytes, capacity);
             parts.swap_remove(random.below(parts.len()));
         }
-        assert_eq!(pool.stats().used, 0);
+        assert_eq!(pool.stats().used_bytes, 0);
     }
 }
 
@@ -228,10 +228,10 @@ fn frozen_bytes_go_home_with_their_last_part() {
     let parts = [body.slice(0..2), body.slice(2..4), body];
     drop(buffer);
     for (part, expected) in parts.into_iter().zip([&b"bo"[..], b"dy", b"body"]) {
-        assert_eq!(pool.stats().used, 64);
+        assert_eq!(pool.stats().used_bytes, 64);
         std::thread::spawn(move || assert_eq!(part, expected)).join().unwrap();
     }
-    assert_eq!(pool.stats().used, 0);
+    assert_eq!(pool.stats().used_bytes, 0);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn threads_may_give_back_what_others_took() {
         }
         drop(senders);
     });
-    assert_eq!(pool.stats().used, 0);
+    assert_eq!(pool.stats().used_bytes, 0);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn the_last_buffer_may_end_while_the_pool_does() {
                 drop(last);
             });
             start.wait();
-            if round % 2 == 0 { drop(pool) } else { pool.trim() }
+            if round % 2 == 0 { drop(pool) } else { pool.release_idle() }
         });
     }
 }
@@ -344,5 +344,5 @@ fn requests_own_buffers_of_a_pool() {
     }
     let watch = pool.clone();
     drop((pool, message, left, right.queue_pair));
-    assert_eq!(watch.stats().used, 0);
+    assert_eq!(watch.stats().used_bytes, 0);
 }

@@ -327,7 +327,7 @@ impl<'a> Session<'a> {
             Some(buffer) => buffer,
             None => self.domain.buffer(LONGEST)?,
         };
-        buffer.narrow(0..length)?;
+        buffer.set_range(0..length)?;
         Ok(buffer)
     }
 
@@ -348,7 +348,7 @@ impl<'a> Session<'a> {
 
     /// Takes a buffer that is used no more.
     fn spare(&mut self, mut buffer: Buffer) {
-        buffer.widen();
+        buffer.reset_range();
         self.spare.push(buffer);
     }
 
@@ -359,7 +359,7 @@ impl<'a> Session<'a> {
             UC => &self.uc,
             _ => &self.ud,
         };
-        buffer.widen();
+        buffer.reset_range();
         queue_pair.post_recv(RecvRequest::new(buffer).tag(tag))?;
         Ok(())
     }

@@ -40,7 +40,7 @@ impl Store {
             Some(place) => self.buffers.swap_remove(place),
             None => self.domain.buffer(len.next_power_of_two().max(MARGIN))?,
         };
-        buffer.narrow(0..len)?;
+        buffer.set_range(0..len)?;
         Ok(buffer)
     }
 

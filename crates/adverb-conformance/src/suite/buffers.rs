@@ -32,26 +32,26 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
 fn a_buffer_narrows_and_widens_within_its_capacity(fixture: &Fixture) -> Result<()> {
     let mut buffer = fixture.device.protection_domain()?.buffer(100)?;
     fill(&mut buffer, 1);
-    buffer.narrow(10..20)?;
+    buffer.set_range(10..20)?;
     same(&buffer, &pattern(100, 1)[10..20])?;
     // It counts from the whole, and a part that doesn't fit changes nothing.
     #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
     for range in [0..101, 101..101, 50..40, 0..usize::MAX] {
-        let narrowed = buffer.narrow(range.clone());
+        let narrowed = buffer.set_range(range.clone());
         ensure!(matches!(narrowed, Err(Error::OutOfBounds { .. })), "{range:?}: {narrowed:?}");
     }
     ensure!(buffer.range() == (10..20), "its range is {:?}", buffer.range());
-    buffer.narrow(90..100)?;
-    buffer.narrow(100..100)?;
+    buffer.set_range(90..100)?;
+    buffer.set_range(100..100)?;
     ensure!(buffer.is_empty(), "it has {} bytes", buffer.len());
-    buffer.widen();
+    buffer.reset_range();
     check(&buffer, 1)
 }
 
 fn a_narrowed_buffer_sends_just_that_part(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.left.filled(1000, 1)?;
-    buffer.narrow(100..350)?;
+    buffer.set_range(100..350)?;
     let message = pair.deliver(buffer)?;
     same(&message, &pattern(1000, 1)[100..350])
 }
@@ -59,13 +59,13 @@ fn a_narrowed_buffer_sends_just_that_part(fixture: &Fixture) -> Result<()> {
 fn a_narrowed_receive_touches_just_that_part(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.right.filled(1000, 1)?;
-    buffer.narrow(100..350)?;
+    buffer.set_range(100..350)?;
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
     pair.left.done(SendRequest::send(pair.left.filled(250, 2)?))?;
     let mut buffer = pair.right.wait(receiving)?.into_message()?;
     ensure!(buffer.range() == (100..350), "its range is {:?}", buffer.range());
     check(&buffer, 2)?;
-    buffer.widen();
+    buffer.reset_range();
     let mut expected = pattern(1000, 1);
     fill(&mut expected[100..350], 2);
     same(&buffer, &expected)
@@ -74,7 +74,7 @@ fn a_narrowed_receive_touches_just_that_part(fixture: &Fixture) -> Result<()> {
 fn a_message_is_the_part_that_came(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.right.buffer(1000)?;
-    buffer.narrow(500..1000)?;
+    buffer.set_range(500..1000)?;
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
     pair.left.done(SendRequest::send(pair.left.filled(123, 2)?))?;
     let message = pair.right.wait(receiving)?.into_message()?;

@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::verbs::cm::{Connection, ConnectionEvent, Connector, Incoming, Listener, Path, RejectReason};
+use adverb::verbs::cm::{
+    ConnectRequest, Connection, ConnectionEvent, Connector, Listener, Path, RejectReason,
+};
 use adverb::verbs::{CompletionQueue, QpState, QueuePair, RequestId, SendRequest, Status};
 use anyhow::{Context, Result, bail, ensure};
 
@@ -54,7 +56,7 @@ impl End {
         Ok(End { connection, completions, receiving })
     }
 
-    fn accept(request: Incoming, private_data: &[u8]) -> Result<End> {
+    fn accept(request: ConnectRequest, private_data: &[u8]) -> Result<End> {
         let (queue_pair, completions, receiving) = queue_pair(request.path())?;
         Ok(End { connection: request.accept(queue_pair, private_data)?, completions, receiving })
     }
@@ -80,7 +82,7 @@ fn listen(fixture: &Fixture) -> Result<Listener> {
 }
 
 /// The next request for a connection.
-fn request(listener: &Listener) -> Result<Incoming> {
+fn request(listener: &Listener) -> Result<ConnectRequest> {
     listener.accept_timeout(PATIENCE)?.context("no request came")
 }
 

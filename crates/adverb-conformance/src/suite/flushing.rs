@@ -135,13 +135,13 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
 fn flushed_buffers_come_back_whole(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.left.filled(1000, 5)?;
-    buffer.narrow(100..300)?;
+    buffer.set_range(100..300)?;
     pair.left.recv(buffer)?;
     pair.left.qp.move_to_error()?;
     let completion = pair.left.take(1)?.pop();
     let mut buffer = completion.and_then(Completion::into_buffer).expect("one was taken, and had a buffer");
     ensure!(buffer.range() == (100..300) && buffer.capacity() == 1000, "it is another: {buffer:?}");
-    buffer.widen();
+    buffer.reset_range();
     crate::fixture::check(&buffer, 5)
 }
 

@@ -112,7 +112,7 @@ fn buffers_come_back_as_they_went(fixture: &Fixture) -> Result<()> {
     let mut buffers = Vec::new();
     for (seed, len) in [(1, 100), (2, 200), (3, 300)] {
         let mut buffer = pair.left.filled(2 * len, seed)?;
-        buffer.narrow(len / 2..len)?;
+        buffer.set_range(len / 2..len)?;
         buffers.push(buffer);
     }
     let completion = pair.left.completed(SendRequest::send(buffers))?;
@@ -121,7 +121,7 @@ fn buffers_come_back_as_they_went(fixture: &Fixture) -> Result<()> {
     for ((seed, len), piece) in [(1, 100), (2, 200), (3, 300)].into_iter().zip(pieces) {
         let adverb::memory::Piece::Buffer(mut buffer) = piece else { anyhow::bail!("it is no buffer") };
         ensure!(buffer.range() == (len / 2..len), "its range is {:?}", buffer.range());
-        buffer.widen();
+        buffer.reset_range();
         check(&buffer, seed)?;
     }
     Ok(())

@@ -114,10 +114,10 @@ fn a_read_touches_nothing_beside_its_buffer(fixture: &Fixture) -> Result<()> {
     region.write(0, &pattern(4 * mtu, 7))?;
     for (start, len) in [(0, 1), (3, mtu), (mtu - 1, 2 * mtu + 2), (7, 0)] {
         let mut buffer = pair.left.filled(4 * mtu, 8)?;
-        buffer.narrow(start..start + len)?;
+        buffer.set_range(start..start + len)?;
         let read = pair.left.completed(SendRequest::read(buffer, region.remote().at(0)))?;
         let mut buffer = read.into_buffer().context("no buffer came back")?;
-        buffer.widen();
+        buffer.reset_range();
         let mut expected = pattern(4 * mtu, 8);
         fill(&mut expected[start..start + len], 7);
         same(&buffer, &expected).with_context(|| format!("{len} bytes to {start}"))?;

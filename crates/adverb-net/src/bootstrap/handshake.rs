@@ -42,11 +42,11 @@ enum Stage {
     /// A connector's: over TCP, the answer is to come.
     Asking(Wire, Box<(Parts, QueuePair, Introduction)>),
     /// A connector's: the connection manager looks for the way.
-    Resolving(cm::Resolving, Introduction),
+    Resolving(cm::PendingRoute, Introduction),
     /// A connector's: the connection manager's answer is to come.
-    Requested(cm::Connecting, Box<(Parts, Introduction)>),
+    Requested(cm::PendingConnection, Box<(Parts, Introduction)>),
     /// A listener's: the connection manager's last word is to come.
-    Accepting(cm::Connecting, Box<(Parts, Option<Seal>)>),
+    Accepting(cm::PendingConnection, Box<(Parts, Option<Seal>)>),
     /// The peer's hello is to come. If it went over TCP, that is held until then, so that who gives up is noticed.
     Connected(Box<Link>, Option<Wire>),
     /// Over.
@@ -83,7 +83,7 @@ impl Handshake {
             .options(Parts::connect_options())
             .private_data(&introduction.ask(None).emit());
         if let Some(from) = from {
-            connector = connector.local(SocketAddr::new(from, 0));
+            connector = connector.local_addr(SocketAddr::new(from, 0));
         }
         let resolving = connector.begin_resolve(peer)?;
         Handshake::new(Stage::Resolving(resolving, introduction), peer, options, deadline)
@@ -102,7 +102,7 @@ impl Handshake {
 
     /// A listener's, with who came by the connection manager.
     pub(super) fn with_request(
-        request: cm::Incoming,
+        request: cm::ConnectRequest,
         devices: &ServedDevices,
         options: &Options,
     ) -> Result<Handshake> {
@@ -367,7 +367,7 @@ impl Stage {
 
 /// Accepts a request of the connection manager's.
 fn accept(
-    request: cm::Incoming,
+    request: cm::ConnectRequest,
     device: &Device,
     introduction: Introduction,
     asking: Side,

@@ -110,8 +110,8 @@ impl Identifier {
     }
 
     /// Lets its address be used by others too. Before it is bound.
-    pub(crate) fn reuse_address(&self) -> Result<()> {
-        ask!(self, identifier => identifier.reuse_address())
+    pub(crate) fn reuse_addr(&self) -> Result<()> {
+        ask!(self, identifier => identifier.reuse_addr())
     }
 
     /// How long both ends are to wait for acknowledgements, as a code; ignored where it can't be chosen.
@@ -173,8 +173,8 @@ impl Identifier {
     }
 
     /// Asks the peer for its datagram queue pair.
-    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
-        ask!(self, identifier => identifier.look_up(private_data))
+    pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
+        ask!(self, identifier => identifier.resolve_service(private_data))
     }
 
     /// Tells a peer that asks for it a datagram queue pair.

@@ -16,7 +16,7 @@ use crate::{ConnectOptions, Endpoint, QueuePair};
 ///
 /// Dropping it gives up: the peer is told, and the queue pair is destroyed.
 #[must_use = "nothing comes of it unless it is polled or waited for"]
-pub struct Connecting {
+pub struct PendingConnection {
     // Dropped in this order: nobody uses a queue pair of a connection that is over.
     queue_pair: Option<QueuePair>,
     identifier: Arc<Identifier>,
@@ -35,20 +35,20 @@ pub(super) enum Role {
     Passive { private_data: Vec<u8> },
 }
 
-impl Connecting {
+impl PendingConnection {
     pub(super) fn new(
         queue_pair: QueuePair,
         identifier: Arc<Identifier>,
         path: Path,
         role: Role,
         deadline: Deadline,
-    ) -> Connecting {
+    ) -> PendingConnection {
         let (queue_pair, path) = (Some(queue_pair), Some(path));
-        Connecting { queue_pair, identifier, path, peer: None, role, deadline }
+        PendingConnection { queue_pair, identifier, path, peer: None, role, deadline }
     }
 
     /// The connection, if it is there by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](Connecting::deadline); and drop this once it has given the connection.
+    /// [deadline](PendingConnection::deadline); and drop this once it has given the connection.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Connecting {
     ///
     /// # Errors
     ///
-    /// As [`poll`](Connecting::poll).
+    /// As [`poll`](PendingConnection::poll).
     pub fn wait(mut self) -> Result<Connection> {
         loop {
             if let Some(connection) = self.poll()? {
@@ -129,11 +129,11 @@ impl Connecting {
     }
 }
 
-event_source!(Connecting);
+event_source!(PendingConnection);
 
-impl fmt::Debug for Connecting {
+impl fmt::Debug for PendingConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Connecting").field(&self.path).finish()
+        f.debug_tuple("PendingConnection").field(&self.path).finish()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::connecting::{Role, depths};
 use super::failure::{self, Stage};
-use super::{Connecting, Connection, Deadline, MAX_CONNECT_DATA, PATIENCE, Path, check_private_data};
+use super::{Connection, Deadline, MAX_CONNECT_DATA, PATIENCE, Path, PendingConnection, check_private_data};
 use crate::backend::connection_manager::{Event, Identifier, Parameters, Use};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, QueuePair, Traffic};
@@ -39,7 +39,7 @@ pub struct Connector {
     deadline: Option<Deadline>,
     private_data: Vec<u8>,
     local: Option<SocketAddr>,
-    reuse_address: bool,
+    reuse_addr: bool,
     options: ConnectOptions,
 }
 
@@ -50,7 +50,7 @@ impl Default for Connector {
             deadline: None,
             private_data: Vec::new(),
             local: None,
-            reuse_address: false,
+            reuse_addr: false,
             options: ConnectOptions::default(),
         }
     }
@@ -82,14 +82,14 @@ impl Connector {
     }
 
     /// The address to connect from, if it isn't to be the one that the routing table says. Port 0 lets the system choose.
-    pub fn local(mut self, address: SocketAddr) -> Connector {
-        self.local = Some(address);
+    pub fn local_addr(mut self, addr: SocketAddr) -> Connector {
+        self.local = Some(addr);
         self
     }
 
-    /// Lets several connections come from one [local](Connector::local) port, if all ask for it: not unless set.
-    pub fn reuse_address(mut self, reuse: bool) -> Connector {
-        self.reuse_address = reuse;
+    /// Lets several connections come from one [local](Connector::local_addr) port, if all ask for it: not unless set.
+    pub fn reuse_addr(mut self, reuse: bool) -> Connector {
+        self.reuse_addr = reuse;
         self
     }
 
@@ -132,13 +132,13 @@ impl Connector {
     /// # Errors
     ///
     /// If the connection manager refuses, or the private data is too long.
-    pub fn begin_resolve(&self, peer: SocketAddr) -> Result<Resolving> {
+    pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
         self.begin(peer, Use::Connections)
     }
 
     /// Begins to find the device and the route that lead to a peer.
-    pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<Resolving> {
+    pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<PendingRoute> {
         let local = self.local.map(|local| local.ip());
         let identifier = Identifier::toward(purpose, local, peer.ip())
             .map_err(|error| explain(error, peer, Stage::Address))?;
@@ -147,10 +147,10 @@ impl Connector {
         if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
             identifier.traffic_class(traffic_class)?;
         }
-        if self.reuse_address {
-            identifier.reuse_address()?;
+        if self.reuse_addr {
+            identifier.reuse_addr()?;
         }
-        let mut resolving = Resolving {
+        let mut resolving = PendingRoute {
             identifier: Arc::new(identifier),
             connector: self.clone(),
             peer,
@@ -170,7 +170,7 @@ impl Connector {
 
 /// On the way to know the device and the route to a peer.
 #[must_use = "nothing comes of it unless it is polled or waited for"]
-pub struct Resolving {
+pub struct PendingRoute {
     identifier: Arc<Identifier>,
     connector: Connector,
     peer: SocketAddr,
@@ -186,9 +186,9 @@ pub struct Resolving {
 const FIRST_SLICE: Duration = Duration::from_millis(20);
 const LAST_SLICE: Duration = Duration::from_secs(1);
 
-impl Resolving {
+impl PendingRoute {
     /// The route, if it is known by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](Resolving::deadline); and drop this once it has given the route.
+    /// [deadline](PendingRoute::deadline); and drop this once it has given the route.
     ///
     /// # Errors
     ///
@@ -255,7 +255,7 @@ impl Resolving {
     ///
     /// # Errors
     ///
-    /// As [`poll`](Resolving::poll).
+    /// As [`poll`](PendingRoute::poll).
     pub fn wait(mut self) -> Result<Route> {
         loop {
             if let Some(route) = self.poll()? {
@@ -271,7 +271,7 @@ impl Resolving {
     }
 }
 
-impl Resolving {
+impl PendingRoute {
     pub(super) fn identifier(&self) -> Arc<Identifier> {
         Arc::clone(&self.identifier)
     }
@@ -289,11 +289,11 @@ impl Resolving {
     }
 }
 
-event_source!(Resolving);
+event_source!(PendingRoute);
 
-impl fmt::Debug for Resolving {
+impl fmt::Debug for PendingRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolving").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("PendingRoute").field("peer", &self.peer).finish_non_exhaustive()
     }
 }
 
@@ -337,7 +337,7 @@ impl Route {
     /// # Errors
     ///
     /// If the queue pair doesn't fit the path, or the connection manager refuses. The queue pair is gone then.
-    pub fn begin_connect(self, queue_pair: QueuePair) -> Result<Connecting> {
+    pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let Connector { timeout, private_data, options, .. } = self.connector;
         let deadline = self.deadline.unwrap_or_else(|| Deadline::new(timeout));
@@ -351,7 +351,7 @@ impl Route {
             rnr_retry: options.rnr_retry,
         })?;
         let role = Role::Active { options, depths };
-        Ok(Connecting::new(queue_pair, self.identifier, self.path, role, deadline))
+        Ok(PendingConnection::new(queue_pair, self.identifier, self.path, role, deadline))
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::types::{Qpn, Transport};
 
-use super::connector::Resolving;
+use super::connector::PendingRoute;
 use super::failure::{self, Stage};
 use super::listener::{next_request, wait_for};
-use super::{Connector, DATAGRAM_QKEY, MAX_ANSWER_DATA, MAX_LOOKUP_DATA, Path, check_private_data};
+use super::{
+    Connector, DATAGRAM_QKEY, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, Path, check_private_data,
+};
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Request, Use};
 use crate::error::{Error, Result};
@@ -22,7 +24,7 @@ impl Connector {
     /// ```no_run
     /// # use adverb::verbs::{SendRequest, cm::Connector};
     /// # fn example() -> adverb::Result<()> {
-    /// let service = Connector::new().look_up("192.0.2.7:7471".parse().unwrap())?;
+    /// let service = Connector::new().resolve_service("192.0.2.7:7471".parse().unwrap())?;
     /// let device = service.path().device()?;
     /// let domain = device.protection_domain()?;
     /// let completions = device.completion_queue(128).create()?;
@@ -37,9 +39,9 @@ impl Connector {
     /// # Errors
     ///
     /// [`Error::Unreachable`] if there is no answer in time or no way there, [`Error::Rejected`] if the peer says no or
-    /// nobody answers for that port, and if there are more than [`MAX_LOOKUP_DATA`] bytes of private data.
-    pub fn look_up(&self, peer: SocketAddr) -> Result<DatagramService> {
-        self.begin_look_up(peer)?.wait()
+    /// nobody answers for that port, and if there are more than [`MAX_DATAGRAM_REQUEST_DATA`] bytes of private data.
+    pub fn resolve_service(&self, peer: SocketAddr) -> Result<DatagramService> {
+        self.begin_resolve_service(peer)?.wait()
     }
 
     /// The same without waiting.
@@ -47,30 +49,30 @@ impl Connector {
     /// # Errors
     ///
     /// If the connection manager refuses, or there is too much private data.
-    pub fn begin_look_up(&self, peer: SocketAddr) -> Result<LookingUp> {
-        check_private_data(self.data(), MAX_LOOKUP_DATA, "a question for a datagram queue pair")?;
+    pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
+        check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a question for a datagram queue pair")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
-        Ok(LookingUp { identifier: resolving.identifier(), resolving, path: None, done: false })
+        Ok(PendingService { identifier: resolving.identifier(), resolving, path: None, done: false })
     }
 }
 
 /// On the way to know a datagram queue pair.
 #[must_use = "nothing comes of it unless it is polled or waited for"]
-pub struct LookingUp {
+pub struct PendingService {
     identifier: Arc<Identifier>,
-    resolving: Resolving,
+    resolving: PendingRoute,
     /// The way there, once it is known: then the peer has been asked.
     path: Option<Path>,
     done: bool,
 }
 
-impl LookingUp {
+impl PendingService {
     /// What was found, if it is there by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](LookingUp::deadline); and drop this once it has given it.
+    /// [deadline](PendingService::deadline); and drop this once it has given it.
     ///
     /// # Errors
     ///
-    /// As [`Connector::look_up`].
+    /// As [`Connector::resolve_service`].
     pub fn poll(&mut self) -> Result<Option<DatagramService>> {
         if self.done {
             let reason = "what was looked for was given already, or there is none";
@@ -84,7 +86,7 @@ impl LookingUp {
     fn advance(&mut self) -> Result<Option<DatagramService>> {
         if self.path.is_none() {
             let Some(path) = self.resolving.advance()? else { return Ok(None) };
-            self.identifier.look_up(self.resolving.private_data())?;
+            self.identifier.resolve_service(self.resolving.private_data())?;
             self.path = Some(path);
         }
         let peer = self.resolving.peer();
@@ -113,7 +115,7 @@ impl LookingUp {
     ///
     /// # Errors
     ///
-    /// As [`Connector::look_up`].
+    /// As [`Connector::resolve_service`].
     pub fn wait(mut self) -> Result<DatagramService> {
         loop {
             if let Some(service) = self.poll()? {
@@ -129,15 +131,15 @@ impl LookingUp {
     }
 }
 
-event_source!(LookingUp);
+event_source!(PendingService);
 
-impl fmt::Debug for LookingUp {
+impl fmt::Debug for PendingService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LookingUp").field("peer", &self.resolving.peer()).finish_non_exhaustive()
+        f.debug_struct("PendingService").field("peer", &self.resolving.peer()).finish_non_exhaustive()
     }
 }
 
-/// A peer's datagram queue pair: see [`Connector::look_up`].
+/// A peer's datagram queue pair: see [`Connector::resolve_service`].
 #[derive(Debug)]
 pub struct DatagramService {
     path: Path,
@@ -262,7 +264,7 @@ impl DatagramRequest {
         &self.private_data
     }
 
-    /// Answers with a queue pair, and at most [`MAX_ANSWER_DATA`] bytes. One may serve any number of peers.
+    /// Answers with a queue pair, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes. One may serve any number of peers.
     ///
     /// Post receives to it first. The peer's own queue pair isn't told by its question: its datagrams do.
     ///
@@ -270,8 +272,8 @@ impl DatagramRequest {
     ///
     /// If the private data is too long, or the queue pair doesn't fit the path: make it with
     /// [`Path::datagram_queue_pair`]. The question is rejected then.
-    pub fn answer(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_ANSWER_DATA, "an answer")?;
+    pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
+        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "an answer")?;
         self.path.check_datagrams(queue_pair)?;
         if queue_pair.qkey != DATAGRAM_QKEY {
             let reason = format!(
@@ -284,13 +286,13 @@ impl DatagramRequest {
         self.identifier.answer(queue_pair.qpn(), private_data)
     }
 
-    /// Rejects it, with at most [`MAX_ANSWER_DATA`] bytes for the peer that may say why.
+    /// Rejects it, with at most [`MAX_DATAGRAM_REPLY_DATA`] bytes for the peer that may say why.
     ///
     /// # Errors
     ///
     /// If the private data is too long. The question is rejected all the same.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_ANSWER_DATA, "a rejection")?;
+        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
         self.identifier.reject(private_data)
     }
 }

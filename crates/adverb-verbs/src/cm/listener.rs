@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::connecting::{Role, depths, make_ready};
 use super::{
-    Connecting, Connection, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, PATIENCE, Path, check_private_data,
+    Connection, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, PATIENCE, Path, PendingConnection,
+    check_private_data,
 };
 use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request, Use};
 use crate::error::{Error, Result};
@@ -55,7 +56,7 @@ impl Listener {
     /// # Errors
     ///
     /// If the connection manager can't be asked, or there are no descriptors left. Others may be accepted all the same.
-    pub fn accept(&self) -> Result<Incoming> {
+    pub fn accept(&self) -> Result<ConnectRequest> {
         loop {
             if let Some(incoming) = self.try_accept()? {
                 return Ok(incoming);
@@ -69,7 +70,7 @@ impl Listener {
     /// # Errors
     ///
     /// As [`accept`](Listener::accept).
-    pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<Incoming>> {
+    pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<ConnectRequest>> {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
@@ -78,11 +79,11 @@ impl Listener {
     /// # Errors
     ///
     /// As [`accept`](Listener::accept).
-    pub fn try_accept(&self) -> Result<Option<Incoming>> {
+    pub fn try_accept(&self) -> Result<Option<ConnectRequest>> {
         let Some((request, path)) = next_request(&self.identifier, self.address)? else { return Ok(None) };
         let Request { identifier, depths, private_data } = request;
         let (identifier, timeout, options) = (Arc::new(identifier), self.timeout, self.options);
-        Ok(Some(Incoming { identifier, path, private_data, depths, timeout, options }))
+        Ok(Some(ConnectRequest { identifier, path, private_data, depths, timeout, options }))
     }
 }
 
@@ -188,7 +189,7 @@ impl ListenerBuilder {
 
 /// A peer's request to be connected. Dropping it rejects it.
 #[must_use = "dropping it rejects it"]
-pub struct Incoming {
+pub struct ConnectRequest {
     identifier: Arc<Identifier>,
     path: Path,
     private_data: Vec<u8>,
@@ -198,7 +199,7 @@ pub struct Incoming {
     options: ConnectOptions,
 }
 
-impl Incoming {
+impl ConnectRequest {
     /// Between which addresses, and over which device.
     pub fn path(&self) -> &Path {
         &self.path
@@ -227,7 +228,7 @@ impl Incoming {
     ///
     /// If the private data is too long, the queue pair doesn't fit the path, or the peer has given up already. The queue
     /// pair is gone then, and the request rejected.
-    pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<Connecting> {
+    pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }
 
@@ -236,7 +237,7 @@ impl Incoming {
         self,
         queue_pair: QueuePair,
         private_data: impl FnOnce(&QueuePair, &Endpoint) -> Vec<u8>,
-    ) -> Result<Connecting> {
+    ) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let deadline = Deadline::new(self.timeout);
         let options = &self.options;
@@ -253,7 +254,7 @@ impl Incoming {
             rnr_retry: options.rnr_retry,
         })?;
         let role = Role::Passive { private_data: self.private_data };
-        Ok(Connecting::new(queue_pair, self.identifier, self.path, role, deadline))
+        Ok(PendingConnection::new(queue_pair, self.identifier, self.path, role, deadline))
     }
 
     /// Rejects it, with at most [`MAX_REJECT_DATA`] bytes for the peer that may say why: its error is
@@ -268,9 +269,9 @@ impl Incoming {
     }
 }
 
-impl fmt::Debug for Incoming {
+impl fmt::Debug for ConnectRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming")
+        f.debug_struct("ConnectRequest")
             .field("path", &self.path)
             .field("private_data_len", &self.private_data.len())
             .finish_non_exhaustive()

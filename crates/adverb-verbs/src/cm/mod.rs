@@ -73,7 +73,7 @@
 //! A software device at an address of a network must be opened first, by its name
 //! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept: nobody is to listen on a network by accident. Who
 //! connects over it need say nothing: the routing table tells which of this machine's addresses leads to the peer.
-//! A process that has the peer's device too connects that to itself, unless [`Connector::local`] says from where.
+//! A process that has the peer's device too connects that to itself, unless [`Connector::local_addr`] says from where.
 //! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, if there
 //! are any, and else on hardware.
 //!
@@ -83,7 +83,7 @@
 //! # Blocking or not
 //!
 //! Every step that waits for a peer has a method that blocks up to a deadline, and a type that can be asked without
-//! blocking: [`Listener::try_accept`], [`Resolving::poll`], [`Connecting::poll`], [`Connection::try_event`]. These have
+//! blocking: [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. These have
 //! a descriptor that is readable when there is something to be had, for any event loop.
 //!
 //! # Private data
@@ -93,7 +93,7 @@
 //!
 //! # Datagrams
 //!
-//! A [`DatagramListener`] tells peers who [look it up](Connector::look_up) by address and port which datagram queue pair to
+//! A [`DatagramListener`] tells peers who [look it up](Connector::resolve_service) by address and port which datagram queue pair to
 //! send to (InfiniBand's service ID resolution). There is no connection then, and nobody is told when a peer goes.
 //!
 //! # What this is not
@@ -132,11 +132,11 @@ use std::time::Duration;
 
 pub use adverb_proto::types::RejectReason;
 
-pub use connecting::Connecting;
+pub use connecting::PendingConnection;
 pub use connection::{Connection, ConnectionEvent};
-pub use connector::{Connector, Resolving, Route};
-pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, LookingUp};
-pub use listener::{Incoming, Listener, ListenerBuilder};
+pub use connector::{Connector, PendingRoute, Route};
+pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, PendingService};
+pub use listener::{ConnectRequest, Listener, ListenerBuilder};
 pub use path::Path;
 
 use super::deadline::Deadline;
@@ -151,9 +151,9 @@ pub const MAX_REJECT_DATA: usize = 148;
 /// The queue key of datagram queue pairs that are found by address and port: the connection manager knows no other.
 pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
 /// How many bytes may go with a question for a datagram queue pair: 216 of the protocol's, less the 36 of its IP addresses.
-pub const MAX_LOOKUP_DATA: usize = 180;
+pub const MAX_DATAGRAM_REQUEST_DATA: usize = 180;
 /// How many bytes may go with the answer.
-pub const MAX_ANSWER_DATA: usize = 136;
+pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;
 
 /// How long a connection may take to be made, unless something else is said.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -175,17 +175,17 @@ fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Listener>();
-    shared_between_threads::<Incoming>();
+    shared_between_threads::<ConnectRequest>();
     shared_between_threads::<Connector>();
-    shared_between_threads::<Resolving>();
+    shared_between_threads::<PendingRoute>();
     shared_between_threads::<Route>();
-    shared_between_threads::<Connecting>();
+    shared_between_threads::<PendingConnection>();
     shared_between_threads::<Connection>();
     shared_between_threads::<Path>();
     shared_between_threads::<DatagramListener>();
     shared_between_threads::<DatagramRequest>();
     shared_between_threads::<DatagramService>();
-    shared_between_threads::<LookingUp>();
+    shared_between_threads::<PendingService>();
 };
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 /// A request takes the buffer and its completion gives it back; between them there is nothing to read, write or free it
 /// with. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) makes one.
 ///
-/// A buffer can be [narrowed](Buffer::narrow) to the part that a request is to use, and later
-/// [widened](Buffer::widen) to all that it has.
+/// A buffer can be [narrowed](Buffer::set_range) to the part that a request is to use, and later
+/// [widened](Buffer::reset_range) to all that it has.
 pub struct Buffer {
     region: Arc<Region>,
     /// Where the whole buffer begins in the region, whose length fits 32 bits.
@@ -47,7 +47,7 @@ impl Buffer {
     /// # Errors
     ///
     /// If the part doesn't lie within the capacity; then nothing has changed.
-    pub fn narrow(&mut self, range: Range<usize>) -> Result<()> {
+    pub fn set_range(&mut self, range: Range<usize>) -> Result<()> {
         let Range { start, end } = range;
         match (u32::try_from(start), u32::try_from(end)) {
             (Ok(start), Ok(end)) if start <= end && end <= self.capacity => {
@@ -62,7 +62,7 @@ impl Buffer {
     }
 
     /// Makes all of the buffer count again.
-    pub fn widen(&mut self) {
+    pub fn reset_range(&mut self) {
         (self.start, self.end) = (0, self.capacity);
     }
 
@@ -86,7 +86,7 @@ impl Buffer {
             return Err(out_of_bounds);
         };
         self.capacity = first;
-        self.widen();
+        self.reset_range();
         Ok(Buffer::new(Arc::clone(&self.region), self.base + first, rest))
     }
 

@@ -72,7 +72,7 @@ impl Pages {
     /// # Errors
     ///
     /// If there is no memory, or `len` is 0.
-    pub fn preferably_huge(len: usize) -> io::Result<Pages> {
+    pub fn prefer_huge(len: usize) -> io::Result<Pages> {
         if let Ok(pages) = Pages::huge(len) {
             return Ok(pages);
         }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn pages_that_may_be_huge_begin_and_end_where_huge_pages_do() {
         for len in [1, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
-            let pages = Pages::preferably_huge(len).unwrap();
+            let pages = Pages::prefer_huge(len).unwrap();
             assert_eq!(pages.len(), len);
             assert_eq!(pages.mapped, len.next_multiple_of(HUGE_PAGE));
             assert_eq!(pages.as_ptr().as_ptr().align_offset(HUGE_PAGE), 0);
@@ -187,6 +187,6 @@ mod tests {
                 unsafe { pages.as_ptr().add(at).write(7) };
             }
         }
-        assert!(Pages::preferably_huge(0).is_err());
+        assert!(Pages::prefer_huge(0).is_err());
     }
 }

@@ -1,7 +1,9 @@
 //! Datagram queue pairs that are found by address and port, by ourselves and by rdma-core's `udaddy`.
 
 use adverb::memory::Buffer;
-use adverb::verbs::cm::{DATAGRAM_QKEY, DatagramListener, DatagramService, MAX_ANSWER_DATA, MAX_LOOKUP_DATA};
+use adverb::verbs::cm::{
+    DATAGRAM_QKEY, DatagramListener, DatagramService, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA,
+};
 use adverb::verbs::{Datagram, UdDestination};
 
 use super::*;
@@ -58,7 +60,7 @@ fn listen(address: IpAddr) -> (DatagramListener, SocketAddr) {
 
 /// Looks for a datagram queue pair, in a thread.
 fn asking(connector: Connector, peer: SocketAddr) -> thread::JoinHandle<adverb::Result<DatagramService>> {
-    thread::spawn(move || connector.timeout(PATIENCE).look_up(peer))
+    thread::spawn(move || connector.timeout(PATIENCE).resolve_service(peer))
 }
 
 /// Looks for a datagram queue pair at an address, from another, and sends datagrams both ways.
@@ -69,7 +71,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     assert!(starts_with(request.private_data(), b"where are you?"));
     assert_eq!(request.path().local_addr().ip(), address);
     let mut server = Post::new(request.path(), 4);
-    request.answer(&server.queue_pair, b"here").unwrap();
+    request.accept(&server.queue_pair, b"here").unwrap();
     let service = asking.join().unwrap().unwrap();
     assert!(starts_with(service.private_data(), b"here"));
     assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), DATAGRAM_QKEY));
@@ -104,7 +106,7 @@ fn one_queue_pair_answers_many_who_ask() {
         let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
         let echo = request.private_data()[0];
         let server: &Post = server.get_or_insert_with(|| Post::new(request.path(), 1));
-        request.answer(&server.queue_pair, &[echo + 100]).unwrap();
+        request.accept(&server.queue_pair, &[echo + 100]).unwrap();
     }
     let server = server.unwrap();
     for (n, asking) in (0..8).zip(asking) {
@@ -148,7 +150,7 @@ fn nobody_who_answers_is_waited_for_in_vain() {
     let Some(address) = ipv4() else { return };
     let (_listener, peer) = listen(address);
     let before = Instant::now();
-    let error = Connector::new().timeout(Duration::from_millis(300)).look_up(peer).unwrap_err();
+    let error = Connector::new().timeout(Duration::from_millis(300)).resolve_service(peer).unwrap_err();
     assert!(
         matches!(&error, Error::Unreachable { error, .. } if error.kind() == ErrorKind::TimedOut),
         "{error}"
@@ -161,12 +163,12 @@ fn nobody_who_answers_is_waited_for_in_vain() {
 fn looking_up_works_by_its_descriptor() {
     let Some(address) = ipv4() else { return };
     let (listener, peer) = listen(address);
-    let mut looking = Connector::new().timeout(PATIENCE).begin_look_up(peer).unwrap();
+    let mut looking = Connector::new().timeout(PATIENCE).begin_resolve_service(peer).unwrap();
     let mut server = None;
     let service = until_readable(|| {
         if let Some(request) = listener.try_accept().unwrap() {
             let post = Post::new(request.path(), 1);
-            request.answer(&post.queue_pair, b"").unwrap();
+            request.accept(&post.queue_pair, b"").unwrap();
             server = Some(post);
         }
         looking.poll().unwrap()
@@ -180,37 +182,38 @@ fn looking_up_works_by_its_descriptor() {
 fn what_does_not_fit_datagrams_is_refused() {
     let Some(address) = ipv4() else { return };
     let (listener, peer) = listen(address);
-    let long = Connector::new().private_data(&[1; MAX_LOOKUP_DATA + 1]).look_up(peer).unwrap_err();
+    let long =
+        Connector::new().private_data(&[1; MAX_DATAGRAM_REQUEST_DATA + 1]).resolve_service(peer).unwrap_err();
     assert!(matches!(long, Error::Limit { .. }), "{long}");
     let ask = || {
-        let asking = asking(Connector::new().private_data(&[7; MAX_LOOKUP_DATA]), peer);
+        let asking = asking(Connector::new().private_data(&[7; MAX_DATAGRAM_REQUEST_DATA]), peer);
         (listener.accept_timeout(PATIENCE).unwrap().expect("a question"), asking)
     };
 
     let (request, asked) = ask();
-    assert_eq!(request.private_data()[..MAX_LOOKUP_DATA], [7; MAX_LOOKUP_DATA]);
+    assert_eq!(request.private_data()[..MAX_DATAGRAM_REQUEST_DATA], [7; MAX_DATAGRAM_REQUEST_DATA]);
     let (connected, _desk) = Desk::new(request.path()).unwrap();
-    let error = request.answer(&connected, b"").unwrap_err();
+    let error = request.accept(&connected, b"").unwrap_err();
     assert!(matches!(error, Error::InvalidRequest { .. }), "{error}");
     assert!(asked.join().unwrap().is_err(), "a refusal to answer is an answer");
 
     let (request, asked) = ask();
     let post = Post::new(request.path(), 1);
-    let error = request.answer(&post.queue_pair, &[0; MAX_ANSWER_DATA + 1]).unwrap_err();
+    let error = request.accept(&post.queue_pair, &[0; MAX_DATAGRAM_REPLY_DATA + 1]).unwrap_err();
     assert!(matches!(error, Error::Limit { .. }), "{error}");
     assert!(asked.join().unwrap().is_err());
 
     let (request, asked) = ask();
     let builder = post.domain.queue_pair(adverb::verbs::Transport::Ud).completion_queue(&post.completions);
     let other_key = builder.depth(4, 4).port(request.path().port()).qkey(5).create().unwrap();
-    let error = request.answer(&other_key, b"").unwrap_err();
+    let error = request.accept(&other_key, b"").unwrap_err();
     assert!(error.to_string().contains("queue key"), "{error}");
     assert!(asked.join().unwrap().is_err());
 
     let (request, asked) = ask();
-    request.answer(&post.queue_pair, &[9; MAX_ANSWER_DATA]).unwrap();
+    request.accept(&post.queue_pair, &[9; MAX_DATAGRAM_REPLY_DATA]).unwrap();
     let service = asked.join().unwrap().unwrap();
-    assert_eq!(service.private_data()[..MAX_ANSWER_DATA], [9; MAX_ANSWER_DATA]);
+    assert_eq!(service.private_data()[..MAX_DATAGRAM_REPLY_DATA], [9; MAX_DATAGRAM_REPLY_DATA]);
     assert!(service.ud_destination(&connected).is_err(), "a connection's queue pair sends no datagrams");
 }
 
@@ -240,7 +243,7 @@ fn ask_a_server_written_in_c(programs: &Programs, address: IpAddr) {
     let peer = SocketAddr::new(address, PORT);
     let deadline = Instant::now() + PATIENCE;
     let service = loop {
-        match Connector::new().timeout(PATIENCE).look_up(peer) {
+        match Connector::new().timeout(PATIENCE).resolve_service(peer) {
             Ok(service) => break service,
             // It isn't up yet.
             Err(Error::Rejected { .. }) if Instant::now() < deadline => {
@@ -270,7 +273,7 @@ fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
     };
     let request = listener.accept_timeout(PATIENCE).unwrap().expect("a question");
     let mut server = Post::new(request.path(), MESSAGES);
-    request.answer(&server.queue_pair, b"").unwrap();
+    request.accept(&server.queue_pair, b"").unwrap();
     let mut sender = None;
     for _ in 0..MESSAGES {
         let came = server.receive();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::verbs::cm::{
-    Connection, ConnectionEvent, Connector, Incoming, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA,
+    ConnectRequest, Connection, ConnectionEvent, Connector, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA,
     MAX_REJECT_DATA, Path, RejectReason,
 };
 use adverb::verbs::{
@@ -188,7 +188,7 @@ fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<(Connectio
     Ok((connection, desk.unwrap()))
 }
 
-fn accept(request: Incoming) -> (Connection, Desk) {
+fn accept(request: ConnectRequest) -> (Connection, Desk) {
     let (queue_pair, desk) = Desk::new(request.path()).unwrap();
     (request.accept(queue_pair, b"").unwrap(), desk)
 }
@@ -429,7 +429,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     let client = thread::spawn(move || {
         let mut desk = None;
         let connector =
-            Connector::new().timeout(PATIENCE).options(options).local(SocketAddr::new(address, 0));
+            Connector::new().timeout(PATIENCE).options(options).local_addr(SocketAddr::new(address, 0));
         let connection = connector.connect(peer, |path| {
             assert_eq!(path.device_name(), device.name());
             let (queue_pair, made) = Desk::on(&device, path)?;
@@ -505,12 +505,12 @@ fn connections_share_a_local_port_if_all_ask_for_it() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let shared = Connector::new().timeout(PATIENCE).reuse_address(true).local(SocketAddr::new(address, 0));
+    let shared = Connector::new().timeout(PATIENCE).reuse_addr(true).local_addr(SocketAddr::new(address, 0));
     let first = shared.resolve(peer).unwrap();
     let local = first.path().local_addr();
-    let second = shared.clone().local(local).resolve(peer).unwrap();
+    let second = shared.clone().local_addr(local).resolve(peer).unwrap();
     assert_eq!(second.path().local_addr(), local);
-    let error = shared.clone().local(local).reuse_address(false).resolve(peer).unwrap_err();
+    let error = shared.clone().local_addr(local).reuse_addr(false).resolve(peer).unwrap_err();
     println!("{error}");
     assert!(error.to_string().contains("comes from that local port"), "{error}");
 }

@@ -21,7 +21,7 @@ fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)
     let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
     let peer = listener.local_addr();
     let connector =
-        Connector::new().timeout(PATIENCE).local(SocketAddr::new(from, 0)).private_data(b"from afar");
+        Connector::new().timeout(PATIENCE).local_addr(SocketAddr::new(from, 0)).private_data(b"from afar");
     let client = thread::spawn(move || connect(&connector, peer).unwrap());
     let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
     assert!(starts_with(request.private_data(), b"from afar"));
@@ -109,7 +109,7 @@ fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
     drop((client, client_desk));
     assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
     let error =
-        Connector::new().local(SocketAddr::new(one, 0)).resolve(SocketAddr::new(other, 1)).unwrap_err();
+        Connector::new().local_addr(SocketAddr::new(one, 0)).resolve(SocketAddr::new(other, 1)).unwrap_err();
     println!("{error}");
     assert!(matches!(error, Error::Unreachable { .. }) && error.hint().is_some(), "{error}");
 }
@@ -142,7 +142,7 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
     let (from, peer) = (SocketAddr::new(host, 0), listener.local_addr());
     let client =
-        thread::spawn(move || connect(&Connector::new().timeout(PATIENCE).local(from), peer).unwrap());
+        thread::spawn(move || connect(&Connector::new().timeout(PATIENCE).local_addr(from), peer).unwrap());
     let (server, _desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     let (client, _client_desk) = client.join().unwrap();
     let ours = client.path().local_addr().ip();
@@ -156,6 +156,6 @@ fn datagram_queue_pairs_are_found_where_a_port_is_said() {
     let devices = [(); 2].map(|()| SoftDevice::at(host).open().unwrap());
     let [usual, other] = [0, 1].map(|index: usize| devices[index].gids().unwrap()[0].gid.ip());
     for (from, to) in [(usual, other), (other, usual)] {
-        datagrams::exercise(Connector::new().local(SocketAddr::new(from, 0)), to);
+        datagrams::exercise(Connector::new().local_addr(SocketAddr::new(from, 0)), to);
     }
 }

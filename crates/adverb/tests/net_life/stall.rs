@@ -50,7 +50,7 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
             assert_eq!(sent.load(Ordering::Relaxed), before, "the sender waits");
             let tried = left.try_send(letters.letter(0, len));
             assert!(matches!(tried, Err(SendError { error: Error::WouldBlock { .. }, .. })), "{tried:?}");
-            let memory = [&left, &right].map(|side| side.pool().stats().registered);
+            let memory = [&left, &right].map(|side| side.pool().stats().registered_bytes);
             assert!(memory.iter().all(|bytes| *bytes <= MEMORY), "{memory:?} bytes");
             stop.store(true, Ordering::Relaxed);
             (1000..before).for_each(receive);

@@ -95,7 +95,7 @@ impl Identifier {
         wait_readable(self.channel.fd(), timeout)
     }
 
-    pub(crate) fn reuse_address(&self) -> Result<()> {
+    pub(crate) fn reuse_addr(&self) -> Result<()> {
         let mut yes: libc::c_int = 1;
         let code = self.option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
         check(code, || "letting an address be used again".to_owned())
@@ -246,7 +246,7 @@ impl Identifier {
         check(code, || "accepting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
     }
 
-    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
+    pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let mut raw = lower_datagrams(Qpn::truncate(0), private_data);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };

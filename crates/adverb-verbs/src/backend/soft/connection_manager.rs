@@ -105,7 +105,7 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn reuse_address(&self) -> Result<()> {
+    pub(crate) fn reuse_addr(&self) -> Result<()> {
         self.inner.lock().shares_port = true;
         Ok(())
     }
@@ -303,7 +303,7 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn look_up(&self, private_data: &[u8]) -> Result<()> {
+    pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (local, peer) = inner.ends()?;
         let resolve = Resolve {

@@ -32,7 +32,7 @@ impl Chunk {
         count: usize,
     ) -> Result<Arc<Chunk>> {
         let len = slot_len * count;
-        let pages = if len >= HUGE_PAGE { Pages::preferably_huge(len) } else { Pages::new(len) };
+        let pages = if len >= HUGE_PAGE { Pages::prefer_huge(len) } else { Pages::new(len) };
         let pages = pages.map_err(|error| Error::Allocation { len, error })?;
         let region = domain.register(pages, Access::LOCAL_WRITE)?;
         // Nothing else can be the matter: the pages are our own, and so are the rights.

@@ -4,12 +4,12 @@
 //! no two pieces share a cache line.
 
 /// The longest piece.
-pub(super) const LONGEST: usize = 1 << 30;
+pub(super) const MAX_LEN: usize = 1 << 30;
 
 /// How many lengths there are.
-pub(super) const COUNT: usize = of(LONGEST) + 1;
+pub(super) const COUNT: usize = of(MAX_LEN) + 1;
 
-/// Which is the shortest that holds `len` bytes, at most [`LONGEST`].
+/// Which is the shortest that holds `len` bytes, at most [`MAX_LEN`].
 #[inline]
 pub(super) const fn of(len: usize) -> usize {
     if len <= 256 {
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn a_class_holds_what_is_longer_than_the_one_before_it_and_no_more() {
-        assert_eq!(len(COUNT - 1), LONGEST);
+        assert_eq!(len(COUNT - 1), MAX_LEN);
         assert_eq!(of(0), 0);
         let mut shorter = 0;
         for class in 0..COUNT {

@@ -25,7 +25,7 @@ use lock::Lock;
 ///
 /// - **Threads** are spread over partitions with chunks of their own, so that they don't wait for each other.
 /// - **Chunks** begin with 64 KiB and grow with use to 2 MiB, from where on they are in huge pages if there are any. Those
-///   that are empty are given back to the system, but for [a few](PoolBuilder::keep).
+///   that are empty are given back to the system, but for [a few](PoolBuilder::max_idle_bytes).
 /// - **No peer** can reach the memory: it is registered without remote rights.
 ///
 /// Buffers may outlive the pool: a chunk is deregistered when the pool and all of its buffers are gone.
@@ -51,8 +51,8 @@ pub struct Pool(Arc<Handle>);
 #[must_use]
 pub struct PoolBuilder {
     partitions: usize,
-    limit: usize,
-    keep: usize,
+    max_bytes: usize,
+    max_idle_bytes: usize,
 }
 
 /// What a [`Pool`] has.
@@ -60,11 +60,11 @@ pub struct PoolBuilder {
 #[non_exhaustive]
 pub struct PoolStats {
     /// How many bytes are registered.
-    pub registered: usize,
+    pub registered_bytes: usize,
     /// How many of them are in buffers, counting what is wasted at their ends.
-    pub used: usize,
+    pub used_bytes: usize,
     /// How many chunks there are.
-    pub chunks: usize,
+    pub chunk_count: usize,
 }
 
 /// What all handles to a pool hold: closes it when they are gone.
@@ -74,8 +74,8 @@ struct Handle(Arc<Shared>);
 struct Shared {
     domain: ProtectionDomain,
     partitions: Box<[Partition]>,
-    limit: usize,
-    keep: usize,
+    max_bytes: usize,
+    max_idle_bytes: usize,
     registered: AtomicUsize,
     /// The sum of the classes' `counted`.
     kept: AtomicUsize,
@@ -96,7 +96,7 @@ struct Class {
     vacant: Vec<usize>,
     /// How many bytes are in chunks that have nothing but free slots.
     empty: usize,
-    /// The most that `empty` was since it was last asked: what counts against the pool's `keep`. So a chunk that is emptied and
+    /// The most that `empty` was since it was last asked: what counts against the pool's `max_idle_bytes`. So a chunk that is emptied and
     /// used by turns counts once, and nobody else's memory is touched each time.
     counted: usize,
     /// How many bytes its chunks have.
@@ -127,9 +127,9 @@ enum Emptied {
 }
 
 /// What a chunk has at least, if it isn't one slot.
-const SHORTEST_CHUNK: usize = 64 << 10;
+const MIN_CHUNK_LEN: usize = 64 << 10;
 /// What it has at most.
-const LONGEST_CHUNK: usize = 2 << 20;
+const MAX_CHUNK_LEN: usize = 2 << 20;
 
 impl Pool {
     /// A pool in this protection domain. Nothing is registered until something is needed.
@@ -140,22 +140,22 @@ impl Pool {
     /// Begins to make a pool.
     pub fn builder() -> PoolBuilder {
         let partitions = std::thread::available_parallelism().map_or(1, usize::from);
-        PoolBuilder { partitions, limit: usize::MAX, keep: 32 << 20 }
+        PoolBuilder { partitions, max_bytes: usize::MAX, max_idle_bytes: 32 << 20 }
     }
 
     /// The longest buffer: 1 GiB.
-    pub const LONGEST: usize = class::LONGEST;
+    pub const MAX_BUFFER_LEN: usize = class::MAX_LEN;
 
     /// A buffer of `len` bytes. They are whatever they were when they were last used.
     ///
     /// # Errors
     ///
     /// If that is more than 1 GiB; if there is no free piece, and no memory, or it can't be registered (the limit on locked
-    /// memory is a common reason), or the pool is at its [limit](PoolBuilder::limit).
+    /// memory is a common reason), or the pool is at its [limit](PoolBuilder::max_bytes).
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<RegisteredBuf> {
-        if len > Pool::LONGEST {
-            return Err(Error::TooLong { len: len as u64, most: Pool::LONGEST as u64 });
+        if len > Pool::MAX_BUFFER_LEN {
+            return Err(Error::TooLong { len: len as u64, most: Pool::MAX_BUFFER_LEN as u64 });
         }
         let shared = &self.0.0;
         let (class, partition) = (class::of(len), shared.own_partition());
@@ -184,19 +184,19 @@ impl Pool {
     }
 
     /// Gives all empty chunks back to the system.
-    pub fn trim(&self) {
+    pub fn release_idle(&self) {
         self.0.0.trim(false);
     }
 
     /// What it has at the moment.
     pub fn stats(&self) -> PoolStats {
-        let mut stats = PoolStats { registered: 0, used: 0, chunks: 0 };
+        let mut stats = PoolStats { registered_bytes: 0, used_bytes: 0, chunk_count: 0 };
         for (number, class) in self.0.0.classes() {
             let class = class.lock();
-            stats.registered += class.bytes;
+            stats.registered_bytes += class.bytes;
             for chunk in class.chunks.iter().flatten() {
-                stats.chunks += 1;
-                stats.used += (chunk.count - chunk.slots.len()) * class::len(number);
+                stats.chunk_count += 1;
+                stats.used_bytes += (chunk.count - chunk.slots.len()) * class::len(number);
             }
         }
         stats
@@ -211,26 +211,27 @@ impl PoolBuilder {
     }
 
     /// How many bytes may be registered at once: any number, unless set.
-    pub fn limit(mut self, bytes: usize) -> PoolBuilder {
-        self.limit = bytes;
+    pub fn max_bytes(mut self, bytes: usize) -> PoolBuilder {
+        self.max_bytes = bytes;
         self
     }
 
     /// How many bytes are kept in empty chunks, of all lengths together: 32 MiB, unless set. (What other lengths left empty is
     /// given back first.) New memory has to be cleared by the system, which takes about as long as it takes a message to come.
-    pub fn keep(mut self, bytes: usize) -> PoolBuilder {
-        self.keep = bytes;
+    pub fn max_idle_bytes(mut self, bytes: usize) -> PoolBuilder {
+        self.max_idle_bytes = bytes;
         self
     }
 
     /// Makes the pool, in this protection domain.
     pub fn build(self, domain: &ProtectionDomain) -> Pool {
-        let PoolBuilder { partitions, limit, keep } = self;
+        let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
         // A power of two, so that a mask finds a thread's.
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
         let (registered, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let shared = Shared { domain: domain.clone(), partitions, limit, keep, registered, kept };
+        let shared =
+            Shared { domain: domain.clone(), partitions, max_bytes, max_idle_bytes, registered, kept };
         Pool(Arc::new(Handle(Arc::new(shared))))
     }
 }
@@ -291,15 +292,15 @@ impl Shared {
         let home = &self.partitions[partition].classes[class];
         let slot_len = class::len(class);
         // As much as there is already, so that what is used little stays small.
-        let count = (home.lock().bytes.clamp(SHORTEST_CHUNK, LONGEST_CHUNK) / slot_len).max(1);
+        let count = (home.lock().bytes.clamp(MIN_CHUNK_LEN, MAX_CHUNK_LEN) / slot_len).max(1);
         let len = slot_len * count;
-        let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.limit);
+        let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
             Error::Limit {
                 what: "the number of bytes in a pool".into(),
                 asked: (registered as u64).saturating_add(len as u64),
-                most: self.limit as u64,
-                hint: "drop buffers, or make the pool with a higher `limit`".into(),
+                most: self.max_bytes as u64,
+                hint: "drop buffers, or make the pool with a higher `max_bytes`".into(),
             }
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)
@@ -336,7 +337,7 @@ impl Shared {
         let last = &self.partitions[partition].classes[class];
         let others = self.classes().map(|(_, class)| class).filter(|class| !std::ptr::eq(*class, last));
         for class in others.chain([last]) {
-            let excess = self.kept.load(Ordering::Relaxed).saturating_sub(self.keep);
+            let excess = self.kept.load(Ordering::Relaxed).saturating_sub(self.max_idle_bytes);
             if excess == 0 {
                 break;
             }
@@ -390,12 +391,12 @@ impl Class {
     fn keep(&mut self, id: usize) -> Emptied {
         let free = self.chunks[id].as_ref().expect("it is there");
         let pool = &*free.slots[0].chunk.pool;
-        if self.is_closed || free.len > pool.keep {
+        if self.is_closed || free.len > pool.max_idle_bytes {
             return Emptied::Goes(self.remove(id));
         }
         let more = self.empty - self.counted;
         let before = pool.kept.fetch_add(more, Ordering::Relaxed);
-        let is_too_much = before.saturating_add(more) > pool.keep;
+        let is_too_much = before.saturating_add(more) > pool.max_idle_bytes;
         self.counted = self.empty;
         if is_too_much { Emptied::TooMuch } else { Emptied::Stays }
     }

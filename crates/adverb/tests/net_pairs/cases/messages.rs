@@ -250,7 +250,7 @@ pub(super) fn fill_up(end: End) {
         }
     }
     assert!(sent >= 2, "{sent}");
-    assert!(end.pool().stats().used <= 1 << 20, "{:?}", end.pool());
+    assert!(end.pool().stats().used_bytes <= 1 << 20, "{:?}", end.pool());
     go.fetch_add(0, 1).unwrap();
     for number in sent..sent + 200 {
         let mut bytes = [0; 100];
@@ -272,7 +272,7 @@ pub(super) fn stop(end: End) {
     let mut received = 0;
     let sent = loop {
         let message = end.recv().unwrap().expect("the last says how many there were");
-        assert!(end.pool().stats().used <= 1 << 20, "{:?}", end.pool());
+        assert!(end.pool().stats().used_bytes <= 1 << 20, "{:?}", end.pool());
         if let Ok(count) = message[..].try_into() {
             break usize::from_le_bytes(count);
         }
