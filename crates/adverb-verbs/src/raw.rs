@@ -1,7 +1,7 @@
-//! Requests as C would post them: nothing is kept, nothing is checked, nothing is counted.
+//! Unchecked requests, as C programs post them: Adverb doesn't own their memory, check them or count them.
 //!
-//! For layers that keep their own books, and know that they are right. Requests are made in place, in a list that is used
-//! again and again, and completions are read where the device put them; beside C's this costs nothing.
+//! This is for layers above that track requests and memory themselves. Requests are built in place in a list that can be
+//! reused, and completions are read where the device wrote them. The cost is that of the C API.
 //!
 //! ```no_run
 //! # use adverb::memory::{MemoryRegion, RemoteMemory};
@@ -15,8 +15,8 @@
 //! for n in 0..4 {
 //!     writes.add(n, SendOperation::Write(table.at(n * 64)), SendFlags::SIGNALED, &[segment]);
 //! }
-//! // SAFETY: the region is of the queue pair's domain and outlives it, nobody writes to it meanwhile, the queue is polled raw
-//! // and by us alone.
+//! // SAFETY: the region is of the queue pair's domain and outlives it, nothing writes to it meanwhile, and only this function
+//! // polls the queue, raw.
 //! unsafe { queue_pair.post_raw_sends(&mut writes) }?;
 //! writes.clear();
 //! queue.poll_raw(&mut completions)?;
@@ -37,27 +37,28 @@ use super::{CompletionQueue, QueuePair, SharedReceiveQueue, UdDestination};
 use crate::backend::{self, PostFailure, RawCompletion};
 use crate::error::{Error, Result};
 
-/// Send requests that are posted together.
+/// A list of send requests that are posted together.
 #[derive(Default)]
 pub struct SendList(backend::SendList);
 
 impl SendList {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new() -> SendList {
         SendList::default()
     }
 
-    /// Adds a request. Its completion will carry `id`.
+    /// Adds a request. Its completion has the given `id`.
     ///
     /// # Panics
     ///
-    /// If the operation is one that this list can't say: binding a window, ATOMIC WRITE, FLUSH.
+    /// Panics if the list doesn't support the operation: binding a window, ATOMIC WRITE or FLUSH.
     #[inline]
     pub fn add(&mut self, id: u64, operation: SendOperation, flags: SendFlags, segments: &[Segment]) {
         self.add_plain(&plain::SendRequest { wr_id: id, operation, flags, segments, destination: None });
     }
 
-    /// Adds a request of a datagram queue pair: who posts it keeps the recipient until it has completed.
+    /// Adds a request of a UD queue pair, to a destination. The caller must keep the destination until the request has
+    /// completed.
     ///
     /// # Panics
     ///
@@ -85,30 +86,30 @@ impl SendList {
         self.0.add(request);
     }
 
-    /// Forgets all requests. Posting doesn't: a list may be posted again.
+    /// Removes all requests. Posting doesn't remove them: a list may be posted again.
     #[inline]
     pub fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// Receive requests that are posted together.
+/// A list of receive requests that are posted together.
 #[derive(Default)]
 pub struct RecvList(backend::RecvList);
 
 impl RecvList {
-    /// An empty list.
+    /// Creates an empty list.
     pub fn new() -> RecvList {
         RecvList::default()
     }
 
-    /// Adds a request. Its completion will carry `id`.
+    /// Adds a request. Its completion has the given `id`.
     #[inline]
     pub fn add(&mut self, id: u64, segments: &[Segment]) {
         self.0.add(&plain::RecvRequest { wr_id: id, segments });
     }
 
-    /// Forgets all requests. Posting doesn't: a list may be posted again.
+    /// Removes all requests. Posting doesn't remove them: a list may be posted again.
     #[inline]
     pub fn clear(&mut self) {
         self.0.clear();
@@ -116,42 +117,44 @@ impl RecvList {
 }
 
 impl QueuePair {
-    /// Posts send requests with one doorbell, and neither looks at them nor remembers them.
+    /// Posts send requests with one doorbell. It neither checks nor tracks them.
     ///
     /// # Safety
     ///
-    /// - Until a request has completed, or the queue pair is gone, its memory stays registered and allocated, nobody
-    ///   writes to what it reads, and nobody touches what it writes.
+    /// - Until a request has completed, or the queue pair has been destroyed, its memory stays registered and allocated,
+    ///   nothing writes to the bytes that it reads, and nothing reads or writes the bytes that it writes.
     /// - Every segment lies in memory that is registered in this queue pair's protection domain, and has that memory's lkey.
-    ///   An lkey is unique within one device only: another device's may name memory here that a safe program has as a `[u8]`.
+    ///   An lkey is unique within one device only: the same number may be the lkey of memory that safe code uses as a
+    ///   `[u8]`.
     /// - With [`INLINE`](SendFlags::INLINE), `addr` is dereferenced while the request is posted, and `lkey` is ignored: the
     ///   `length` bytes at that address of this process can be read, and no thread writes to them meanwhile.
-    /// - A datagram has a recipient ([`add_datagram`](SendList::add_datagram)) that was made with this queue pair's protection domain,
-    ///   and isn't dropped until then.
-    /// - The completions of this queue pair's send queue are taken with [`poll_raw`](CompletionQueue::poll_raw) and in no
-    ///   other way, from the first raw request on: not by `poll`, `wait`, a [`Poller`](super::Poller) or
-    ///   [`drain`](QueuePair::drain), which take any id for one of their own requests', and give back its memory. So no
-    ///   other queue pair that is used otherwise may share that completion queue.
-    /// - The queue pair is connected (or, for datagrams, active), and never has more requests outstanding than its depth.
+    /// - A datagram has a destination ([`add_datagram`](SendList::add_datagram)) that was created with this queue pair's
+    ///   protection domain, and that isn't dropped before the request has completed.
+    /// - From the first raw request on, the completions of this queue pair's send queue are taken only with
+    ///   [`poll_raw`](CompletionQueue::poll_raw), and never by `poll`, `wait`, a [`Poller`](super::Poller) or
+    ///   [`drain`](QueuePair::drain): those take any id for that of a safe request, and return its memory. So a queue pair
+    ///   with safe requests must not share that completion queue.
+    /// - The queue pair is connected (or, for datagrams, in the state RTS), and never has more requests outstanding than its
+    ///   depth.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the error tells how many requests it took, if it knows.
+    /// Returns the device's error if it refuses a request, with the number of requests that it accepted if that is known.
     #[inline]
     pub unsafe fn post_raw_sends(&self, list: &mut SendList) -> Result<(), RawPostError> {
         self.backend.post_sends(&mut list.0).map_err(RawPostError::from)
     }
 
-    /// Posts receive requests with one doorbell, and neither looks at them nor remembers them.
+    /// Posts receive requests with one doorbell. It neither checks nor tracks them.
     ///
     /// # Safety
     ///
-    /// As [`post_raw_sends`](QueuePair::post_raw_sends), with the completions of the receive queue; and the queue pair has
-    /// no shared receive queue.
+    /// As [`post_raw_sends`](QueuePair::post_raw_sends), for the completions of the receive queue. The queue pair has no
+    /// shared receive queue.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the error tells how many requests it took, if it knows.
+    /// As [`post_raw_sends`](QueuePair::post_raw_sends).
     #[inline]
     pub unsafe fn post_raw_recvs(&self, list: &mut RecvList) -> Result<(), RawPostError> {
         self.backend.post_recvs(&mut list.0).map_err(RawPostError::from)
@@ -159,16 +162,16 @@ impl QueuePair {
 }
 
 impl SharedReceiveQueue {
-    /// Posts receive requests with one doorbell, and neither looks at them nor remembers them.
+    /// Posts receive requests with one doorbell. It neither checks nor tracks them.
     ///
     /// # Safety
     ///
-    /// As [`QueuePair::post_raw_sends`], with the receive completions of all queue pairs that use this queue, and the
+    /// As [`QueuePair::post_raw_sends`], for the receive completions of all queue pairs that use this queue, and the
     /// protection domain of this queue.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the error tells how many requests it took, if it knows.
+    /// As [`QueuePair::post_raw_sends`].
     #[inline]
     pub unsafe fn post_raw_recvs(&self, list: &mut RecvList) -> Result<(), RawPostError> {
         self.backend().post_recvs(&mut list.0).map_err(RawPostError::from)
@@ -176,48 +179,48 @@ impl SharedReceiveQueue {
 }
 
 impl CompletionQueue {
-    /// Takes completions as the device has them, as many as there are and there is room for, in place of those that were
-    /// polled before, and says how many.
+    /// Polls completions as the device wrote them, up to the capacity of `completions`, and returns their number. They
+    /// replace the completions of the last call.
     ///
-    /// Those of requests that were posted otherwise are taken too, and then nobody else learns of them: such a request keeps
-    /// its memory until its queue pair is gone.
+    /// This also takes the completions of safe requests. Such a completion is lost, and the request keeps its memory until
+    /// its queue pair has been destroyed.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns [`Error::Verb`] if the device can't be polled.
     #[inline]
     pub fn poll_raw(&self, completions: &mut Completions) -> Result<usize> {
-        let polled = self.backend().poll(&mut completions.room);
+        let polled = self.backend().poll(&mut completions.slots);
         completions.len = *polled.as_ref().unwrap_or(&0);
         polled
     }
 }
 
-/// Completions, as the device has them: what was [polled](CompletionQueue::poll_raw) last.
+/// The completions that [`CompletionQueue::poll_raw`] polled last, as the device wrote them.
 pub struct Completions {
-    room: Box<[RawCompletion]>,
+    slots: Box<[RawCompletion]>,
     len: usize,
 }
 
 impl Completions {
-    /// Room for so many, at least one.
-    pub fn new(room: usize) -> Completions {
-        Completions { room: vec![RawCompletion::EMPTY; room.max(1)].into(), len: 0 }
+    /// Creates an empty list with the given capacity, or with 1 if that is 0.
+    pub fn new(capacity: usize) -> Completions {
+        Completions { slots: vec![RawCompletion::EMPTY; capacity.max(1)].into(), len: 0 }
     }
 
-    /// What was polled last, in order.
+    /// Returns the completions that were polled last, in order.
     #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Completion<'_>> {
-        self.room[..self.len].iter().map(Completion)
+        self.slots[..self.len].iter().map(Completion)
     }
 }
 
-/// A completion, where the device put it.
+/// A completion, as the device wrote it.
 #[derive(Clone, Copy)]
 pub struct Completion<'a>(&'a RawCompletion);
 
 impl Completion<'_> {
-    /// What the request was posted with.
+    /// Returns the id that the request was posted with.
     #[inline]
     pub fn id(&self) -> u64 {
         self.0.wr_id
@@ -229,23 +232,25 @@ impl Completion<'_> {
         self.0.outcome.status == 0
     }
 
-    /// The queue pair that it is of; nothing in particular, if the completion queue was made with timestamps.
+    /// Returns the number of the request's queue pair. The number is meaningless if the completion queue was created with
+    /// timestamps.
     pub fn qpn(&self) -> Qpn {
         Qpn::truncate(self.0.outcome.qpn)
     }
 
-    /// How it ended. A receive says who sent it, which is so only for datagrams.
+    /// Returns the outcome of the request. The sender in the outcome of a receive is valid only for datagrams.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         self.0.outcome.explain(true)
     }
 }
 
-/// Posting raw requests failed.
+/// The error of posting raw requests.
 #[derive(Debug)]
 pub struct RawPostError {
-    /// Why.
+    /// The cause.
     pub error: Error,
-    /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
+    /// The number of requests that were posted before the failure. `None` if the device doesn't report it: any number may
+    /// have been posted.
     pub posted: Option<usize>,
 }
 
@@ -295,7 +300,7 @@ impl fmt::Debug for Completion<'_> {
     }
 }
 
-// What the compiler finds out here is part of the API.
+// These auto traits are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<SendList>();

@@ -1,4 +1,4 @@
-//! Requests that borrow their memory.
+//! Scopes in which requests borrow their memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,10 +15,10 @@ use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload};
 
 impl QueuePair {
-    /// Lends memory to requests: within `work` they may borrow buffers, and when this returns none does any more.
+    /// Runs `work` with a scope in which requests can borrow buffers instead of owning them.
     ///
-    /// A buffer that is only read (by SEND and WRITE) can be lent many times and looked at meanwhile; one that is written
-    /// is back when the scope ends.
+    /// A SEND or WRITE borrows its buffer immutably, so the caller may read the buffer and post it any number of times. A
+    /// READ or receive borrows it exclusively until the scope ends.
     ///
     /// ```no_run
     /// # use adverb::memory::{Buffer, RemoteMemory};
@@ -35,13 +35,14 @@ impl QueuePair {
     /// # }
     /// ```
     ///
-    /// Leaving it, also by a panic, waits for all requests that borrow. If they haven't completed when `timeout` has passed
-    /// since the beginning, the queue pair is destroyed, which ends them: it then fails at whatever it is asked for. If even
-    /// that fails, the device may still write to memory that isn't lent any more, and the process is aborted.
+    /// The end of the scope, even by a panic, waits for all requests that borrow. If they haven't completed when `timeout`
+    /// has passed since the start of the scope, the queue pair is destroyed, which ends them. Every later operation on the
+    /// queue pair fails. If destroying it fails, the process is aborted, because the device could still write to memory
+    /// whose borrow has ended.
     ///
     /// # Errors
     ///
-    /// If requests didn't complete in time: the queue pair is gone.
+    /// Returns [`Error::Timeout`] if the requests didn't complete in time. The queue pair has been destroyed then.
     pub fn scope<'env, T>(
         &'env mut self,
         timeout: Duration,
@@ -54,15 +55,15 @@ impl QueuePair {
             scope: PhantomData,
             env: PhantomData,
         };
-        // Ends the loans even if `work` panics.
+        // Ends the borrows even if `work` panics.
         let end = End(&scope);
         let result = work(&scope);
         std::mem::forget(end);
         if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, waiting: "ending a scope" }) }
     }
 
-    /// Destroys it before its time, and returns the memory of its requests: nothing more is done with that. Nobody else uses
-    /// the queue pair meanwhile.
+    /// Destroys the queue pair before it is dropped, and returns the memory of its requests, which the device no longer
+    /// uses. No other thread may use the queue pair meanwhile.
     fn destroy(&self) -> Result<Vec<(u64, Payload)>> {
         self.free_windows();
         self.return_shared_receives();
@@ -72,13 +73,13 @@ impl QueuePair {
     }
 }
 
-/// Where requests may borrow their memory: see [`QueuePair::scope`].
+/// A scope in which requests borrow their memory, created by [`QueuePair::scope`].
 pub struct Scope<'scope, 'env: 'scope> {
     queue_pair: &'env QueuePair,
     deadline: Deadline,
     /// The requests that borrow, and haven't been waited for.
     lent: Mutex<Lent>,
-    // Both lifetimes are just what they are, and no shorter.
+    // Makes both lifetimes invariant.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -90,16 +91,16 @@ struct Lent {
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// Sends a message. The request asks for a completion.
+    /// Posts a SEND. The request is signaled: it produces a completion.
     ///
     /// # Errors
     ///
-    /// If the queue is full, the request doesn't fit the queue pair, or the device refuses.
+    /// As [`QueuePair::post_send`].
     pub fn send(&'scope self, buffer: &'scope Buffer) -> Result<RequestId> {
         self.post_send(SendOperation::Send, buffer)
     }
 
-    /// Sends a message with 32 bits beside it.
+    /// Posts a SEND with immediate data.
     ///
     /// # Errors
     ///
@@ -108,7 +109,7 @@ impl<'scope> Scope<'scope, '_> {
         self.post_send(SendOperation::SendImmediate(immediate), buffer)
     }
 
-    /// Writes into the peer's memory.
+    /// Posts an RDMA WRITE to the peer's memory.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl<'scope> Scope<'scope, '_> {
         self.post_send(SendOperation::Write(remote), buffer)
     }
 
-    /// Reads from the peer's memory, as many bytes as the buffer has.
+    /// Posts an RDMA READ from the peer's memory that fills the buffer's active range.
     ///
     /// # Errors
     ///
@@ -127,22 +128,23 @@ impl<'scope> Scope<'scope, '_> {
         self.post_send(SendOperation::Read(remote), buffer)
     }
 
-    /// Receives a message.
+    /// Posts a receive.
     ///
     /// # Errors
     ///
-    /// As [`send`](Scope::send).
+    /// As [`QueuePair::post_recv`].
     pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
         check_writable(buffer)?;
         let posted = self.queue_pair.post_lent_recv(buffer);
         note(&mut self.lent.lock().recvs, posted)
     }
 
-    /// Waits for a request of this scope, until the scope's time is over.
+    /// Waits for a request of this scope to complete, at most until the scope's timeout.
     ///
     /// # Errors
     ///
-    /// If it failed, or didn't complete in time; also if somebody else took its completion from the completion queue.
+    /// Returns [`Error::Failed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time, which is also
+    /// so if another caller polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
         let is_recv = self.lent.lock().recvs.contains(&id);
         let queue = match is_recv {
@@ -156,7 +158,7 @@ impl<'scope> Scope<'scope, '_> {
         completion.success()
     }
 
-    /// The queue pair, for requests that own their memory.
+    /// Returns the queue pair, to post requests that own their memory.
     pub fn queue_pair(&self) -> &QueuePair {
         self.queue_pair
     }
@@ -166,9 +168,9 @@ impl<'scope> Scope<'scope, '_> {
         note(&mut self.lent.lock().sends, posted)
     }
 
-    /// Waits until no request borrows, or sees to it that none does. `false` if the queue pair is gone.
+    /// Waits until no request borrows memory, or else destroys the queue pair. Returns `false` if it was destroyed.
     fn end(&self) -> bool {
-        // A panic in here, a log subscriber's for one, must not hand borrowed memory back while the device has it.
+        // A panic in here, for example of a log subscriber, must not end borrows of memory that the device still uses.
         let abort = AbortOnDrop;
         let lent = std::mem::take(&mut *self.lent.lock());
         let queue_pair = self.queue_pair;
@@ -191,7 +193,7 @@ impl<'scope> Scope<'scope, '_> {
                 drop(left);
             }
             Err(error) => {
-                tracing::error!(%error, "a queue pair could not be destroyed, and has memory that was lent to it");
+                tracing::error!(%error, "a queue pair could not be destroyed while its requests borrow memory");
                 drop(abort);
             }
         }
@@ -199,7 +201,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// Notes a request that the device has, or may have.
+/// Records a request that the device has, or may have.
 fn note(lent: &mut Vec<RequestId>, posted: Result<RequestId, LentError>) -> Result<RequestId> {
     let id = match &posted {
         Ok(id) => Some(*id),
@@ -213,14 +215,14 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
     if buffer.is_locally_writable() {
         return Ok(());
     }
-    let reason = "what comes needs memory with the right LOCAL_WRITE";
+    let reason = "the buffer of a READ or receive needs the right LOCAL_WRITE";
     Err(Error::InvalidRequest { reason: reason.into() })
 }
 
 /// Whether none of these requests is outstanding.
 fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
     let (Some(queue), false) = (queue, requests.is_empty()) else { return true };
-    // If it can't be asked, the device may have them.
+    // If the queue can't be polled, the device may still have them.
     let gathered = queue.completion_queue().gather().is_ok();
     let queue = queue.lock();
     gathered && !requests.iter().any(|request| queue.is_outstanding(*request))
@@ -235,7 +237,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Ends the loans of a scope.
+/// Ends the borrows of a scope.
 struct End<'a, 'scope, 'env>(&'a Scope<'scope, 'env>);
 
 impl Drop for End<'_, '_, '_> {

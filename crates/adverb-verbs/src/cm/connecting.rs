@@ -1,4 +1,4 @@
-//! Between request and connection, at either side.
+//! A connection that is being established, on either side.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +12,15 @@ use crate::backend::{ReadyToReceive, StateChange};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, Endpoint, QueuePair};
 
-/// On the way to a connection: the peer was asked, or accepted.
+/// A connection that is being established.
 ///
-/// Dropping it gives up: the peer is told, and the queue pair is destroyed.
-#[must_use = "nothing comes of it unless it is polled or waited for"]
+/// [`Route::begin_connect`](super::Route::begin_connect) and
+/// [`ConnectRequest::begin_accept`](super::ConnectRequest::begin_accept) return it. Its file descriptor is readable when
+/// [`poll`](PendingConnection::poll) may make progress. Dropping it cancels: the peer is notified, and the queue pair is
+/// destroyed.
+#[must_use = "a pending connection makes progress only when it is polled or waited for"]
 pub struct PendingConnection {
-    // Dropped in this order: nobody uses a queue pair of a connection that is over.
+    // Dropped in this order: the queue pair is destroyed before the connection ends.
     queue_pair: Option<QueuePair>,
     identifier: Arc<Identifier>,
     path: Option<Path>,
@@ -27,11 +30,11 @@ pub struct PendingConnection {
     deadline: Deadline,
 }
 
-/// Which side this is.
+/// The side of the connection.
 pub(super) enum Role {
-    /// It asked: the queue pair becomes ready when the peer accepts.
+    /// The connector: its queue pair becomes ready when the peer accepts.
     Active { options: ConnectOptions, depths: Depths },
-    /// It accepted, with a queue pair that is ready; the request came with private data.
+    /// The listener: its queue pair is ready. The private data is that of the request.
     Passive { private_data: Vec<u8> },
 }
 
@@ -47,16 +50,18 @@ impl PendingConnection {
         PendingConnection { queue_pair, identifier, path, peer: None, role, deadline }
     }
 
-    /// The connection, if it is there by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](PendingConnection::deadline); and drop this once it has given the connection.
+    /// Returns the connection if it is established, without blocking.
+    ///
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingConnection::deadline). Drop this value
+    /// after `poll` has returned the connection.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no answer and the deadline has passed, [`Error::Rejected`] if the peer says
-    /// no, and if the queue pair can't be connected. The queue pair is gone then.
+    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::Rejected`] if it rejected the
+    /// request, and the device's error if the queue pair can't be connected. The queue pair is destroyed then.
     pub fn poll(&mut self) -> Result<Option<Connection>> {
         let Some((queue_pair, path)) = self.queue_pair.take().zip(self.path.take()) else {
-            let reason = "the connection was given already, or there is none";
+            let reason = "the pending connection has already returned its result";
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         match self.advance(&queue_pair, &path)? {
@@ -71,7 +76,7 @@ impl PendingConnection {
         }
     }
 
-    /// The peer's private data, once there is a connection.
+    /// Returns the peer's private data once the connection is established.
     fn advance(&mut self, queue_pair: &QueuePair, path: &Path) -> Result<Option<Vec<u8>>> {
         let peer = path.peer_addr();
         let stage = match self.role {
@@ -85,7 +90,7 @@ impl PendingConnection {
                     match ready.and_then(|peer| self.identifier.establish().map(|()| peer)) {
                         Ok(peer) => self.peer = Some(peer),
                         Err(error) => {
-                            // The peer believes that it is connected.
+                            // The peer considers itself connected.
                             let _ = self.identifier.reject(&[]);
                             return Err(error);
                         }
@@ -109,7 +114,7 @@ impl PendingConnection {
         Ok(None)
     }
 
-    /// Waits for the connection.
+    /// Waits until the connection is established.
     ///
     /// # Errors
     ///
@@ -123,7 +128,7 @@ impl PendingConnection {
         }
     }
 
-    /// Until when the connection has to be there.
+    /// Returns the time at which establishing the connection fails.
     pub fn deadline(&self) -> Instant {
         self.deadline.at()
     }
@@ -137,7 +142,7 @@ impl fmt::Debug for PendingConnection {
     }
 }
 
-/// How many READs and atomics a queue pair may have outstanding, and the peer's at its side.
+/// The numbers of READs and atomics that this side and the peer may have outstanding.
 pub(super) fn depths(queue_pair: &QueuePair, options: &ConnectOptions) -> Depths {
     let attributes = queue_pair.protection_domain().device().attributes();
     let wanted = options.max_rd_atomic.unwrap_or(16);
@@ -147,7 +152,7 @@ pub(super) fn depths(queue_pair: &QueuePair, options: &ConnectOptions) -> Depths
     }
 }
 
-/// Brings a queue pair to ready-to-send, with what both sides have said; returns what is known of the peer's.
+/// Moves a queue pair to RTS with the attributes that both sides agreed on. Returns the peer's endpoint.
 pub(super) fn make_ready(
     queue_pair: &QueuePair,
     identifier: &Identifier,
@@ -155,11 +160,11 @@ pub(super) fn make_ready(
     depths: Depths,
 ) -> Result<Endpoint> {
     let (mut remote, mut send) = identifier.ready(queue_pair.transport())?;
-    // What the other side says is never more than what this side can.
+    // The peer's values are limited to what this side supports.
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
     send.max_rd_atomic = send.max_rd_atomic.min(depths.max_rd_atomic);
     remote.mtu = remote.mtu.min(queue_pair.port.active_mtu).min(options.mtu.unwrap_or(remote.mtu));
-    // The connection manager's own are an RNR timer of 655 ms, and an ACK timeout of 2 s for want of a better one.
+    // The connection manager's defaults are an RNR timer of 655 ms, and an ACK timeout of 2 s if it has no better value.
     remote.min_rnr_timer = options.min_rnr_timer;
     send.timeout = options.timeout;
     send.retry_count = options.retry_count;

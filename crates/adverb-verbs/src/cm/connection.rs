@@ -1,4 +1,4 @@
-//! A queue pair that is connected, and what becomes of the connection.
+//! An established connection and its events.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -11,40 +11,40 @@ use crate::backend::connection_manager::{Event, Identifier};
 use crate::error::{Error, Result};
 use crate::{Endpoint, QueuePair};
 
-/// A queue pair that is connected to a peer's, by the connection manager.
+/// A queue pair that the connection manager has connected to a peer's queue pair.
 ///
-/// Dropping it ends the connection: the queue pair is destroyed, and the peer is told, once and without waiting. What
-/// was posted and isn't complete is lost then. [`close`](Connection::close) waits for the peer's answer, and repeats
-/// itself until there is one.
+/// Dropping it disconnects: the queue pair is destroyed, outstanding requests are lost, and the peer is sent one
+/// disconnect request, without retransmission. [`close`](Connection::close) retransmits the disconnect request until the
+/// peer replies.
 ///
-/// A peer that dies says nothing: only requests that fail tell of that.
+/// The connection manager doesn't detect a peer that crashed. Requests to such a peer fail.
 pub struct Connection {
-    // Dropped in this order: nobody uses a queue pair of a connection that is over.
+    // Dropped in this order: the queue pair is destroyed before the connection ends.
     queue_pair: QueuePair,
     identifier: Arc<Identifier>,
     path: Path,
-    /// The peer's queue pair, if this side asked for the connection: who accepted knew it before.
+    /// The peer's queue pair, if this side is the connector; a listener gets it when it accepts.
     peer: Option<Endpoint>,
     private_data: Vec<u8>,
-    /// Neither side has asked for its end.
+    /// Neither side has disconnected.
     connected: AtomicBool,
-    /// The other side has asked for its end, or agreed to it.
+    /// The peer has disconnected, or has replied to this side's disconnect request.
     ended: AtomicBool,
 }
 
-/// What became of a connection.
+/// A change of a connection's state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// It has ended: the peer ended it, or agreed to its end. The queue pair is in the error state, and its requests come
-    /// back flushed.
+    /// The peer disconnected, or replied to this side's disconnect request. The queue pair is in the error state, and its
+    /// outstanding requests are flushed.
     Disconnected,
-    /// The device is going away, and waits until all that was made from it is dropped.
+    /// The device is being removed. The removal waits until everything that was created from the device has been dropped.
     DeviceRemoved,
-    /// The address moved to another network interface, as with a bond that fails over. The connection may still work, or
-    /// not any more.
+    /// The address moved to another network interface, as in a failover of a bond. The connection may or may not still
+    /// work.
     AddressChanged,
-    /// Packets of the ended connection can't come any more.
+    /// The connection has left the timewait state: no more packets of it can arrive.
     TimewaitOver,
 }
 
@@ -60,65 +60,66 @@ impl Connection {
         Connection { queue_pair, identifier, path, peer, private_data, connected, ended }
     }
 
-    /// Its parts, for who looks after the queue pair otherwise: that, what holds the connection up, what is known of the peer's
-    /// queue pair, and what the peer sent along.
+    /// Splits the connection into its queue pair, the handle that keeps it connected, the peer's queue pair where it is
+    /// known, and the peer's private data.
     pub(crate) fn into_parts(self) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
         (self.queue_pair, CmHandle(self.identifier), self.peer, self.private_data)
     }
 
-    /// The queue pair: ready to send.
+    /// Returns the queue pair, which is ready to send.
     pub fn queue_pair(&self) -> &QueuePair {
         &self.queue_pair
     }
 
-    /// Between which addresses, and over which device.
+    /// Returns the addresses and the device of the connection.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the peer sent along when it asked or accepted; zeros follow it.
+    /// Returns the private data that the peer sent when it connected or accepted, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Whether neither side has ended it, as far as was [seen](Connection::try_event).
+    /// Whether neither side has disconnected. A disconnect by the peer counts once [`try_event`](Connection::try_event) or
+    /// [`wait_event`](Connection::wait_event) has returned it.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
 
-    /// Takes an event, if there is one. Call it when the descriptor is readable.
+    /// Returns the next event, if there is one, without blocking. Call it when the file descriptor is readable.
     ///
-    /// Taking [`Disconnected`](ConnectionEvent::Disconnected) answers the peer, and moves the queue pair to the error
+    /// Taking [`Disconnected`](ConnectionEvent::Disconnected) replies to the peer and moves the queue pair to the error
     /// state.
     ///
     /// # Errors
     ///
-    /// If the connection manager can't be asked.
+    /// Returns [`Error::Verb`] if the connection manager's events can't be read.
     pub fn try_event(&self) -> Result<Option<ConnectionEvent>> {
         while let Some(event) = self.identifier.try_event()? {
             return Ok(Some(match event {
                 Event::Disconnected => {
-                    // Answers the peer; without effect if this side began.
+                    // Replies to the peer; no effect if this side disconnected first.
                     let _ = self.identifier.disconnect();
                     self.ended.store(true, Ordering::Release);
                     if self.connected.swap(false, Ordering::AcqRel)
                         && let Err(error) = self.queue_pair.move_to_error()
                     {
-                        tracing::warn!(%error, "the queue pair of an ended connection couldn't be stopped");
+                        tracing::warn!(%error, "could not move the queue pair of an ended connection to the error state");
                     }
                     ConnectionEvent::Disconnected
                 }
                 Event::DeviceRemoved => ConnectionEvent::DeviceRemoved,
                 Event::AddressChanged => ConnectionEvent::AddressChanged,
                 Event::TimewaitOver => ConnectionEvent::TimewaitOver,
-                // A second response, say, of a peer that missed our answer: the kernel has dealt with it.
+                // For example a retransmitted reply of a peer that missed this side's RTU: the kernel handles it.
                 _ => continue,
             }));
         }
         Ok(None)
     }
 
-    /// Waits for an event; `None` if none came in time.
+    /// Waits for the next event. Returns `None` if the timeout expires first.
     ///
     /// # Errors
     ///
@@ -137,13 +138,16 @@ impl Connection {
         }
     }
 
-    /// Ends the connection: moves the queue pair to the error state, in which its requests come back flushed, and tells
-    /// the peer, without waiting for its answer: that comes as
-    /// [`Disconnected`](ConnectionEvent::Disconnected). Ending it again does nothing.
+    /// Disconnects: moves the queue pair to the error state, which flushes its outstanding requests, and sends the peer a
+    /// disconnect request.
+    ///
+    /// This doesn't wait for the peer's reply, which is reported as
+    /// [`Disconnected`](ConnectionEvent::Disconnected). Further calls do nothing.
     ///
     /// # Errors
     ///
-    /// If the queue pair or the connection manager refuses.
+    /// Returns [`Error::Verb`] if the queue pair can't be moved to the error state, or the disconnect request can't be
+    /// sent.
     pub fn disconnect(&self) -> Result<()> {
         if !self.connected.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -153,12 +157,12 @@ impl Connection {
         failed
     }
 
-    /// Ends the connection, and waits until the peer has answered, or has ended it itself.
+    /// Disconnects, and waits until the peer has replied or has disconnected too.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if there is no answer in time, and as [`disconnect`](Connection::disconnect). The connection is
-    /// gone in any case.
+    /// Returns [`Error::Timeout`] if the peer doesn't reply in time, and otherwise as
+    /// [`disconnect`](Connection::disconnect). The connection is dropped in any case.
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.disconnect()?;
         let deadline = Deadline::new(timeout);
@@ -173,17 +177,17 @@ impl Connection {
 
 event_source!(Connection);
 
-/// Holds a connection up whose queue pair somebody else has. Dropping it, after the queue pair, ends it: the peer is told,
-/// once.
+/// Keeps a connection up whose queue pair has another owner. Dropping it, after the queue pair, disconnects: the peer is sent
+/// one disconnect request.
 pub struct CmHandle(Arc<Identifier>);
 
 impl CmHandle {
-    /// Readable when there may be something to know of the connection.
+    /// Returns a file descriptor that is readable when the connection may have an event.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.0.event_fd()
     }
 
-    /// Whether the peer has ended the connection, or the device is going away.
+    /// Whether the peer has disconnected, or the device is being removed.
     pub fn has_ended(&self) -> Result<bool> {
         while let Some(event) = self.0.try_event()? {
             if let Event::Disconnected | Event::DeviceRemoved = event {

@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use super::connecting::{Role, depths};
 use super::failure::{self, Stage};
-use super::{Connection, Deadline, MAX_CONNECT_DATA, PATIENCE, Path, PendingConnection, check_private_data};
+use super::{
+    Connection, DEFAULT_TIMEOUT, Deadline, MAX_CONNECT_DATA, Path, PendingConnection, check_private_data,
+};
 use crate::backend::connection_manager::{Event, Identifier, Parameters, Use};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, QueuePair, Traffic};
 
-/// Connects to listeners. It can be used again and again.
+/// A connector to [`Listener`](super::Listener)s, with its options. It can be used any number of times.
 ///
-/// In one go, with a function that makes the queue pair once the device is known:
+/// [`connect`](Connector::connect) does everything in one call. It takes a function that creates the queue pair once the
+/// device is known:
 ///
 /// ```no_run
 /// # use adverb::verbs::cm::Connector;
@@ -29,13 +32,13 @@ use crate::{ConnectOptions, QueuePair, Traffic};
 /// # }
 /// ```
 ///
-/// Or in two steps, blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or not
+/// Connecting can also be done in two steps, either blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or not
 /// ([`begin_resolve`](Connector::begin_resolve), [`Route::begin_connect`]).
 #[derive(Clone, Debug)]
-#[must_use = "nothing is connected until `connect` or `resolve` is called"]
+#[must_use = "a connector does nothing until `connect` or `resolve` is called"]
 pub struct Connector {
     timeout: Duration,
-    /// When the connection has to be there, if that is said already.
+    /// The deadline of the whole connect, if one is set: it overrides the timeout.
     deadline: Option<Deadline>,
     private_data: Vec<u8>,
     local: Option<SocketAddr>,
@@ -46,7 +49,7 @@ pub struct Connector {
 impl Default for Connector {
     fn default() -> Connector {
         Connector {
-            timeout: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
             deadline: None,
             private_data: Vec::new(),
             local: None,
@@ -57,56 +60,62 @@ impl Default for Connector {
 }
 
 impl Connector {
-    /// One with the defaults.
+    /// Creates a connector with the default options.
     pub fn new() -> Connector {
         Connector::default()
     }
 
-    /// How long it may take until the device is known, and again until there is a connection: 5 s each unless set.
-    /// [`connect`](Connector::connect) takes no longer than this for both.
+    /// Sets the timeout of each step: resolving the route, and connecting. The default is 5 s.
+    ///
+    /// [`connect`](Connector::connect) takes no longer than this for both steps together.
     pub fn timeout(mut self, timeout: Duration) -> Connector {
         self.timeout = timeout;
         self
     }
 
-    /// By when there has to be a connection, from the very beginning, whatever the timeout.
+    /// Sets the deadline of both steps together, which overrides the timeout.
     pub(crate) fn deadline(mut self, deadline: Deadline) -> Connector {
         self.deadline = Some(deadline);
         self
     }
 
-    /// What the listener gets with the request: at most [`MAX_CONNECT_DATA`] bytes.
+    /// Sets the private data that the listener gets with the request: at most [`MAX_CONNECT_DATA`] bytes.
     pub fn private_data(mut self, data: &[u8]) -> Connector {
         self.private_data = data.to_vec();
         self
     }
 
-    /// The address to connect from, if it isn't to be the one that the routing table says. Port 0 lets the system choose.
+    /// Sets the local address to connect from. With port 0 the system chooses the port.
+    ///
+    /// The default is the address that the routing table gives.
     pub fn local_addr(mut self, addr: SocketAddr) -> Connector {
         self.local = Some(addr);
         self
     }
 
-    /// Lets several connections come from one [local](Connector::local_addr) port, if all ask for it: not unless set.
+    /// Sets whether several connections may share one [local](Connector::local_addr) port. All of them must set it. The
+    /// default is false.
     pub fn reuse_addr(mut self, reuse: bool) -> Connector {
         self.reuse_addr = reuse;
         self
     }
 
-    /// Timeouts, retries, and how the network is to treat the packets. What is said of that neither here, nor by the queue
-    /// pair, nor by the process is as the connection manager says. The ACK timeout and the traffic class, as they are here
-    /// or the process', are the peer's too.
+    /// Sets the timeouts, retries and traffic options of the connection.
+    ///
+    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the
+    /// connection manager. The ACK timeout, and the traffic class if it is set here or for the process, apply to the
+    /// peer's packets too.
     pub fn options(mut self, options: ConnectOptions) -> Connector {
         self.options = options;
         self
     }
 
-    /// Connects to a listener, with a queue pair that `make` makes.
+    /// Connects to a listener, with the queue pair that `make` returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no answer in time or no way there, [`Error::Rejected`] if the peer says no,
-    /// and whatever `make` says.
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::Rejected`] if
+    /// the peer rejects the request, and the error of `make`.
     pub fn connect(
         &self,
         peer: SocketAddr,
@@ -118,26 +127,27 @@ impl Connector {
         route.connect(queue_pair)
     }
 
-    /// Finds the device and the route that lead to a listener.
+    /// Resolves the device and the route to a listener.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no way there, or none is found in time; and if the private data is too long.
+    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::Limit`] if the private
+    /// data is too long.
     pub fn resolve(&self, peer: SocketAddr) -> Result<Route> {
         self.begin_resolve(peer)?.wait()
     }
 
-    /// The same without waiting.
+    /// Starts [`resolve`](Connector::resolve) without blocking.
     ///
     /// # Errors
     ///
-    /// If the connection manager refuses, or the private data is too long.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::Limit`] if the private data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
         self.begin(peer, Use::Connections)
     }
 
-    /// Begins to find the device and the route that lead to a peer.
+    /// Starts resolving the device and the route to a peer.
     pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<PendingRoute> {
         let local = self.local.map(|local| local.ip());
         let identifier = Identifier::toward(purpose, local, peer.ip())
@@ -168,34 +178,38 @@ impl Connector {
     }
 }
 
-/// On the way to know the device and the route to a peer.
-#[must_use = "nothing comes of it unless it is polled or waited for"]
+/// A route that is being resolved, returned by [`Connector::begin_resolve`].
+///
+/// Its file descriptor is readable when [`poll`](PendingRoute::poll) may make progress.
+#[must_use = "a pending route makes progress only when it is polled or waited for"]
 pub struct PendingRoute {
     identifier: Arc<Identifier>,
     connector: Connector,
     peer: SocketAddr,
     deadline: Deadline,
     stage: Stage,
-    /// How long the kernel gets to find the address, the next time.
+    /// The timeout of the kernel's next attempt to resolve the address.
     slice: Duration,
     done: bool,
 }
 
-/// The kernel waits for a neighbour's answer, and misses one that comes before it begins to wait, as those of the same
-/// machine do (rdma_resolve_ip in its addr.c): it would look again only when its time is up. So that is short at first.
+/// The kernel waits for a neighbor's reply, and misses one that arrives before it starts to wait, as replies of the same
+/// machine do (rdma_resolve_ip in its addr.c). It retries only when its timeout expires, so the first timeout is short.
 const FIRST_SLICE: Duration = Duration::from_millis(20);
 const LAST_SLICE: Duration = Duration::from_secs(1);
 
 impl PendingRoute {
-    /// The route, if it is known by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](PendingRoute::deadline); and drop this once it has given the route.
+    /// Returns the route if it is resolved, without blocking.
+    ///
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingRoute::deadline). Drop this value after
+    /// `poll` has returned the route.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no way there, or the deadline has passed.
+    /// Returns [`Error::Unreachable`] if there is no route, or the deadline has passed.
     pub fn poll(&mut self) -> Result<Option<Route>> {
         if self.done {
-            let reason = "the route was given already, or there is none";
+            let reason = "the pending route has already returned its result";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let result = self.advance();
@@ -209,7 +223,7 @@ impl PendingRoute {
         }))
     }
 
-    /// Asks for the address, for a while.
+    /// Starts an attempt to resolve the address.
     fn ask(&mut self) -> Result<()> {
         let timeout = self.slice.min(self.deadline.left());
         self.slice = (self.slice * 2).min(LAST_SLICE);
@@ -221,7 +235,7 @@ impl PendingRoute {
         explain(error, self.peer, self.stage)
     }
 
-    /// The way to the peer, once it is known.
+    /// Returns the path to the peer once it is resolved.
     pub(super) fn advance(&mut self) -> Result<Option<Path>> {
         while let Some(event) = self.identifier.try_event()? {
             match event {
@@ -251,7 +265,7 @@ impl PendingRoute {
         Ok(None)
     }
 
-    /// Waits for the route.
+    /// Waits until the route is resolved.
     ///
     /// # Errors
     ///
@@ -265,7 +279,7 @@ impl PendingRoute {
         }
     }
 
-    /// Until when the route has to be known.
+    /// Returns the time at which resolving fails.
     pub fn deadline(&self) -> Instant {
         self.deadline.at()
     }
@@ -297,7 +311,7 @@ impl fmt::Debug for PendingRoute {
     }
 }
 
-/// What a refusal at once means: the same as one that comes later.
+/// Maps an immediate failure to the error of one that is reported later.
 fn explain(error: Error, peer: SocketAddr, stage: Stage) -> Error {
     match error {
         Error::Verb { error, .. } => failure::unreachable(peer, stage, error),
@@ -305,38 +319,40 @@ fn explain(error: Error, peer: SocketAddr, stage: Stage) -> Error {
     }
 }
 
-/// The way to a peer: to make a queue pair for, and to connect it.
+/// A resolved route to a peer, over which a queue pair can be connected.
 pub struct Route {
     path: Path,
     identifier: Arc<Identifier>,
     connector: Connector,
-    /// When it had to be found.
+    /// The deadline by which it was resolved.
     resolved_by: Deadline,
-    /// When the connection has to be there, if that is said already.
+    /// The deadline of the connection, if one is set.
     deadline: Option<Deadline>,
 }
 
 impl Route {
-    /// Between which addresses, and over which device.
+    /// Returns the addresses and the device of the route.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Asks the peer for a connection, and waits for it.
+    /// Sends the peer a connect request, and waits until the connection is established.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no answer in time, [`Error::Rejected`] if the peer says no, and if the queue
-    /// pair doesn't fit the path. The queue pair is gone then.
+    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::Rejected`] if it rejects the request, and
+    /// otherwise as [`begin_connect`](Route::begin_connect). The queue pair is destroyed then.
     pub fn connect(self, queue_pair: QueuePair) -> Result<Connection> {
         self.begin_connect(queue_pair)?.wait()
     }
 
-    /// The same without waiting.
+    /// Starts [`connect`](Route::connect) without blocking.
     ///
     /// # Errors
     ///
-    /// If the queue pair doesn't fit the path, or the connection manager refuses. The queue pair is gone then.
+    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port, [`Error::Unsupported`] if it isn't
+    /// reliable connected, [`Error::WrongState`] if it is connected already, and [`Error::Verb`] if the request can't be
+    /// sent. The queue pair is destroyed then.
     pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let Connector { timeout, private_data, options, .. } = self.connector;

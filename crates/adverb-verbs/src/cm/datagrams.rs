@@ -1,4 +1,4 @@
-//! Finding a datagram queue pair by address and port: InfiniBand's service ID resolution (SIDR).
+//! Resolving a UD queue pair by address and port: InfiniBand's service ID resolution (SIDR).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,7 +19,9 @@ use crate::error::{Error, Result};
 use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, UdDestination};
 
 impl Connector {
-    /// Finds the datagram queue pair that [answers](DatagramListener) at an address and port. Its timeout is for all of it.
+    /// Resolves the UD queue pair that a [`DatagramListener`] offers at an address and port.
+    ///
+    /// The connector's timeout is for the whole resolution.
     ///
     /// ```no_run
     /// # use adverb::verbs::{SendRequest, cm::Connector};
@@ -38,17 +40,18 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is no answer in time or no way there, [`Error::Rejected`] if the peer says no or
-    /// nobody answers for that port, and if there are more than [`MAX_DATAGRAM_REQUEST_DATA`] bytes of private data.
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::Rejected`] if
+    /// the peer rejects the request or has no listener at that port, and [`Error::Limit`] if the private data is longer
+    /// than [`MAX_DATAGRAM_REQUEST_DATA`] bytes.
     pub fn resolve_service(&self, peer: SocketAddr) -> Result<DatagramService> {
         self.begin_resolve_service(peer)?.wait()
     }
 
-    /// The same without waiting.
+    /// Starts [`resolve_service`](Connector::resolve_service) without blocking.
     ///
     /// # Errors
     ///
-    /// If the connection manager refuses, or there is too much private data.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::Limit`] if the private data is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
         check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a question for a datagram queue pair")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
@@ -56,26 +59,30 @@ impl Connector {
     }
 }
 
-/// On the way to know a datagram queue pair.
-#[must_use = "nothing comes of it unless it is polled or waited for"]
+/// A UD queue pair that is being resolved, returned by [`Connector::begin_resolve_service`].
+///
+/// Its file descriptor is readable when [`poll`](PendingService::poll) may make progress.
+#[must_use = "a pending service makes progress only when it is polled or waited for"]
 pub struct PendingService {
     identifier: Arc<Identifier>,
     resolving: PendingRoute,
-    /// The way there, once it is known: then the peer has been asked.
+    /// The path to the peer, once it is resolved and the request was sent.
     path: Option<Path>,
     done: bool,
 }
 
 impl PendingService {
-    /// What was found, if it is there by now. Call it when the descriptor is readable, and at the latest at the
-    /// [deadline](PendingService::deadline); and drop this once it has given it.
+    /// Returns the peer's queue pair if it is resolved, without blocking.
+    ///
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingService::deadline). Drop this value after
+    /// `poll` has returned the result.
     ///
     /// # Errors
     ///
     /// As [`Connector::resolve_service`].
     pub fn poll(&mut self) -> Result<Option<DatagramService>> {
         if self.done {
-            let reason = "what was looked for was given already, or there is none";
+            let reason = "the pending service has already returned its result";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let result = self.advance();
@@ -111,7 +118,7 @@ impl PendingService {
         Ok(None)
     }
 
-    /// Waits for what is looked for.
+    /// Waits until the peer's queue pair is resolved.
     ///
     /// # Errors
     ///
@@ -125,7 +132,7 @@ impl PendingService {
         }
     }
 
-    /// Until when it has to be found.
+    /// Returns the time at which resolving fails.
     pub fn deadline(&self) -> Instant {
         self.resolving.deadline()
     }
@@ -139,7 +146,7 @@ impl fmt::Debug for PendingService {
     }
 }
 
-/// A peer's datagram queue pair: see [`Connector::resolve_service`].
+/// A peer's UD queue pair, returned by [`Connector::resolve_service`].
 #[derive(Debug)]
 pub struct DatagramService {
     path: Path,
@@ -150,32 +157,34 @@ pub struct DatagramService {
 }
 
 impl DatagramService {
-    /// Between which addresses, and over which device.
+    /// Returns the local address, the peer's address, and the device that leads to it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The peer's queue pair.
+    /// Returns the number of the peer's queue pair.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// Its queue key.
+    /// Returns the queue key (Q_Key) of the peer's queue pair.
     pub fn qkey(&self) -> u32 {
         self.qkey
     }
 
-    /// What the peer sent along; zeros follow it.
+    /// Returns the peer's private data, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Whom to send datagrams with this queue pair. Any datagram queue pair of the path's device and port will do, if its
-    /// address is of the same family.
+    /// Creates the destination with which `queue_pair` sends datagrams to the peer.
+    ///
+    /// Any UD queue pair of the path's device and port works, if its address is of the same family.
     ///
     /// # Errors
     ///
-    /// If the queue pair is of another device or port, isn't for datagrams, or the device refuses.
+    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port or isn't UD, and [`Error::Verb`] if
+    /// the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
@@ -185,21 +194,23 @@ impl DatagramService {
     }
 }
 
-/// Answers those who look for a datagram queue pair.
+/// A listener that gives peers the number of a UD queue pair.
 ///
-/// Several threads may take questions from one.
+/// Several threads may accept requests from one listener. Its file descriptor is readable when a request is waiting.
 pub struct DatagramListener {
     identifier: Identifier,
     address: SocketAddr,
 }
 
 impl DatagramListener {
-    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0
-    /// takes any that is free. Ports of datagrams and of connections are different ones, as with UDP and TCP.
+    /// Listens at an address of an RDMA device, or at every address of IPv4 (`0.0.0.0`) or of both families (`[::]`).
+    ///
+    /// With port 0 the system chooses a free port. Datagram listeners and connection listeners have separate ports, like
+    /// UDP and TCP.
     ///
     /// # Errors
     ///
-    /// If no RDMA device has the address, or somebody listens there already.
+    /// Returns [`Error::Verb`] if no RDMA device has the address, or the port is in use.
     pub fn bind(address: SocketAddr) -> Result<DatagramListener> {
         let identifier = Identifier::at(Use::Datagrams, address.ip())?;
         identifier.bind(address)?;
@@ -208,21 +219,22 @@ impl DatagramListener {
         Ok(DatagramListener { identifier, address })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for a question; `None` if none came in time. `Duration::MAX` is no limit.
+    /// Waits for a request. Returns `None` if the timeout expires first. With `Duration::MAX` it waits without limit.
     ///
     /// # Errors
     ///
-    /// If the connection manager can't be asked, or there are no descriptors left.
+    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no file descriptors
+    /// left, and [`Error::NoDevice`] if the device is being removed.
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<DatagramRequest>> {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
-    /// Takes a question, if there is one. Call it when the descriptor is readable.
+    /// Returns the next request, if there is one, without blocking. Call it when the file descriptor is readable.
     ///
     /// # Errors
     ///
@@ -245,8 +257,8 @@ impl fmt::Debug for DatagramListener {
     }
 }
 
-/// A peer's question for a datagram queue pair. Dropping it rejects it.
-#[must_use = "dropping it rejects it"]
+/// A peer's request for a UD queue pair. Dropping it rejects the request.
+#[must_use = "dropping a request rejects it"]
 pub struct DatagramRequest {
     identifier: Identifier,
     path: Path,
@@ -254,24 +266,27 @@ pub struct DatagramRequest {
 }
 
 impl DatagramRequest {
-    /// Between which addresses, and over which device.
+    /// Returns the local address, the peer's address, and the device that leads to it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the peer sent along; zeros follow it.
+    /// Returns the peer's private data, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Answers with a queue pair, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes. One may serve any number of peers.
+    /// Accepts the request: gives the peer the number of `queue_pair`, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of
+    /// private data.
     ///
-    /// Post receives to it first. The peer's own queue pair isn't told by its question: its datagrams do.
+    /// Post receives to the queue pair first. One queue pair may serve any number of peers. The request doesn't contain the
+    /// number of the peer's queue pair; each datagram of the peer does.
     ///
     /// # Errors
     ///
-    /// If the private data is too long, or the queue pair doesn't fit the path: make it with
-    /// [`Path::datagram_queue_pair`]. The question is rejected then.
+    /// Returns [`Error::Limit`] if the private data is too long, and [`Error::InvalidRequest`] if the queue pair is of
+    /// another device or port, isn't UD, or has another queue key: create it with [`Path::datagram_queue_pair`]. The request
+    /// is rejected then.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "an answer")?;
         self.path.check_datagrams(queue_pair)?;
@@ -286,11 +301,11 @@ impl DatagramRequest {
         self.identifier.answer(queue_pair.qpn(), private_data)
     }
 
-    /// Rejects it, with at most [`MAX_DATAGRAM_REPLY_DATA`] bytes for the peer that may say why.
+    /// Rejects the request, with at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of private data for the peer.
     ///
     /// # Errors
     ///
-    /// If the private data is too long. The question is rejected all the same.
+    /// Returns [`Error::Limit`] if the private data is too long. The request is rejected anyway, without private data.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
         self.identifier.reject(private_data)
@@ -304,11 +319,11 @@ impl fmt::Debug for DatagramRequest {
 }
 
 impl Path {
-    /// Begins to make a datagram queue pair for this path: with its port, address and queue key set.
+    /// Returns a builder of a UD queue pair for this path, with its port, address and queue key set.
     ///
     /// # Errors
     ///
-    /// If the domain belongs to another device.
+    /// Returns [`Error::InvalidRequest`] if the domain belongs to another device.
     pub fn datagram_queue_pair(&self, domain: &ProtectionDomain) -> Result<QueuePairBuilder> {
         Ok(self.builder(domain, Transport::Ud)?.qkey(DATAGRAM_QKEY))
     }

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use super::connecting::{Role, depths, make_ready};
 use super::{
-    Connection, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, PATIENCE, Path, PendingConnection,
+    Connection, DEFAULT_TIMEOUT, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, Path, PendingConnection,
     check_private_data,
 };
 use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request, Use};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, Endpoint, QueuePair};
 
-/// Listens for peers that want to be connected.
+/// A listener for connect requests.
 ///
-/// Several threads may accept from one. Dropping it rejects the requests that nobody has taken; those that were taken,
-/// and connections, don't need it any more.
+/// Several threads may accept requests from one listener. Its file descriptor is readable when a request is waiting.
+/// Dropping it rejects the waiting requests. Requests that were accepted from it, and connections, don't depend on it.
 pub struct Listener {
     identifier: Identifier,
     address: SocketAddr,
@@ -26,27 +26,28 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address of an RDMA device, or at any of IPv4 (`0.0.0.0`) or of both families (`[::]`). Port 0 takes
-    /// any that is free. [Which device](super#which-device) that is, the address decides.
+    /// Listens at an address of an RDMA device, or at every address of IPv4 (`0.0.0.0`) or of both families (`[::]`).
+    ///
+    /// With port 0 the system chooses a free port. The address selects [the device](super#device-selection).
     ///
     /// # Errors
     ///
-    /// If no RDMA device has the address, or somebody listens there already.
+    /// Returns [`Error::Verb`] if no RDMA device has the address, or the port is in use.
     pub fn bind(address: SocketAddr) -> Result<Listener> {
         Listener::builder().bind(address)
     }
 
-    /// Begins to make one, with options.
+    /// Returns a builder with the default options.
     pub fn builder() -> ListenerBuilder {
         ListenerBuilder {
             backlog: 128,
-            timeout: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
             options: ConnectOptions::default(),
             hardware_only: false,
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -55,7 +56,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// If the connection manager can't be asked, or there are no descriptors left. Others may be accepted all the same.
+    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no file descriptors
+    /// left, and [`Error::NoDevice`] if the device is being removed. Later calls may succeed.
     pub fn accept(&self) -> Result<ConnectRequest> {
         loop {
             if let Some(incoming) = self.try_accept()? {
@@ -65,7 +67,7 @@ impl Listener {
         }
     }
 
-    /// Waits for a request; `None` if none came in time.
+    /// Waits for a request. Returns `None` if the timeout expires first.
     ///
     /// # Errors
     ///
@@ -74,7 +76,7 @@ impl Listener {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
-    /// Takes a request, if there is one. Call it when the descriptor is readable.
+    /// Returns the next request, if there is one, without blocking. Call it when the file descriptor is readable.
     ///
     /// # Errors
     ///
@@ -87,11 +89,11 @@ impl Listener {
     }
 }
 
-/// Takes the next request that came to a listener, if there is one, and the way that it came.
+/// Takes the next request of a listener, if there is one, and its path.
 pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result<Option<(Request, Path)>> {
     while let Some(event) = listener.try_event()? {
         match event {
-            // Where this fails, the peer gave up meanwhile. Strangers can cause any number of these: no log.
+            // This fails if the peer has given up. Strangers can cause any number of these, so they aren't logged.
             Event::Request(request) => {
                 if let Ok(path) = Path::new(&request.identifier) {
                     return Ok(Some((request, path)));
@@ -109,7 +111,7 @@ pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result
     Ok(None)
 }
 
-/// Waits until something has come to a listener; `None` if nothing did in time.
+/// Waits until `take` returns a value. Returns `None` if the timeout expires first.
 pub(super) fn wait_for<T>(
     listener: &Identifier,
     timeout: Duration,
@@ -134,8 +136,8 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Makes a listener, with options: see [`Listener::builder`].
-#[must_use = "nothing listens until `bind` is called"]
+/// A builder of a [`Listener`], returned by [`Listener::builder`].
+#[must_use = "a builder does nothing until `bind` is called"]
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
     backlog: u32,
@@ -145,20 +147,24 @@ pub struct ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// How many requests may wait to be taken: 128 unless set. More are dropped, and their peers ask again.
+    /// Sets the maximum number of waiting requests. The default is 128.
+    ///
+    /// Requests beyond it are dropped, and their peers retransmit them.
     pub fn backlog(mut self, backlog: u32) -> ListenerBuilder {
         self.backlog = backlog;
         self
     }
 
-    /// How long it may take from accepting a request until there is a connection: 5 s unless set.
+    /// Sets the timeout from accepting a request to the established connection. The default is 5 s.
     pub fn timeout(mut self, timeout: Duration) -> ListenerBuilder {
         self.timeout = timeout;
         self
     }
 
-    /// Timeouts, retries, and how the network is to treat the packets, for the connections that are accepted. What is said
-    /// of that neither here, nor by the queue pair, nor by the process is as the peer asked.
+    /// Sets the timeouts, retries and traffic options of the accepted connections.
+    ///
+    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the peer's
+    /// request.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self
@@ -170,11 +176,11 @@ impl ListenerBuilder {
         self
     }
 
-    /// Listens at an address: see [`Listener::bind`].
+    /// Creates the listener and listens at an address, as [`Listener::bind`].
     ///
     /// # Errors
     ///
-    /// If no RDMA device has the address, or somebody listens there already.
+    /// As [`Listener::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
         let identifier = match self.hardware_only {
             true => Identifier::of_hardware(Use::Connections, address.ip())?,
@@ -187,52 +193,54 @@ impl ListenerBuilder {
     }
 }
 
-/// A peer's request to be connected. Dropping it rejects it.
-#[must_use = "dropping it rejects it"]
+/// A peer's request for a connection. Dropping it rejects the request.
+#[must_use = "dropping a request rejects it"]
 pub struct ConnectRequest {
     identifier: Arc<Identifier>,
     path: Path,
     private_data: Vec<u8>,
-    /// As many as the peer would use, and offers.
+    /// The numbers of outstanding READs and atomics that the peer wants to use and offers.
     depths: Depths,
     timeout: Duration,
     options: ConnectOptions,
 }
 
 impl ConnectRequest {
-    /// Between which addresses, and over which device.
+    /// Returns the addresses and the device of the request.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the peer sent along; zeros follow it.
+    /// Returns the peer's private data, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Accepts it, with at most [`MAX_ACCEPT_DATA`] bytes for the peer, and waits until there is a connection.
+    /// Accepts the request, with at most [`MAX_ACCEPT_DATA`] bytes of private data for the peer, and waits until the
+    /// connection is established.
     ///
-    /// Post receives to the queue pair first: the peer may send as soon as it knows.
+    /// Post receives to the queue pair first: the peer may send as soon as it gets the reply.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if the peer has given up, and if the queue pair doesn't fit the path. The queue pair is
-    /// gone then, and the request rejected.
+    /// Returns [`Error::Unreachable`] if the peer has given up or doesn't reply in time, and otherwise as
+    /// [`begin_accept`](ConnectRequest::begin_accept). The queue pair is destroyed then, and the request is rejected.
     pub fn accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<Connection> {
         self.begin_accept(queue_pair, private_data)?.wait()
     }
 
-    /// The same without waiting.
+    /// Starts [`accept`](ConnectRequest::accept) without blocking.
     ///
     /// # Errors
     ///
-    /// If the private data is too long, the queue pair doesn't fit the path, or the peer has given up already. The queue
-    /// pair is gone then, and the request rejected.
+    /// Returns [`Error::Limit`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is of another
+    /// device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`] if it is connected
+    /// already, and [`Error::Verb`] if the peer has given up. The queue pair is destroyed then, and the request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }
 
-    /// The same, with private data that is made when both queue pairs are known: ours, ready to send, and the peer's.
+    /// Starts to accept with private data made from both queue pairs: the local one, ready to send, and the peer's.
     pub(crate) fn begin_accept_with(
         self,
         queue_pair: QueuePair,
@@ -257,12 +265,14 @@ impl ConnectRequest {
         Ok(PendingConnection::new(queue_pair, self.identifier, self.path, role, deadline))
     }
 
-    /// Rejects it, with at most [`MAX_REJECT_DATA`] bytes for the peer that may say why: its error is
-    /// [`Error::Rejected`] with the reason [`ConsumerReject`](super::RejectReason::ConsumerReject).
+    /// Rejects the request, with at most [`MAX_REJECT_DATA`] bytes of private data for the peer.
+    ///
+    /// The peer gets [`Error::Rejected`] with the reason [`ConsumerReject`](super::RejectReason::ConsumerReject).
     ///
     /// # Errors
     ///
-    /// If the private data is too long, or the peer has given up already. The request is rejected all the same.
+    /// Returns [`Error::Limit`] if the private data is too long, and [`Error::Verb`] if the peer has given up. The request
+    /// is rejected anyway.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_REJECT_DATA, "a rejection")?;
         self.identifier.reject(private_data)

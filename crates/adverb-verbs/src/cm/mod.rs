@@ -1,10 +1,10 @@
-//! The connection manager: queue pairs connected by IP address and port, as TCP connections are.
+//! The connection manager (CM): connects queue pairs by IP address and port, like TCP connections.
 //!
-//! Without it, two programs tell each other their [`Endpoint`](super::Endpoint)s themselves, over TCP, say. With it, one
-//! [listens](Listener) at an address of an RDMA device, the other [connects](Connector) to it, both get what their queue
-//! pairs need, may send each other a few bytes of their own on the way, and are told when the other [disconnects].
-//! It speaks InfiniBand's communication management protocol with IP addresses, so that the peer may be any program that
-//! uses librdmacm, or a kernel's NVMe over Fabrics.
+//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s themselves, for example over TCP. With it, one
+//! program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The connection
+//! manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the peer
+//! [disconnects]. It speaks InfiniBand's communication management protocol with IP addresses, so the peer may be any
+//! program that uses librdmacm, or a kernel service such as NVMe over Fabrics.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -37,11 +37,13 @@
 //! # }
 //! ```
 //!
-//! # Which device
+//! # Device selection
 //!
-//! The address decides. A software device that is open in this process, and has the address, is meant; else hardware is
-//! that has it, or leads to it; else, if it is a loopback address, a software device is opened, so that this works on any
-//! machine as it is:
+//! The address selects the device:
+//!
+//! 1. a software device that this process has open, if it has the address;
+//! 2. an RDMA NIC that has the address or leads to it;
+//! 3. for a loopback address, a software device, which is opened. So this works on any machine:
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
@@ -54,8 +56,8 @@
 //! #     path.queue_pair(&domain)?.completion_queue(&completions).create()
 //! # }
 //!
-//! # let anywhere = adverb::verbs::Device::open("soft")?;
-//! # let address = anywhere.gids()?[0].gid.ip();
+//! # let device = adverb::verbs::Device::open("soft")?;
+//! # let address = device.gids()?[0].gid.ip();
 //! # let listener = Listener::bind((address, 0).into())?;
 //! # #[cfg(any())]
 //! let listener = Listener::bind("127.0.0.1:0".parse().unwrap())?;
@@ -70,40 +72,41 @@
 //! # Ok::<(), adverb::Error>(())
 //! ```
 //!
-//! A software device at an address of a network must be opened first, by its name
-//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept: nobody is to listen on a network by accident. Who
-//! connects over it need say nothing: the routing table tells which of this machine's addresses leads to the peer.
-//! A process that has the peer's device too connects that to itself, unless [`Connector::local_addr`] says from where.
-//! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, if there
-//! are any, and else on hardware.
+//! A software device at a network address must be opened first, by its name
+//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network by
+//! accident. A connector needs no further setting: the routing table gives the local address that leads to the peer. A
+//! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is set.
+//! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, or on
+//! hardware if there are none.
 //!
-//! Processes of one machine have an address each: only one listens at 127.0.0.1, another at 127.0.0.2, say. Those that
-//! only connect get some address in 127.0.0.0/8.
+//! Each process of one machine needs its own loopback address: one listens at 127.0.0.1, another at 127.0.0.2. A process
+//! that only connects gets a free address in 127.0.0.0/8.
 //!
-//! # Blocking or not
+//! # Blocking and non-blocking use
 //!
-//! Every step that waits for a peer has a method that blocks up to a deadline, and a type that can be asked without
-//! blocking: [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. These have
-//! a descriptor that is readable when there is something to be had, for any event loop.
+//! Each step that waits for a peer has a method that blocks until a deadline, and one that doesn't block:
+//! [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. The types of
+//! the latter have a file descriptor for event loops. It is readable when the method may return something.
 //!
 //! # Private data
 //!
-//! The bytes that come with a request, an answer or a rejection arrive padded with zeros to the most that fit: the
-//! protocol carries no length. Send one along if zeros matter.
+//! The private data of a request, reply or rejection arrives padded with zeros to its maximum length, because the protocol
+//! carries no length. Put the length into the data if trailing zeros matter.
 //!
 //! # Datagrams
 //!
-//! A [`DatagramListener`] tells peers who [look it up](Connector::resolve_service) by address and port which datagram queue pair to
-//! send to (InfiniBand's service ID resolution). There is no connection then, and nobody is told when a peer goes.
+//! A [`DatagramListener`] gives peers that [resolve](Connector::resolve_service) its address and port the number of a UD
+//! queue pair (InfiniBand's service ID resolution, SIDR). This creates no connection, and no event reports that a peer has
+//! gone.
 //!
-//! # What this is not
+//! # Limitations
 //!
-//! Connections are reliable ones. Multicast groups aren't joined here, but by
+//! Connections are reliable connected (RC). Multicast groups are joined with
 //! [`QueuePair::join_multicast`](super::QueuePair::join_multicast), which needs no connection manager with RoCE.
 //!
 //! [disconnects]: Connection::try_event
 
-/// Makes a type an event source: its descriptor is readable when there is something to be had.
+/// Gives a type a file descriptor that is readable when it may have an event.
 macro_rules! event_source {
     ($type:ident) => {
         impl std::os::fd::AsFd for $type {
@@ -142,21 +145,22 @@ pub use path::Path;
 use super::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// How many bytes may go with a request for a connection: 92 of the protocol's, less the 36 of its IP addresses.
+/// The maximum length of the private data of a connect request: the protocol's 92 bytes minus 36 for the IP addresses.
 pub const MAX_CONNECT_DATA: usize = 56;
-/// How many bytes may go with the acceptance of a request.
+/// The maximum length of the private data of an accept.
 pub const MAX_ACCEPT_DATA: usize = 196;
-/// How many bytes may go with a rejection.
+/// The maximum length of the private data of a reject.
 pub const MAX_REJECT_DATA: usize = 148;
-/// The queue key of datagram queue pairs that are found by address and port: the connection manager knows no other.
+/// The queue key (Q_Key) of UD queue pairs that are resolved by address and port. The connection manager uses no other.
 pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// How many bytes may go with a question for a datagram queue pair: 216 of the protocol's, less the 36 of its IP addresses.
+/// The maximum length of the private data of a request for a UD queue pair: the protocol's 216 bytes minus 36 for the IP
+/// addresses.
 pub const MAX_DATAGRAM_REQUEST_DATA: usize = 180;
-/// How many bytes may go with the answer.
+/// The maximum length of the private data of the reply to a request for a UD queue pair.
 pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;
 
-/// How long a connection may take to be made, unless something else is said.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The default timeout for establishing a connection.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Checks the length of private data.
 fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()> {
@@ -171,7 +175,7 @@ fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()
     })
 }
 
-// What the compiler finds out here is part of the API.
+// These auto traits are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Listener>();

@@ -1,4 +1,4 @@
-//! Between which addresses a connection is, and over which device.
+//! The addresses and the device of a connection.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use crate::backend::connection_manager as backend;
 use crate::error::{Error, Result};
 use crate::{Device, ProtectionDomain, QueuePair, QueuePairBuilder};
 
-/// Between which addresses a connection is, or is to be, and over which device of this machine.
+/// The local address, the peer's address, and the local device of a connection or route.
 pub struct Path(backend::Path);
 
 impl Path {
@@ -17,49 +17,52 @@ impl Path {
         Ok(Path(identifier.path()?))
     }
 
-    /// This side's address.
+    /// Returns the local address.
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.0.peer
     }
 
-    /// The name of the device that leads to the peer.
+    /// Returns the name of the device that leads to the peer.
     pub fn device_name(&self) -> &str {
         &self.0.device
     }
 
-    /// The device's port that leads to the peer.
+    /// Returns the number of the device's port that leads to the peer.
     pub fn port(&self) -> u8 {
         self.0.port
     }
 
-    /// The address of that port.
+    /// Returns the local GID: the address of that port.
     pub fn gid(&self) -> Gid {
         self.0.gid
     }
 
-    /// The device that leads to the peer. All paths give the same handle for the same device, so that what is made from
-    /// it for one connection can be used by another; it is closed when nobody uses it any more.
+    /// Opens the device that leads to the peer.
     ///
-    /// A device that was [opened](Device::open) otherwise is as good, if it has the same [name](Path::device_name).
+    /// All paths over one device return the same handle, so that connections can share protection domains and completion
+    /// queues. The device is closed when everything that uses it has been dropped.
+    ///
+    /// A device from [`Device::open`] works too, if it has the same [name](Path::device_name).
     ///
     /// # Errors
     ///
-    /// If it can't be opened.
+    /// As [`Device::open`].
     pub fn device(&self) -> Result<Device> {
         Device::shared(&self.0.device)
     }
 
-    /// Begins to make a queue pair for this path: reliable, and with its port and address set. Completion queues and
-    /// depths are still to be said.
+    /// Returns a builder of a reliable connected queue pair for this path, with its port and address set.
+    ///
+    /// The caller sets its completion queues and depths.
     ///
     /// # Errors
     ///
-    /// If the domain belongs to another device.
+    /// Returns [`Error::InvalidRequest`] if the domain belongs to another device.
     pub fn queue_pair(&self, domain: &ProtectionDomain) -> Result<QueuePairBuilder> {
         self.builder(domain, Transport::Rc)
     }
@@ -74,7 +77,7 @@ impl Path {
         Ok(builder.address(self.0.gid.ip()))
     }
 
-    /// Whether a queue pair can be connected over this path.
+    /// Checks that a queue pair can be connected over this path.
     pub(super) fn check(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Rc {
@@ -91,7 +94,7 @@ impl Path {
         Ok(())
     }
 
-    /// Whether a queue pair is of the path's device and port.
+    /// Checks that a queue pair is of the path's device and port.
     pub(super) fn check_port(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_device(queue_pair.protection_domain())?;
         if queue_pair.port.number != self.0.port {
@@ -129,7 +132,7 @@ impl fmt::Debug for Path {
     }
 }
 
-/// From where to where, and over what.
+/// Shows both addresses, the device and its port.
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let backend::Path { local, peer, device, port, .. } = &self.0;

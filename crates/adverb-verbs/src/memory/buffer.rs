@@ -10,43 +10,45 @@ use super::Region;
 use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 
-/// A piece of registered memory with one owner, which no peer can touch: a `[u8]` while you have it.
+/// Registered memory with one owner, which no peer can access.
 ///
-/// A request takes the buffer and its completion gives it back; between them there is nothing to read, write or free it
-/// with. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) makes one.
+/// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion returns
+/// it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates one.
 ///
-/// A buffer can be [narrowed](Buffer::set_range) to the part that a request is to use, and later
-/// [widened](Buffer::reset_range) to all that it has.
+/// A buffer has an active range: the bytes that the slice shows and that a request transfers. It is the whole buffer at
+/// first. [`set_range`](Buffer::set_range) changes it, and [`reset_range`](Buffer::reset_range) makes it the whole buffer
+/// again.
 pub struct Buffer {
     region: Arc<Region>,
-    /// Where the whole buffer begins in the region, whose length fits 32 bits.
+    /// The offset of the whole buffer in the region, whose length fits 32 bits.
     base: u32,
-    /// How long the whole buffer is.
+    /// The length of the whole buffer.
     capacity: u32,
-    /// The part that counts, within the whole buffer.
+    /// The active range, within the whole buffer.
     start: u32,
     end: u32,
 }
 
 impl Buffer {
-    /// The `len` bytes at `base` of the region, which must lie in it and be reachable by nobody else: no other buffer,
-    /// no [`MemoryRegion`](super::MemoryRegion), no remote rights.
+    /// Creates a buffer of the `len` bytes at `base` of the region. They must lie in the region, and no other buffer, no
+    /// [`MemoryRegion`](super::MemoryRegion) and no remote rights may reach them.
     pub(super) fn new(region: Arc<Region>, base: u32, len: u32) -> Buffer {
         debug_assert!(base as usize + len as usize <= region.len);
         Buffer { region, base, capacity: len, start: 0, end: len }
     }
 
-    /// How many bytes there are in all, in use or not.
+    /// Returns the length of the whole buffer in bytes.
     pub fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// Makes only this part of the buffer count, from now on: its bytes are the buffer's bytes. Counts from the
-    /// beginning of the whole buffer, whatever it was narrowed to before.
+    /// Sets the active range: the bytes that the slice shows and that a request transfers.
+    ///
+    /// The range counts from the start of the whole buffer, whatever the active range was before.
     ///
     /// # Errors
     ///
-    /// If the part doesn't lie within the capacity; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the range doesn't lie within the capacity. The active range stays as it was.
     pub fn set_range(&mut self, range: Range<usize>) -> Result<()> {
         let Range { start, end } = range;
         match (u32::try_from(start), u32::try_from(end)) {
@@ -61,23 +63,24 @@ impl Buffer {
         }
     }
 
-    /// Makes all of the buffer count again.
+    /// Sets the active range to the whole buffer.
     pub fn reset_range(&mut self) {
         (self.start, self.end) = (0, self.capacity);
     }
 
-    /// Which part of the whole buffer counts.
+    /// Returns the active range, counted from the start of the whole buffer.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
 
-    /// Splits the whole buffer in two: this one keeps the first `at` bytes, and the rest is returned. Both are widened.
-    /// The memory is freed when both are gone.
+    /// Splits the whole buffer in two: this buffer keeps the first `at` bytes, and the rest is returned.
+    ///
+    /// The active range of each is all of it. The memory is freed when both have been dropped.
     ///
     /// # Errors
     ///
-    /// If there are fewer than `at` bytes; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the capacity is less than `at`. The buffer stays as it was.
     pub fn split_off(&mut self, at: usize) -> Result<Buffer> {
         let out_of_bounds = Error::OutOfBounds { offset: at, len: 0, room: self.capacity() };
         let Some((first, rest)) =
@@ -108,9 +111,9 @@ impl Buffer {
         self.region.is_at_its_own_address()
     }
 
-    /// Where the bytes that count begin.
+    /// The address of the active range.
     fn address(&self) -> *mut u8 {
-        // SAFETY: the whole buffer lies in the region, and the part that counts in the whole buffer.
+        // SAFETY: the whole buffer lies in the region, and the active range in the whole buffer.
         unsafe { self.region.address.add((self.base + self.start) as usize).as_ptr() }
     }
 }

@@ -1,16 +1,17 @@
-//! Memory that a device reads and writes: where it comes from, who owns it, how it is reached.
+//! Memory that a device reads and writes.
 //!
-//! - [`Memory`] is what can be registered: a pointer and a length that stay put. [`Pages`] is what Adverb itself
-//!   allocates (ordinary pages, huge pages, a memfd); anything else comes through the unsafe trait.
-//! - A [`Buffer`] is a piece of registered memory with one owner, and no peer can touch it: it is a `[u8]` while you
-//!   have it. Posting takes it, and its completion gives it back, so that nothing can read, write or free it while the
-//!   device works on it.
-//! - A [`MemoryRegion`] is registered memory that may be shared, with the device and with peers. Nobody can say when
-//!   it changes, so that it is never a `[u8]`: reading and writing copy.
-//! - A [`Pool`] registers memory once, in chunks, and hands out pieces of it as [`RegisteredBuf`]s: like a `Buffer`, and
-//!   as cheap to make as what `malloc` gives.
+//! - [`Memory`] is an unsafe trait for memory that can be registered: a pointer and a length that don't change. [`Pages`]
+//!   is the memory that Adverb allocates: ordinary pages, huge pages, or a memfd.
+//! - A [`Buffer`] is registered memory with one owner. No peer can access it, so the owner uses it as a `[u8]`. Posting a
+//!   request moves the buffer into the request, and the completion returns it. So the program can't read, write or free
+//!   the bytes while the device uses them.
+//! - A [`MemoryRegion`] is registered memory that may be shared with the device and with peers. It can change at any
+//!   moment, so it is never a `[u8]`: reads and writes copy bytes.
+//! - A [`Pool`] registers memory in large chunks and allocates [`RegisteredBuf`]s from them. A `RegisteredBuf` has one
+//!   owner, like a `Buffer`, and allocating one costs about as much as `malloc`.
 //!
-//! This module, the backends and the ring that requests go through are the only ones with `unsafe`.
+//! In this crate, only this module, [`raw`](crate::raw), the backends and the ring of outstanding requests contain
+//! `unsafe` code.
 
 mod access;
 mod buffer;

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::Memory;
 
-/// Zeroed pages from the operating system, given back when dropped.
+/// Zeroed pages from the operating system, unmapped when dropped.
 ///
 /// ```
 /// use adverb::memory::{Memory, Pages};
@@ -20,7 +20,7 @@ use super::Memory;
 pub struct Pages {
     address: NonNull<u8>,
     len: usize,
-    /// What was mapped, which is `len` rounded up.
+    /// The length of the mapping: `len` rounded up to whole pages.
     mapped: usize,
     memfd: Option<OwnedFd>,
 }
@@ -30,8 +30,8 @@ unsafe impl Send for Pages {}
 // SAFETY: no method gives access to the bytes.
 unsafe impl Sync for Pages {}
 
-// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. That
-// of a memfd may be changed by whoever is handed the descriptor, and says so, but can't be cut short: it is sealed.
+// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. A memfd
+// may be changed by any process that has the descriptor, so it isn't exclusive; it is sealed, so nobody can truncate it.
 unsafe impl Memory for Pages {
     fn as_ptr(&self) -> NonNull<u8> {
         self.address
@@ -47,31 +47,34 @@ unsafe impl Memory for Pages {
 }
 
 impl Pages {
-    /// `len` bytes in ordinary pages.
+    /// Allocates `len` bytes in ordinary pages.
     ///
     /// # Errors
     ///
-    /// If there is no memory, or `len` is 0.
+    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0.
     pub fn new(len: usize) -> io::Result<Pages> {
         Pages::map(len, PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
     }
 
-    /// `len` bytes in huge pages of 2 MiB: fewer translations for the device to look up.
+    /// Allocates `len` bytes in huge pages of 2 MiB, which need fewer address translations in the device.
     ///
     /// # Errors
     ///
-    /// If the system has too few huge pages set aside (`/proc/sys/vm/nr_hugepages`), or `len` is 0.
+    /// Returns the system's error if it has too few reserved huge pages (`/proc/sys/vm/nr_hugepages`), and
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0.
     pub fn huge(len: usize) -> io::Result<Pages> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
         Pages::map(len, HUGE_PAGE, flags, None)
     }
 
-    /// `len` bytes in huge pages if the system has enough set aside; otherwise in ordinary ones, which it may join to huge
-    /// pages when it likes (`/sys/kernel/mm/transparent_hugepage/enabled`).
+    /// Allocates `len` bytes in huge pages if the system has enough reserved, and otherwise in ordinary pages.
+    ///
+    /// The ordinary pages are aligned to 2 MiB and marked with `MADV_HUGEPAGE`, so the system may merge them into huge
+    /// pages (`/sys/kernel/mm/transparent_hugepage/enabled`).
     ///
     /// # Errors
     ///
-    /// If there is no memory, or `len` is 0.
+    /// As [`new`](Pages::new).
     pub fn prefer_huge(len: usize) -> io::Result<Pages> {
         if let Ok(pages) = Pages::huge(len) {
             return Ok(pages);
@@ -83,8 +86,8 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Gives back what is before the first address that a huge page can have, and what is behind those that `len` needs.
-    /// There must be a huge page more than that.
+    /// Unmaps the bytes before the first boundary of a huge page, and those after the huge pages that `len` needs. The
+    /// mapping must be at least one huge page longer than that.
     fn cut_to_huge_pages(&mut self, len: usize) {
         let before = self.address.as_ptr().align_offset(HUGE_PAGE);
         let kept = len.next_multiple_of(HUGE_PAGE);
@@ -103,11 +106,14 @@ impl Pages {
         (self.address, self.len, self.mapped) = (address, len, kept);
     }
 
-    /// `len` bytes in a memfd, which can be handed to another process.
+    /// Allocates `len` bytes in a memfd, whose descriptor can be passed to another process.
+    ///
+    /// The name shows in `/proc/self/fd`. The memfd is sealed, so it can't be truncated.
     ///
     /// # Errors
     ///
-    /// If there is no memory, `len` is 0, or `name` contains a NUL.
+    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0 or
+    /// `name` contains a NUL.
     pub fn memfd(name: &str, len: usize) -> io::Result<Pages> {
         let name = CString::new(name)?;
         // SAFETY: the name is a C string that outlives the call.
@@ -122,7 +128,7 @@ impl Pages {
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size.try_into().map_err(io::Error::other)?) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Who has the descriptor could make the file shorter, and whoever touches the memory then would be killed.
+        // A process that has the descriptor could truncate the file, and the next access here would raise SIGBUS.
         // SAFETY: the descriptor is open.
         if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
             return Err(io::Error::last_os_error());
@@ -130,8 +136,10 @@ impl Pages {
         Pages::map(len, PAGE, libc::MAP_SHARED, Some(fd))
     }
 
-    /// The memfd, if this is one. Who has it may change the bytes at any time, so that such memory can't become a
-    /// [`Buffer`](super::Buffer). It can't be made shorter.
+    /// Returns the memfd, if the pages are in one.
+    ///
+    /// A process that has the descriptor may change the bytes at any time, so such memory can't become a
+    /// [`Buffer`](super::Buffer).
     pub fn as_memfd(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.as_ref().map(AsFd::as_fd)
     }
@@ -165,9 +173,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 fn round_up(len: usize, page: usize) -> io::Result<usize> {
     match len.checked_next_multiple_of(page) {
-        Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "no bytes were asked for")),
+        Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "the length is 0")),
         Some(size) => Ok(size),
-        None => Err(io::Error::new(io::ErrorKind::OutOfMemory, "more bytes than there are addresses")),
+        None => Err(io::Error::new(io::ErrorKind::OutOfMemory, "the length exceeds the address space")),
     }
 }
 

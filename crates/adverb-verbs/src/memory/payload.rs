@@ -1,4 +1,4 @@
-//! What a request takes and its completion gives back.
+//! The memory that a request owns and its completion returns.
 
 use std::mem::ManuallyDrop;
 
@@ -7,7 +7,7 @@ use adverb_proto::types::Segment;
 use super::{Buffer, RegionSlice, RegisteredBuf};
 use crate::{MemoryWindow, ProtectionDomain};
 
-/// The memory of a request: nothing, one piece, or several that count as one; or the window that it works on.
+/// The memory of a request: none, one piece, or a list of pieces; or the memory window that it binds or invalidates.
 #[derive(Debug, Default)]
 pub enum Payload {
     /// No bytes.
@@ -15,26 +15,26 @@ pub enum Payload {
     Empty,
     /// One piece.
     One(Piece),
-    /// Several, in this order.
+    /// Several pieces, transferred in this order.
     Many(Vec<Piece>),
-    /// No bytes, but a window: of requests that [bind](crate::SendRequest::bind) and
-    /// [invalidate](crate::SendRequest::local_invalidate), and of no others.
+    /// No bytes, but a memory window: only requests that [bind](crate::SendRequest::bind) or
+    /// [invalidate](crate::SendRequest::local_invalidate) a window have it.
     Window(MemoryWindow),
 }
 
 /// A piece of a request's memory.
 #[derive(Debug)]
 pub enum Piece {
-    /// Memory that belongs to the request until it completes.
+    /// A buffer, which the request owns until it completes.
     Buffer(Buffer),
-    /// Memory that is shared anyway.
+    /// A part of a shared region.
     Region(RegionSlice),
-    /// Memory of a pool that belongs to the request until it completes.
+    /// A buffer of a [`Pool`](super::Pool), which the request owns until it completes.
     Registered(RegisteredBuf),
 }
 
 impl Payload {
-    /// The pieces, in order.
+    /// Returns the pieces, in order.
     #[inline]
     pub fn pieces(&self) -> &[Piece] {
         match self {
@@ -44,7 +44,7 @@ impl Payload {
         }
     }
 
-    /// The buffer, if the payload is just that.
+    /// Returns the buffer, if the payload is exactly one [`Buffer`].
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         // What could be dropped would have to lie in memory for that: the usual payload needn't.
@@ -59,7 +59,7 @@ impl Payload {
         }
     }
 
-    /// The buffer of a pool, if the payload is just that.
+    /// Returns the buffer, if the payload is exactly one [`RegisteredBuf`].
     #[inline]
     pub fn into_registered(self) -> Option<RegisteredBuf> {
         match self {
@@ -68,7 +68,7 @@ impl Payload {
         }
     }
 
-    /// The pieces, as a list.
+    /// Converts the payload into its pieces, in order.
     pub fn into_pieces(self) -> Vec<Piece> {
         match self {
             Payload::Empty | Payload::Window(_) => Vec::new(),
@@ -77,7 +77,7 @@ impl Payload {
         }
     }
 
-    /// How many bytes all pieces have.
+    /// Returns the length of all pieces together, in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -87,18 +87,18 @@ impl Payload {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether the payload has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Drops a payload, where others don't go.
+/// Drops a payload, off the hot path.
 #[cold]
 fn discard(_payload: Payload) {}
 
 impl Piece {
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -108,7 +108,7 @@ impl Piece {
         }
     }
 
-    /// Whether it has none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,4 +1,4 @@
-//! Registered memory, shared with the device and perhaps with peers.
+//! Registered memory, shared with the device and with peers.
 
 use std::any::Any;
 use std::fmt;
@@ -14,16 +14,18 @@ use crate::ProtectionDomain;
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// Registered memory that may be shared, with the device and with peers.
+/// Registered memory that may be shared with the device and with peers.
 ///
-/// Since it may change at any moment it is never a `[u8]`: [`read`](MemoryRegion::read) and
-/// [`write`](MemoryRegion::write) copy, and words are loaded and stored atomically. Cloning gives another handle to the
-/// same memory, which is deregistered and freed when the last handle, and the last request that uses it, is gone.
+/// The memory may change at any moment, so it is never a `[u8]`: [`read`](MemoryRegion::read) and
+/// [`write`](MemoryRegion::write) copy bytes, and [`word`](MemoryRegion::word) gives atomic access to 64-bit words.
+///
+/// A clone is another handle to the same memory. The memory is deregistered and freed when the last handle has been
+/// dropped and the last request that uses it has completed.
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Region>);
 
-/// The rights that give nobody but the local device anything: all others may let a peer in. (WINDOW_BIND does even when no
-/// window is bound any more: rxe writes the message that was coming in to its end.)
+/// The rights that let only the local device access the memory; any other right may let a peer access it. (WINDOW_BIND may
+/// even when no window is bound anymore: rxe finishes writing a message that was arriving.)
 const PRIVATE: Access = Access::LOCAL_WRITE
     .union(Access::ZERO_BASED)
     .union(Access::ON_DEMAND)
@@ -32,15 +34,15 @@ const PRIVATE: Access = Access::LOCAL_WRITE
 
 /// The registration and the memory under it.
 pub(crate) struct Region {
-    /// Dropped first: the memory may go only when the device no longer has it.
+    /// Dropped first: the memory may be freed only after the device has released it.
     registration: backend::Registration,
     names: backend::Names,
     pub(super) address: NonNull<u8>,
     pub(super) len: usize,
     access: Access,
-    /// Where it is registered: only queues of this domain may use it.
+    /// The domain that it is registered in: only queues of this domain may use it.
     domain: ProtectionDomain,
-    /// Held for its memory, which `address` and `len` describe. None, and no address, if it is of another device.
+    /// Owns the memory that `address` and `len` describe. `None`, with a dangling address, for memory of another device.
     memory: Option<Box<dyn Memory>>,
 }
 
@@ -62,7 +64,7 @@ impl Region {
         Region { registration, names, address, len, access, domain, memory }
     }
 
-    /// Memory of another device, at which nobody here can look.
+    /// Memory of another device, which this process can't access.
     pub(crate) fn elsewhere(
         domain: &ProtectionDomain,
         registration: backend::Registration,
@@ -96,7 +98,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Err(error) = self.registration.deregister() {
-            // The device may still write there: better lost than written to. Lost first: a subscriber may panic.
+            // The device may still write there, so the memory can't be freed. Leaked first: a log subscriber may panic.
             std::mem::forget(self.memory.take());
             tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
         }
@@ -108,49 +110,53 @@ impl MemoryRegion {
         MemoryRegion(Arc::new(region))
     }
 
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has none; it always has some.
+    /// Whether the length is 0. This is never so.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether this process can look at it: not if it is a [dma-buf](crate::ProtectionDomain::register_dmabuf).
+    /// Whether this process can access the memory. This is false for a
+    /// [dma-buf](crate::ProtectionDomain::register_dmabuf).
     pub fn is_mapped(&self) -> bool {
         self.0.memory.is_some()
     }
 
-    /// What may be done to it.
+    /// Returns the access rights that the region was registered with.
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// The protection domain that it is registered in.
+    /// Returns the protection domain that the region is registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.0.domain
     }
 
-    /// The local key, as a device knows it.
+    /// Returns the local key (lkey).
     pub fn lkey(&self) -> u32 {
         self.0.names.lkey
     }
 
-    /// What a peer needs to reach this memory. Its rights are those that the region was registered with.
+    /// Returns the address, remote key and length with which a peer accesses this memory.
+    ///
+    /// The peer has the remote rights that the region was registered with.
     pub fn remote(&self) -> RemoteMemory {
         let names = self.0.names;
         RemoteMemory { addr: names.addr, rkey: names.rkey, len: self.0.len as u64 }
     }
 
-    /// Copies bytes out.
+    /// Copies `bytes.len()` bytes at `offset` out of the region.
     ///
-    /// Bytes that a peer writes meanwhile may be old or new, each on its own.
+    /// If a peer writes at the same time, each byte is either the old or the new one.
     ///
     /// # Errors
     ///
-    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
+    /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::Unsupported`] if the region
+    /// isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.shared(offset, bytes.len())?;
         // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed exclusively.
@@ -158,11 +164,11 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the region at `offset`.
     ///
     /// # Errors
     ///
-    /// If they don't all lie in the region, or it isn't [mapped](MemoryRegion::is_mapped).
+    /// As [`read`](MemoryRegion::read).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.shared(offset, bytes.len())?;
         // SAFETY: as many bytes are there as are written, and they are shared as `access` demands.
@@ -170,11 +176,12 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// The 64-bit word at `offset`, which peers may change by atomic operations, in this machine's byte order.
+    /// Returns the 64-bit word at `offset`, in the byte order of this machine. Peers may change it with atomic operations.
     ///
     /// # Errors
     ///
-    /// If it isn't in the region, or not aligned to 8 bytes, or the region isn't [mapped](MemoryRegion::is_mapped).
+    /// Returns [`Error::OutOfBounds`] if the word doesn't lie in the region, [`Error::Unaligned`] if its address isn't a
+    /// multiple of 8, and [`Error::Unsupported`] if the region isn't [mapped](MemoryRegion::is_mapped).
     pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
         self.0.check_mapped(offset, 8)?;
         // SAFETY: within the region, as checked.
@@ -187,11 +194,12 @@ impl MemoryRegion {
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
 
-    /// A piece of the region, for a request: several may be in flight, and overlap.
+    /// Returns a part of the region, for a request. Any number of parts may be in flight, and they may overlap.
     ///
     /// # Errors
     ///
-    /// If it doesn't lie in the region, or has more than 4 GiB.
+    /// Returns [`Error::OutOfBounds`] if the range doesn't lie in the region, and [`Error::TooLong`] if it is 4 GiB or
+    /// longer.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
         let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
             offset: range.start,
@@ -204,18 +212,23 @@ impl MemoryRegion {
         Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len })
     }
 
-    /// The whole region as a buffer with one owner.
+    /// Converts the whole region into a buffer with one owner.
     ///
     /// # Errors
     ///
-    /// Gives the region back if anybody else may do anything to it: a peer by the region's rights or through a window that
-    /// may be bound to it, another process (see [`Memory::is_exclusive`]), or another handle or a request that uses it.
+    /// Returns the region unchanged if
+    ///
+    /// - its rights let a peer access it, directly or through a memory window;
+    /// - another process can access it (see [`Memory::is_exclusive`]), or this process can't
+    ///   ([`is_mapped`](MemoryRegion::is_mapped));
+    /// - another handle or a request uses it; or
+    /// - it is 4 GiB or longer.
     pub fn into_buffer(self) -> std::result::Result<Buffer, MemoryRegion> {
         let Ok(len) = u32::try_from(self.len()) else { return Err(self) };
         self.into_private().map(|region| Buffer::new(region, 0, len))
     }
 
-    /// The region, if nobody else can do anything to its memory, now or later: what [`Buffer`]s and pools are made of.
+    /// Returns the region if nothing else can access its memory, now or later: [`Buffer`]s and pools are made of such.
     pub(super) fn into_private(mut self) -> std::result::Result<Arc<Region>, MemoryRegion> {
         // Nobody else has it, and nobody can get it any more: `self` is gone after this.
         let unshared = Arc::get_mut(&mut self.0)
@@ -223,13 +236,13 @@ impl MemoryRegion {
         if unshared && PRIVATE.contains(self.access()) { Ok(self.0) } else { Err(self) }
     }
 
-    /// What was registered, if this is the last handle to it: it isn't registered any more.
+    /// Deregisters the memory and returns it, if this is the last handle to the region.
     pub(super) fn into_memory(self) -> Option<Box<dyn Memory>> {
         let mut region = Arc::into_inner(self.0)?;
         match region.registration.deregister() {
             Ok(()) => region.memory.take(),
             Err(error) => {
-                // The device may still look at it. Lost first: a subscriber may panic.
+                // The device may still access it. Leaked first: a log subscriber may panic.
                 std::mem::forget(region.memory.take());
                 tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
                 None
@@ -237,7 +250,7 @@ impl MemoryRegion {
         }
     }
 
-    /// The same memory, with the same rights, in another domain, for peers that come over that; it stays as long as either.
+    /// Registers the same memory, with the same rights, in another domain. The memory lives as long as either region.
     pub(crate) fn again_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
         self.0.check_mapped(0, 0)?;
         let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
@@ -305,7 +318,7 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A piece of a [`MemoryRegion`]: see [`MemoryRegion::slice`].
+/// A part of a [`MemoryRegion`], returned by [`MemoryRegion::slice`].
 #[derive(Clone)]
 pub struct RegionSlice {
     region: Arc<Region>,
@@ -314,17 +327,17 @@ pub struct RegionSlice {
 }
 
 impl RegionSlice {
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it has none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The region that it is a piece of.
+    /// Returns the region that this is a part of.
     pub fn region(&self) -> MemoryRegion {
         MemoryRegion(Arc::clone(&self.region))
     }
@@ -333,7 +346,7 @@ impl RegionSlice {
         self.region.segment(self.offset, self.len)
     }
 
-    /// The address by which peers name its first byte.
+    /// The address that peers use for its first byte.
     pub(crate) fn addr(&self) -> u64 {
         self.segment().addr
     }
@@ -347,7 +360,7 @@ impl RegionSlice {
         self.region.domain()
     }
 
-    /// What may be done to the region.
+    /// The region's access rights.
     pub(crate) fn access(&self) -> Access {
         self.region.access
     }

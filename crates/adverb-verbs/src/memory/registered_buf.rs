@@ -1,4 +1,4 @@
-//! A piece of a pool's memory.
+//! Buffers of a pool.
 
 use std::any::Any;
 use std::fmt;
@@ -15,11 +15,13 @@ use super::{Memory, MemoryRegion};
 use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 
-/// A piece of a [pool](super::Pool)'s memory with one owner, which no peer can touch: a `[u8]` while you have it.
+/// A buffer allocated from a [`Pool`](super::Pool), with one owner, which no peer can access.
 ///
-/// A request takes it and its completion gives it back, as with a [`Buffer`](super::Buffer). Dropped, it goes home to its
-/// pool. It may be shorter than the piece that it has ([`capacity`](RegisteredBuf::capacity)), and may be
-/// [split](RegisteredBuf::split_off) without copying; the piece goes home with its last part.
+/// The owner uses the buffer as a `[u8]`. Posting a request moves it into the request, and the completion returns it, as
+/// with a [`Buffer`](super::Buffer). Dropping it returns the memory to the pool.
+///
+/// A buffer may be shorter than its [capacity](RegisteredBuf::capacity), and it can be [split](RegisteredBuf::split_off)
+/// without copying. The memory returns to the pool when the last part has been dropped.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
@@ -34,18 +36,18 @@ use crate::error::{Error, Result};
 /// # Ok::<(), adverb::Error>(())
 /// ```
 pub struct RegisteredBuf {
-    // The first two are a `Slot`, this buffer's share in one; taken apart, because requests stay smaller so.
+    // The first two are the fields of a `Slot`: this buffer's share in it. Separate fields keep requests smaller.
     chunk: ManuallyDrop<Arc<Chunk>>,
     index: u32,
-    /// Where its bytes begin in the chunk.
+    /// The offset of its bytes in the chunk.
     start: u32,
     len: u32,
-    /// How many bytes from `start` on are this buffer's, and no other share's.
+    /// The number of bytes from `start` on that belong to this buffer and to no other share.
     capacity: u32,
 }
 
 impl RegisteredBuf {
-    /// The first `len` bytes of a slot, which must have so many.
+    /// Creates a buffer of the first `len` bytes of a slot, which must have that many.
     #[inline]
     pub(super) fn new(slot: Slot, len: u32) -> RegisteredBuf {
         let (start, capacity) = (slot.start(), slot.len());
@@ -54,16 +56,18 @@ impl RegisteredBuf {
         RegisteredBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
     }
 
-    /// How many bytes it may have.
+    /// Returns the maximum length in bytes.
     pub fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// Makes it shorter, or longer up to its capacity: bytes that it gains are whatever they were before.
+    /// Sets the length, up to the capacity.
+    ///
+    /// Bytes that are added have arbitrary values, left from an earlier use.
     ///
     /// # Errors
     ///
-    /// If the capacity is less than `len`; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the capacity is less than `len`. The buffer stays as it was.
     pub fn resize(&mut self, len: usize) -> Result<()> {
         match u32::try_from(len) {
             Ok(len) if len <= self.capacity => self.len = len,
@@ -72,12 +76,13 @@ impl RegisteredBuf {
         Ok(())
     }
 
-    /// Splits it in two without copying: this one keeps the first `at` bytes, and the rest is returned, with what was
-    /// behind it.
+    /// Splits the buffer in two without copying: this buffer keeps the first `at` bytes, and the rest is returned.
+    ///
+    /// The returned buffer gets the unused capacity.
     ///
     /// # Errors
     ///
-    /// If there are fewer than `at` bytes; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
     pub fn split_off(&mut self, at: usize) -> Result<RegisteredBuf> {
         let at = self.check(at)?;
         let mut rest = self.share();
@@ -86,11 +91,11 @@ impl RegisteredBuf {
         Ok(rest)
     }
 
-    /// Splits it in two without copying: the first `at` bytes are returned, and this one keeps the rest.
+    /// Splits the buffer in two without copying: the first `at` bytes are returned, and this buffer keeps the rest.
     ///
     /// # Errors
     ///
-    /// If there are fewer than `at` bytes; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
     pub fn split_to(&mut self, at: usize) -> Result<RegisteredBuf> {
         let at = self.check(at)?;
         let mut first = self.share();
@@ -99,11 +104,12 @@ impl RegisteredBuf {
         Ok(first)
     }
 
-    /// Joins what was split: `rest` must be what came directly behind this one, of the same piece, with nothing between them.
+    /// Appends `rest` without copying. It must have been split from this buffer and directly follow it.
     ///
     /// # Errors
     ///
-    /// Gives `rest` back if it isn't; then nothing has changed.
+    /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both stay
+    /// as they were.
     pub fn unsplit(&mut self, rest: RegisteredBuf) -> std::result::Result<(), RegisteredBuf> {
         let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
             && self.index == rest.index
@@ -112,43 +118,45 @@ impl RegisteredBuf {
         if !is_next {
             return Err(rest);
         }
-        // Nobody else has these bytes: `rest` had, and gives up its share without looking at them again.
+        // `rest` was the only owner of these bytes, and gives up its share without accessing them again.
         self.len += rest.len;
         self.capacity += rest.capacity;
         Ok(())
     }
 
-    /// Makes its first `count` bytes no longer its own.
+    /// Removes the first `count` bytes from the buffer.
     ///
     /// # Errors
     ///
-    /// If there are fewer; then nothing has changed.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `count`. The buffer stays as it was.
     pub fn advance(&mut self, count: usize) -> Result<()> {
         let count = self.check(count)?;
         self.forget_first(count);
         Ok(())
     }
 
-    /// The bytes, to be shared and no more changed. They go home when the last part of them is dropped.
+    /// Converts the buffer into shared, immutable bytes without copying.
     ///
-    /// Costs one allocation, of a few words; the bytes stay where they are.
+    /// This makes one small allocation. The memory returns to the pool when the last handle to the bytes has been dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// The same memory as a region of its own, with rights of its own: so a peer can be given just this buffer, for a while.
-    /// When the region is gone, and the rights with it, the buffer goes home.
+    /// Registers the buffer as a region with its own access rights, so that a peer can access just this buffer.
+    ///
+    /// When the last handle to the region has been dropped, the region is deregistered, which ends the peer's access, and
+    /// the memory returns to the pool.
     ///
     /// # Errors
     ///
-    /// If it can't be registered, or has no bytes.
+    /// Returns the device's error if it can't register the memory, or if the buffer is empty.
     pub fn register(self, access: Access) -> Result<MemoryRegion> {
         let domain = self.chunk.domain().clone();
         domain.register(Lent(self), access)
     }
 
-    /// Takes back what was [registered](RegisteredBuf::register), and the rights to it with that. Nothing, if somebody else has
-    /// the region too, or it is no buffer's.
+    /// Takes a [registered](RegisteredBuf::register) buffer back and ends its rights. Returns `None` if the region has
+    /// another handle, or isn't a buffer's.
     pub(crate) fn reclaim(region: MemoryRegion) -> Option<RegisteredBuf> {
         let memory: Box<dyn Any> = region.into_memory()?;
         memory.downcast().ok().map(|lent: Box<Lent>| lent.0)
@@ -165,22 +173,22 @@ impl RegisteredBuf {
         self.chunk.region.segment(self.start as usize, self.len)
     }
 
-    /// Another share in the slot, with the same bytes: one of the two must give up what the other keeps, before anybody
-    /// else gets to see them.
+    /// Creates another share in the slot, with the same bytes. Before either is returned to the caller, each byte must be
+    /// given up by one of the two.
     fn share(&self) -> RegisteredBuf {
         let Slot { chunk, index } = Slot::share(&self.chunk, self.index);
         let RegisteredBuf { start, len, capacity, .. } = *self;
         RegisteredBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
     }
 
-    /// There must be so many.
+    /// Gives up the first `count` bytes. The length must be at least `count`.
     fn forget_first(&mut self, count: u32) {
         self.start += count;
         self.len -= count;
         self.capacity -= count;
     }
 
-    /// Whether there are so many bytes.
+    /// Checks that the length is at least `count`.
     fn check(&self, count: usize) -> Result<u32> {
         match u32::try_from(count) {
             Ok(count) if count <= self.len => Ok(count),
@@ -188,14 +196,14 @@ impl RegisteredBuf {
         }
     }
 
-    /// Where its bytes begin.
+    /// The address of the first byte.
     fn address(&self) -> *mut u8 {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
         unsafe { self.chunk.region.address.add(self.start as usize).as_ptr() }
     }
 }
 
-/// A buffer that is registered again.
+/// A buffer that is registered again, as a region.
 struct Lent(RegisteredBuf);
 
 // SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are initialised; the

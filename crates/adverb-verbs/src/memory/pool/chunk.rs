@@ -1,4 +1,4 @@
-//! What a pool grows by.
+//! The chunks of a pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -8,22 +8,22 @@ use crate::error::{Error, Result};
 use crate::memory::{Pages, Region};
 use crate::{Access, ProtectionDomain};
 
-/// Registered memory, cut into slots of one length.
+/// Registered memory, divided into slots of one length.
 pub(in crate::memory) struct Chunk {
     pub(in crate::memory) region: Arc<Region>,
-    /// How many buffers share each slot; 1 for those that are free.
+    /// The number of buffers that share each slot; 1 for free slots.
     counts: Box<[AtomicU32]>,
     slot_len: u32,
-    /// Where its slots go home.
+    /// The pool, partition and class that its slots return to.
     pub(super) pool: Arc<Shared>,
     pub(super) partition: usize,
     pub(super) class: usize,
-    /// Its place among the class' chunks, known when it gets there.
+    /// Its index among the class' chunks, set when it is added.
     pub(super) id: AtomicUsize,
 }
 
 impl Chunk {
-    /// A chunk of `count` slots of a class.
+    /// Allocates and registers a chunk of `count` slots of a class.
     pub(super) fn new(
         domain: &ProtectionDomain,
         pool: &Arc<Shared>,
@@ -35,10 +35,10 @@ impl Chunk {
         let pages = if len >= HUGE_PAGE { Pages::prefer_huge(len) } else { Pages::new(len) };
         let pages = pages.map_err(|error| Error::Allocation { len, error })?;
         let region = domain.register(pages, Access::LOCAL_WRITE)?;
-        // Nothing else can be the matter: the pages are our own, and so are the rights.
-        let region = region.into_private().map_err(|_| Error::InvalidRequest {
-            reason: "a pool's memory must be out of anybody else's reach".into(),
-        })?;
+        // This can't fail: the pages and the rights are private.
+        let region = region
+            .into_private()
+            .map_err(|_| Error::InvalidRequest { reason: "a pool's memory must be private".into() })?;
         Ok(Arc::new(Chunk {
             region,
             counts: (0..count).map(|_| AtomicU32::new(1)).collect(),
@@ -50,7 +50,7 @@ impl Chunk {
         }))
     }
 
-    /// Where its memory is registered.
+    /// The domain that its memory is registered in.
     pub(in crate::memory) fn domain(&self) -> &ProtectionDomain {
         &self.pool.domain
     }
@@ -59,7 +59,7 @@ impl Chunk {
         self.region.len
     }
 
-    /// How many slots it has.
+    /// The number of slots.
     #[inline]
     pub(super) fn slot_count(&self) -> usize {
         self.counts.len()
@@ -76,7 +76,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A part of a chunk, and one share in it.
 ///
-/// It is made with its chunk, and travels from the pool to a buffer and back; so neither counts references.
+/// It is created with its chunk, and moves from the pool to a buffer and back, so neither needs reference counting.
 pub(in crate::memory) struct Slot {
     pub(in crate::memory) chunk: Arc<Chunk>,
     pub(in crate::memory) index: u32,
@@ -90,33 +90,33 @@ impl Slot {
         indices.map(|index| Slot { chunk: Arc::clone(chunk), index }).collect()
     }
 
-    /// Where it begins in the chunk's region.
+    /// Its offset in the chunk's region.
     #[inline]
     pub(in crate::memory) fn start(&self) -> u32 {
         self.index * self.chunk.slot_len
     }
 
-    /// How long it is.
+    /// Its length in bytes.
     #[inline]
     pub(in crate::memory) fn len(&self) -> u32 {
         self.chunk.slot_len
     }
 
-    /// Another share in the slot: for who has a part of it.
+    /// Creates another share in the slot, for a buffer that was split off.
     pub(in crate::memory) fn share(chunk: &Arc<Chunk>, index: u32) -> Slot {
         let slot = Slot { chunk: Arc::clone(chunk), index };
         let shares = slot.count().fetch_add(1, Ordering::Relaxed);
-        // Only who forgets shares can get there, and then the count would go wrong.
+        // Only a program that leaks shares gets here; the count would overflow.
         if shares > i32::MAX as u32 {
             std::process::abort();
         }
         slot
     }
 
-    /// Ends a share. The last takes the slot home.
+    /// Ends a share. The last one returns the slot to the pool.
     #[inline]
     pub(in crate::memory) fn end_share(self) {
-        // What others did with their parts comes before what is done with the slot from here on.
+        // Accesses through other shares happen before the next use of the slot.
         if self.count().load(Ordering::Acquire) != 1 {
             if self.count().fetch_sub(1, Ordering::Release) != 1 {
                 return;

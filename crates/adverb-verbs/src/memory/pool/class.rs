@@ -1,15 +1,15 @@
-//! How long the pieces of a pool are.
+//! The lengths of a pool's slots.
 //!
-//! Multiples of 64 bytes up to 256, then four lengths to each doubling: so less than a fifth of a piece goes to waste, and
-//! no two pieces share a cache line.
+//! Multiples of 64 bytes up to 256, then four lengths per doubling: less than a fifth of a slot is wasted, and no two slots
+//! share a cache line.
 
-/// The longest piece.
+/// The maximum length of a slot.
 pub(super) const MAX_LEN: usize = 1 << 30;
 
-/// How many lengths there are.
+/// The number of lengths.
 pub(super) const COUNT: usize = of(MAX_LEN) + 1;
 
-/// Which is the shortest that holds `len` bytes, at most [`MAX_LEN`].
+/// The class with the shortest slots that hold `len` bytes, at most [`MAX_LEN`].
 #[inline]
 pub(super) const fn of(len: usize) -> usize {
     if len <= 256 {
@@ -20,7 +20,7 @@ pub(super) const fn of(len: usize) -> usize {
     4 + (doubling - 8) * 4 + ((last >> (doubling - 2)) & 3)
 }
 
-/// How long its pieces are.
+/// The length of the slots of a class.
 pub(super) const fn len(class: usize) -> usize {
     if class < 4 { (class + 1) * 64 } else { (5 + class % 4) << (class / 4 + 5) }
 }

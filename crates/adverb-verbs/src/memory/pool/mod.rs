@@ -1,4 +1,4 @@
-//! Memory that is registered once and used many times.
+//! A pool of registered memory.
 
 mod chunk;
 mod class;
@@ -17,18 +17,18 @@ use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 use lock::Lock;
 
-/// Registered memory in pieces of any length up to 1 GiB. Cloning gives another handle to the same pool.
+/// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///
-/// Registering memory takes a system call and pins pages; a pool does it by the chunk, and [`alloc`](Pool::alloc) takes a
-/// piece of one, which costs about as much as `malloc` does. A [`RegisteredBuf`] goes home when it is dropped, on whatever
-/// thread. Pieces have one of some ninety lengths, so that less than a fifth is wasted.
+/// Registering memory takes a system call and pins pages. A pool registers memory in chunks, and [`alloc`](Pool::alloc)
+/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`RegisteredBuf`], on any thread, returns its
+/// slot. Slots have one of about ninety lengths, so less than a fifth of a slot is unused.
 ///
-/// - **Threads** are spread over partitions with chunks of their own, so that they don't wait for each other.
-/// - **Chunks** begin with 64 KiB and grow with use to 2 MiB, from where on they are in huge pages if there are any. Those
-///   that are empty are given back to the system, but for [a few](PoolBuilder::max_idle_bytes).
-/// - **No peer** can reach the memory: it is registered without remote rights.
+/// - **Threads** are spread over partitions, each with its own chunks, so that they rarely contend for a lock.
+/// - **Chunks** start at 64 KiB and grow with use to 2 MiB. Chunks of 2 MiB or more use huge pages if the system has
+///   them. Idle chunks are deregistered and freed, except for [32 MiB](PoolBuilder::max_idle_bytes).
+/// - **Peers** can't access the memory: it is registered without remote rights.
 ///
-/// Buffers may outlive the pool: a chunk is deregistered when the pool and all of its buffers are gone.
+/// Buffers may outlive the pool. A chunk is deregistered when the pool and all buffers in the chunk have been dropped.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
@@ -46,7 +46,7 @@ use lock::Lock;
 #[derive(Clone)]
 pub struct Pool(Arc<Handle>);
 
-/// How to make a [`Pool`]: see [`Pool::builder`].
+/// A builder of a [`Pool`], returned by [`Pool::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolBuilder {
@@ -55,22 +55,22 @@ pub struct PoolBuilder {
     max_idle_bytes: usize,
 }
 
-/// What a [`Pool`] has.
+/// The memory use of a [`Pool`], returned by [`Pool::stats`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// How many bytes are registered.
+    /// The number of registered bytes.
     pub registered_bytes: usize,
-    /// How many of them are in buffers, counting what is wasted at their ends.
+    /// The number of bytes in slots that buffers use, including the unused bytes at the end of a slot.
     pub used_bytes: usize,
-    /// How many chunks there are.
+    /// The number of chunks.
     pub chunk_count: usize,
 }
 
-/// What all handles to a pool hold: closes it when they are gone.
+/// Shared by all handles to a pool: closes the pool when the last one is dropped.
 struct Handle(Arc<Shared>);
 
-/// The pool. Its chunks hold it, until they are given back.
+/// The pool. Its chunks keep it alive.
 struct Shared {
     domain: ProtectionDomain,
     partitions: Box<[Partition]>,
@@ -81,77 +81,78 @@ struct Shared {
     kept: AtomicUsize,
 }
 
-/// What threads of the same number use. (On cache lines of its own.)
+/// The chunks of the threads with one number, on cache lines of its own.
 #[repr(align(128))]
 struct Partition {
     classes: Box<[Lock<Class>]>,
 }
 
-/// The chunks of a length.
+/// The chunks with slots of one length.
 #[derive(Default)]
 struct Class {
     /// By their ids.
     chunks: Vec<Option<FreeSlots>>,
     /// The ids of those that have free slots. The last is the next to be used.
     vacant: Vec<usize>,
-    /// How many bytes are in chunks that have nothing but free slots.
+    /// The number of bytes in idle chunks: all their slots are free.
     empty: usize,
-    /// The most that `empty` was since it was last asked: what counts against the pool's `max_idle_bytes`. So a chunk that is emptied and
-    /// used by turns counts once, and nobody else's memory is touched each time.
+    /// The maximum of `empty` since the last `settle`, which counts against the pool's `max_idle_bytes`. So a chunk that
+    /// becomes idle again and again counts once, without an access to the shared counter each time.
     counted: usize,
-    /// How many bytes its chunks have.
+    /// The number of bytes in its chunks.
     bytes: usize,
-    /// Whether the pool is gone, and empty chunks with it.
+    /// Whether the last handle was dropped: idle chunks are freed.
     is_closed: bool,
 }
 
 /// The free slots of a chunk.
 struct FreeSlots {
     slots: Vec<Slot>,
-    /// How many there are when all are free.
+    /// The number of slots in the chunk.
     count: usize,
-    /// How many bytes the chunk has.
+    /// The length of the chunk in bytes.
     len: usize,
-    /// Where its id is in the class' `vacant`, if it has any.
+    /// The index of its id in the class' `vacant`, if it has free slots.
     place: usize,
 }
 
-/// What becomes of a chunk when a slot comes home.
+/// The fate of a chunk after a slot was returned.
 enum Emptied {
     /// It stays.
     Stays,
-    /// It is to be given back: its slots.
+    /// It must be freed: its slots.
     Goes(FreeSlots),
-    /// It is empty, and with it there is more than the pool keeps: if others can go, it stays.
+    /// It is idle, and idle chunks now exceed the pool's limit: it stays if others can be freed.
     TooMuch,
 }
 
-/// What a chunk has at least, if it isn't one slot.
+/// The minimum length of a chunk with more than one slot.
 const MIN_CHUNK_LEN: usize = 64 << 10;
-/// What it has at most.
+/// The maximum length of a chunk with more than one slot.
 const MAX_CHUNK_LEN: usize = 2 << 20;
 
 impl Pool {
-    /// A pool in this protection domain. Nothing is registered until something is needed.
+    /// Creates a pool in a protection domain. It registers no memory until the first allocation.
     pub fn new(domain: &ProtectionDomain) -> Pool {
         Pool::builder().build(domain)
     }
 
-    /// Begins to make a pool.
+    /// Returns a builder with the default options.
     pub fn builder() -> PoolBuilder {
         let partitions = std::thread::available_parallelism().map_or(1, usize::from);
         PoolBuilder { partitions, max_bytes: usize::MAX, max_idle_bytes: 32 << 20 }
     }
 
-    /// The longest buffer: 1 GiB.
+    /// The maximum length of a buffer: 1 GiB.
     pub const MAX_BUFFER_LEN: usize = class::MAX_LEN;
 
-    /// A buffer of `len` bytes. They are whatever they were when they were last used.
+    /// Allocates a buffer of `len` bytes. Their values are arbitrary, left from an earlier use.
     ///
     /// # Errors
     ///
-    /// If that is more than 1 GiB; if there is no free piece, and no memory, or it can't be registered (the limit on locked
-    /// memory is a common reason), or the pool is at its [limit](PoolBuilder::max_bytes).
+    /// Returns [`Error::TooLong`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free, returns
+    /// [`Error::Limit`] if the pool would exceed its [limit](PoolBuilder::max_bytes), [`Error::Allocation`] if the system
+    /// has no memory, and the device's error if it can't register a chunk: a limit on locked memory is a common reason.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<RegisteredBuf> {
         if len > Pool::MAX_BUFFER_LEN {
@@ -167,7 +168,7 @@ impl Pool {
         Ok(RegisteredBuf::new(slot, len as u32))
     }
 
-    /// A buffer of these bytes.
+    /// Allocates a buffer and copies `bytes` into it.
     ///
     /// # Errors
     ///
@@ -178,17 +179,17 @@ impl Pool {
         Ok(buffer)
     }
 
-    /// The protection domain that the memory is registered in.
+    /// Returns the protection domain that the memory is registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.0.0.domain
     }
 
-    /// Gives all empty chunks back to the system.
+    /// Deregisters and frees all idle chunks.
     pub fn release_idle(&self) {
         self.0.0.trim(false);
     }
 
-    /// What it has at the moment.
+    /// Returns the current memory use.
     pub fn stats(&self) -> PoolStats {
         let mut stats = PoolStats { registered_bytes: 0, used_bytes: 0, chunk_count: 0 };
         for (number, class) in self.0.0.classes() {
@@ -204,26 +205,30 @@ impl Pool {
 }
 
 impl PoolBuilder {
-    /// Over how many partitions threads are spread: as many as there are cores, unless set.
+    /// Sets the number of partitions that threads are spread over. It is rounded up to a power of two.
+    ///
+    /// The default is the number of cores.
     pub fn partitions(mut self, count: usize) -> PoolBuilder {
         self.partitions = count;
         self
     }
 
-    /// How many bytes may be registered at once: any number, unless set.
+    /// Sets the maximum number of bytes that may be registered at once. The default is no limit.
     pub fn max_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_bytes = bytes;
         self
     }
 
-    /// How many bytes are kept in empty chunks, of all lengths together: 32 MiB, unless set. (What other lengths left empty is
-    /// given back first.) New memory has to be cleared by the system, which takes about as long as it takes a message to come.
+    /// Sets the maximum number of bytes in idle chunks that stay registered. The default is 32 MiB.
+    ///
+    /// Idle chunks beyond it are freed, those with slots of other lengths first. The system must zero memory that is
+    /// allocated again, which takes about as long as receiving a message of that length.
     pub fn max_idle_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_idle_bytes = bytes;
         self
     }
 
-    /// Makes the pool, in this protection domain.
+    /// Creates the pool in a protection domain.
     pub fn build(self, domain: &ProtectionDomain) -> Pool {
         let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
@@ -238,7 +243,7 @@ impl PoolBuilder {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Chunks that are in use hold the pool, and go with the last of their buffers.
+        // Chunks in use keep the shared state alive, and are freed with the last of their buffers.
         self.0.trim(true);
     }
 }
@@ -250,7 +255,7 @@ impl Shared {
         thread_number() & (self.partitions.len() - 1)
     }
 
-    /// Takes a slot home, to wherever it is from.
+    /// Returns a slot to its class.
     #[inline]
     fn take_home(slot: Slot) {
         let slot = ManuallyDrop::new(slot);
@@ -274,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// A slot of a class that has none free here: from a new chunk, or where there can be none from another partition.
+    /// Takes a slot of a class that has none free in this partition: from a new chunk, or else from another partition.
     #[cold]
     fn find_more(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
         self.grow(partition, class).or_else(|_| {
@@ -291,13 +296,13 @@ impl Shared {
     fn grow(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
         let home = &self.partitions[partition].classes[class];
         let slot_len = class::len(class);
-        // As much as there is already, so that what is used little stays small.
+        // Doubles the class, so that classes with little use stay small.
         let count = (home.lock().bytes.clamp(MIN_CHUNK_LEN, MAX_CHUNK_LEN) / slot_len).max(1);
         let len = slot_len * count;
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
             Error::Limit {
-                what: "the number of bytes in a pool".into(),
+                what: "the number of registered bytes in a pool".into(),
                 asked: (registered as u64).saturating_add(len as u64),
                 most: self.max_bytes as u64,
                 hint: "drop buffers, or make the pool with a higher `max_bytes`".into(),
@@ -305,7 +310,7 @@ impl Shared {
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)
             .inspect_err(|_| self.deregistered(len))?;
-        // All that takes long is done before.
+        // Everything slow is done before the lock is taken.
         let slots = Slot::all_of(&chunk);
         let mut home = home.lock();
         home.add(&chunk, slots);
@@ -313,12 +318,12 @@ impl Shared {
         Ok(home.take().expect("there is a new chunk"))
     }
 
-    /// Notes that there are fewer bytes registered.
+    /// Subtracts from the number of registered bytes.
     fn deregistered(&self, len: usize) {
         self.registered.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// Gives empty chunks back, and if it is closing those that will be.
+    /// Frees idle chunks; with `closing`, also those that become idle later.
     fn trim(&self, closing: bool) {
         for (_, class) in self.classes() {
             let mut class = class.lock();
@@ -329,7 +334,7 @@ impl Shared {
         }
     }
 
-    /// Gives empty chunks back until there are no more than are to be kept; those of this class, which is in use, last.
+    /// Frees idle chunks until they are within the limit; those of this class, which is in use, last.
     #[cold]
     fn keep_less(&self, partition: usize, class: usize) {
         // Most are in use again that were counted when they were empty.
@@ -452,7 +457,7 @@ impl Class {
     }
 }
 
-/// Threads are numbered as they come.
+/// The number of this thread: 0, 1, … in the order of first use.
 #[inline]
 fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
