@@ -1,5 +1,5 @@
-//! Messages of 64 bytes within a software NIC, both ends by one thread: over a connection, and from queue pair to queue pair.
-//! What `cargo xtask overhead` counts the instructions of.
+//! Messages of 64 bytes within one software NIC, with both ends on one thread: over a connection, and between bare queue pairs.
+//! `cargo xtask overhead` counts their instructions.
 //!
 //! ```text
 //! messages write|send|feed ROUNDS
@@ -13,14 +13,14 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::verbs::{Access, Completion, Device, RecvRequest, SendRequest, SoftDevice, Transport};
 
-/// How many messages are under way at once.
+/// The number of messages in flight.
 const AHEAD: u64 = 32;
 const MESSAGE: [u8; 64] = [7; 64];
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
     let (Some(mode), Some(rounds)) = (args.next(), args.next().and_then(|rounds| rounds.parse().ok())) else {
-        println!("nothing to do: this is run by `cargo xtask overhead`");
+        println!("nothing to do: `cargo xtask overhead` runs this with arguments");
         return Ok(());
     };
     match mode.as_str() {
@@ -35,8 +35,8 @@ fn device() -> Result<Device> {
     SoftDevice::alone().open()
 }
 
-/// What a connection does for a message, and nothing else: a buffer of a pool, a WRITE that brings 32 bits, a receive
-/// without memory, and a copy.
+/// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive without
+/// memory, and a copy.
 fn write(rounds: u64) -> Result<()> {
     let device = device()?;
     let domain = device.protection_domain()?;
@@ -77,7 +77,7 @@ fn pass(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
     let (left, right) = scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());
         let left = connector.connect(listener.local_addr())?;
-        Ok::<_, adverb::Error>((left, accepting.join().expect("it doesn't panic")?))
+        Ok::<_, adverb::Error>((left, accepting.join().expect("accept doesn't panic")?))
     })?;
     for _ in 0..rounds / AHEAD {
         for _ in 0..AHEAD {

@@ -1,5 +1,5 @@
-//! Posts RDMA WRITEs and polls their completions on the first device: what `cargo xtask overhead` counts the
-//! instructions of, on a device that does nothing.
+//! Posts RDMA WRITEs and polls their completions on the first device. `cargo xtask overhead` counts the instructions, on a
+//! device that does nothing.
 //!
 //! ```text
 //! overhead owned-single|owned-batch|raw-single|raw-batch ROUNDS
@@ -20,7 +20,7 @@ const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, rkey: 7, len: 4096 };
 fn main() -> adverb::Result<()> {
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
     let (Some(mode), Some(rounds)) = (args.next(), args.next().and_then(|rounds| rounds.parse().ok())) else {
-        println!("nothing to do: this is run by `cargo xtask overhead`");
+        println!("nothing to do: `cargo xtask overhead` runs this with arguments");
         return Ok(());
     };
     let device = Device::first()?;
@@ -34,7 +34,7 @@ fn main() -> adverb::Result<()> {
     let count = match mode.as_str() {
         "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
         _ => {
-            // The first rounds make what is used again by all others.
+            // The first rounds allocate what all others reuse.
             let (buffers, _) = run(&mode, &queue_pair, &completions, buffers, u64::from(BATCH) * 2)?;
             run(&mode, &queue_pair, &completions, buffers, rounds)?.1
         }
@@ -54,11 +54,11 @@ fn run(
     let before = allocations();
     match mode {
         "owned-single" => {
-            let mut buffer = buffers.pop().expect("there are some");
+            let mut buffer = buffers.pop().expect("there are 32 buffers");
             for _ in 0..rounds {
                 queue_pair.post_send(SendRequest::write(buffer, REMOTE.at(0)))?;
                 completions.poll(&mut done)?;
-                buffer = done.pop().and_then(Completion::into_buffer).expect("it completed");
+                buffer = done.pop().and_then(Completion::into_buffer).expect("the request has completed");
             }
             buffers.push(buffer);
         }
@@ -67,7 +67,8 @@ fn run(
                 queue_pair
                     .post_sends(buffers.drain(..).map(|buffer| SendRequest::write(buffer, REMOTE.at(0))))?;
                 completions.poll(&mut done)?;
-                buffers.extend(done.drain(..).map(|done| done.into_buffer().expect("it had one")));
+                buffers
+                    .extend(done.drain(..).map(|done| done.into_buffer().expect("the request had a buffer")));
             }
         }
         mode => panic!("no mode {mode}"),
@@ -92,7 +93,7 @@ fn run_raw(
             list.add(round + n, SendOperation::Write(REMOTE.at(0)), SendFlags::SIGNALED, &[segment]);
         }
         if round == 0 {
-            // The list has all the room that it will need.
+            // From here on the list doesn't grow.
             before = allocations();
         }
         // SAFETY: the device does nothing with the region, which outlives the requests; the queue is polled below.

@@ -1,10 +1,10 @@
-//! What a piece of a pool costs beside what `malloc` gives, in the same minute: taken and given back.
+//! The cost of allocating and freeing a pool buffer, compared with `malloc` in the same run.
 //!
 //! ```text
 //! $ cargo bench -p adverb --features soft --bench pool
 //! ```
 //!
-//! With arguments `pool|malloc LEN ROUNDS` it does just that, for callgrind to count the instructions of.
+//! With arguments `pool|malloc LEN ROUNDS` it only allocates and frees, so that callgrind can count the instructions.
 
 use std::hint::black_box;
 use std::sync::mpsc::sync_channel;
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use adverb::memory::{Pool, RegisteredBuf};
 use adverb::verbs::Device;
 
-/// How often each is measured: the best counts, because others use the machine too.
+/// The number of measurements of each. The fastest counts, because other processes use the machine too.
 const TURNS: u32 = 40;
 const ROUNDS: u32 = 20_000;
-/// How many buffers there are at once, where there are many.
+/// The number of buffers that are held at once, in the measurement with many.
 const MANY: usize = 64;
 
 fn main() -> adverb::Result<()> {
@@ -33,20 +33,20 @@ fn main() -> adverb::Result<()> {
         }
         return Ok(());
     }
-    println!("{:34} {:>9} {:>9} {:>6}", "taken and given back", "pool", "malloc", "ratio");
+    println!("{:34} {:>9} {:>9} {:>6}", "allocated and freed", "pool", "malloc", "ratio");
     for len in [64, 1500, 4096, 65536, 1 << 20] {
         row(&format!("{len} bytes"), || pool.alloc(black_box(len)).expect("memory"), || Malloc::new(len));
     }
     let mut buffers: Vec<RegisteredBuf> = Vec::with_capacity(MANY);
     let mut blocks: Vec<Malloc> = Vec::with_capacity(MANY);
     row(
-        "4096 bytes, one of 64 that are held",
+        "4096 bytes, with 64 held",
         || hold(&mut buffers, || pool.alloc(black_box(4096)).expect("memory")),
         || hold(&mut blocks, || Malloc::new(black_box(4096))),
     );
     println!(
         "{:34} {:>9} {:>9}",
-        "4096 bytes, given back by another",
+        "4096 bytes, freed by another thread",
         format!("{:.1} ns", nanoseconds(hand_over(|| pool.alloc(4096).expect("memory")))),
         format!("{:.1} ns", nanoseconds(hand_over(|| Malloc::new(4096)))),
     );
@@ -57,7 +57,7 @@ fn number(text: &str) -> usize {
     text.parse().expect("a number")
 }
 
-/// Prints a comparison, measured in turns.
+/// Measures both in turn, and prints the comparison.
 fn row<A, B>(name: &str, mut pool: impl FnMut() -> A, mut malloc: impl FnMut() -> B) {
     let (mut ours, mut theirs) = (Duration::MAX, Duration::MAX);
     for _ in 0..TURNS {
@@ -80,7 +80,7 @@ fn nanoseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e9 / f64::from(ROUNDS)
 }
 
-/// Takes one and gives one back, in turn.
+/// Frees one of the held values, and allocates another.
 fn hold<T>(held: &mut Vec<T>, make: impl FnOnce() -> T) {
     if held.len() == MANY {
         held.swap_remove(7);
@@ -88,7 +88,7 @@ fn hold<T>(held: &mut Vec<T>, make: impl FnOnce() -> T) {
     held.push(make());
 }
 
-/// Has another thread give back what this one takes; the channel between them is the most of it.
+/// Allocates on this thread and frees on another. Most of the time is the channel's.
 fn hand_over<T: Send>(make: impl Fn() -> T) -> Duration {
     let turn = || {
         std::thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn hand_over<T: Send>(make: impl Fn() -> T) -> Duration {
             scope.spawn(move || receiver.into_iter().for_each(drop));
             let start = Instant::now();
             for _ in 0..ROUNDS {
-                sender.send(make()).expect("the other is there");
+                sender.send(make()).expect("the other thread is running");
             }
             start.elapsed()
         })
@@ -104,7 +104,7 @@ fn hand_over<T: Send>(make: impl Fn() -> T) -> Duration {
     (0..TURNS / 4).map(|_| turn()).min().unwrap_or_default()
 }
 
-/// What `malloc` gives.
+/// Memory from `malloc`.
 struct Malloc(*mut libc::c_void);
 
 // SAFETY: memory may be freed by any thread.
@@ -112,14 +112,14 @@ unsafe impl Send for Malloc {}
 
 impl Malloc {
     fn new(len: usize) -> Malloc {
-        // SAFETY: any length may be asked for.
+        // SAFETY: malloc accepts any length.
         Malloc(unsafe { libc::malloc(len) })
     }
 }
 
 impl Drop for Malloc {
     fn drop(&mut self) {
-        // SAFETY: it was given by malloc, and is freed once.
+        // SAFETY: the pointer is from malloc, and is freed once.
         unsafe { libc::free(self.0) };
     }
 }

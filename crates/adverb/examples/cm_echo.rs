@@ -1,4 +1,4 @@
-//! Messages there and back, over a connection made by IP address and port.
+//! An echo server and client that connect their queue pairs by IP address and port, with the connection manager.
 //!
 //! ```text
 //! $ cargo run --example cm_echo -- listen 192.0.2.7:7471
@@ -44,7 +44,7 @@ fn run() -> Result<(), Box<dyn Error>> {
                 desk = Some(made);
                 Ok(queue_pair)
             })?;
-            let desk = desk.expect("it goes with the queue pair");
+            let desk = desk.expect("created with the queue pair");
             let mut message = connection.queue_pair().protection_domain().buffer(text.len())?;
             message.copy_from_slice(text.as_bytes());
             desk.send(&connection, message)?;
@@ -53,11 +53,11 @@ fn run() -> Result<(), Box<dyn Error>> {
             connection.close(PATIENCE)?;
             Ok(())
         }
-        _ => Err("say `listen ADDRESS:PORT`, or `ADDRESS:PORT TEXT`".into()),
+        _ => Err("usage: cm_echo listen ADDRESS:PORT | cm_echo ADDRESS:PORT TEXT".into()),
     }
 }
 
-/// What goes with a queue pair: where its requests complete, and the receive that it has.
+/// The completion queue of a queue pair, and the receive that is posted to it.
 struct Desk {
     completions: CompletionQueue,
     receiving: RequestId,
@@ -79,7 +79,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Sends the first message back, and waits until the peer leaves.
+    /// Sends the first message back, and waits until the peer disconnects.
     fn echo(&self, connection: &Connection) -> Result<(), adverb::Error> {
         let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
         self.send(connection, message)?;

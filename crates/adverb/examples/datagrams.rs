@@ -1,4 +1,4 @@
-//! Two queue pairs of one device exchange datagrams, and one answers whoever wrote.
+//! Two UD queue pairs of one device exchange datagrams. The second replies to the sender of what it received.
 //!
 //! ```text
 //! $ cargo run --example datagrams -- [DEVICE]
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, Transport};
 
-/// Who doesn't know the key isn't heard.
+/// Datagrams with another queue key are dropped.
 const QKEY: u32 = 0x1234_5678;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -29,28 +29,32 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut question = asker.protection_domain().buffer(100)?;
     question.set_range(0..9)?;
-    question.copy_from_slice(b"who's it?");
+    question.copy_from_slice(b"any news?");
     let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
     let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
     asker_completions.wait(sent, PATIENCE)?.success()?;
 
     let asked = answerer_completions.wait(answerer_receiving, PATIENCE)?.into_datagram()?;
-    println!("{} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
+    println!("queue pair {} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
     let recipient = asked.reply_to(&answerer, QKEY)?;
     let mut answer = asked.message;
-    answer.set_range(0..6)?;
-    answer.copy_from_slice(b"it's I");
+    answer.set_range(0..7)?;
+    answer.copy_from_slice(b"not yet");
     let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&recipient))?;
     answerer_completions.wait(sent, PATIENCE)?.success()?;
 
     let answered = asker_completions.wait(asker_receiving, PATIENCE)?.into_datagram()?;
     let source = answered.ip.map(|ip| ip.source().to_string()).unwrap_or_default();
-    println!("{} at {source} answers: {}", answered.source, String::from_utf8_lossy(&answered.message));
+    println!(
+        "queue pair {} at {source} replies: {}",
+        answered.source,
+        String::from_utf8_lossy(&answered.message)
+    );
     assert_eq!(answered.immediate, Some(42));
     Ok(())
 }
 
-/// A queue pair that waits for a datagram.
+/// Creates a queue pair with a posted receive.
 fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId), adverb::Error> {
     let domain = device.protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;

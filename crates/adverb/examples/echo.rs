@@ -1,4 +1,4 @@
-//! A server that sends every message back, and a client that tells how long that takes.
+//! A server that sends every message back, and a client that measures the round-trip time.
 //!
 //! ```text
 //! $ cargo run --release --example echo -- serve 127.0.0.1:7471
@@ -34,7 +34,7 @@ fn serve(address: &str) -> adverb::Result<()> {
         std::thread::spawn(move || {
             let peer = connection.peer_addr();
             match echo(connection) {
-                Ok(()) => println!("{peer} is done"),
+                Ok(()) => println!("{peer} closed the connection"),
                 Err(error) => println!("{error}"),
             }
         });
@@ -42,7 +42,7 @@ fn serve(address: &str) -> adverb::Result<()> {
 }
 
 fn echo(connection: Connection) -> adverb::Result<()> {
-    // The buffer goes back as it came.
+    // The received buffer is sent without a copy.
     while let Some(message) = connection.recv()? {
         connection.send(message)?;
     }
@@ -59,7 +59,7 @@ fn ask(address: &str) -> adverb::Result<()> {
             let answer = connection.recv()?.expect("an answer");
             assert_eq!(answer.len(), len);
         }
-        println!("{len} bytes there and back: {:?}", start.elapsed() / ROUNDS);
+        println!("{len} bytes: {:?} per round trip", start.elapsed() / ROUNDS);
     }
     connection.close()
 }

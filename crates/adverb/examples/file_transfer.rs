@@ -1,4 +1,4 @@
-//! Sends a file: the receiver's device reads it from the buffers that it was read into.
+//! Sends a file. The receiver's device reads each piece from the sender's buffer, without a copy on the sender's side.
 //!
 //! ```text
 //! $ cargo run --release --example file_transfer -- receive 127.0.0.1:7471 copy
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use adverb::net::blocking::{Listener, connect};
 
-/// How much is sent at a time.
+/// The length of a message.
 const PIECE: usize = 1 << 20;
 
 fn main() {
@@ -39,7 +39,7 @@ fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> 
         file.write_all(&piece)?;
         len += piece.len() as u64;
     }
-    // Only now does the sender know that it is all here.
+    // Confirms to the sender that everything was written.
     connection.send(&len.to_le_bytes())?;
     println!("received {len} bytes from {}", connection.peer_addr());
     Ok(connection.close()?)
@@ -59,7 +59,7 @@ fn send(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
         connection.send(piece)?;
     }
     connection.shutdown()?;
-    let answer = connection.recv()?.ok_or("the receiver doesn't say what it has")?;
+    let answer = connection.recv()?.ok_or("the receiver closed the connection without a confirmation")?;
     let len = u64::from_le_bytes(answer[..].try_into()?);
     println!("sent {len} bytes in {:?}", start.elapsed());
     Ok(connection.close()?)

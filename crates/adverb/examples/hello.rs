@@ -1,11 +1,11 @@
-//! RDMA on any machine: two devices made of software and sockets, a message, and memory that one reads and changes at the
-//! other while that does nothing.
+//! RDMA on any machine, with two software NICs: a message, and memory of the server that the client reads and changes without
+//! the server's CPU.
 //!
 //! ```text
 //! $ cargo run --example hello
 //! ```
 //!
-//! With hardware, open it by its name or address instead ([`Device::open`], [`Device::by_address`]): the rest is the same.
+//! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::by_address`]). The rest stays the same.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ fn main() {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    // Usually these are two programs, on two machines; each opens its device and makes a queue pair.
+    // Usually these are two programs on two machines. Each opens its device and creates a queue pair.
     let (client, server) = (SoftDevice::new().open()?, SoftDevice::new().open()?);
     let queue_pair = |device: &Device| {
         let completions = device.completion_queue(32).create()?;
@@ -32,12 +32,12 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let (client, server) = (queue_pair(&client)?, queue_pair(&server)?);
 
-    // They tell each other where they are, by any means: then they are connected.
+    // They exchange their endpoints by any means, and connect.
     client.connect(&server.endpoint())?;
     server.connect(&client.endpoint())?;
     println!("{} and {} are connected", client.endpoint().gid.ip(), server.endpoint().gid.ip());
 
-    // The server lends a buffer to receive into; the client sends. Each request owns its memory until it is done.
+    // The server posts a receive, and the client a send. Each request owns its buffer until it completes.
     let receiving = server.post_recv(server.protection_domain().buffer(64)?)?;
     let mut hello = client.protection_domain().buffer(12)?;
     hello.copy_from_slice(b"hello, world");
@@ -46,10 +46,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     let message = server.recv_completion_queue().wait(receiving, PATIENCE)?.into_message()?;
     println!("the server received “{}”", str::from_utf8(&message)?);
 
-    // The server exposes memory, and tells the client its address and key. From here on it does nothing.
+    // The server exposes memory, and gives the client its address and key. From here on the server does nothing.
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let table = server.protection_domain().region(4096, rights)?;
-    table.write(8, b"what was here")?;
+    table.write(8, b"server's text")?;
     let remote = table.remote();
 
     let reading =

@@ -1,5 +1,4 @@
-//! Two processes that play every case of connections with each other, each on a device of its own: what `cargo xtask net`
-//! runs.
+//! Two processes that run every connection test case with each other, each on its own device. `cargo xtask net` runs them.
 //!
 //! ```text
 //! net_pair listen  DEVICE ADDRESS CONTROL [--loss PERCENT]
@@ -7,9 +6,10 @@
 //! net_pair list
 //! ```
 //!
-//! `ADDRESS` is that of the device, by which the other reaches it; `CONTROL` is where the two agree over TCP on what comes
-//! next. Who connects says what became of each case: a line with `ok` or `FAILED`, the case, the flavours, the seconds and,
-//! if it failed, why. `ADVERB_CUT` is a command that cuts the network and mends it again, run in the cases that go on then.
+//! `ADDRESS` is the device's address for the other process. `CONTROL` is the TCP address at which the two agree on the next
+//! case. The connecting process prints one line per case: `ok` or `FAILED`, the case, the flavours (blocking or async, of each
+//! side), the seconds, and the reasons of a failure. `ADVERB_CUT` is a command that interrupts the network and restores it,
+//! for the cases that must survive that.
 
 // The cases are those of a test.
 #[path = "../tests/net_pairs/cases/mod.rs"]
@@ -31,7 +31,7 @@ use cases::{CASES, Case, End, Flavour, Listening, Role};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// How long a case may take: longer than anything in it may.
+/// The timeout of a case, longer than any timeout in it.
 const PATIENCE: Duration = Duration::from_secs(150);
 
 fn main() -> ExitCode {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
             CASES.iter().for_each(|case| println!("{}", case.name));
             Ok(0)
         }
-        _ => Err("see the head of examples/net_pair.rs for what can be said".into()),
+        _ => Err("usage: see the top of examples/net_pair.rs".into()),
     });
     match result {
         Ok(0) => ExitCode::SUCCESS,
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was said on the command line.
+/// The command line.
 struct Arguments<'a> {
     words: Vec<&'a str>,
     loss: u32,
@@ -81,19 +81,19 @@ impl<'a> Arguments<'a> {
         Ok(arguments)
     }
 
-    /// The device of a name; of a software NIC's packets some are lost, if that was asked for.
+    /// Opens a device by name, with packet loss if it was requested.
     fn open(&self, name: &str) -> Outcome<Device> {
         if self.loss == 0 {
             return Ok(Device::open(name)?);
         }
         let address =
-            name.strip_prefix("soft:").ok_or("only a software NIC with an address can lose packets")?;
+            name.strip_prefix("soft:").ok_or("--loss needs a software NIC with an address (soft:ADDRESS)")?;
         let faults = FaultConfig { loss: self.loss * 10_000, ..FaultConfig::new(1) };
         Ok(SoftDevice::at(address.parse()?).faults(faults).open()?)
     }
 }
 
-/// Plays what it is told, until who connects has gone.
+/// Runs the cases that the connecting process names, until it ends.
 fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
     let (stream, _) = TcpListener::bind(control)?.accept()?;
     let mut control = Control::new(stream)?;
@@ -109,12 +109,12 @@ fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
     Ok(())
 }
 
-/// Has the other side play every case with this one; gives how many failed.
+/// Runs every case with the other process. Returns the number of failures.
 fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome<usize> {
     let start = Instant::now();
     let stream = loop {
         match TcpStream::connect(control) {
-            // The other side was only just started.
+            // The other process may still be starting.
             Err(_) if start.elapsed() < Duration::from_secs(20) => sleep(Duration::from_millis(20)),
             connected => break connected?,
         }
@@ -138,7 +138,7 @@ fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome
     Ok(failed)
 }
 
-/// Plays a case with the other side. Says what went wrong, which is nothing if all is well.
+/// Runs a case with the other process. Returns the reasons of a failure, or an empty string.
 fn play_with(
     control: &mut Control,
     case: &'static Case,
@@ -147,19 +147,19 @@ fn play_with(
     server: Flavour,
 ) -> Outcome<String> {
     control.say(&format!("{} {server}", case.name))?;
-    let address: SocketAddr = control.hear()?.ok_or("the other side is gone")?.parse()?;
+    let address: SocketAddr = control.hear()?.ok_or("the other process has ended")?.parse()?;
     let options = case.options(Role::Client, Options::new().device(device));
     let played = play(move || {
         case.play(Role::Client, End::connect(client, &options, address).expect("it is listened to"));
     });
-    let theirs = control.hear()?.ok_or("the other side is gone")?;
+    let theirs = control.hear()?.ok_or("the other process has ended")?;
     let ours = played.err().unwrap_or_default();
     let reasons = [("client: ", ours), ("server: ", theirs)];
     let reasons = reasons.into_iter().filter(|(_, why)| !why.is_empty());
     Ok(reasons.map(|(who, why)| who.to_owned() + &why).collect::<Vec<_>>().join("; "))
 }
 
-/// Does it, within a time; if it panics, says why, in a line.
+/// Runs a case with a timeout. If it panics, returns the message in one line.
 fn play(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
     let (tell, told) = sync_channel(1);
     std::thread::spawn(move || {
@@ -170,10 +170,10 @@ fn play(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
         });
         _ = tell.send(result);
     });
-    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("it isn't done after {PATIENCE:?}")))
+    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("not finished after {PATIENCE:?}")))
 }
 
-/// What the two sides agree over: lines.
+/// The control connection, which carries lines.
 struct Control {
     from: BufReader<TcpStream>,
     to: TcpStream,
@@ -182,7 +182,7 @@ struct Control {
 impl Control {
     fn new(stream: TcpStream) -> Outcome<Control> {
         stream.set_nodelay(true)?;
-        // Whatever it waits for takes no longer than a case, or its end was noticed.
+        // No wait for the other process takes longer than a case.
         stream.set_read_timeout(Some(2 * PATIENCE))?;
         Ok(Control { from: BufReader::new(stream.try_clone()?), to: stream })
     }
@@ -191,7 +191,7 @@ impl Control {
         Ok(self.to.write_all(format!("{line}\n").as_bytes())?)
     }
 
-    /// The next line, if there is one.
+    /// Reads the next line, or `None` at the end.
     fn hear(&mut self) -> Outcome<Option<String>> {
         let mut line = String::new();
         let len = self.from.read_line(&mut line)?;

@@ -1,4 +1,4 @@
-//! A server with the parameters of a model, which clients read out of its memory while it goes on to train.
+//! A server that trains a model, and a client that reads its parameters out of the server's memory meanwhile.
 //!
 //! ```text
 //! $ cargo run --release --example parameter_read -- serve 127.0.0.1:7471
@@ -11,7 +11,7 @@ use std::time::Duration;
 use adverb::net::RemoteAccess;
 use adverb::net::blocking::{Listener, connect};
 
-/// How many bytes of parameters there are, behind their version.
+/// The length of the parameters in bytes. Their version, a word, is in front of them.
 const LEN: usize = 1 << 16;
 
 fn main() {
@@ -34,7 +34,7 @@ fn serve(address: &str) -> adverb::Result<()> {
     println!("listening at {}", listener.local_addr());
     let (connection, mut step) = (listener.accept()?, 0);
     let parameters = connection.expose("parameters", 8 + LEN, RemoteAccess::READ)?;
-    // The client sends nothing: it reads, of which this side sees nothing, until it closes the connection.
+    // The client sends no messages. Its reads don't involve this program.
     while connection.recv_timeout(Duration::from_millis(1)).is_err() {
         step += 1;
         train(&parameters, step)?;
@@ -57,10 +57,14 @@ fn read(address: &str) -> adverb::Result<()> {
     let parameters = connection.remote_region("parameters")?;
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(2));
-        // Done in this order: if the version is the same before and after, all are of that version.
+        // The reads execute in this order: equal even versions before and after mean consistent parameters.
         let read = parameters.read_many([0..8, 8..8 + LEN as u64, 0..8])?;
         let is_whole = read[0][..] == read[2][..] && read[0][0] % 2 == 0;
-        println!("{:?} …: {}", &read[1][..4], if is_whole { "of one step" } else { "of two, once more" });
+        println!(
+            "{:?} …: {}",
+            &read[1][..4],
+            if is_whole { "consistent" } else { "changed while they were read" }
+        );
     }
     connection.close()
 }

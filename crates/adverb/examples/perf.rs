@@ -1,4 +1,4 @@
-//! How fast is it? What perftest's `ib_send_lat -e`, `ib_write_bw` and `ib_send_bw` measure, with Adverb.
+//! Latency and bandwidth of Adverb, measured like perftest's `ib_send_lat -e`, `ib_write_bw` and `ib_send_bw`.
 //!
 //! ```text
 //! $ cargo run --release --example perf -- listen 192.0.2.7:7471
@@ -9,10 +9,12 @@
 //! $ cargo run --release --example perf -- messages 192.0.2.7:7471 [MESSAGES] [BYTES]
 //! ```
 //!
-//! `latency` sends messages there and back, and waits for each: half a round trip is what it tells. `events` does so with
-//! an event for every completion, as `ib_send_lat -e` does, where `latency` sleeps only if there is nothing to be had.
-//! `bandwidth` writes into the peer's memory as fast as it can. Who listens serves one peer, and ends. `messages` sends those
-//! over an `adverb::net` connection, to who takes them.
+//! - `latency` sends one message at a time back and forth, and prints half of the round-trip time. It polls before it sleeps.
+//! - `events` does the same, but waits for an event of every completion, like `ib_send_lat -e`.
+//! - `bandwidth` writes into the peer's memory as fast as possible.
+//! - `messages` sends messages over an `adverb::net` connection, to a process that runs `take`.
+//!
+//! `listen` and `take` serve one peer and exit.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -26,10 +28,10 @@ use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest}
 const FOR_EVER: Duration = Duration::MAX;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many writes are under way at once.
+/// The maximum number of outstanding writes.
 const WRITES: u32 = 128;
 
-/// How many receives wait for messages.
+/// The number of posted receives.
 const RECEIVES: u32 = 16;
 
 fn main() {
@@ -41,7 +43,7 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let usage = "say `listen` or `take` with `ADDRESS:PORT`, or one of `latency`, `events`, `bandwidth`, `messages` with `ADDRESS:PORT [MESSAGES] [BYTES]`";
+    let usage = "usage: perf listen|take ADDRESS:PORT | perf latency|events|bandwidth|messages ADDRESS:PORT [MESSAGES] [BYTES]";
     let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
     let address: SocketAddr = address.parse()?;
     let number = |at: usize, usual| numbers.get(at).map_or(Ok(usual), |word| word.parse::<u32>());
@@ -58,19 +60,19 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Whoever measures may be watched at every step, by strace in a slow machine: finding the device alone then takes seconds.
+/// Under strace on a slow machine, finding the device alone takes seconds.
 fn patient() -> Options {
     Options::new().connect_timeout(Duration::from_secs(60))
 }
 
-/// Takes the messages of one peer.
+/// Receives the messages of one peer.
 fn take(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let connection = net::Listener::bind_with(address, &patient())?.accept()?;
     while connection.recv()?.is_some() {}
     Ok(connection.close()?)
 }
 
-/// Sends messages, and waits until the peer has them all.
+/// Sends messages, and waits until the peer has received them all.
 fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Box<dyn Error>> {
     let connection = net::Connector::new().options(&patient()).connect(address)?;
     let start = Instant::now();
@@ -90,7 +92,7 @@ const LATENCY: u32 = 1;
 const EVENTS: u32 = 2;
 const BANDWIDTH: u32 = 3;
 
-/// What the one who connects wants to do: it tells the other when it connects.
+/// The measurement, which the connector sends to the listener as private data.
 #[derive(Clone, Copy)]
 struct Plan {
     kind: u32,
@@ -109,19 +111,20 @@ impl Plan {
     }
 }
 
-/// Serves one peer, whatever it wants.
+/// Serves one peer.
 fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
-    let plan = Plan::from_bytes(request.private_data()).ok_or("the peer didn't say what it wants")?;
+    let plan = Plan::from_bytes(request.private_data()).ok_or("the peer's private data is too short")?;
     let mut desk = Desk::new(request.path(), &plan)?;
     let memory = desk.memory.remote();
     let mut answer = memory.addr.to_be_bytes().to_vec();
     answer.extend(memory.rkey.to_be_bytes());
-    let connection = request.accept(desk.queue_pair.take().ok_or("it has a queue pair")?, &answer)?;
+    let connection =
+        request.accept(desk.queue_pair.take().ok_or("the queue pair is already in use")?, &answer)?;
     if plan.kind != BANDWIDTH {
-        let mut ball = desk.ball.take().ok_or("it has a ball")?;
+        let mut ball = desk.ball.take().ok_or("the message is already in use")?;
         for _ in 0..plan.count {
             desk.receive(&connection)?;
             ball = desk.send(&connection, ball)?;
@@ -133,7 +136,7 @@ fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
 
 fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
     let (connection, mut desk) = connect(address, plan)?;
-    let mut ball = desk.ball.take().ok_or("it has a ball")?;
+    let mut ball = desk.ball.take().ok_or("the message is already in use")?;
     let mut times = Vec::with_capacity(plan.count as usize + 1);
     for _ in 0..plan.count {
         times.push(Instant::now());
@@ -160,8 +163,8 @@ fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
 
 fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
     let (connection, desk) = connect(address, plan)?;
-    let (addr, rkey) = connection.private_data().split_first_chunk().ok_or("the peer didn't say where")?;
-    let rkey = rkey.first_chunk().ok_or("the peer didn't say its key")?;
+    let (addr, rkey) = connection.private_data().split_first_chunk().ok_or("the peer sent no address")?;
+    let rkey = rkey.first_chunk().ok_or("the peer sent no key")?;
     let remote = RemoteMemory {
         addr: u64::from_be_bytes(*addr),
         rkey: u32::from_be_bytes(*rkey),
@@ -193,20 +196,20 @@ fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Desk), Box<dy
     let connector = Connector::new().timeout(PATIENCE).private_data(&plan.to_bytes());
     let connection = connector.connect(address, |path| {
         let made = desk.insert(Desk::new(path, &plan)?);
-        Ok(made.queue_pair.take().expect("it is new"))
+        Ok(made.queue_pair.take().expect("it was just created"))
     })?;
-    Ok((connection, desk.ok_or("it was made with the queue pair")?))
+    Ok((connection, desk.ok_or("created with the queue pair")?))
 }
 
-/// What each side works with.
+/// The queues and memory of one side.
 struct Desk {
-    /// Until it is connected.
+    /// `None` after it was connected.
     queue_pair: Option<QueuePair>,
     sends: CompletionQueue,
     receives: CompletionQueue,
-    /// Whether every completion is to have its event.
+    /// Whether to wait for an event of every completion.
     is_strict: bool,
-    /// What has completed.
+    /// Completions that were polled but not handled.
     completed: Vec<Completion>,
     ball: Option<Buffer>,
     memory: MemoryRegion,
@@ -239,20 +242,20 @@ impl Desk {
         Ok(Desk { queue_pair, sends, receives, is_strict, completed, ball, memory })
     }
 
-    /// Sends the ball, and waits until it may be used again.
+    /// Sends a message, and waits for its completion.
     fn send(&mut self, connection: &Connection, ball: Buffer) -> Result<Buffer, adverb::Error> {
         connection.queue_pair().post_send(SendRequest::send(ball))?;
         Desk::completion(&self.sends, &mut self.completed, self.is_strict)
     }
 
-    /// Waits until a message has come, and makes room for another.
+    /// Waits for a message, and posts its buffer again.
     fn receive(&mut self, connection: &Connection) -> Result<(), adverb::Error> {
         let message = Desk::completion(&self.receives, &mut self.completed, self.is_strict)?;
         connection.queue_pair().post_recv(message)?;
         Ok(())
     }
 
-    /// Waits for the only completion that can come.
+    /// Waits for the only outstanding completion of the queue, and returns its buffer.
     fn completion(
         queue: &CompletionQueue,
         completed: &mut Vec<Completion>,
@@ -261,7 +264,7 @@ impl Desk {
         loop {
             if let Some(completion) = completed.pop() {
                 completion.success()?;
-                return Ok(completion.into_buffer().expect("it had one"));
+                return Ok(completion.into_buffer().expect("the request had a buffer"));
             }
             if is_strict {
                 queue.wait_event(FOR_EVER)?;

@@ -1,4 +1,4 @@
-//! Plays ping-pong with the example programs of rdma-core: `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong`,
+//! A peer for the ping-pong programs of rdma-core: `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` and
 //! `ibv_srq_pingpong`.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! $ cargo run --example pingpong -- rc -d soft:192.0.2.8 192.0.2.7      # on 192.0.2.8
 //! ```
 //!
-//! Without a server's name it is the server. Those programs tell each other over TCP where their queue pairs are, send
-//! what they received last, and so bring back what this one sent: it compares every byte.
+//! Without a server's name it is the server. The programs exchange the addresses of their queue pairs over TCP. Those of
+//! rdma-core send back the last message that they received, and this one compares every byte.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -20,27 +20,26 @@ use adverb::verbs::{
     QueuePair, RecvRequest, SendRequest, SharedReceiveQueue, Transport, UdDestination,
 };
 
-const USAGE: &str =
-    "say rc, uc, ud or srq, and [-d DEVICE] [-a ADDRESS] [-p PORT] [-m MTU] [-n ROUNDS] [-s BYTES] [SERVER]";
+const USAGE: &str = "usage: pingpong rc|uc|ud|srq [-d DEVICE] [-a ADDRESS] [-p PORT] [-m MTU] [-n ROUNDS] [-s BYTES] [SERVER]";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The queue key that those programs use.
+/// The queue key of rdma-core's programs.
 const QKEY: u32 = 0x1111_1111;
 
-/// What is before a datagram in its receive.
+/// The length of the route header (GRH) in front of a received datagram.
 const ROUTE_HEADER: usize = 40;
 
-/// How many receives wait.
+/// The number of posted receives.
 const RECEIVES: u32 = 64;
 
-/// How many queue pairs `ibv_srq_pingpong` has, and for how many it exchanges addresses.
+/// The number of queue pairs of `ibv_srq_pingpong`, and of the addresses that it exchanges.
 const SHARING: usize = 16;
 const SHARING_TABLE: usize = 256;
 
-/// What tells receives from sends, whose tags are the queue pairs' places.
+/// The tag of receives. The tag of a send is the index of its queue pair.
 const RECEIVE: u64 = u64::MAX;
 
-/// What is in the memory of those programs at first.
+/// The initial bytes of the messages of rdma-core's programs.
 const THEIRS: [u8; 2] = [0, 0x7b];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -63,7 +62,7 @@ fn run() -> Outcome<()> {
     let start = Instant::now();
     player.play()?;
     let each = start.elapsed() / options.rounds;
-    println!("{} rounds of {} bytes, every byte as it must be, {each:?} each", options.rounds, options.len);
+    println!("{} rounds of {} bytes, all bytes correct, {each:?} per round", options.rounds, options.len);
     Ok(())
 }
 
@@ -109,7 +108,7 @@ impl Options {
     }
 }
 
-/// Some queue pairs, and what they play with.
+/// The queue pairs and their queues.
 struct Player<'a> {
     options: &'a Options,
     completions: CompletionQueue,
@@ -118,7 +117,7 @@ struct Player<'a> {
     domain: ProtectionDomain,
 }
 
-/// A queue pair, and what it waits for before it sends again.
+/// A queue pair, and the completions that it waits for before it sends again.
 struct Seat {
     queue_pair: QueuePair,
     recipient: Option<UdDestination>,
@@ -153,10 +152,10 @@ impl<'a> Player<'a> {
         Ok(player)
     }
 
-    /// Tells the peer where the queue pairs are, learns where its own are, and connects them.
+    /// Exchanges the endpoints with the peer over TCP, and connects the queue pairs.
     fn meet(&mut self) -> Outcome<()> {
         let ours: Vec<Endpoint> = self.seats.iter().map(|seat| seat.queue_pair.endpoint()).collect();
-        // `ibv_srq_pingpong` always sends a whole table, of which it fills as much as it needs.
+        // `ibv_srq_pingpong` always sends a whole table and fills only a part of it.
         let count = if self.options.shared { SHARING_TABLE } else { 1 };
         let table = || (0..count).map(|at| ours.get(at).unwrap_or(&ours[0]));
         if let Some(server) = &self.options.server {
@@ -165,7 +164,7 @@ impl<'a> Player<'a> {
             let theirs = (0..count).map(|_| learn(&mut stream)).collect::<Outcome<Vec<_>>>()?;
             self.connect(&theirs)?;
             stream.write_all(b"done\0")?;
-            // Who has connected sends first.
+            // The client sends first.
             return (0..self.seats.len()).try_for_each(|at| self.send(at));
         }
         let (mut stream, _) = TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.options.port))?.accept()?;
@@ -177,13 +176,13 @@ impl<'a> Player<'a> {
     }
 
     fn connect(&mut self, theirs: &[Endpoint]) -> Outcome<()> {
-        let mtu = PathMtu::at_most(self.options.mtu).ok_or("the least MTU is 256")?;
+        let mtu = PathMtu::at_most(self.options.mtu).ok_or("the minimum MTU is 256")?;
         for (seat, theirs) in self.seats.iter_mut().zip(theirs) {
             if self.options.transport == Transport::Ud {
                 seat.queue_pair.move_to_rts()?;
                 seat.recipient = Some(seat.queue_pair.ud_destination(theirs, QKEY)?);
             } else {
-                // As those programs do.
+                // The options of rdma-core's programs.
                 let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
                 seat.queue_pair.connect_with(theirs, &options)?;
             }
@@ -191,18 +190,21 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Sends, and sends again when something came, until there were enough rounds.
+    /// Sends the next message after each reply, until all rounds are done.
     fn play(&mut self) -> Outcome<()> {
         let (mut sent, mut received) = (0, 0);
         let mut completions = Vec::new();
         while sent < self.options.rounds || received < self.options.rounds {
             if self.completions.poll_timeout(&mut completions, PATIENCE)? == 0 {
-                return Err(format!("nothing came, after {sent} sent and {received} received").into());
+                return Err(format!(
+                    "no completion within {PATIENCE:?}, after {sent} sent and {received} received"
+                )
+                .into());
             }
             for completion in completions.drain(..) {
                 completion.success()?;
                 let at = if completion.tag() == RECEIVE {
-                    // At first it sends what it had.
+                    // The first message of rdma-core's client is its own, not an echo.
                     let is_echo = self.options.server.is_some() || received >= self.seats.len() as u32;
                     received += 1;
                     self.receive(completion, is_echo)?
@@ -235,16 +237,20 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Looks at a message, and says at which of the queue pairs it came.
+    /// Checks a message, and returns the index of the queue pair that received it.
     fn receive(&mut self, completion: Completion, is_echo: bool) -> Outcome<usize> {
-        let qpn = completion.qpn().ok_or("the completion doesn't say whose it is")?;
-        let at = self.seats.iter().position(|seat| seat.queue_pair.qpn() == qpn).ok_or("it is nobody's")?;
+        let qpn = completion.qpn().ok_or("the completion has no queue pair number")?;
+        let at = self
+            .seats
+            .iter()
+            .position(|seat| seat.queue_pair.qpn() == qpn)
+            .ok_or("the completion is of an unknown queue pair")?;
         let mut message = match self.options.transport {
             Transport::Ud => completion.into_datagram()?.message,
             _ => completion.into_message()?,
         };
         if message.len() != self.options.len {
-            return Err(format!("a message of {} bytes came", message.len()).into());
+            return Err(format!("received a message of {} bytes", message.len()).into());
         }
         for (place, byte) in (0..).zip(&message[..]) {
             if *byte != ours(place) && (is_echo || !THEIRS.contains(byte)) {
@@ -257,7 +263,7 @@ impl<'a> Player<'a> {
         Ok(at)
     }
 
-    /// Gives the device a place for a message.
+    /// Posts a receive.
     fn offer(&self, buffer: Buffer) -> Outcome<()> {
         let receive = RecvRequest::new(buffer).tag(RECEIVE);
         match &self.shared {
@@ -268,25 +274,25 @@ impl<'a> Player<'a> {
     }
 }
 
-/// The bytes of our messages: each place has its own.
+/// The byte at an index of a message of this program.
 fn ours(place: u32) -> u8 {
     (place % 251) as u8 ^ 0xa5
 }
 
-/// Tells where a queue pair is, as those programs do: in hexadecimal, with a zero behind it.
+/// Sends the endpoint of a queue pair in the format of rdma-core's programs: hexadecimal, with a zero at the end.
 fn tell(stream: &mut TcpStream, endpoint: &Endpoint) -> Outcome<()> {
     let gid: String = endpoint.gid.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{:04x}:{:06x}:{:06x}:{gid}\0", endpoint.lid, endpoint.qpn.get(), endpoint.psn.get());
     Ok(stream.write_all(line.as_bytes())?)
 }
 
-/// Learns where one is.
+/// Receives the endpoint of a queue pair.
 fn learn(stream: &mut TcpStream) -> Outcome<Endpoint> {
     let mut line = *b"0000:000000:000000:00000000000000000000000000000000\0";
     stream.read_exact(&mut line)?;
     let line = std::str::from_utf8(&line)?.trim_end_matches('\0');
     let fields: Vec<&str> = line.split(':').collect();
-    let [_, qpn, psn, gid] = fields[..] else { return Err(format!("{line:?} is no address").into()) };
+    let [_, qpn, psn, gid] = fields[..] else { return Err(format!("invalid endpoint {line:?}").into()) };
     let gid = Ipv6Addr::from(u128::from_str_radix(gid, 16)?);
     let (qpn, psn) = (u32::from_str_radix(qpn, 16)?, u32::from_str_radix(psn, 16)?);
     Ok(Endpoint::new(Gid::from(IpAddr::from(gid)), Qpn::truncate(qpn), Psn::wrapping(psn)))

@@ -1,4 +1,4 @@
-//! Two queue pairs of one device play ping-pong over a reliable connection.
+//! Two queue pairs of one device send a message back and forth over a reliable connection.
 //!
 //! ```text
 //! $ cargo run --release --example rc_pingpong -- [DEVICE]
@@ -29,7 +29,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let domain = device.protection_domain()?;
     let mut left = Player::new(&domain)?;
     let mut right = Player::new(&domain)?;
-    // Two processes would tell each other their endpoints over TCP, say.
+    // Two processes would exchange their endpoints, for example over TCP.
     left.queue_pair.connect(&right.queue_pair.endpoint())?;
     right.queue_pair.connect(&left.queue_pair.endpoint())?;
 
@@ -45,7 +45,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         let back = left.receive()?;
         left.offer(back)?;
     }
-    println!("{}: {ROUNDS} rounds, {:?} each", device.name(), start.elapsed() / ROUNDS);
+    println!("{}: {ROUNDS} rounds, {:?} per round", device.name(), start.elapsed() / ROUNDS);
     Ok(())
 }
 
@@ -60,17 +60,17 @@ impl Player {
         let completions = domain.device().completion_queue(8).events().create()?;
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4).create()?;
-        // Where the first message goes: it must be there before the peer sends.
+        // The receive of the first message must be posted before the peer sends.
         let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
         Ok(Player { queue_pair, completions, receiving })
     }
 
-    /// Sends the ball. It belongs to the device until that is done, and only the completion gives it back.
+    /// Sends a buffer. The request owns it until the completion returns it.
     fn send(&self, ball: Buffer) -> adverb::Result<Buffer> {
         let id = self.queue_pair.post_send(SendRequest::send(ball))?;
         let completion = self.completions.wait(id, PATIENCE)?;
         completion.success()?;
-        Ok(completion.into_buffer().expect("it had one"))
+        Ok(completion.into_buffer().expect("the request had a buffer"))
     }
 
     /// Waits for a message.
@@ -78,7 +78,7 @@ impl Player {
         self.completions.wait(self.receiving, PATIENCE)?.into_message()
     }
 
-    /// Gives the device a place for the next message.
+    /// Posts a receive for the next message.
     fn offer(&mut self, buffer: Buffer) -> adverb::Result<()> {
         self.receiving = self.queue_pair.post_recv(buffer)?;
         Ok(())

@@ -1,4 +1,4 @@
-//! A counter for each client in the server's memory, which the client counts up without any of the server's program.
+//! A counter for each client in the server's memory. The client increments it without the server's CPU.
 //!
 //! ```text
 //! $ cargo run --release --example remote_counter -- serve 127.0.0.1:7471
@@ -37,7 +37,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             for _ in 0..1000 {
                 counter.fetch_add(0, 1)?;
             }
-            println!("it was {} before this", counter.fetch_add(0, 1)?);
+            println!("the counter was {} before the last increment", counter.fetch_add(0, 1)?);
             Ok(connection.close()?)
         }
         _ => Err("usage: remote_counter [serve] ADDRESS:PORT".into()),
@@ -46,7 +46,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 fn serve(connection: &Connection) -> adverb::Result<u64> {
     let counter = connection.expose("counter", 8, RemoteAccess::READ | RemoteAccess::ATOMIC)?;
-    // All that there is to do is to wait until the client is done.
+    // Waits until the client closes the connection.
     while connection.recv()?.is_some() {}
     Ok(counter.word(0)?.load(Ordering::Relaxed))
 }

@@ -1,7 +1,7 @@
-//! rdma-core's `rping`, in Rust: either side of it talks to either side of that, or to itself, on any device.
+//! rdma-core's `rping` in Rust, for any device. Each side interoperates with the original.
 //!
-//! The client says where its text is (address, key, length); the server READs it, and says so; the client says where it
-//! wants it; the server WRITEs it there, and says so; the client compares.
+//! In each round the client sends the address, key and length of its text. The server READs the text and confirms. The client
+//! sends the address of a second buffer. The server WRITEs the text there and confirms, and the client compares.
 //!
 //! ```text
 //! $ cargo run --example rping -- -s -a 192.0.2.7 -d soft:192.0.2.7       # or `rping -s -a 192.0.2.7`
@@ -22,16 +22,16 @@ use adverb::verbs::{
 
 const USAGE: &str = "rping -s|-c -a ADDRESS [-p PORT] [-C COUNT] [-S SIZE] [-d DEVICE] [-v]
 
-  -s  be the server            -c  be the client
-  -a  the server's address     -p  its port (7174)
-  -C  how often (as long as the client likes; 10)
-  -S  how many bytes of text (64)
-  -d  open this device first: a software device (soft:ADDRESS) must be
-  -v  show the text";
+  -s  run as server            -c  run as client
+  -a  address of the server    -p  port of the server (default 7174)
+  -C  number of rounds (default: until the client disconnects; client: 10)
+  -S  length of the text in bytes (default 64)
+  -d  open this device first: needed for a software device (soft:ADDRESS)
+  -v  print the text";
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Longer than it takes to repeat a message that wasn't acknowledged a few times.
+/// Longer than a few retransmissions of an unacknowledged message.
 const LINGER: Duration = Duration::from_millis(500);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -75,16 +75,16 @@ impl Options {
             }
         }
         let (Some(server), Some(address)) = (server, address) else { return Err(USAGE.into()) };
-        // The text begins with a word and ends with a zero.
+        // The text starts with a word and ends with a zero.
         if !(32..=1 << 20).contains(&size) {
-            return Err("a size from 32 to 1048576 will do".into());
+            return Err("the size must be 32 to 1048576".into());
         }
         Ok(Options { server, address: SocketAddr::new(address, port), count, size, device, verbose })
     }
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    // Software devices at addresses of a network are only used if they are open.
+    // The connection manager uses a software device at a network address only if it is open.
     let _device = options.device.as_deref().map(Device::open).transpose()?;
     let start = Instant::now();
     let rounds = if options.server { serve(options)? } else { ask(options)? };
@@ -105,20 +105,20 @@ fn serve(options: &Options) -> Outcome<usize> {
         let text = desk.domain.buffer(source.length.min(options.size))?;
         let read = desk.post(&connection, SendRequest::read(text, source.place))?;
         read.success()?;
-        let text = read.into_buffer().ok_or("a READ gives its buffer back")?;
+        let text = read.into_buffer().ok_or("the READ returned no buffer")?;
         if options.verbose {
             println!("{}", String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(&text)));
         }
         desk.say(&connection, &[0; PLACE])?;
         let Some(sink) = desk.next_place(&connection)? else { break };
         if sink.length < text.len() {
-            return Err("the client's text is longer than the place for it".into());
+            return Err("the client's second buffer is too short for its text".into());
         }
         desk.post(&connection, SendRequest::write(text, sink.place))?.success()?;
         let said = desk.say(&connection, &[0; PLACE]);
         rounds += 1;
         if let Err(error) = said {
-            // A client that has all it wants leaves at once, and its last acknowledgement may have been lost.
+            // A client disconnects right after the last round, and its last acknowledgement may be lost.
             match connection.wait_event(LINGER)? {
                 Some(ConnectionEvent::Disconnected) => break,
                 _ => return Err(error),
@@ -137,7 +137,7 @@ fn ask(options: &Options) -> Outcome<usize> {
         Ok(queue_pair)
     })?;
     println!("{}", connection.path());
-    let mut desk = desk.expect("it goes with the queue pair");
+    let mut desk = desk.expect("created with the queue pair");
     let size = options.size;
     let source = desk.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let sink = desk.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -148,24 +148,24 @@ fn ask(options: &Options) -> Outcome<usize> {
         sink.write(0, &vec![0; size])?;
         for region in [&source, &sink] {
             desk.say(&connection, &Place { place: region.remote().at(0), length: size }.to_bytes())?;
-            desk.next(&connection)?.ok_or("the server has gone")?;
+            desk.next(&connection)?.ok_or("the server has disconnected")?;
         }
         let mut back = vec![0; size];
         sink.read(0, &mut back)?;
         if back != text {
-            return Err(format!("in round {round} something else came back").into());
+            return Err(format!("round {round}: received different bytes").into());
         }
         if options.verbose {
             println!("{}", String::from_utf8_lossy(&back[..size - 1]));
         }
     }
-    // Should our last acknowledgement be lost, the server will want another.
+    // If the last acknowledgement is lost, the server retransmits and needs another.
     thread::sleep(LINGER);
     connection.close(PATIENCE)?;
     Ok(rounds)
 }
 
-/// What the client sends in a round, as rdma-core's does: printable, and a zero at the end.
+/// The text of a round, as in rdma-core's rping: printable, with a zero at the end.
 fn text(round: usize, size: usize) -> Vec<u8> {
     let letters = (b'A'..=b'z').cycle().skip(round % 58);
     let mut text: Vec<u8> = format!("rdma-ping-{round}: ").into_bytes();
@@ -174,13 +174,13 @@ fn text(round: usize, size: usize) -> Vec<u8> {
     text
 }
 
-/// Where a text is, or is to be.
+/// The peer's buffer that a text is read from or written to.
 struct Place {
     place: RemoteAddress,
     length: usize,
 }
 
-/// The bytes of a message that says so: address, key and length, the most significant byte first.
+/// The length of a message with a place: address, key and length, in network byte order.
 const PLACE: usize = 16;
 
 impl Place {
@@ -193,15 +193,15 @@ impl Place {
     }
 
     fn from_bytes(bytes: &[u8]) -> Outcome<Place> {
-        let (addr, rest) = bytes.split_first_chunk().ok_or("a message is too short")?;
-        let (rkey, rest) = rest.split_first_chunk().ok_or("a message is too short")?;
-        let length = rest.first_chunk().ok_or("a message is too short")?;
+        let (addr, rest) = bytes.split_first_chunk().ok_or("the message is too short")?;
+        let (rkey, rest) = rest.split_first_chunk().ok_or("the message is too short")?;
+        let length = rest.first_chunk().ok_or("the message is too short")?;
         let place = RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: u32::from_be_bytes(*rkey) };
         Ok(Place { place, length: u32::from_be_bytes(*length) as usize })
     }
 }
 
-/// What goes with a queue pair: where its requests complete, and the receive that it has.
+/// The completion queue of a queue pair, and the receive that is posted to it.
 struct Desk {
     domain: ProtectionDomain,
     completions: CompletionQueue,
@@ -230,7 +230,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The next message, or `None` if the peer has gone.
+    /// Waits for the next message. Returns `None` if the peer has disconnected.
     fn next(&mut self, connection: &Connection) -> Outcome<Option<Vec<u8>>> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -240,7 +240,7 @@ impl Desk {
             match self.completions.wait(self.receiving, Duration::from_millis(100)) {
                 Err(adverb::Error::Timeout { .. }) if Instant::now() < deadline => {}
                 Err(adverb::Error::Timeout { .. }) => {
-                    return Err(format!("the peer has said nothing for {PATIENCE:?}").into());
+                    return Err(format!("no message from the peer within {PATIENCE:?}").into());
                 }
                 Err(error) => return Err(error.into()),
                 Ok(completion) => {

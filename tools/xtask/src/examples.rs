@@ -18,9 +18,14 @@ pub(crate) fn run() -> Result<()> {
     // Name, arguments of the server and of the client (ADDRESS stands for the server's address), and a part of the
     // client's expected output.
     let examples: [(&str, &[&str], &[&str], &str); 4] = [
-        ("echo", &["serve", "ADDRESS"], &["ADDRESS"], "1048576 bytes there and back: "),
-        ("remote_counter", &["serve", "ADDRESS"], &["ADDRESS"], "it was 1000 before this"),
-        ("parameter_read", &["serve", "ADDRESS"], &["ADDRESS"], ": of one step"),
+        ("echo", &["serve", "ADDRESS"], &["ADDRESS"], "1048576 bytes: "),
+        (
+            "remote_counter",
+            &["serve", "ADDRESS"],
+            &["ADDRESS"],
+            "the counter was 1000 before the last increment",
+        ),
+        ("parameter_read", &["serve", "ADDRESS"], &["ADDRESS"], ": consistent"),
         (
             "file_transfer",
             &["receive", "ADDRESS", &to],

@@ -1,4 +1,4 @@
-//! Streams of bytes, over tokio's TCP and over connections: each message is so many bytes, written with one call.
+//! Byte streams over tokio's TCP and over connections. Each message is written with one call.
 
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,7 @@ async fn write(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> O
         }
     }
     stream.shutdown().await?;
-    // Until the other side is done, too.
+    // Waits until the peer is done, too.
     _ = tokio::time::timeout(crate::PATIENCE, stream.read_u8()).await;
     Ok(())
 }

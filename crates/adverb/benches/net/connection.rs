@@ -1,4 +1,4 @@
-//! Connections, of threads and of tasks.
+//! Connections, blocking and async.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use crate::peer::{self, Peer};
 use crate::{Meter, Outcome, SHORT, Work, processor_time, round_trips, say, say_round_trips};
 
-/// How connections are: as anybody's, but that they don't wait for ever.
+/// The default options with a timeout.
 pub(crate) fn options(device: &str) -> Outcome<Options> {
     Ok(Options::new().device(&Device::open(device)?).timeout(crate::PATIENCE))
 }
@@ -22,14 +22,14 @@ pub(crate) fn address(device: &str) -> Outcome<SocketAddr> {
     Ok(SocketAddr::new(address, 0))
 }
 
-/// How messages go one way.
+/// The way to send messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Each is a program's bytes.
+    /// `send` of a slice, which is copied.
     Sent,
-    /// The same, gathered with others.
+    /// `feed` of a slice, which is coalesced with others.
     Fed,
-    /// Each is a buffer of the connection's pool, as the program found it there.
+    /// `send` of a buffer of the connection's pool, which isn't copied.
     Given,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, how: How) -> Outc
         Work::Latency { times } => {
             round_trips(times, || {
                 connection.send(&[7; SHORT])?;
-                connection.recv()?.ok_or("it ended")?;
+                connection.recv()?.ok_or("the peer closed the connection")?;
                 Ok(())
             })?;
             connection.close()?;
@@ -88,7 +88,7 @@ pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
     Ok(processor_time() - processor)
 }
 
-/// A runtime as small programs have it.
+/// Creates a current-thread runtime.
 pub(crate) fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
@@ -115,7 +115,7 @@ pub(crate) fn begin_tasks(peer: &mut Peer, device: &str, work: Work) -> Outcome 
                 for _ in 0..times {
                     let start = Instant::now();
                     connection.send(&[7; SHORT]).await?;
-                    connection.recv().await?.ok_or("it ended")?;
+                    connection.recv().await?.ok_or("the peer closed the connection")?;
                     rounds.push(start.elapsed());
                 }
                 say_round_trips(rounds);

@@ -1,15 +1,20 @@
-//! How fast connections are, beside the device under them and TCP: what `cargo xtask bench net` runs.
+//! Throughput and latency of connections, compared with the bare device and with TCP. `cargo xtask bench net` runs it.
 //!
 //! ```text
-//! net rate WHO OURS THEIRS [MILLISECONDS] [BYTES]      messages, one process to another: a second, and MB/s
-//! net latency WHO OURS THEIRS [TIMES]                  64 bytes there and back: µs
-//! net idle WHO OURS THEIRS [MILLISECONDS]              both ends wait for messages that don't come
+//! net rate KIND OURS THEIRS [MILLISECONDS] [BYTES]      messages from one process to another: messages/s and MB/s
+//! net latency KIND OURS THEIRS [TIMES]                  round trips of 64 bytes: µs
+//! net idle KIND OURS THEIRS [MILLISECONDS]              both ends wait, and no message is sent: CPU time
 //! ```
 //!
-//! `WHO` is `raw` (SENDs on queue pairs, requests posted and receives refilled many at a time), `raw-single` (one at a time),
-//! `threads`, `tasks` (connections), `fed` (messages that gather), `given` (buffers of the pool, which aren't copied), `stream`
-//! or `tcp` (tokio's TCP: for devices there are addresses). With `PEER_CPU` in the environment the other process runs on that
-//! processor. Results are lines of a name and a number.
+//! `KIND` is one of
+//!
+//! - `raw`: SENDs on queue pairs, with requests and receives posted in batches; `raw-single`: one at a time;
+//! - `threads`, `tasks`: connections, blocking and async;
+//! - `fed`: coalesced messages; `given`: buffers of the pool, which aren't copied;
+//! - `stream`: a connection as a byte stream; `tcp`: tokio's TCP, with addresses in place of devices.
+//!
+//! `OURS` and `THEIRS` are the devices of the two processes. The environment variable `PEER_CPU` pins the other process to a
+//! CPU. Each result is a line with a name and a number.
 
 mod bytes;
 mod connection;
@@ -23,21 +28,21 @@ use peer::Peer;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// What is done by the two processes.
+/// The measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// Messages of so many bytes go one way for so long.
+    /// Messages of `len` bytes in one direction for `time`.
     Rate { time: Duration, len: usize },
-    /// Messages of 64 bytes go there and back so often.
+    /// `times` round trips of 64 bytes.
     Latency { times: usize },
-    /// Nothing happens for so long.
+    /// No message for `time`.
     Idle { time: Duration },
 }
 
-/// How long the messages are that go there and back.
+/// The length of the messages of round trips.
 pub(crate) const SHORT: usize = 64;
 
-/// How long anything may take.
+/// The timeout of every operation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> Outcome {
@@ -46,7 +51,7 @@ fn main() -> Outcome {
     let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
     let time = || number(4, 700).map(Duration::from_millis);
     match words[..] {
-        [] => println!("nothing to do: this is run by `cargo xtask bench net`"),
+        [] => println!("nothing to do: `cargo xtask bench net` runs this with arguments"),
         ["serve", who, device, ref work @ ..] => serve(who, device, Work::read(work)?)?,
         ["rate", who, ours, theirs, ..] => {
             let work = Work::Rate { time: time()?, len: number(5, SHORT as u64)? as usize };
@@ -56,12 +61,12 @@ fn main() -> Outcome {
             begin(who, ours, theirs, Work::Latency { times: number(4, 20_000)? as usize })?;
         }
         ["idle", who, ours, theirs, ..] => begin(who, ours, theirs, Work::Idle { time: time()? })?,
-        _ => return Err("see the head of benches/net/main.rs for what can be said".into()),
+        _ => return Err("usage: see the top of benches/net/main.rs".into()),
     }
     Ok(())
 }
 
-/// Starts the other process, works with it, and says how it went.
+/// Starts the other process, measures with it, and prints the results.
 fn begin(who: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
     let mut peer = Peer::start(who, theirs, &work.words())?;
     match who {
@@ -73,14 +78,14 @@ fn begin(who: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
         "tasks" => connection::begin_tasks(&mut peer, ours, work),
         "stream" => bytes::begin_stream(&mut peer, ours, work),
         "tcp" => bytes::begin(&mut peer, work),
-        _ => Err(format!("nobody is {who}").into()),
+        _ => Err(format!("unknown kind {who}").into()),
     }?;
     let theirs: f64 = peer.dismiss()?.parse()?;
     say("processor-seconds-peer", theirs);
     Ok(())
 }
 
-/// Does its part in what the process that started it wants, and tells it how much of the processor that took.
+/// Runs the other side of a measurement, and sends its CPU time to the process that started it.
 fn serve(who: &str, device: &str, work: Work) -> Outcome {
     let processor = match who {
         "raw" | "raw-single" => raw::serve(device, work),
@@ -88,7 +93,7 @@ fn serve(who: &str, device: &str, work: Work) -> Outcome {
         "tasks" => connection::serve_tasks(device, work),
         "stream" => bytes::serve_stream(device, work),
         "tcp" => bytes::serve(device, work),
-        _ => Err(format!("nobody is {who}").into()),
+        _ => Err(format!("unknown kind {who}").into()),
     }?;
     peer::tell(&processor.as_secs_f64().to_string());
     Ok(())
@@ -110,18 +115,18 @@ impl Work {
             }
             ["latency", times] => Work::Latency { times: times.parse()? },
             ["idle", time] => Work::Idle { time: Duration::from_millis(time.parse()?) },
-            _ => return Err("no such work".into()),
+            _ => return Err("unknown measurement".into()),
         })
     }
 }
 
-/// What is measured of messages that go one way, once they are on their way.
+/// Measures messages in one direction, after a warm-up.
 pub(crate) struct Meter {
     time: Duration,
     begun: Option<(Instant, Duration, u64)>,
 }
 
-/// How many messages go before the time counts.
+/// The number of messages before the measurement starts.
 const WARM: u64 = 200;
 
 impl Meter {
@@ -129,7 +134,7 @@ impl Meter {
         Meter { time, begun: None }
     }
 
-    /// Says whether to go on, after so many messages.
+    /// Whether to send more, after `messages` messages.
     pub(crate) fn goes_on(&mut self, messages: u64) -> bool {
         match self.begun {
             None if messages < WARM => true,
@@ -137,15 +142,15 @@ impl Meter {
                 self.begun = Some((Instant::now(), processor_time(), messages));
                 true
             }
-            // The clock isn't looked at for every message, which would be a part of what is measured.
+            // Reading the clock for every message would distort the measurement.
             Some(_) if !messages.is_multiple_of(16) => true,
             Some((start, ..)) => start.elapsed() < self.time,
         }
     }
 
-    /// Says how it went.
+    /// Prints the results.
     pub(crate) fn say(&self, messages: u64, len: usize) -> Outcome {
-        let (start, processor, before) = self.begun.ok_or("there were too few messages")?;
+        let (start, processor, before) = self.begun.ok_or("too few messages were sent")?;
         let (seconds, count) = (start.elapsed().as_secs_f64(), (messages - before) as f64);
         say("rate", count / seconds);
         say("bandwidth", count * len as f64 / seconds / 1e6);
@@ -155,7 +160,7 @@ impl Meter {
     }
 }
 
-/// Does something so often, and says how long it took.
+/// Runs `round` `times` times, and prints percentiles of its duration.
 pub(crate) fn round_trips(times: usize, mut round: impl FnMut() -> Outcome) -> Outcome {
     let mut rounds = Vec::with_capacity(times);
     for _ in 0..times {
@@ -175,12 +180,12 @@ pub(crate) fn say_round_trips(mut rounds: Vec<Duration>) {
     }
 }
 
-/// Says a result: a line that programs read.
+/// Prints a result as a line that programs parse.
 pub(crate) fn say(name: &str, number: f64) {
     println!("{name} {number:.4}");
 }
 
-/// The time of the processor that this process has used.
+/// The CPU time of this process.
 pub(crate) fn processor_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let times = tasks.filter_map(|task| {

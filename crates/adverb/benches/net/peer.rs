@@ -1,11 +1,11 @@
-//! The other process, and what is said between the two: a line each time, over pipes.
+//! The other process, with which lines are exchanged over pipes.
 
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::Outcome;
 
-/// The other process, as the first sees it.
+/// The process that this one started.
 pub(crate) struct Peer {
     child: Child,
     to: Option<ChildStdin>,
@@ -15,7 +15,7 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn start(who: &str, device: &str, work: &[String]) -> Outcome<Peer> {
         let program = std::env::current_exe()?;
-        // On a processor of its own, if one is named.
+        // On its own CPU, if one is named.
         let mut command = match std::env::var("PEER_CPU") {
             Ok(cpu) => {
                 let mut command = Command::new("taskset");
@@ -36,7 +36,7 @@ impl Peer {
     }
 
     pub(crate) fn tell(&mut self, line: &str) -> Outcome {
-        let to = self.to.as_mut().ok_or("it was dismissed")?;
+        let to = self.to.as_mut().ok_or("the other process was dismissed")?;
         Ok(to.write_all(format!("{line}\n").as_bytes())?)
     }
 
@@ -44,7 +44,7 @@ impl Peer {
         read(&mut self.from)
     }
 
-    /// Says that it is over, and hears what the peer has to say of it.
+    /// Ends the measurement, and returns the last line of the other process.
     pub(crate) fn dismiss(mut self) -> Outcome<String> {
         drop(self.to.take());
         let last = self.hear();
@@ -58,24 +58,24 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It is there only if something went wrong before it was dismissed; and then nobody can be told.
+        // It still runs only after a failure, so errors are ignored.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// Tells the process that started this one.
+/// Sends a line to the process that started this one.
 pub(crate) fn tell(line: &str) {
     println!("{line}");
     _ = stdout().flush();
 }
 
-/// Hears from the process that started this one.
+/// Reads a line of the process that started this one.
 pub(crate) fn hear() -> Outcome<String> {
     read(&mut stdin().lock())
 }
 
-/// Waits until the process that started this one says that it is over.
+/// Waits until the process that started this one ends the measurement.
 pub(crate) fn until_dismissed() {
     _ = std::io::copy(&mut stdin().lock(), &mut std::io::sink());
 }
@@ -83,7 +83,7 @@ pub(crate) fn until_dismissed() {
 fn read(from: &mut impl BufRead) -> Outcome<String> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 {
-        return Err("the other process said nothing".into());
+        return Err("the other process ended without a result".into());
     }
     Ok(line.trim_end().to_owned())
 }

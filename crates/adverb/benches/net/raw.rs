@@ -1,4 +1,4 @@
-//! The device itself: SENDs on a queue pair, by processes that poll.
+//! The bare device: SENDs on a queue pair, by processes that poll.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use adverb::verbs::{
 use crate::peer::{self, Peer};
 use crate::{Meter, Outcome, PATIENCE, SHORT, Work, processor_time, round_trips};
 
-/// How many requests are posted with one doorbell.
+/// The number of requests that are posted with one doorbell.
 pub(crate) const BATCH: u32 = 64;
 
-/// What each side works with.
+/// The queue pair, queue and memory of one side.
 struct Desk {
     completions: CompletionQueue,
     queue_pair: QueuePair,
@@ -30,7 +30,7 @@ impl Desk {
         let device = Device::open(device)?;
         let domain = device.protection_domain()?;
         let (len, depth) = match work {
-            // As many bytes as fit a cache, more or less, but not more messages than a queue is long.
+            // About as many bytes as fit a cache, and at most 2048 messages.
             Work::Rate { len, .. } => (len, ((4 << 20) / len).clamp(8, 2048) as u32),
             _ => (SHORT, 16),
         };
@@ -42,7 +42,7 @@ impl Desk {
     }
 
     fn meet(&self, endpoint: &str) -> Outcome {
-        // Should the receiver be made to wait for a processor, and run out of receives, it is soon asked again.
+        // Short RNR backoff, for a receiver that was preempted and ran out of receives.
         let options = ConnectOptions::new().min_rnr_timer(6);
         Ok(self.queue_pair.connect_with(&serde_json::from_str(endpoint)?, &options)?)
     }
@@ -63,7 +63,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Polls once, and says how many completions have this tag.
+    /// Polls once, and returns the number of completions with this tag.
     fn poll(&self, done: &mut Vec<Completion>, tag: u64) -> Outcome<u32> {
         self.completions.poll(done)?;
         let mut found = 0;
@@ -95,7 +95,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
                 while posted - completed + batch <= u64::from(desk.depth) {
                     if batch == 1 {
                         let request = desk.send(posted)?;
-                        // One in many says for all that they are done.
+                        // One signaled request in 16 completes all before it.
                         desk.queue_pair.post_send(if posted % 16 == 15 {
                             request
                         } else {
@@ -103,7 +103,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
                         })?;
                     } else {
                         let request = |number| {
-                            let request = desk.send(posted + number).expect("it is within the memory");
+                            let request = desk.send(posted + number).expect("the slice lies in the region");
                             if number == batch - 1 { request } else { request.unsignaled() }
                         };
                         desk.queue_pair.post_sends((0..batch).map(request))?;
@@ -113,7 +113,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
                 completed += u64::from(desk.poll(&mut done, 0)?);
             }
             meter.say(completed, len)?;
-            // What asked for no completion is done with one that does.
+            // A signaled request completes the unsignaled ones before it.
             let (deadline, mut last) = (Instant::now() + PATIENCE, Some(desk.send(posted)?));
             while completed <= posted {
                 if posted - completed < u64::from(desk.depth)
@@ -137,7 +137,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
                 Ok(())
             })?;
         }
-        Work::Idle { .. } => return Err("who polls is never idle".into()),
+        Work::Idle { .. } => return Err("`idle` needs a kind that waits".into()),
     }
     Ok(())
 }

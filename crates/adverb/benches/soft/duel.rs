@@ -1,4 +1,4 @@
-//! Two processes.
+//! Measurements with two processes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,28 +15,28 @@ use serde::{Deserialize, Serialize};
 use crate::peer::{self, Offer, Peer, Plan};
 use crate::{Outcome, processor_time, say};
 
-/// How many writes are under way at once.
+/// The number of outstanding writes.
 const WRITES: usize = 64;
 
-/// How many requests are posted with one doorbell.
+/// The number of requests that are posted with one doorbell.
 const BATCH: usize = 64;
 
-/// How many messages are under way at once.
+/// The number of messages in flight.
 const MESSAGES: usize = 2048;
 
-/// How many receives wait for messages that come one at a time: so that there is room for the next while one is answered.
+/// The number of posted receives for messages that arrive one at a time.
 const RECEIVES_FOR_ONE: u32 = 8;
 
-/// How many receives wait for them.
+/// The number of posted receives for many messages.
 const RECEIVES: u32 = 8192;
 
-/// Messages hold their number, and from here on which queue pair sent them.
+/// A message contains its number, and from this bit on the index of the sending queue pair.
 const SENDER_SHIFT: u32 = 40;
 
-/// How long anything may take.
+/// The timeout of every operation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What each side works with.
+/// The queue pairs, queues and memory of one side.
 pub(crate) struct Desk {
     domain: ProtectionDomain,
     pub(crate) completions: CompletionQueue,
@@ -62,7 +62,7 @@ impl Desk {
         Ok(Desk { domain, completions, shared: None, queue_pairs: Vec::new(), memory })
     }
 
-    /// Makes queue pairs. Where there are many, their receives are in one place.
+    /// Creates queue pairs, with the shared receive queue if there is one.
     pub(crate) fn add(&mut self, count: u32, sends: u32, receives: u32) -> Outcome {
         for _ in 0..count {
             let builder = self.domain.queue_pair(Transport::Rc).completion_queue(&self.completions);
@@ -83,7 +83,7 @@ impl Desk {
 
     pub(crate) fn connect(&self, offer: &Offer) -> Outcome {
         for (queue_pair, endpoint) in self.queue_pairs.iter().zip(&offer.endpoints) {
-            // Should the receiver be made to wait for a processor, and run out of receives, it is soon asked again.
+            // Short RNR backoff, for a receiver that was preempted and ran out of receives.
             queue_pair.connect_with(endpoint, &ConnectOptions::new().min_rnr_timer(6))?;
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Desk {
         peer.tell(&self.offer(0..self.queue_pairs.len()))?;
         let theirs: Offer = peer.hear()?;
         self.connect(&theirs)?;
-        // Nobody sends before both are ready.
+        // Neither side sends before both are ready.
         peer.tell(&())?;
         peer.hear::<()>()?;
         Ok(theirs)
@@ -110,7 +110,7 @@ impl Desk {
     }
 }
 
-/// RDMA WRITEs: both poll, or both sleep while there is nothing to be done.
+/// Measures RDMA WRITEs. Both sides poll, or both sleep while they wait.
 pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep: bool) -> Outcome {
     let mut peer = Peer::start(&if asleep { Plan::Sleep(len) } else { Plan::Poll(len) }, theirs)?;
     let mut desk = Desk::with_events(&Device::open(ours)?, len, 2 * WRITES as u32)?;
@@ -152,9 +152,9 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
     Ok(())
 }
 
-/// SENDs, over one connection or over many by turns.
+/// Measures SENDs, over one connection or over many in turn.
 pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outcome {
-    let Plan::Rate { queue_pairs } = plan else { return Err("no such plan".into()) };
+    let Plan::Rate { queue_pairs } = plan else { return Err("the plan is not `Rate`".into()) };
     let mut peer = Peer::start(&plan, theirs)?;
     let before = resident();
     let (sends, turns) = per_queue_pair(queue_pairs);
@@ -164,7 +164,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     let made = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
     let (mut posted, mut completed) = (0u64, 0u64);
-    // Each queue pair has been used before the time counts: the first message of each makes its rings.
+    // Warms up every queue pair: its first message allocates its rings.
     let warm = 2 * u64::from(turns) * u64::from(queue_pairs);
     let mut begin = None;
     let mut turn = 0;
@@ -185,10 +185,11 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             let request = |number: u32| {
                 let number = posted + u64::from(number);
                 let at = number as usize % MESSAGES * 8;
-                let word = desk.memory.word(at).expect("it is aligned, and in the region");
+                let word = desk.memory.word(at).expect("the word is aligned and lies in the region");
                 word.store(sender | (number + 1), Ordering::Relaxed);
-                let request = SendRequest::send(desk.memory.slice(at..at + 8).expect("it is in the region"));
-                // One in a batch says for all that they are done.
+                let request =
+                    SendRequest::send(desk.memory.slice(at..at + 8).expect("the slice lies in the region"));
+                // One signaled request completes the whole batch.
                 if number % u64::from(turns) == u64::from(turns) - 1 { request } else { request.unsignaled() }
             };
             if turns == 1 {
@@ -215,7 +216,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             return Err(format!("{completed} of {posted} messages were acknowledged").into());
         }
     }
-    let (start, processor, before_it) = begin.ok_or("nothing was measured")?;
+    let (start, processor, before_it) = begin.ok_or("the time ended before the measurement started")?;
     let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
     let theirs: Taken = peer.dismiss()?;
     let measured = (completed - before_it) as f64;
@@ -235,12 +236,12 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     Ok(())
 }
 
-/// How many sends a queue pair has at most, and how many are posted at a time.
+/// The maximum number of outstanding sends of a queue pair, and the number that is posted at a time.
 fn per_queue_pair(queue_pairs: u32) -> (u32, u32) {
     if queue_pairs == 1 { (MESSAGES as u32, BATCH as u32) } else { (8, 1) }
 }
 
-/// What became of messages.
+/// The result of the receiving side.
 #[derive(Debug, Serialize, Deserialize)]
 struct Taken {
     messages: u64,
@@ -248,7 +249,7 @@ struct Taken {
     bytes: u64,
 }
 
-/// SENDs there and back.
+/// Measures round trips of SENDs.
 pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
     let mut peer = Peer::start(&Plan::Echo(times), theirs)?;
     let mut desk = Desk::new(&Device::open(ours)?, 16, 64)?;
@@ -273,7 +274,7 @@ pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
     Ok(())
 }
 
-/// Polls once; says whether there was a completion with this tag.
+/// Polls once, and returns whether there was a completion with this tag.
 fn poll_for(completions: &CompletionQueue, done: &mut Vec<Completion>, tag: u64) -> Outcome<bool> {
     completions.poll(done)?;
     let mut found = false;
@@ -284,7 +285,7 @@ fn poll_for(completions: &CompletionQueue, done: &mut Vec<Completion>, tag: u64)
     Ok(found)
 }
 
-/// Atomics there.
+/// Measures atomics.
 pub(crate) fn fetch_add(ours: &str, theirs: &str, times: u32, asleep: bool) -> Outcome {
     let mut peer = Peer::start(&if asleep { Plan::Sleep(8) } else { Plan::Poll(8) }, theirs)?;
     let mut desk = Desk::new(&Device::open(ours)?, 8, 64)?;
@@ -314,14 +315,14 @@ fn percentiles(name: &str, mut times: Vec<Duration>, by: f64) {
     }
 }
 
-/// In µs.
+/// Returns a percentile in µs.
 pub(crate) fn percentile(times: &mut [Duration], per_mille: usize) -> f64 {
     times.sort_unstable();
     let at = times.get(times.len() * per_mille / 1000).copied().unwrap_or_default();
     at.as_secs_f64() * 1e6
 }
 
-/// The other process: does what it is told.
+/// Runs the other process.
 pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
     match *plan {
         Plan::Sleep(len) => {
@@ -351,7 +352,7 @@ fn meet(device: &str, len: usize) -> Outcome<Desk> {
     Ok(desk)
 }
 
-/// Becomes true when the other process says that it is over.
+/// Returns a flag that becomes true when the other process ends the measurement.
 fn until_over() -> Arc<AtomicBool> {
     let over = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&over);
@@ -377,7 +378,7 @@ fn echo(device: &str, times: u32) -> Outcome {
         queue_pair.post_send(SendRequest::send(desk.memory.slice(0..8)?))?;
         queue_pair.post_recv(receive()?)?;
     }
-    // What was sent last may not have come yet, and there must be somebody to send it again.
+    // The last message may have to be retransmitted.
     let over = until_over();
     while !over.load(Ordering::Relaxed) {
         desk.completions.poll(&mut done)?;
@@ -385,7 +386,7 @@ fn echo(device: &str, times: u32) -> Outcome {
     peer::tell(&0.0)
 }
 
-/// Takes messages, and looks whether each queue pair's are in order.
+/// Receives messages, and checks that those of each queue pair are in order.
 fn take(device: &str, queue_pairs: u32) -> Outcome {
     let before = resident();
     let mut desk = Desk::new(&Device::open(device)?, 8 * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
@@ -415,7 +416,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
     let (mut messages, mut out_of_order) = (0u64, 0u64);
     let mut last = vec![0; queue_pairs as usize];
     loop {
-        // Looked at before polling, so that what came before it is seen.
+        // Read before polling, so that messages before the end are polled.
         let is_over = over.load(Ordering::Relaxed);
         desk.completions.poll(&mut done)?;
         for completion in done.drain(..) {
@@ -427,7 +428,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
             *from = number;
             messages += 1;
             receives.push(RecvRequest::new(completion.into_payload()).tag(tag));
-            // Not all at the end: more may have come than there is room for by then.
+            // Posts receives in batches, so that they don't run out meanwhile.
             if receives.len() == BATCH {
                 post(&mut receives)?;
             }
@@ -443,14 +444,14 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
     peer::tell(&Taken { messages, out_of_order, bytes })
 }
 
-/// How much memory this process has, in bytes.
+/// The resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = status.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
     pages.unwrap_or(0) * 4096
 }
 
-/// Says what the device counted that shouldn't have happened.
+/// Prints the device's counters of errors and retransmissions, if they aren't 0.
 fn counters(domain: &ProtectionDomain) {
     let Ok(counters) = domain.device().counters(1) else { return };
     let is_bad = |name: &str, value| value > 0 && (name.contains("err") || name.contains("retransmitted"));

@@ -1,16 +1,17 @@
-//! How fast the software NIC is: what `cargo xtask bench` runs.
+//! Throughput and latency of the software NIC. `cargo xtask bench` runs it.
 //!
 //! ```text
 //! soft write DEVICE DEVICE [MILLISECONDS] [BYTES] [asleep]
-//!                                                      RDMA WRITEs, one process to another: MB/s
-//! soft rate DEVICE DEVICE [MILLISECONDS]               SENDs of 8 bytes: messages a second
-//! soft latency DEVICE DEVICE [MESSAGES]                SENDs of 8 bytes there and back: half a round trip
+//!                                                      RDMA WRITEs from one process to another: MB/s
+//! soft rate DEVICE DEVICE [MILLISECONDS]               SENDs of 8 bytes: messages/s
+//! soft latency DEVICE DEVICE [MESSAGES]                round trips of 8-byte SENDs: half a round trip
 //! soft fetch-add DEVICE DEVICE [TIMES] [asleep]        atomics on a peer that polls, or that sleeps: a round trip
-//! soft queue-pairs DEVICE DEVICE COUNT [MILLISECONDS]  SENDs of 8 bytes, over so many connections by turns
-//! soft seeds LINK [MILLISECONDS]                       post, process, poll, notify; within one process
+//! soft queue-pairs DEVICE DEVICE COUNT [MILLISECONDS]  SENDs of 8 bytes, over COUNT connections in turn
+//! soft seeds LINK [MILLISECONDS]                       post, process, poll and notify, within one process
 //! ```
 //!
-//! With `PEER_CPU` in the environment the other process runs on that processor. Devices are named as `Device::open` has it; two names are two processes. Results are lines of a name and a number.
+//! The two devices are those of two processes, named as in `Device::open`. The environment variable `PEER_CPU` pins the other
+//! process to a CPU. Each result is a line with a name and a number.
 
 mod duel;
 mod peer;
@@ -28,7 +29,7 @@ fn main() -> Outcome {
     let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
     let time = |at| number(at, 1000).map(Duration::from_millis);
     match words[..] {
-        [] => println!("nothing to do: this is run by `cargo xtask bench`"),
+        [] => println!("nothing to do: `cargo xtask bench` runs this with arguments"),
         ["serve", plan, device] => duel::serve(&serde_json::from_str(plan)?, device)?,
         ["write", ours, theirs, ..] => {
             let asleep = words.get(5) == Some(&"asleep");
@@ -45,17 +46,17 @@ fn main() -> Outcome {
             duel::fetch_add(ours, theirs, number(3, 20_000)? as u32, asleep)?;
         }
         ["seeds", link, ..] => seeds::run(link, time(2)?)?,
-        _ => return Err("see the head of benches/soft/main.rs for what can be said".into()),
+        _ => return Err("usage: see the top of benches/soft/main.rs".into()),
     }
     Ok(())
 }
 
-/// Says a result: a line that programs read.
+/// Prints a result as a line that programs parse.
 fn say(name: &str, number: f64) {
     println!("{name} {number:.4}");
 }
 
-/// The time of the processor that the threads of this process have used.
+/// The CPU time of this process.
 fn processor_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let times = tasks.filter_map(|task| {

@@ -1,6 +1,6 @@
-//! The other process, and what is said between the two: a line of JSON each time, over pipes.
+//! The other process, with which lines of JSON are exchanged over pipes.
 
-// Of the bench `net`.
+// Shared with the bench `net`.
 #[allow(dead_code, reason = "not all of it is used here")]
 #[path = "../net/peer.rs"]
 mod lines;
@@ -14,27 +14,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
-/// What the other process is to do.
+/// The task of the other process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Plan {
-    /// Show so many bytes, and sleep until it is over.
+    /// Expose this number of bytes, and sleep until the end.
     Sleep(usize),
-    /// Show so many bytes, and poll until it is over.
+    /// Expose this number of bytes, and poll until the end.
     Poll(usize),
-    /// Send back so many messages.
+    /// Send this number of messages back.
     Echo(u32),
-    /// Take messages on so many queue pairs, until it is over.
+    /// Receive messages on this number of queue pairs until the end.
     Rate { queue_pairs: u32 },
 }
 
-/// What each side tells the other first.
+/// The first line of each side.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) memory: RemoteMemory,
 }
 
-/// The other process, as the first sees it.
+/// The process that this one started.
 pub(crate) struct Peer(lines::Peer);
 
 impl Peer {
@@ -50,19 +50,19 @@ impl Peer {
         Ok(serde_json::from_str(&self.0.hear()?)?)
     }
 
-    /// Says that it is over, and hears what the peer has to say of it.
+    /// Ends the measurement, and returns the result of the other process.
     pub(crate) fn dismiss<T: DeserializeOwned>(self) -> Outcome<T> {
         Ok(serde_json::from_str(&self.0.dismiss()?)?)
     }
 }
 
-/// Tells the process that started this one.
+/// Sends a value to the process that started this one.
 pub(crate) fn tell(what: &impl Serialize) -> Outcome {
     lines::tell(&serde_json::to_string(what)?);
     Ok(())
 }
 
-/// Hears from the process that started this one.
+/// Reads a value from the process that started this one.
 pub(crate) fn hear<T: DeserializeOwned>() -> Outcome<T> {
     Ok(serde_json::from_str(&lines::hear()?)?)
 }

@@ -1,4 +1,4 @@
-//! One process: what posting, processing, polling and notifying take.
+//! The cost of posting, processing, polling and notifying, within one process.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use adverb::verbs::{Completion, Device, SendRequest, SoftDevice, Switch};
 use crate::duel::{Desk, PATIENCE, percentile};
 use crate::{Outcome, processor_time, say};
 
-/// How many requests are under way at once.
+/// The numbers of outstanding requests.
 const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
 
-/// How many requests each latency is the median of.
+/// The number of requests that a median latency is of.
 const TIMES: usize = 20_000;
 
-/// How many times somebody is woken.
+/// The number of wake-ups.
 const WAKES: usize = 2_000;
 
-/// How long the one who is to be woken has to fall asleep.
+/// The time for the waiting thread to fall asleep.
 const REST: Duration = Duration::from_micros(100);
 
 pub(crate) fn run(link: &str, time: Duration) -> Outcome {
@@ -35,14 +35,14 @@ pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     desk.connect(&target.offer(0..1))?;
     target.connect(&desk.offer(0..1))?;
     let remote = target.offer(0..1).memory;
-    // A queue of its own for who sleeps.
+    // The waiting thread has its own completion queue.
     let mut sleeper = Desk::with_events(&ours, 8, 64)?;
     sleeper.add(1, 16, 1)?;
     sleeper.connect(&target.offer(1..2))?;
     target.queue_pairs[1].connect(&sleeper.queue_pairs[0].endpoint())?;
 
     let is_over = Arc::new(AtomicBool::new(false));
-    // A device that talks to itself needs nobody there.
+    // A device that talks to itself needs no second poller.
     let target = Arc::new(target);
     let poller = (link != "loopback").then(|| poll(Arc::clone(&target), Arc::clone(&is_over)));
     latencies(&desk, &remote)?;
@@ -52,12 +52,12 @@ pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     }
     is_over.store(true, Ordering::Relaxed);
     if let Some(poller) = poller {
-        poller.join().map_err(|_| "who polls panicked")?;
+        poller.join().map_err(|_| "the polling thread panicked")?;
     }
     Ok(())
 }
 
-/// A device, and the one that it talks to.
+/// Opens a device and its peer.
 fn open(link: &str) -> Outcome<(Device, Device)> {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let address = |network| IpAddr::from([127, network, high, low]);
@@ -71,21 +71,21 @@ fn open(link: &str) -> Outcome<(Device, Device)> {
             (SoftDevice::on(&switch, address(113)).open()?, SoftDevice::on(&switch, address(114)).open()?)
         }
         "udp" => (SoftDevice::at(address(113)).open()?, SoftDevice::at(address(114)).open()?),
-        _ => return Err(format!("there is no link {link}").into()),
+        _ => return Err(format!("unknown link {link}").into()),
     })
 }
 
-/// Has the target polled, as a busy application does.
+/// Polls the target on a thread, as a busy application does.
 fn poll(target: Arc<Desk>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut done = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
-            target.completions.poll(&mut done).expect("the device can be asked");
+            target.completions.poll(&mut done).expect("the device can be polled");
         }
     })
 }
 
-/// One request at a time.
+/// Measures one request at a time.
 fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(16);
     let [mut posts, mut processes, mut polls] = [(); 3].map(|()| Vec::with_capacity(TIMES));
@@ -110,7 +110,7 @@ fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
     Ok(())
 }
 
-/// From when a request is posted until somebody who slept is awake.
+/// Measures the time from posting a request to the wake-up of the waiting thread.
 fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
     let base = Instant::now();
     let (woken, wakes) = channel();
@@ -128,13 +128,13 @@ fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
                     at = base.elapsed();
                     completions.poll(&mut done)?;
                 }
-                // The event of a completion that was polled before it comes for nothing.
+                // The completion of this event was already polled.
                 if done.is_empty() {
                     continue;
                 }
                 count += done.len();
                 done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
-                // Nobody hears it only if something went wrong there.
+                // This fails only if the receiver has failed.
                 _ = woken.send(at);
             }
             Ok(())
@@ -144,18 +144,18 @@ fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
             let request = SendRequest::write(memory.slice(0..8)?, remote.at(0));
             let start = base.elapsed();
             queue_pair.post_send(request)?;
-            // Asleep: who is to be woken needs a processor.
-            let at = wakes.recv_timeout(PATIENCE).map_err(|_| "nobody was woken")?;
+            // Sleeps, so that the waiting thread gets a CPU.
+            let at = wakes.recv_timeout(PATIENCE).map_err(|_| "the waiting thread was not woken")?;
             times.push(at.saturating_sub(start));
         }
-        waiter.join().map_err(|_| "who waits panicked")??;
+        waiter.join().map_err(|_| "the waiting thread panicked")??;
         Ok(())
     })?;
     say("notify", percentile(&mut times, 500));
     Ok(())
 }
 
-/// So many requests at a time.
+/// Measures `depth` outstanding requests.
 fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(depth);
     let (mut posted, mut completed) = (0, 0);
@@ -166,7 +166,7 @@ fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) 
             break;
         }
         let room = if is_over { 0 } else { depth - (posted - completed) };
-        // A few at a time, so that some are always under way.
+        // Posts batches of a quarter of the depth or more, so that some requests are always in flight.
         if room >= depth.div_ceil(4) {
             let requests = (0..room).map(|_| SendRequest::write(slice(desk), remote.at(0)));
             desk.queue_pairs[0].post_sends(requests)?;
@@ -183,5 +183,5 @@ fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) 
 }
 
 fn slice(desk: &Desk) -> adverb::memory::RegionSlice {
-    desk.memory.slice(0..8).expect("the region is that long")
+    desk.memory.slice(0..8).expect("the region has 8 bytes")
 }
