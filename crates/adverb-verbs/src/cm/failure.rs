@@ -1,4 +1,4 @@
-//! Why there is no connection, in words.
+//! The errors of connections that can't be established.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use super::Deadline;
 use crate::backend::connection_manager::NO_HARDWARE;
 use crate::error::Error;
 
-/// How far a connection came: what a failure says.
+/// The step of connecting that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
     Address,

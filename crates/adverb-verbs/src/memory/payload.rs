@@ -142,7 +142,7 @@ impl Piece {
         }
     }
 
-    /// Whether its address is where this process has it: what is inlined is read there by this process.
+    /// Whether its registered address is its address in this process, from which inline data is read.
     pub(crate) fn is_at_its_own_address(&self) -> bool {
         match self {
             Piece::Buffer(buffer) => buffer.is_at_its_own_address(),

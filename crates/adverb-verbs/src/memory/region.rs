@@ -272,7 +272,7 @@ impl MemoryRegion {
     }
 }
 
-/// Memory that is registered already.
+/// Memory that is already registered, in another domain.
 struct Again(MemoryRegion);
 
 // SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was
@@ -300,7 +300,7 @@ impl Region {
         }
     }
 
-    /// Whether there are such bytes, and this process has them.
+    /// Checks that the bytes lie in the region, and that this process can access them.
     fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
         if self.memory.is_none() {
             return Err(Error::Unsupported {
@@ -384,8 +384,9 @@ impl fmt::Debug for RegionSlice {
     }
 }
 
-/// A peer's memory: where it is, its key and its length. Exchanged however you like; with the feature `serde` it can be
-/// serialised.
+/// A peer's memory region: its address, remote key and length.
+///
+/// Programs exchange it by any means. With the feature `serde` it can be serialized.
 ///
 /// ```
 /// use adverb::memory::RemoteMemory;
@@ -396,16 +397,16 @@ impl fmt::Debug for RegionSlice {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteMemory {
-    /// Where it begins, in the peer's terms.
+    /// The address of the first byte, as the peer's device knows it.
     pub addr: u64,
-    /// Its remote key.
+    /// The remote key (rkey).
     pub rkey: u32,
-    /// How many bytes it has.
+    /// The length in bytes.
     pub len: u64,
 }
 
 impl RemoteMemory {
-    /// The place `offset` bytes into it. The peer's device, not this, checks that it is within bounds.
+    /// Returns the address and key of the byte at `offset`. This doesn't check the bounds: the peer's device does.
     pub const fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }

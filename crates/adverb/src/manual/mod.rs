@@ -8,7 +8,7 @@
 //!    ├─────────────────────────┤
 //!    │ memory                  │  buffers that devices read and write
 //!    ├─────────────────────────┤
-//!    │ verbs                   │  devices, queue pairs, completion queues: every knob
+//!    │ verbs                   │  devices, queue pairs, completion queues: every option
 //!    └───────┬─────────┬───────┘
 //!        rdma-core   a software NIC
 //!            │         │

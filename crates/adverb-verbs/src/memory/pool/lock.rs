@@ -1,14 +1,14 @@
-//! A lock for what takes a few nanoseconds.
+//! A lock for critical sections of a few nanoseconds.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Guards a value that is held only to put something in or take something out.
+/// A spin lock for short critical sections.
 ///
-/// Releasing it is a plain store, where a lock that puts threads to sleep must look for sleepers: half of the atomic
-/// operations, which are most of what a pool's buffer costs. Nobody does anything that takes long while they have it; and
-/// if the system stops who has it, those who want it let others run.
+/// Releasing it is a plain store, while a lock with sleeping waiters must check for them. That halves the atomic operations,
+/// which are most of the cost of a pool's buffer. Holders never block or call the system. If the system preempts a holder,
+/// waiters yield.
 #[derive(Default)]
 pub(super) struct Lock<T> {
     is_locked: AtomicBool,
@@ -29,7 +29,7 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) {
-        /// Longer than anybody has the lock who isn't stopped.
+        /// Longer than a holder that isn't preempted keeps the lock.
         const SPINS: u32 = 100;
         let mut spins = 0;
         while self.is_locked.load(Ordering::Relaxed) || self.is_locked.swap(true, Ordering::Acquire) {
@@ -43,7 +43,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Has the lock.
+/// Holds the lock until it is dropped.
 pub(super) struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }

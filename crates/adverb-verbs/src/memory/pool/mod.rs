@@ -406,7 +406,7 @@ impl Class {
         if is_too_much { Emptied::TooMuch } else { Emptied::Stays }
     }
 
-    /// Counts only what is empty now.
+    /// Sets the counted bytes to those that are idle now.
     fn settle(&mut self, kept: &AtomicUsize) {
         kept.fetch_sub(self.counted - self.empty, Ordering::Relaxed);
         self.counted = self.empty;
