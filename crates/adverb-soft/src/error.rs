@@ -15,7 +15,7 @@ macro_rules! errors {
         #[non_exhaustive]
         pub enum Error {
             /// The adapter has failed: all that was posted has come back, and nothing goes any more.
-            Failed,
+            NicFailed,
             /// There is no such completion queue, or it is in use, or it can't be made so small.
             CompletionQueue,
             /// The network or the system doesn't let the link join a multicast group.
@@ -26,7 +26,7 @@ macro_rules! errors {
         impl fmt::Display for Error {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
-                    Error::Failed => f.write_str("the adapter has failed: open it again"),
+                    Error::NicFailed => f.write_str("the adapter has failed: open it again"),
                     Error::CompletionQueue => {
                         f.write_str("no such completion queue, or it is in use, or more is in it than would fit")
                     }
@@ -71,17 +71,17 @@ impl std::error::Error for Error {}
 
 /// Posting stopped at a request that can't be posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PostStopped {
+pub struct BatchPostError {
     /// How many requests before it were posted.
-    pub posted: usize,
+    pub posted_count: usize,
     /// What is wrong with it.
     pub error: Error,
 }
 
-impl fmt::Display for PostStopped {
+impl fmt::Display for BatchPostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "request {} can't be posted: {}", self.posted, self.error)
+        write!(f, "request {} can't be posted: {}", self.posted_count, self.error)
     }
 }
 
-impl std::error::Error for PostStopped {}
+impl std::error::Error for BatchPostError {}

@@ -9,13 +9,13 @@
 #![cfg(target_os = "linux")]
 
 mod channel;
+mod cm_event_channel;
 mod error;
-mod inbox;
 pub mod link;
 pub mod memory;
 mod nic;
 
 pub use channel::Channel;
-pub use error::{Error, PostStopped};
-pub use inbox::{CmEvent, Inbox};
+pub use cm_event_channel::{CmEvent, CmEventChannel};
+pub use error::{BatchPostError, Error};
 pub use nic::{Cm, Nic, NicEvent, NicOptions};

@@ -19,8 +19,8 @@ use adverb_proto::types::{
     Access, PathMtu, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Cq, IcrcCheck, Init, QpConfig, Time, Transition};
-use adverb_soft::link::{FaultConfig, FaultLink, Link, Outgoing, Switch, SwitchConfig};
-use adverb_soft::{CmEvent, Error, Inbox, Nic, NicOptions};
+use adverb_soft::link::{FaultConfig, FaultLink, Link, Switch, SwitchConfig, TxPacket};
+use adverb_soft::{CmEvent, CmEventChannel, Error, Nic, NicOptions};
 use adverb_wire::cm::{GSI_QKEY, RejectReason, ServiceId, SidrStatus};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -38,7 +38,7 @@ struct Side<'a> {
     qpn: Qpn,
     word: Vec<AtomicU64>,
     key: u32,
-    inbox: Arc<Inbox>,
+    inbox: Arc<CmEventChannel>,
 }
 
 impl<'a> Side<'a> {
@@ -52,7 +52,7 @@ impl<'a> Side<'a> {
         let place = NonNull::from(word.as_slice()).cast::<u8>();
         // SAFETY: it is deregistered before the word is gone, which is reached through atomics.
         let key = unsafe { nic.register(pd, place, 8, 0, access) }.unwrap();
-        Side { nic, cq, qpn, word, key, inbox: Arc::new(Inbox::new().unwrap()) }
+        Side { nic, cq, qpn, word, key, inbox: Arc::new(CmEventChannel::new().unwrap()) }
     }
 
     fn segments(&self) -> [Segment; 1] {
@@ -98,7 +98,7 @@ impl<'a> Side<'a> {
     }
 
     fn accept(&self, request: &Request) {
-        self.nic.cm().claim(request.id, &self.inbox).unwrap();
+        self.nic.cm().subscribe(request.id, &self.inbox).unwrap();
         let offer = Offer::new(self.qpn);
         self.make_ready(request.id, &offer);
         self.nic.cm().accept(request.id, &offer, b"welcome", PATIENCE).unwrap();
@@ -112,7 +112,7 @@ impl Drop for Side<'_> {
 }
 
 /// Waits for the next event.
-fn next(inbox: &Inbox) -> Event {
+fn next(inbox: &CmEventChannel) -> Event {
     let start = Instant::now();
     loop {
         match inbox.take() {
@@ -128,14 +128,19 @@ fn next(inbox: &Inbox) -> Event {
     }
 }
 
-fn listen(nic: &Nic, service: ServiceId, transport: Transport, backlog: usize) -> (ListenerId, Arc<Inbox>) {
-    let inbox = Arc::new(Inbox::new().unwrap());
+fn listen(
+    nic: &Nic,
+    service: ServiceId,
+    transport: Transport,
+    backlog: usize,
+) -> (ListenerId, Arc<CmEventChannel>) {
+    let inbox = Arc::new(CmEventChannel::new().unwrap());
     let bind = Bind::Address(nic.addresses()[0]);
     let id = nic.cm().listen(Listen { service, bind, transport, backlog }, &inbox).unwrap();
     (id, inbox)
 }
 
-fn next_request(inbox: &Inbox) -> Box<Request> {
+fn next_request(inbox: &CmEventChannel) -> Box<Request> {
     match next(inbox) {
         Event::Request(request) => request,
         other => panic!("{other:?}"),
@@ -178,7 +183,7 @@ fn exercise(client: &Nic, server: &Nic) {
         assert_eq!(next(&one.inbox), Event::TimewaitOver { id, qpn: one.qpn });
         assert_eq!(next(&other.inbox), Event::TimewaitOver { id: request.id, qpn: other.qpn });
         for (side, id) in [(&one, id), (&other, request.id)] {
-            side.nic.cm().forget(id, PATIENCE);
+            side.nic.cm().abandon(id, PATIENCE);
             assert!(side.nic.destroy_qp(side.qpn));
         }
     }
@@ -227,7 +232,7 @@ fn adapters_connect_over_memory_with_faults() {
 fn adapters_connect_over_sockets() {
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
-        nic(link.local().ip(), link)
+        nic(link.local_addr().ip(), link)
     });
     exercise(&one, &other);
 }
@@ -236,7 +241,7 @@ fn adapters_connect_over_sockets() {
 fn adapters_connect_over_sockets_with_faults() {
     let [one, other] = [1, 2].map(|seed| {
         let link = open_loopback(|_| ());
-        nic(link.local().ip(), FaultLink::new(link, faults(seed)))
+        nic(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
     });
     exercise(&one, &other);
 }
@@ -286,20 +291,23 @@ fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
     one.cm().establish(id).unwrap();
     assert_eq!(next(&client.inbox), Event::Established(id));
     assert_eq!(next(&server.inbox), Event::Established(request.id));
-    one.cm().forget(id, PATIENCE);
+    one.cm().abandon(id, PATIENCE);
     assert_eq!(next(&server.inbox), Event::Disconnected(request.id));
     assert_eq!(client.inbox.take(), None);
     // A request that its peer has given up can't be claimed.
     let late = Side::new(&one);
     let id = late.ask(other.addresses()[0], SERVICE);
     let request = next_request(&requests);
-    one.cm().forget(id, PATIENCE);
+    one.cm().abandon(id, PATIENCE);
     let start = Instant::now();
     while other.cm().state(request.id) == Some(State::ReqReceived) {
         assert!(start.elapsed() < PATIENCE);
         std::thread::yield_now();
     }
-    assert!(matches!(other.cm().claim(request.id, &server.inbox), Err(Error::Cm(CallError::WrongState(_)))));
+    assert!(matches!(
+        other.cm().subscribe(request.id, &server.inbox),
+        Err(Error::Cm(CallError::WrongState(_)))
+    ));
 }
 
 #[test]
@@ -307,22 +315,22 @@ fn datagram_queue_pairs_are_found() {
     let [one, other] = over_memory();
     let (_, questions) = listen(&other, DATAGRAMS, Transport::Ud, 4);
     let ends = Ends { local: one.addresses()[0], remote: other.addresses()[0] };
-    let inbox = Arc::new(Inbox::new().unwrap());
+    let inbox = Arc::new(CmEventChannel::new().unwrap());
     let resolve =
         Resolve { ends, service: DATAGRAMS, source_port: 9, private_data: b"where?", deadline: Time::ZERO };
     let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
     let Event::Query(query) = next(&questions) else { panic!("no question") };
     assert_eq!(query.private_data[..6], *b"where?");
-    other.cm().answer(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
+    other.cm().answer_query(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
     let Event::Resolved(resolution) = next(&inbox) else { panic!("no answer") };
     assert_eq!((resolution.id, resolution.qpn, resolution.qkey), (id, Qpn::truncate(0x77), UDP_QKEY));
     assert_eq!(resolution.private_data[..4], *b"here");
-    one.cm().forget_query(id);
+    one.cm().abandon_query(id);
 
     // Who drops a question refuses it.
     let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
     let Event::Query(query) = next(&questions) else { panic!("no question") };
-    other.cm().forget_query(query.id);
+    other.cm().abandon_query(query.id);
     let refused = next(&inbox);
     assert!(
         matches!(refused, Event::Refused { id: of, status: SidrStatus::Rejected, .. } if of == id),
@@ -348,7 +356,7 @@ fn what_is_no_message_of_a_connection_manager_does_no_harm() {
         if harm {
             bytes[30] ^= 1;
         }
-        let packet = Outgoing {
+        let packet = TxPacket {
             source: (address(1), 0xc000).into(),
             destination: (address(2), 4791).into(),
             traffic_class: 0,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{
-    FaultConfig, FaultCounts, FaultLink, Incoming, Link, MemLink, Outgoing, Switch, SwitchConfig,
+    FaultConfig, FaultCounts, FaultLink, Link, MemLink, RxPacket, Switch, SwitchConfig, TxPacket,
 };
 
 use support::{Packet, address, drain, packet};
@@ -19,7 +19,7 @@ const COUNT: usize = 20_000;
 
 /// Two ends of a switch with room for all that tests send, the first of which does harm.
 fn ends(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
-    let switch = Switch::new(SwitchConfig { packets: 4 * COUNT, ..SwitchConfig::default() });
+    let switch = Switch::new(SwitchConfig { max_queued_packets: 4 * COUNT, ..SwitchConfig::default() });
     let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     (FaultLink::new(here, config), there)
 }
@@ -101,13 +101,13 @@ fn corruption_flips_one_bit_that_the_icrc_covers() {
 fn delayed_packets_are_overtaken_and_come_in_time() {
     let (mut here, mut there) = ends(FaultConfig {
         delay: 1_000_000,
-        delay_least: Duration::from_millis(5),
-        delay_most: Duration::from_millis(10),
+        min_delay: Duration::from_millis(5),
+        max_delay: Duration::from_millis(10),
         ..FaultConfig::new(6)
     });
     let start = Instant::now();
     here.send(&[packet(1, 2, b"late")]).unwrap();
-    here.change(FaultConfig::new(0));
+    here.set_config(FaultConfig::new(0));
     here.send(&[packet(1, 2, b"early")]).unwrap();
     assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"early"))]);
     let delay = here.deadline().unwrap() - start;
@@ -120,8 +120,8 @@ fn delayed_packets_are_overtaken_and_come_in_time() {
 
 #[test]
 fn received_packets_are_checked_strictly_unless_told_otherwise() {
-    for (strict, expected) in [(true, IcrcCheck::IdentificationBelow(64)), (false, IcrcCheck::Trusted)] {
-        let (mut here, mut there) = ends(FaultConfig { strict, ..FaultConfig::new(0) });
+    for (strict_icrc, expected) in [(true, IcrcCheck::IdentificationBelow(64)), (false, IcrcCheck::Trusted)] {
+        let (mut here, mut there) = ends(FaultConfig { strict_icrc, ..FaultConfig::new(0) });
         there.send(&[packet(2, 1, b"x")]).unwrap();
         assert_eq!(drain(&mut here)[0].icrc, Some(expected));
     }
@@ -131,12 +131,12 @@ fn received_packets_are_checked_strictly_unless_told_otherwise() {
 struct Reluctant(MemLink, usize);
 
 impl Link for Reluctant {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         self.1 += 1;
         self.0.send(&packets[..packets.len().min(self.1 % 4)])
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         self.0.receive(max, each)
     }
 
@@ -147,7 +147,7 @@ impl Link for Reluctant {
 
 #[test]
 fn a_link_that_takes_few_gets_each_packet_once() {
-    let switch = Switch::new(SwitchConfig { packets: COUNT, ..SwitchConfig::default() });
+    let switch = Switch::new(SwitchConfig { max_queued_packets: COUNT, ..SwitchConfig::default() });
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let config = FaultConfig { loss: 100_000, corruption: 100_000, ..FaultConfig::new(8) };
     let mut here = FaultLink::new(Reluctant(here, 0), config);

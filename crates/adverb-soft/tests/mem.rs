@@ -50,10 +50,10 @@ fn the_descriptor_is_readable_only_for_who_looks() {
     let switch = Switch::new(SwitchConfig::default());
     let mut here = switch.attach(address(1)).unwrap();
     let mut there = switch.attach(address(2)).unwrap();
-    there.watch(false).unwrap();
+    there.set_wake_interest(false).unwrap();
     here.send(&[packet(1, 2, b"x")]).unwrap();
     assert!(!is_readable(&there));
-    there.watch(true).unwrap();
+    there.set_wake_interest(true).unwrap();
     assert!(is_readable(&there), "what came before is never seen");
     assert_eq!(drain(&mut there).len(), 1);
     assert!(!is_readable(&there));
@@ -63,15 +63,15 @@ fn the_descriptor_is_readable_only_for_who_looks() {
 
 #[test]
 fn what_finds_a_full_queue_is_lost_and_counted() {
-    let config = SwitchConfig { packets: 3, bytes: 10, ..SwitchConfig::default() };
+    let config = SwitchConfig { max_queued_packets: 3, max_queued_bytes: 10, ..SwitchConfig::default() };
     let switch = Switch::new(config);
     let mut here = switch.attach(address(1)).unwrap();
     let mut there = switch.attach(address(2)).unwrap();
     here.send(&[packet(1, 2, b"a"); 5]).unwrap();
-    assert_eq!((drain(&mut there).len(), there.overflows()), (3, 2));
+    assert_eq!((drain(&mut there).len(), there.overflowed_packets()), (3, 2));
     here.send(&[packet(1, 2, b"123456"), packet(1, 2, b"12345"), packet(1, 2, b"1234")]).unwrap();
-    assert_eq!((drain(&mut there).len(), there.overflows()), (2, 3));
-    assert_eq!(here.overflows(), 0);
+    assert_eq!((drain(&mut there).len(), there.overflowed_packets()), (2, 3));
+    assert_eq!(here.overflowed_packets(), 0);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn an_address_is_free_again_when_its_device_is_gone() {
     here.send(&[packet(1, 2, b"before")]).unwrap();
     drop(there);
     here.send(&[packet(1, 2, b"between"), packet(1, 9, b"nowhere")]).unwrap();
-    assert_eq!(here.unreachable(), 2);
+    assert_eq!(here.unreachable_packets(), 2);
     let mut there = switch.attach(address(2)).unwrap();
     here.send(&[packet(1, 2, b"after")]).unwrap();
     assert_eq!(drain(&mut there), [Packet::from(&packet(1, 2, b"after"))]);
@@ -91,7 +91,7 @@ fn an_address_is_free_again_when_its_device_is_gone() {
 
 #[test]
 fn threads_may_send_to_one_device_at_once() {
-    let switch = Switch::new(SwitchConfig { packets: 100_000, ..SwitchConfig::default() });
+    let switch = Switch::new(SwitchConfig { max_queued_packets: 100_000, ..SwitchConfig::default() });
     let mut sink = switch.attach(address(1)).unwrap();
     let mut counts = [0_u32; 4];
     std::thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn threads_may_send_to_one_device_at_once() {
         }
     });
     assert_eq!(counts, [5000; 4]);
-    assert_eq!(sink.overflows(), 0);
+    assert_eq!(sink.overflowed_packets(), 0);
 }
 
 #[test]

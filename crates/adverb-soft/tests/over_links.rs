@@ -176,7 +176,7 @@ fn sockets_and_a_capture() {
     let capture = Capture::new(std::io::sink());
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
-        End::new(link.local().ip(), capture.watch("soft", link))
+        End::new(link.local_addr().ip(), capture.watch("soft", link))
     });
     exercise(&one, &other);
     assert_eq!(one.nic.statistics().icrc_errors + other.nic.statistics().icrc_errors, 0);
@@ -186,7 +186,7 @@ fn sockets_and_a_capture() {
 fn sockets_with_faults() {
     let [one, other] = [7, 8].map(|seed| {
         let link = open_loopback(|_| ());
-        End::new(link.local().ip(), FaultLink::new(link, faults(seed)))
+        End::new(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
     });
     exercise(&one, &other);
     assert!(one.nic.statistics().icrc_errors + other.nic.statistics().icrc_errors > 0);
@@ -196,7 +196,7 @@ fn sockets_with_faults() {
 fn what_gathers_goes_though_nobody_polls() {
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
-        End::new(link.local().ip(), link)
+        End::new(link.local_addr().ip(), link)
     });
     leave(&one, &other);
 }

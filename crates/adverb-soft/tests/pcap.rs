@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use adverb_proto::IcrcCheck;
-use adverb_soft::link::{Capture, Link, Outgoing, Switch, SwitchConfig};
+use adverb_soft::link::{Capture, Link, Switch, SwitchConfig, TxPacket};
 use adverb_wire::{Flow, Frame, IpHeader, ROCE_PORT};
 
 use support::{datagram, drain, packet};
@@ -42,7 +42,7 @@ fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
         let payload = vec![0x5a; index * 5];
         let flow = Flow::new(source, destination).unwrap();
         let bytes = datagram(&flow, identification, 0, &payload);
-        let packet = Outgoing {
+        let packet = TxPacket {
             source,
             destination,
             traffic_class: 0x6a,

@@ -33,8 +33,8 @@ fn open_both() -> (Bundle, Vec<IpAddr>) {
     };
     let addresses = vec![v4.gid().ip(), v6.gid().ip()];
     let mut bundle = Bundle::new().unwrap();
-    bundle.add(v4.local().ip(), v4).unwrap();
-    bundle.add(v6.local().ip(), v6).unwrap();
+    bundle.add(v4.local_addr().ip(), v4).unwrap();
+    bundle.add(v6.local_addr().ip(), v6).unwrap();
     (bundle, addresses)
 }
 
@@ -114,7 +114,7 @@ fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_li
 
     // The same message to the adapter's own address has its answer.
     let destination = Gid::from(addresses[0]).udp_address();
-    let peer = UdpSocket::bind((open_loopback(|_| ()).local().ip(), 4792)).unwrap();
+    let peer = UdpSocket::bind((open_loopback(|_| ()).local_addr().ip(), 4792)).unwrap();
     peer.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
     peer.send_to(&dreq(peer.local_addr().unwrap(), destination), destination).unwrap();
     let mut answer = [0; 512];

@@ -9,16 +9,16 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use adverb_proto::IcrcCheck;
-use adverb_soft::link::{Bundle, Link, Outgoing, UdpConfig, UdpLink};
+use adverb_soft::link::{Bundle, Link, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::Flow;
 
 use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait};
 
 /// A packet from one link to another.
-fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
-    Outgoing {
-        source: SocketAddr::new(from.local().ip(), from.source_port(from.local().ip(), 0xc000)),
-        destination: to.local(),
+fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
+    TxPacket {
+        source: SocketAddr::new(from.local_addr().ip(), from.source_port(from.local_addr().ip(), 0xc000)),
+        destination: to.local_addr(),
         traffic_class: 0,
         hop_limit: 0,
         flow_label: 0,
@@ -27,7 +27,7 @@ fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> Outgoing<'a> {
 }
 
 /// Sends packets and receives them, a few at a time, so that no buffer overflows; says what came.
-fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[Outgoing<'_>]) -> Vec<Packet> {
+fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[TxPacket<'_>]) -> Vec<Packet> {
     let mut got = Vec::new();
     for some in packets.chunks(100) {
         let mut rest = some;
@@ -53,12 +53,12 @@ fn open_v6() -> UdpLink {
 #[test]
 fn a_link_at_another_port_receives_and_sends_there() {
     let usual = open_loopback(|_| ());
-    let mut config = UdpConfig::new(usual.local().ip());
+    let mut config = UdpConfig::new(usual.local_addr().ip());
     config.port = 4792;
     let mut other = UdpLink::open(&config).unwrap();
-    assert_eq!((other.local().ip(), other.local().port()), (usual.local().ip(), 4792));
-    assert_eq!(other.gid().udp_address(), other.local());
-    assert_eq!(other.source_port(other.local().ip(), 0xc123), 4792);
+    assert_eq!((other.local_addr().ip(), other.local_addr().port()), (usual.local_addr().ip(), 4792));
+    assert_eq!(other.gid().udp_address(), other.local_addr());
+    assert_eq!(other.source_port(other.local_addr().ip(), 0xc123), 4792);
     // More than one train, so that those are numbered as their ICRCs say, too.
     let mut usual = usual;
     for (from, to) in [(0, 1), (1, 0)] {
@@ -66,7 +66,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
         let packet = between(links[from], links[to], b"");
         let flow = Flow::new(packet.source, packet.destination).unwrap();
         let bytes: Vec<Vec<u8>> = (0..100).map(|psn| datagram(&flow, 0, psn, b"some bytes!!")).collect();
-        let packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..packet }).collect();
+        let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
         let mut rest = &packets[..];
         while !rest.is_empty() {
             rest = &rest[links[from].send(rest).unwrap()..];
@@ -92,7 +92,7 @@ fn packets_of_all_lengths_come_whole_and_in_order() {
     let bytes: Vec<u8> = (0..5000).map(|number| (number % 251) as u8).collect();
     let mut packets = Vec::new();
     for length in (0..=4096 + 68).step_by(7) {
-        packets.push(Outgoing {
+        packets.push(TxPacket {
             traffic_class: (length % 256) as u8,
             hop_limit: (length % 65) as u8,
             ..between(&here, &there, &bytes[length % 13..][..length])
@@ -124,7 +124,7 @@ fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
         .zip(0..)
         .map(|(length, psn)| datagram(&flow, 0, psn, &vec![psn as u8; *length]))
         .collect();
-    let mut packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..template }).collect();
+    let mut packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..template }).collect();
     packets[10].traffic_class = 2;
     let got = exchange(&mut here, &mut there, &packets);
     assert_eq!(got.len(), packets.len());
@@ -139,7 +139,7 @@ fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
     let expected: Vec<u16> = (0..10).chain([0]).chain(0..53).collect();
     assert_eq!(numbers[..64], expected[..]);
     assert!(numbers.iter().all(|number| *number < 64));
-    assert!(here.segmentation());
+    assert!(here.gso_enabled());
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn ipv6_carries_the_same() {
         .map(|number| {
             let bytes = &bytes[..number * 10];
             let (traffic_class, hop_limit) = ((number % 256) as u8, (number % 65) as u8);
-            Outgoing { traffic_class, hop_limit, bytes, ..packet_to_itself(&link) }
+            TxPacket { traffic_class, hop_limit, bytes, ..packet_to_itself(&link) }
         })
         .collect();
     let mut got = Vec::new();
@@ -167,7 +167,7 @@ fn ipv6_carries_the_same() {
 }
 
 /// A packet from a link to itself.
-fn packet_to_itself(link: &UdpLink) -> Outgoing<'static> {
+fn packet_to_itself(link: &UdpLink) -> TxPacket<'static> {
     between(link, link, &[])
 }
 
@@ -176,14 +176,14 @@ fn congestion_marks_are_seen() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let marks = [0, 1, 2, 3, 0xfb, 0xfc];
     for traffic_class in marks {
-        let packet = Outgoing { traffic_class, ..between(&here, &there, b"x") };
+        let packet = TxPacket { traffic_class, ..between(&here, &there, b"x") };
         here.send(&[packet]).unwrap();
     }
     let mut got = Vec::new();
     while got.len() < marks.len() {
         wait(&there);
         there
-            .receive(usize::MAX, &mut |packet| got.push((packet.traffic_class, packet.congested())))
+            .receive(usize::MAX, &mut |packet| got.push((packet.traffic_class, packet.is_ecn_marked())))
             .unwrap();
     }
     assert_eq!(got, marks.map(|class| (class, class == 3 || class == 0xfb)));
@@ -191,23 +191,24 @@ fn congestion_marks_are_seen() {
 
 #[test]
 fn packets_leave_with_identification_0_and_this_was_seen() {
-    assert!(open_loopback(|_| ()).identification_checked());
+    assert!(open_loopback(|_| ()).ip_id_verified());
 }
 
 #[test]
 fn flows_share_a_bounded_number_of_source_ports() {
-    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_ports = 5));
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_port_count = 5));
     let ports: HashSet<u16> =
-        (0xc000..=0xffff).map(|wanted| here.source_port(here.local().ip(), wanted)).collect();
+        (0xc000..=0xffff).map(|wanted| here.source_port(here.local_addr().ip(), wanted)).collect();
     assert_eq!(ports.len(), 5);
     assert!(ports.iter().all(|port| *port >= 0xc000));
     for port in &ports {
-        assert_eq!(here.source_port(here.local().ip(), *port), *port);
+        assert_eq!(here.source_port(here.local_addr().ip(), *port), *port);
     }
     let packets: Vec<_> = (0xc000..0xc020)
         .map(|wanted| {
-            let source = SocketAddr::new(here.local().ip(), here.source_port(here.local().ip(), wanted));
-            Outgoing { source, ..between(&here, &there, b"flow") }
+            let source =
+                SocketAddr::new(here.local_addr().ip(), here.source_port(here.local_addr().ip(), wanted));
+            TxPacket { source, ..between(&here, &there, b"flow") }
         })
         .collect();
     let got = exchange(&mut here, &mut there, &packets);
@@ -230,11 +231,11 @@ fn packets_from_a_source_that_the_link_does_not_have_are_lost_and_counted() {
         SocketAddr::new("::1".parse().unwrap(), packet.source.port()),
     ];
     for (count, source) in (1..).zip(sources) {
-        let lost = Outgoing { source, ..packet };
+        let lost = TxPacket { source, ..packet };
         assert_eq!(link.send(&[packet, lost, lost, packet]).unwrap(), 4);
         assert_eq!(collect(&mut link, 2).len(), 2, "the packets around them are sent");
         assert_eq!(link.unsendable_packets(), 2 * count);
-        assert_eq!(link.statistics().last_refusal, Some(ErrorKind::InvalidInput));
+        assert_eq!(link.statistics().last_send_error, Some(ErrorKind::InvalidInput));
     }
 }
 
@@ -243,13 +244,13 @@ fn packets_from_an_address_that_no_link_of_a_bundle_has_are_lost_and_counted() {
     let link = open_loopback(|_| ());
     let packet = packet_to_itself(&link);
     let mut bundle = Bundle::new().unwrap();
-    bundle.add(link.local().ip(), link).unwrap();
-    let lost = Outgoing { source: "239.255.77.9:49152".parse().unwrap(), ..packet };
+    bundle.add(link.local_addr().ip(), link).unwrap();
+    let lost = TxPacket { source: "239.255.77.9:49152".parse().unwrap(), ..packet };
     assert_eq!(bundle.send(&[packet, lost, lost, packet]).unwrap(), 4);
     assert_eq!(collect(&mut bundle, 2).len(), 2, "the packets around them are sent");
     assert_eq!(bundle.unsendable_packets(), 2);
     // And those that the link itself can't send count, too.
-    let no_route = Outgoing { destination: "192.0.2.1:4791".parse().unwrap(), ..packet };
+    let no_route = TxPacket { destination: "192.0.2.1:4791".parse().unwrap(), ..packet };
     assert_eq!(bundle.send(&[no_route]).unwrap(), 1);
     assert_eq!(bundle.unsendable_packets(), 3);
 }
@@ -257,7 +258,7 @@ fn packets_from_an_address_that_no_link_of_a_bundle_has_are_lost_and_counted() {
 #[test]
 fn an_address_belongs_to_one_link_and_the_error_says_what_to_do() {
     let link = open_loopback(|_| ());
-    let error = UdpLink::open(&UdpConfig::new(link.local().ip())).unwrap_err();
+    let error = UdpLink::open(&UdpConfig::new(link.local_addr().ip())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
     assert!(error.to_string().contains("another address"), "{error}");
 
@@ -274,21 +275,21 @@ fn a_packet_that_cannot_be_sent_is_counted_and_others_are_sent() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let good = between(&here, &there, b"good");
     // From a loopback address nothing goes elsewhere.
-    let bad = Outgoing { destination: "192.0.2.1:4791".parse().unwrap(), ..good };
+    let bad = TxPacket { destination: "192.0.2.1:4791".parse().unwrap(), ..good };
     let long = vec![0; 65_535];
-    let too_long = Outgoing { bytes: &long, ..good };
+    let too_long = TxPacket { bytes: &long, ..good };
     assert_eq!(here.send(&[good, bad, good, too_long, good]).unwrap(), 5);
     assert_eq!(collect(&mut there, 3).len(), 3);
     assert_eq!(here.statistics().unsendable, 2);
-    assert!(here.statistics().last_refusal.is_some());
+    assert!(here.statistics().last_send_error.is_some());
 }
 
 #[test]
 fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
     let mut link = open_loopback(|_| ());
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    stranger.send_to(&[7; 9000], link.local()).unwrap();
-    stranger.send_to(&[8; 4096], link.local()).unwrap();
+    stranger.send_to(&[7; 9000], link.local_addr()).unwrap();
+    stranger.send_to(&[8; 4096], link.local_addr()).unwrap();
     let got = collect(&mut link, 1);
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].bytes, [8; 4096]);
@@ -297,8 +298,8 @@ fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
 
 #[test]
 fn what_finds_a_full_buffer_is_counted() {
-    let mut here = open_loopback(|config| config.segmentation = false);
-    let mut there = open_loopback(|config| config.receive_buffer = 20_000);
+    let mut here = open_loopback(|config| config.gso = false);
+    let mut there = open_loopback(|config| config.receive_buffer_bytes = 20_000);
     let packet = between(&here, &there, &[5; 1000]);
     let mut sent = 200;
     for _ in 0..2 {
@@ -310,17 +311,17 @@ fn what_finds_a_full_buffer_is_counted() {
     sent += 1;
     wait(&there);
     got += drain(&mut there).len();
-    assert!(got < sent, "{got} of {sent} fit {} bytes", there.receive_buffer());
+    assert!(got < sent, "{got} of {sent} fit {} bytes", there.receive_buffer_bytes());
     assert_eq!(got as u64 + there.statistics().overflows, sent as u64);
 }
 
 #[test]
 fn strictness_is_asked_for() {
-    let mut link = open_loopback(|config| config.strict = true);
+    let mut link = open_loopback(|config| config.adverb_peers_only = true);
     link.send(&[packet_to_itself(&link)]).unwrap();
     assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IdentificationBelow(64)));
-    assert_eq!(link.local().port(), 4791);
-    assert!(matches!(link.local().ip(), IpAddr::V4(_)));
+    assert_eq!(link.local_addr().port(), 4791);
+    assert!(matches!(link.local_addr().ip(), IpAddr::V4(_)));
 }
 
 #[test]
@@ -328,9 +329,9 @@ fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let bytes: Vec<[u8; 8]> = (0..600_u64).map(|number| (number << 32).to_be_bytes()).collect();
     let packet = between(&here, &there, b"");
-    let packets: Vec<_> = bytes.iter().map(|bytes| Outgoing { bytes, ..packet }).collect();
+    let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
     assert_eq!(here.send(&packets).unwrap(), packets.len());
-    assert!(here.segmentation(), "they travel as GSO batches");
+    assert!(here.gso_enabled(), "they travel as GSO batches");
     let mut numbers = Vec::new();
     for max in [1, 5, 7, 256].into_iter().cycle() {
         let mut got = 0;

@@ -22,8 +22,8 @@ use crate::error::Result;
 ///
 /// let switch = Switch::default();
 /// let faults = FaultConfig { loss: 10_000, ..FaultConfig::new(7) };
-/// let here = SoftDevice::on(&switch, "10.0.0.1".parse()?).faults(faults).open()?;
-/// let there = SoftDevice::on(&switch, "10.0.0.2".parse()?).faults(faults).open()?;
+/// let here = SoftDevice::on_switch(&switch, "10.0.0.1".parse()?).faults(faults).open()?;
+/// let there = SoftDevice::on_switch(&switch, "10.0.0.2".parse()?).faults(faults).open()?;
 /// assert_eq!(here.name(), "soft:10.0.0.1");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -33,7 +33,7 @@ use crate::error::Result;
 /// ```no_run
 /// use adverb::verbs::SoftDevice;
 ///
-/// let device = SoftDevice::at("192.0.2.7".parse()?).capture("packets.pcapng").open()?;
+/// let device = SoftDevice::at_addr("192.0.2.7".parse()?).capture("packets.pcapng").open()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -54,24 +54,24 @@ impl SoftDevice {
     /// use adverb::verbs::SoftDevice;
     ///
     /// let address = "127.9.8.7".parse()?;
-    /// let one = SoftDevice::at(address).open()?;
-    /// let other = SoftDevice::at(address).open()?;
+    /// let one = SoftDevice::at_addr(address).open()?;
+    /// let other = SoftDevice::at_addr(address).open()?;
     /// let [one, other] = [&one, &other].map(|device| device.gids().unwrap()[0].gid.udp_address());
     /// assert_eq!((one.ip(), other.ip()), (address, address));
     /// assert_ne!(one.port(), other.port());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn at(address: IpAddr) -> SoftDevice {
+    pub fn at_addr(address: IpAddr) -> SoftDevice {
         SoftDevice::new().address(address)
     }
 
     /// A device at an address of a network that is in this process's memory.
-    pub fn on(switch: &Switch, address: IpAddr) -> SoftDevice {
+    pub fn on_switch(switch: &Switch, address: IpAddr) -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Memory(switch.clone()))).address(address)
     }
 
     /// A device with 127.0.0.1 and ::1 and no network at all: its queue pairs can only talk to each other.
-    pub fn alone() -> SoftDevice {
+    pub fn loopback() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::None))
     }
 
@@ -88,7 +88,7 @@ impl SoftDevice {
     }
 
     /// Writes every packet that comes and goes to this file, in pcapng's form; not those between its own queue pairs,
-    /// unless they [take the network](SoftDevice::hairpin), and not those that [faults](SoftDevice::faults) lost. The file
+    /// unless they [take the network](SoftDevice::loopback_via_link), and not those that [faults](SoftDevice::faults) lost. The file
     /// is whole when the device is closed.
     pub fn capture(mut self, file: impl Into<PathBuf>) -> SoftDevice {
         self.0.capture = Some(file.into());
@@ -102,16 +102,16 @@ impl SoftDevice {
     }
 
     /// Has packets between the device's own queue pairs take the network, too, instead of the short way through memory.
-    pub fn hairpin(mut self) -> SoftDevice {
-        self.0.hairpin = true;
+    pub fn loopback_via_link(mut self) -> SoftDevice {
+        self.0.loopback_via_link = true;
         self
     }
 
     /// Has the device take packets only as Adverb sends them: of IPv4 packets, only those with an identification below 64,
     /// which RDMA adapters' and soft-RoCE's haven't got. A packet that was damaged on its way then gets past the checksum
     /// once in 2²⁶ instead of once in 2¹⁶; with IPv6 it is once in 2³² in any case.
-    pub fn strict(mut self) -> SoftDevice {
-        self.0.strict = true;
+    pub fn adverb_peers_only(mut self) -> SoftDevice {
+        self.0.adverb_peers_only = true;
         self
     }
 
@@ -122,7 +122,7 @@ impl SoftDevice {
     /// ```
     /// use adverb::verbs::{Dcqcn, SoftDevice};
     ///
-    /// let device = SoftDevice::alone().dcqcn(Dcqcn::new(25_000_000_000)).open()?; // a link of 25 Gbit/s
+    /// let device = SoftDevice::loopback().dcqcn(Dcqcn::new(25_000_000_000)).open()?; // a link of 25 Gbit/s
     /// # Ok::<(), adverb::Error>(())
     /// ```
     pub fn dcqcn(mut self, constants: Dcqcn) -> SoftDevice {
@@ -142,7 +142,7 @@ impl SoftDevice {
 
     /// The addresses of this machine that software devices could be at, and those of the devices that are open in this
     /// process.
-    pub fn addresses() -> Vec<IpAddr> {
+    pub fn available_addrs() -> Vec<IpAddr> {
         crate::backend::Device::soft_addresses()
     }
 }

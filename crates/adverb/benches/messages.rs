@@ -32,7 +32,7 @@ fn main() -> Result<()> {
 }
 
 fn device() -> Result<Device> {
-    SoftDevice::alone().open()
+    SoftDevice::loopback().open()
 }
 
 /// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive without

@@ -84,13 +84,13 @@ fn run(
 
 #[test]
 fn messages_allocate_nothing() {
-    let loopback = SoftDevice::alone().open().unwrap();
+    let loopback = SoftDevice::loopback().open().unwrap();
     let switch = Switch::default();
     let [here, there] = ["10.0.0.1", "10.0.0.2"]
-        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+        .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
     let process = std::process::id();
     let host = |last| IpAddr::V4(Ipv4Addr::new(127, 232 + (process >> 8 & 15) as u8, process as u8, last));
-    let [client, server] = [1, 2].map(|last| SoftDevice::at(host(last)).open().unwrap());
+    let [client, server] = [1, 2].map(|last| SoftDevice::at_addr(host(last)).open().unwrap());
     for (name, one, other) in
         [("loopback", &loopback, &loopback), ("mem", &here, &there), ("udp", &client, &server)]
     {

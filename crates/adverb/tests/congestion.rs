@@ -26,8 +26,8 @@ const MARKED: u8 = 0b11;
 #[test]
 fn dscp_of_a_queue_pair_is_in_its_packets_and_not_in_others() {
     let file = file("dscp");
-    let receiver = open(SoftDevice::at(address(1)));
-    let sender = open(SoftDevice::at(address(2)).capture(&file));
+    let receiver = open(SoftDevice::at_addr(address(1)));
+    let sender = open(SoftDevice::at_addr(address(2)).capture(&file));
     let marked = Traffic::new().dscp(DSCP);
     for traffic in [marked, Traffic::new()] {
         let (connection, peer) = connect(&sender, &receiver, traffic);
@@ -51,10 +51,10 @@ fn marks_come_back_as_notifications_and_slow_the_sender() {
     (dcqcn.increase_interval, dcqcn.alpha_interval) = (Duration::from_millis(5), Duration::from_millis(5));
     (dcqcn.additive_increase, dcqcn.min_rate) = (1_000_000, 5_000_000);
     let marks = FaultConfig { marks: 500_000, ..FaultConfig::new(7) };
-    let receiver = open(SoftDevice::at(address(11)));
-    let free = open(SoftDevice::at(address(12)).dcqcn(dcqcn));
-    let congested = open(SoftDevice::at(address(13)).dcqcn(dcqcn).faults(marks).capture(&file));
-    let heedless = open(SoftDevice::at(address(14)).faults(marks));
+    let receiver = open(SoftDevice::at_addr(address(11)));
+    let free = open(SoftDevice::at_addr(address(12)).dcqcn(dcqcn));
+    let congested = open(SoftDevice::at_addr(address(13)).dcqcn(dcqcn).faults(marks).capture(&file));
+    let heedless = open(SoftDevice::at_addr(address(14)).faults(marks));
 
     let rate = |device: &Device| {
         let (connection, peer) = connect(device, &receiver, Traffic::new().dscp(DSCP));

@@ -127,7 +127,7 @@ fn nothing_is_lost_where_packets_are() {
     let device = |number| {
         let faults = FaultConfig { loss: 20_000, ..FaultConfig::new(number) };
         let address = format!("10.0.0.{number}").parse().unwrap();
-        SoftDevice::on(&switch, address).faults(faults).open().unwrap()
+        SoftDevice::on_switch(&switch, address).faults(faults).open().unwrap()
     };
     let sides = [device(1), device(2)]
         .map(|device| options().device(&device).recv_ring_size(4096).max_outstanding_writes(16));

@@ -44,10 +44,10 @@ fn assert_none(name: &str, run: impl FnMut()) {
 
 #[test]
 fn messages_allocate_nothing() {
-    let loopback = SoftDevice::alone().open().unwrap();
+    let loopback = SoftDevice::loopback().open().unwrap();
     let switch = Switch::default();
     let [here, there] = ["10.0.0.1", "10.0.0.2"]
-        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+        .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
     for (name, one, other) in [("loopback", &loopback, &loopback), ("mem", &here, &there)] {
         let (left, right) = connect(one, other);
         assert_none(&format!("{name}, send"), || {

@@ -242,7 +242,7 @@ async fn operations_on_a_peers_memory_may_be_dropped() {
     // Between two devices, where nothing is done before it is waited for.
     let switch = Switch::default();
     let sides = ["10.0.0.1", "10.0.0.2"].map(|address| {
-        let device = SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap();
+        let device = SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap();
         Options::new().device(&device)
     });
     let (left, right) = unequal_pair(&sides[0], &sides[1]).await;

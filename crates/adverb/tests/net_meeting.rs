@@ -17,7 +17,7 @@ fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 
     [1, 2].map(|last| {
         let [a, b, c] = network;
         let address = IpAddr::from([a, b, c, last]);
-        let mut device = SoftDevice::on(&switch, address);
+        let mut device = SoftDevice::on_switch(&switch, address);
         if let Some(faults) = faults {
             device = device.faults(faults);
         }

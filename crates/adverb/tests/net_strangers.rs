@@ -179,7 +179,7 @@ fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
 fn what_was_overheard_is_no_good() {
     let switch = Switch::default();
     let file = std::env::temp_dir().join(format!("adverb-overheard-{}.pcapng", std::process::id()));
-    let open = |last: u8| SoftDevice::on(&switch, IpAddr::from([10, 40, 0, last]));
+    let open = |last: u8| SoftDevice::on_switch(&switch, IpAddr::from([10, 40, 0, last]));
     let (victim, server) = (open(1).capture(&file).open().unwrap(), open(2).open().unwrap());
     let options = options(&server).key(&key());
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();

@@ -158,7 +158,7 @@ fn devices_at_any_address_are_devices_of_their_own() {
 #[test]
 fn a_device_talks_to_itself_over_ipv6() {
     let _guard = share_devices();
-    let Ok(device) = SoftDevice::at("::1".parse().unwrap()).hairpin().open() else {
+    let Ok(device) = SoftDevice::at_addr("::1".parse().unwrap()).loopback_via_link().open() else {
         return println!("skipped: this machine has no IPv6");
     };
     exchange(&device, &device);
@@ -176,21 +176,21 @@ fn devices_in_memory_talk_and_need_no_network() {
             _ => ["fd00::1", "fd00::2"],
         }
         .map(|address| address.parse().unwrap());
-        let devices = addresses.map(|address| SoftDevice::on(&switch, address).open().unwrap());
+        let devices = addresses.map(|address| SoftDevice::on_switch(&switch, address).open().unwrap());
         exchange(&devices[0], &devices[1]);
         devices
     });
     assert_eq!(one[0].name(), "soft:10.0.0.1");
     assert_eq!(other[0].gids().unwrap()[0].netdev, None);
     assert_eq!(other[1].port(1).unwrap().state, PortState::Active);
-    let error = SoftDevice::on(&switch, "10.0.0.1".parse().unwrap()).open().unwrap_err();
+    let error = SoftDevice::on_switch(&switch, "10.0.0.1".parse().unwrap()).open().unwrap_err();
     assert!(error.to_string().contains("already"), "{error}");
 }
 
 #[test]
 fn a_device_without_a_network_talks_to_itself() {
     let _guard = share_devices();
-    let device = SoftDevice::alone().open().unwrap();
+    let device = SoftDevice::loopback().open().unwrap();
     exchange(&device, &device);
 }
 
@@ -199,7 +199,7 @@ fn a_device_with_faults_talks_all_the_same() {
     let _guard = share_devices();
     let faults =
         FaultConfig { loss: 200_000, duplication: 50_000, corruption: 50_000, ..FaultConfig::new(3) };
-    let device = SoftDevice::at(address().into()).faults(faults).hairpin().open().unwrap();
+    let device = SoftDevice::at_addr(address().into()).faults(faults).loopback_via_link().open().unwrap();
     for _ in 0..10 {
         exchange(&device, &device);
     }
@@ -211,8 +211,12 @@ fn a_device_with_faults_talks_all_the_same() {
 fn what_passes_is_recorded() {
     let _guard = share_devices();
     let file = std::env::temp_dir().join(format!("adverb-capture-{}.pcapng", std::process::id()));
-    let device =
-        SoftDevice::at(address().into()).mtu(PathMtu::Mtu1024).capture(&file).hairpin().open().unwrap();
+    let device = SoftDevice::at_addr(address().into())
+        .mtu(PathMtu::Mtu1024)
+        .capture(&file)
+        .loopback_via_link()
+        .open()
+        .unwrap();
     assert_eq!(device.port(1).unwrap().active_mtu, PathMtu::Mtu1024);
     exchange(&device, &device);
     drop(device);
@@ -260,12 +264,12 @@ fn a_datagram_to_a_group_reaches_members_on_other_devices() {
     reach_group(&one, &other, group);
     // And once those on the same device, whether its packets take the network or not.
     reach_group(&one, &one, group);
-    let hairpin = SoftDevice::at(address().into()).hairpin().open().unwrap();
+    let hairpin = SoftDevice::at_addr(address().into()).loopback_via_link().open().unwrap();
     reach_group(&hairpin, &hairpin, group);
     reach_group(&hairpin, &one, group);
     let switch = Switch::default();
     let [one, other] = ["10.1.0.1", "10.1.0.2"]
-        .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+        .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
     reach_group(&one, &other, group);
     reach_group(&other, &other, group);
 }

@@ -122,7 +122,7 @@ fn exchange(one: &Device, other: &Device) {
 #[test]
 fn devices_at_one_address_have_a_port_each_and_talk() {
     let address = address();
-    let open = || SoftDevice::at(address).open().unwrap();
+    let open = || SoftDevice::at_addr(address).open().unwrap();
     let devices = [open(), open(), open()];
     for (device, port) in devices.iter().zip(4791..) {
         let gid = gid(device);
@@ -165,14 +165,14 @@ fn a_port_that_is_named_is_the_one_or_none() {
     let named = Gid::from(SocketAddr::new(address, 4800));
     let device = Device::open(&format!("soft:[{}]", named.ip())).unwrap();
     assert_eq!(gid(&device), named);
-    let error = SoftDevice::at(named.ip()).open().unwrap_err();
+    let error = SoftDevice::at_addr(named.ip()).open().unwrap_err();
     assert!(matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrInUse));
     // Nothing here is an address of this machine's that says a port.
     let error = Device::open("soft:100::1:0:0:1").unwrap_err();
     assert!(
         matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrNotAvailable)
     );
-    let error = SoftDevice::on(&Switch::default(), named.ip()).open().unwrap_err();
+    let error = SoftDevice::on_switch(&Switch::default(), named.ip()).open().unwrap_err();
     assert!(error.to_string().contains("says a UDP port"), "{error}");
 }
 
@@ -181,7 +181,7 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
     if UdpSocket::bind("[::1]:0").is_err() {
         return println!("skipped: this machine has no IPv6");
     }
-    let open = || SoftDevice::at(Ipv6Addr::LOCALHOST.into()).open().unwrap();
+    let open = || SoftDevice::at_addr(Ipv6Addr::LOCALHOST.into()).open().unwrap();
     let (one, other) = (open(), open());
     assert_ne!(gid(&one), gid(&other));
     // The first may find the usual port taken by another program, and the second find it free.
@@ -195,7 +195,7 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
 fn groups_are_reached_from_a_port_and_at_one() {
     let group = IpAddr::V4(Ipv4Addr::new(239, 255, 79, std::process::id() as u8));
     let address = address();
-    let devices = [(); 2].map(|()| SoftDevice::at(address).open().unwrap());
+    let devices = [(); 2].map(|()| SoftDevice::at_addr(address).open().unwrap());
     let [one, other] = [0, 1].map(|index| Desk::new(&devices[index]));
     for (from, to) in [(&one, &other), (&other, &one), (&other, &other)] {
         let ([.., sender], [.., member]) = (&from.queue_pairs, &to.queue_pairs);

@@ -34,7 +34,7 @@ pub(super) fn everything() -> Inventory {
         IpAddr::V4(address) => !address.is_link_local(),
         IpAddr::V6(address) => !address.is_unicast_link_local(),
     };
-    let addresses = SoftDevice::addresses().into_iter().filter(is_routable);
+    let addresses = SoftDevice::available_addrs().into_iter().filter(is_routable);
     let software = addresses.map(|address| Software { name: format!("soft:{address}"), address }).collect();
     Inventory { version: VERSION, devices, software, problem }
 }

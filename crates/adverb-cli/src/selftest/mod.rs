@@ -79,19 +79,21 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
     let mut device = match link {
         Link::Loopback => {
             ensure!(args.loss == 0, "without a link nothing is lost");
-            SoftDevice::alone()
+            SoftDevice::loopback()
         }
         Link::Mem => {
             let config = SwitchConfig { icrc: IcrcCheck::Identification(0), ..SwitchConfig::default() };
             let switch = Switch::new(config);
-            SoftDevice::on(&switch, "10.77.0.1".parse()?).address("fd77::1".parse()?).hairpin()
+            SoftDevice::on_switch(&switch, "10.77.0.1".parse()?)
+                .address("fd77::1".parse()?)
+                .loopback_via_link()
         }
-        Link::Udp => SoftDevice::new().hairpin(),
+        Link::Udp => SoftDevice::new().loopback_via_link(),
         Link::UdpPort => {
             // One that hardly anybody else has.
             let port = Gid::PORTS.start() + (std::process::id() % 256) as u16;
             let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
-            let device = SoftDevice::at(at(Ipv4Addr::LOCALHOST.into())).hairpin();
+            let device = SoftDevice::at_addr(at(Ipv4Addr::LOCALHOST.into())).loopback_via_link();
             match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
                 Ok(_) => device.address(at(Ipv6Addr::LOCALHOST.into())),
                 Err(_) => device,

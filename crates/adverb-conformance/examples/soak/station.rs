@@ -65,7 +65,8 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
         delay: each,
         ..FaultConfig::new(seed ^ u64::from(index))
     };
-    let device = SoftDevice::at(IpAddr::V4(address)).faults(faults).open().context("opening the device")?;
+    let device =
+        SoftDevice::at_addr(IpAddr::V4(address)).faults(faults).open().context("opening the device")?;
     let held = held(&device);
     let station = Arc::new(Station { device, report: Mutex::default(), stopping: AtomicBool::new(false) });
     let listener = TcpListener::bind((address, PORT)).context("listening")?;

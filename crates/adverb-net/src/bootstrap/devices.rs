@@ -46,7 +46,7 @@ impl ServedDevices {
                 Err(error) => failure = Some(error),
             }
         }
-        // `soft` comes before others at the same address: `SoftDevice::alone` has 127.0.0.1 too, and nothing reaches it.
+        // `soft` comes before others at the same address: `SoftDevice::loopback` has 127.0.0.1 too, and nothing reaches it.
         devices.extend(internal::software_in_use().into_iter().filter(|device| device.name() != "soft"));
         if devices.is_empty() {
             return Err(failure.unwrap_or_else(no_device));

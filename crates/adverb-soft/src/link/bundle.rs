@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Incoming, Link, Outgoing};
+use super::{Link, RxPacket, TxPacket};
 
 /// Several links as one: what comes over any comes, and what is sent goes over the link of its source address. So a
 /// device can have an IPv4 and an IPv6 address.
@@ -69,7 +69,7 @@ impl Bundle {
 }
 
 impl Link for Bundle {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         for run in packets.chunk_by(|a, b| a.source.ip() == b.source.ip()) {
             let Some(index) = self.of(run[0].source.ip()) else {
@@ -92,7 +92,7 @@ impl Link for Bundle {
         self.unsendable + self.links.iter().map(|(_, link)| link.unsendable_packets()).sum::<u64>()
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let (mut count, busy, link_count) = (0, self.busy, self.links.len());
         self.looks += 1;
         // Who sleeps on the descriptor is woken until all was received, so that a look that is left out does no harm.
@@ -120,8 +120,8 @@ impl Link for Bundle {
         self.is_ready.then_some(self.readiness.0.as_fd())
     }
 
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
-        self.links.iter_mut().try_for_each(|(_, link)| link.watch(is_watched))
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        self.links.iter_mut().try_for_each(|(_, link)| link.set_wake_interest(enabled))
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -132,8 +132,8 @@ impl Link for Bundle {
         self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
     }
 
-    fn receive_buffer(&self) -> Option<usize> {
-        self.links.iter().filter_map(|(_, link)| link.receive_buffer()).min()
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.links.iter().filter_map(|(_, link)| link.receive_buffer_bytes()).min()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use super::{Incoming, Link, Outgoing, STRICT};
+use super::{Link, RxPacket, STRICT, TxPacket};
 
 /// How often a [`FaultLink`] does what, in a million packets. At most one thing happens to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,13 +25,13 @@ pub struct FaultConfig {
     /// Packets that are marked, as by a switch that is congested; only those whose sender heeds that (RFC 3168).
     pub marks: u32,
     /// For how long at least packets are held back.
-    pub delay_least: Duration,
+    pub min_delay: Duration,
     /// For how long at most.
-    pub delay_most: Duration,
+    pub max_delay: Duration,
     /// Whether packets that come must have an ICRC that is right for a small IPv4 identification, as those of Adverb
     /// have, even if the link says that they needn't be checked. Without this a corrupted packet in 65,536 gets through where
     /// the identification is unknown, and every one where the link is trusted.
-    pub strict: bool,
+    pub strict_icrc: bool,
 }
 
 impl FaultConfig {
@@ -44,9 +44,9 @@ impl FaultConfig {
             corruption: 0,
             delay: 0,
             marks: 0,
-            delay_least: Duration::from_micros(100),
-            delay_most: Duration::from_millis(2),
-            strict: true,
+            min_delay: Duration::from_micros(100),
+            max_delay: Duration::from_millis(2),
+            strict_icrc: true,
         }
     }
 }
@@ -73,12 +73,12 @@ pub struct FaultCounts {
 /// follows from a seed. For both directions, wrap both ends.
 ///
 /// ```
-/// use adverb_soft::link::{FaultConfig, FaultLink, Link, Outgoing, Switch, SwitchConfig};
+/// use adverb_soft::link::{FaultConfig, FaultLink, Link, TxPacket, Switch, SwitchConfig};
 ///
 /// let switch = Switch::new(SwitchConfig::default());
 /// let config = FaultConfig { loss: 10_000, ..FaultConfig::new(7) }; // one packet in a hundred
 /// let mut here = FaultLink::new(switch.attach("10.0.0.1".parse().unwrap())?, config);
-/// let packet = Outgoing {
+/// let packet = TxPacket {
 ///     source: "10.0.0.1:49152".parse().unwrap(),
 ///     destination: "10.0.0.2:4791".parse().unwrap(),
 ///     traffic_class: 0,
@@ -117,7 +117,7 @@ impl<L: Link> FaultLink<L> {
     }
 
     /// Changes how often it does what from now on. The seed goes on where it was.
-    pub fn change(&mut self, config: FaultConfig) {
+    pub fn set_config(&mut self, config: FaultConfig) {
         self.config = config;
     }
 
@@ -146,7 +146,7 @@ impl<L: Link> FaultLink<L> {
     }
 
     /// Harms a packet; says whether it was taken.
-    fn harm(&mut self, harm: Harm, packet: &Outgoing<'_>) -> io::Result<bool> {
+    fn harm(&mut self, harm: Harm, packet: &TxPacket<'_>) -> io::Result<bool> {
         match harm {
             Harm::Lose => self.counts.lost += 1,
             Harm::Duplicate => match self.inner.send(&[*packet; 2])? {
@@ -163,7 +163,7 @@ impl<L: Link> FaultLink<L> {
                 if let Some(byte) = self.scratch.get_mut(place) {
                     *byte ^= 1 << (self.random.next() & 7);
                 }
-                if self.inner.send(&[Outgoing { bytes: &self.scratch, ..*packet }])? == 0 {
+                if self.inner.send(&[TxPacket { bytes: &self.scratch, ..*packet }])? == 0 {
                     return Ok(false);
                 }
                 self.counts.corrupted += 1;
@@ -173,15 +173,15 @@ impl<L: Link> FaultLink<L> {
                 let is_heeded = packet.traffic_class & MARKED != 0;
                 let mark = if is_heeded { MARKED } else { 0 };
                 let traffic_class = packet.traffic_class | mark;
-                if self.inner.send(&[Outgoing { traffic_class, ..*packet }])? == 0 {
+                if self.inner.send(&[TxPacket { traffic_class, ..*packet }])? == 0 {
                     return Ok(false);
                 }
                 *(if is_heeded { &mut self.counts.marked } else { &mut self.counts.untouched }) += 1;
             }
             Harm::Delay => {
-                let FaultConfig { delay_least, delay_most, .. } = self.config;
+                let FaultConfig { min_delay, max_delay, .. } = self.config;
                 let share = (self.random.next() >> 32) as f64 / f64::from(u32::MAX);
-                let delay = delay_least + delay_most.saturating_sub(delay_least).mul_f64(share);
+                let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(share);
                 self.held.push(Reverse(Held {
                     due: Instant::now() + delay,
                     number: self.next,
@@ -200,7 +200,7 @@ impl<L: Link> FaultLink<L> {
     }
 
     /// Sends packets, and counts those that were taken.
-    fn send_some(&mut self, packets: &[Outgoing<'_>], taken: &mut usize) -> io::Result<()> {
+    fn send_some(&mut self, packets: &[TxPacket<'_>], taken: &mut usize) -> io::Result<()> {
         while *taken < packets.len() {
             // Those that nothing happens to go together.
             let rest = &packets[*taken..];
@@ -245,7 +245,7 @@ impl<L: Link> FaultLink<L> {
 }
 
 impl<L: Link> Link for FaultLink<L> {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         match self.release().and_then(|()| self.send_some(packets, &mut taken)) {
             Err(error) if taken == 0 => Err(error),
@@ -257,20 +257,20 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.unsendable_packets()
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         self.release()?;
-        if !self.config.strict {
+        if !self.config.strict_icrc {
             return self.inner.receive(max, each);
         }
-        self.inner.receive(max, &mut |packet| each(&Incoming { icrc: STRICT, ..*packet }))
+        self.inner.receive(max, &mut |packet| each(&RxPacket { icrc: STRICT, ..*packet }))
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         self.inner.readiness()
     }
 
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
-        self.inner.watch(is_watched)
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        self.inner.set_wake_interest(enabled)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -282,8 +282,8 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.source_port(local, wanted)
     }
 
-    fn receive_buffer(&self) -> Option<usize> {
-        self.inner.receive_buffer()
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.inner.receive_buffer_bytes()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
@@ -324,8 +324,8 @@ struct Held {
 }
 
 impl Held {
-    fn packet(&self) -> Outgoing<'_> {
-        Outgoing {
+    fn packet(&self) -> TxPacket<'_> {
+        TxPacket {
             source: self.source,
             destination: self.destination,
             traffic_class: self.traffic_class,

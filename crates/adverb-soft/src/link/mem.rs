@@ -15,17 +15,17 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Incoming, Link, Outgoing};
+use super::{Link, RxPacket, TxPacket};
 
 /// A switch in memory, that brings packets from one device of this process to another, by their addresses.
 ///
 /// ```
-/// use adverb_soft::link::{Link, Outgoing, Switch, SwitchConfig};
+/// use adverb_soft::link::{Link, TxPacket, Switch, SwitchConfig};
 ///
 /// let switch = Switch::new(SwitchConfig::default());
 /// let mut here = switch.attach("10.0.0.1".parse().unwrap())?;
 /// let mut there = switch.attach("10.0.0.2".parse().unwrap())?;
-/// here.send(&[Outgoing {
+/// here.send(&[TxPacket {
 ///     source: "10.0.0.1:49152".parse().unwrap(),
 ///     destination: "10.0.0.2:4791".parse().unwrap(),
 ///     traffic_class: 0,
@@ -47,9 +47,9 @@ pub struct Switch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwitchConfig {
     /// How many packets may wait for one device. What comes when so many wait is lost.
-    pub packets: usize,
+    pub max_queued_packets: usize,
     /// How many bytes may.
-    pub bytes: usize,
+    pub max_queued_bytes: usize,
     /// How the ICRC of packets is to be checked: not at all, unless something is between that may damage them.
     pub icrc: IcrcCheck,
 }
@@ -57,7 +57,7 @@ pub struct SwitchConfig {
 impl Default for SwitchConfig {
     /// 4096 packets, 16 MiB, ICRCs that nobody checks.
     fn default() -> SwitchConfig {
-        SwitchConfig { packets: 4096, bytes: 16 << 20, icrc: IcrcCheck::Trusted }
+        SwitchConfig { max_queued_packets: 4096, max_queued_bytes: 16 << 20, icrc: IcrcCheck::Trusted }
     }
 }
 
@@ -124,22 +124,22 @@ pub struct MemLink {
 
 impl MemLink {
     /// Our address.
-    pub const fn address(&self) -> IpAddr {
+    pub const fn local_addr(&self) -> IpAddr {
         self.address
     }
 
     /// How many packets to us were lost because too many waited.
-    pub fn overflows(&self) -> u64 {
+    pub fn overflowed_packets(&self) -> u64 {
         self.port.overflows.load(Ordering::Relaxed)
     }
 
     /// How many packets we sent to addresses where nothing is attached.
-    pub const fn unreachable(&self) -> u64 {
+    pub const fn unreachable_packets(&self) -> u64 {
         self.unreachable
     }
 
     /// Brings packets to the one address that they are all for.
-    fn deliver(&mut self, address: IpAddr, packets: &[Outgoing<'_>]) {
+    fn deliver(&mut self, address: IpAddr, packets: &[TxPacket<'_>]) {
         let config = &self.shared.config;
         if address.is_multicast() {
             let groups = self.shared.groups.read();
@@ -164,7 +164,7 @@ impl MemLink {
 }
 
 impl Link for MemLink {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         for run in packets.chunk_by(|a, b| a.destination.ip() == b.destination.ip()) {
             self.deliver(run[0].destination.ip(), run);
         }
@@ -175,7 +175,7 @@ impl Link for MemLink {
         self.unreachable
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let (mut next, mut offset) = self.handed;
         if next == self.taken.entries.len() {
             self.taken.clear();
@@ -188,7 +188,7 @@ impl Link for MemLink {
         let first = next;
         for entry in self.taken.entries[first..].iter().take(max) {
             let bytes = &self.taken.bytes[offset..][..entry.length];
-            each(&Incoming {
+            each(&RxPacket {
                 source: entry.source,
                 destination: entry.destination,
                 traffic_class: entry.traffic_class,
@@ -211,9 +211,9 @@ impl Link for MemLink {
         Some(self.port.event.as_fd())
     }
 
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
         let mut queue = self.port.queue.lock();
-        queue.unwatched = !is_watched;
+        queue.unwatched = !enabled;
         self.port.signal(&mut queue)
     }
 
@@ -271,7 +271,7 @@ struct Queue {
 
 impl Port {
     /// Puts packets into the queue, as many as there is room for; says whether there is a queue.
-    fn put(&self, packets: &[Outgoing<'_>], config: &SwitchConfig) -> bool {
+    fn put(&self, packets: &[TxPacket<'_>], config: &SwitchConfig) -> bool {
         let mut queue = self.queue.lock();
         if queue.closed {
             return false;
@@ -279,7 +279,9 @@ impl Port {
         let mut lost = 0;
         for packet in packets {
             let Batch { bytes, entries } = &mut queue.batch;
-            if entries.len() >= config.packets || bytes.len() + packet.bytes.len() > config.bytes {
+            if entries.len() >= config.max_queued_packets
+                || bytes.len() + packet.bytes.len() > config.max_queued_bytes
+            {
                 lost += 1;
                 continue;
             }
@@ -364,7 +366,7 @@ mod tests {
         let switch = Switch::default();
         let [mut here, mut there] = [1, 2].map(|host| switch.attach(IpAddr::from([10, 0, 0, host])).unwrap());
         there.port.event.write(u64::MAX - 1).unwrap();
-        let packet = Outgoing {
+        let packet = TxPacket {
             source: "10.0.0.1:49152".parse().unwrap(),
             destination: "10.0.0.2:4791".parse().unwrap(),
             traffic_class: 0,

@@ -31,7 +31,7 @@ const STRICT: IcrcCheck = IcrcCheck::IdentificationBelow(MAX_TRAIN as u16);
 
 /// A packet to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Outgoing<'a> {
+pub struct TxPacket<'a> {
     /// The address and port that it comes from. The port is one that [`Link::source_port`] has named: the ICRC
     /// covers it, so that no other will do.
     pub source: SocketAddr,
@@ -50,7 +50,7 @@ pub struct Outgoing<'a> {
 
 /// A packet that came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Incoming<'a> {
+pub struct RxPacket<'a> {
     /// The address and port that it comes from.
     pub source: SocketAddr,
     /// The address and port that it was sent to.
@@ -67,9 +67,9 @@ pub struct Incoming<'a> {
     pub bytes: &'a [u8],
 }
 
-impl Incoming<'_> {
+impl RxPacket<'_> {
     /// Whether a switch on its way was congested, and marked it (RFC 3168: both ECN bits are 1).
-    pub const fn congested(&self) -> bool {
+    pub const fn is_ecn_marked(&self) -> bool {
         self.traffic_class & 0b11 == 0b11
     }
 }
@@ -88,7 +88,7 @@ pub trait Link: Send {
     /// # Errors
     ///
     /// If the link no longer works, and no packet was taken.
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize>;
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize>;
 
     /// Returns the number of packets that were taken but could not be sent.
     fn unsendable_packets(&self) -> u64 {
@@ -103,10 +103,10 @@ pub trait Link: Send {
     /// # Errors
     ///
     /// If the link no longer works.
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize>;
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize>;
 
     /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0, for who
-    /// [looks](Link::watch). `None` if there is none: then only calling that tells.
+    /// [looks](Link::set_wake_interest). `None` if there is none: then only calling that tells.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
 
     /// Says whether anybody sleeps on the descriptor from now on; at first somebody may. While nobody does it needn't become
@@ -115,8 +115,8 @@ pub trait Link: Send {
     /// # Errors
     ///
     /// If the link no longer works.
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
-        _ = is_watched;
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        _ = enabled;
         Ok(())
     }
 
@@ -135,7 +135,7 @@ pub trait Link: Send {
 
     /// How many bytes of packets wait for us at most: what comes when it is full is lost. `None` if there is no such
     /// limit.
-    fn receive_buffer(&self) -> Option<usize> {
+    fn receive_buffer_bytes(&self) -> Option<usize> {
         None
     }
 
@@ -157,7 +157,7 @@ pub trait Link: Send {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         (**self).send(packets)
     }
 
@@ -165,7 +165,7 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).unsendable_packets()
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         (**self).receive(max, each)
     }
 
@@ -173,8 +173,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).readiness()
     }
 
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
-        (**self).watch(is_watched)
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        (**self).set_wake_interest(enabled)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -185,8 +185,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).source_port(local, wanted)
     }
 
-    fn receive_buffer(&self) -> Option<usize> {
-        (**self).receive_buffer()
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        (**self).receive_buffer_bytes()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

@@ -12,7 +12,7 @@ use adverb_proto::IcrcCheck;
 use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
-use super::{Incoming, Link, Outgoing};
+use super::{Link, RxPacket, TxPacket};
 
 /// A file in pcapng's form (draft-ietf-opsawg-pcapng), to which any number of links write what passes them, each as an
 /// interface of its own: `tshark -r file`, or Wireshark.
@@ -92,7 +92,7 @@ impl<L: Link> PcapLink<L> {
 }
 
 impl<L: Link> Link for PcapLink<L> {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(packets)?;
         if taken > 0 {
             let now = nanoseconds();
@@ -108,15 +108,15 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.unsendable_packets()
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let PcapLink { inner, capture, interface } = self;
         let mut now = None;
         inner.receive(max, &mut |packet| {
             let now = *now.get_or_insert_with(nanoseconds);
-            let Incoming { source, destination, traffic_class, bytes, .. } = *packet;
+            let RxPacket { source, destination, traffic_class, bytes, .. } = *packet;
             let hop_limit = packet.hop_limit.unwrap_or(0);
             let flow_label = packet.flow_label;
-            let as_sent = Outgoing { source, destination, traffic_class, hop_limit, flow_label, bytes };
+            let as_sent = TxPacket { source, destination, traffic_class, hop_limit, flow_label, bytes };
             capture.file.lock().packet(*interface, now, INBOUND, identification(packet), &as_sent);
             each(packet);
         })
@@ -126,8 +126,8 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.readiness()
     }
 
-    fn watch(&mut self, is_watched: bool) -> io::Result<()> {
-        self.inner.watch(is_watched)
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        self.inner.set_wake_interest(enabled)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -138,8 +138,8 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.source_port(local, wanted)
     }
 
-    fn receive_buffer(&self) -> Option<usize> {
-        self.inner.receive_buffer()
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.inner.receive_buffer_bytes()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
@@ -152,7 +152,7 @@ impl<L: Link> Link for PcapLink<L> {
 }
 
 /// The IPv4 identification that a packet had: where it isn't known, the ICRC tells.
-fn identification(packet: &Incoming<'_>) -> u16 {
+fn identification(packet: &RxPacket<'_>) -> u16 {
     match packet.icrc {
         IcrcCheck::Identification(identification) => identification,
         IcrcCheck::Trusted => 0,
@@ -166,7 +166,7 @@ fn identification(packet: &Incoming<'_>) -> u16 {
 }
 
 /// The IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link would move.
-fn ip_header(packet: &Outgoing<'_>, identification: u16) -> Option<IpHeader> {
+fn ip_header(packet: &TxPacket<'_>, identification: u16) -> Option<IpHeader> {
     let mut ip = IpHeader::new(packet.source.ip(), packet.destination.ip())?;
     let (class, hops) = match &mut ip {
         IpHeader::V4(ip) => {
@@ -242,7 +242,7 @@ impl Writer {
         time: u64,
         direction: u32,
         identification: u16,
-        packet: &Outgoing<'_>,
+        packet: &TxPacket<'_>,
     ) {
         let Some(ip) = ip_header(packet, identification) else { return };
         let bytes = packet.bytes;

@@ -15,13 +15,13 @@ use adverb_wire::cm::{RejectReason, SidrStatus};
 use super::Nic;
 use super::engine::Engine;
 use super::random;
+use crate::cm_event_channel::{CmEvent, CmEventChannel};
 use crate::error::Error;
-use crate::inbox::{CmEvent, Inbox};
 
 /// The connection manager of an adapter: connections by address and port, with whoever speaks InfiniBand's communication
 /// management protocol. See [`Nic::cm`].
 ///
-/// What comes of a call is told in an [`Inbox`]. Calls are those of [`Manager`], whose words hold here too.
+/// What comes of a call is told in an [`CmEventChannel`]. Calls are those of [`Manager`], whose words hold here too.
 #[derive(Clone, Copy, Debug)]
 pub struct Cm<'a> {
     nic: &'a Nic,
@@ -35,11 +35,11 @@ impl Nic {
     ///
     /// use adverb_proto::cm::{Bind, Listen};
     /// use adverb_proto::types::Transport;
-    /// use adverb_soft::{Inbox, Nic, NicOptions};
+    /// use adverb_soft::{CmEventChannel, Nic, NicOptions};
     /// use adverb_wire::cm::ServiceId;
     ///
     /// let nic = Nic::open(NicOptions::loopback())?;
-    /// let inbox = Arc::new(Inbox::new()?);
+    /// let inbox = Arc::new(CmEventChannel::new()?);
     /// let service = ServiceId::tcp_port(7471);
     /// let listen = Listen { service, bind: Bind::Any, transport: Transport::Rc, backlog: 16 };
     /// let listener = nic.cm().listen(listen, &inbox)?;
@@ -53,12 +53,12 @@ impl Nic {
 }
 
 impl Cm<'_> {
-    /// Listens. Requests and questions come to the inbox; each request is to be [claimed](Cm::claim).
+    /// Listens. Requests and questions come to the inbox; each request is to be [claimed](Cm::subscribe).
     ///
     /// # Errors
     ///
     /// If somebody listens there already, or the adapter has failed.
-    pub fn listen(&self, listen: Listen, inbox: &Arc<Inbox>) -> Result<ListenerId, Error> {
+    pub fn listen(&self, listen: Listen, inbox: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
             let id = engine.gsi.manager.listen(listen)?;
             let desk = Desk { inbox: Arc::clone(inbox), backlog: listen.backlog.max(1) };
@@ -105,7 +105,7 @@ impl Cm<'_> {
     /// # Errors
     ///
     /// If the peer has given up meanwhile.
-    pub fn claim(&self, request: ConnectionId, inbox: &Arc<Inbox>) -> Result<(), Error> {
+    pub fn subscribe(&self, request: ConnectionId, inbox: &Arc<CmEventChannel>) -> Result<(), Error> {
         self.call(|engine, _| match engine.gsi.manager.state(request) {
             Some(State::ReqReceived) => {
                 engine.gsi.inboxes.connections.insert(request, Arc::clone(inbox));
@@ -116,7 +116,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Asks a peer for a connection, for as long as `patience`: the deadline in `connect` isn't looked at.
+    /// Asks a peer for a connection, for as long as `timeout`: the deadline in `connect` isn't looked at.
     ///
     /// # Errors
     ///
@@ -124,11 +124,11 @@ impl Cm<'_> {
     pub fn connect(
         &self,
         mut connect: Connect<'_>,
-        patience: Duration,
-        inbox: &Arc<Inbox>,
+        timeout: Duration,
+        inbox: &Arc<CmEventChannel>,
     ) -> Result<ConnectionId, Error> {
         self.call(|engine, now| {
-            connect.deadline = now + patience;
+            connect.deadline = now + timeout;
             let id = engine.gsi.manager.connect(now, &connect, &mut random)?;
             engine.gsi.inboxes.connections.insert(id, Arc::clone(inbox));
             Ok(id)
@@ -160,11 +160,9 @@ impl Cm<'_> {
         id: ConnectionId,
         offer: &Offer,
         private_data: &[u8],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), Error> {
-        self.call(|engine, now| {
-            Ok(engine.gsi.manager.accept(now, id, offer, private_data, now + patience)?)
-        })
+        self.call(|engine, now| Ok(engine.gsi.manager.accept(now, id, offer, private_data, now + timeout)?))
     }
 
     /// Completes a connection that the peer has accepted, with a queue pair that is ready to send.
@@ -187,26 +185,26 @@ impl Cm<'_> {
         })
     }
 
-    /// Ends a connection that stands; by the end of `patience` it is, whatever the peer says.
+    /// Ends a connection that stands; by the end of `timeout` it is, whatever the peer says.
     ///
     /// # Errors
     ///
     /// As [`Manager::disconnect`].
-    pub fn disconnect(&self, id: ConnectionId, patience: Duration) -> Result<(), Error> {
-        self.call(|engine, now| Ok(engine.gsi.manager.disconnect(now, id, now + patience)?))
+    pub fn disconnect(&self, id: ConnectionId, timeout: Duration) -> Result<(), Error> {
+        self.call(|engine, now| Ok(engine.gsi.manager.disconnect(now, id, now + timeout)?))
     }
 
     /// Wants nothing more of a connection, however far it has come: the peer is told, and the inbox is told no more.
-    pub fn forget(&self, id: ConnectionId, patience: Duration) {
+    pub fn abandon(&self, id: ConnectionId, timeout: Duration) {
         _ = self.end(|engine, now| {
             engine.gsi.inboxes.connections.remove(&id);
             // It may be gone already.
-            _ = engine.gsi.manager.abandon(now, id, now + patience);
+            _ = engine.gsi.manager.abandon(now, id, now + timeout);
             Ok(())
         });
     }
 
-    /// Asks a peer for a datagram queue pair, for as long as `patience`: the deadline in `resolve` isn't looked at.
+    /// Asks a peer for a datagram queue pair, for as long as `timeout`: the deadline in `resolve` isn't looked at.
     ///
     /// # Errors
     ///
@@ -214,11 +212,11 @@ impl Cm<'_> {
     pub fn resolve(
         &self,
         mut resolve: Resolve<'_>,
-        patience: Duration,
-        inbox: &Arc<Inbox>,
+        timeout: Duration,
+        inbox: &Arc<CmEventChannel>,
     ) -> Result<QueryId, Error> {
         self.call(|engine, now| {
-            resolve.deadline = now + patience;
+            resolve.deadline = now + timeout;
             let id = engine.gsi.manager.resolve(now, &resolve, &mut random)?;
             engine.gsi.inboxes.queries.insert(id, Arc::clone(inbox));
             Ok(id)
@@ -230,7 +228,7 @@ impl Cm<'_> {
     /// # Errors
     ///
     /// As [`Manager::answer`].
-    pub fn answer(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
+    pub fn answer_query(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.answer(now, id, qpn, qkey, private_data)?))
     }
 
@@ -239,14 +237,14 @@ impl Cm<'_> {
     /// # Errors
     ///
     /// As [`Manager::refuse_query`].
-    pub fn refuse(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
+    pub fn refuse_query(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
             Ok(engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, private_data)?)
         })
     }
 
     /// Wants nothing more of a question: a peer's is refused, if it wasn't answered, and ours is told of no more.
-    pub fn forget_query(&self, id: QueryId) {
+    pub fn abandon_query(&self, id: QueryId) {
         _ = self.end(|engine, now| {
             if engine.gsi.inboxes.queries.remove(&id).is_none() {
                 _ = engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, &[]);
@@ -289,14 +287,14 @@ impl Cm<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Inboxes {
     listeners: HashMap<ListenerId, Desk>,
-    connections: HashMap<ConnectionId, Arc<Inbox>>,
-    queries: HashMap<QueryId, Arc<Inbox>>,
+    connections: HashMap<ConnectionId, Arc<CmEventChannel>>,
+    queries: HashMap<QueryId, Arc<CmEventChannel>>,
 }
 
 /// Where requests come, and how many may wait there.
 #[derive(Debug)]
 struct Desk {
-    inbox: Arc<Inbox>,
+    inbox: Arc<CmEventChannel>,
     backlog: usize,
 }
 
@@ -323,7 +321,7 @@ impl Inboxes {
 
     /// The inbox of a listener. The manager lets no more wait than may; if more are there, then some have been given up,
     /// the oldest first.
-    fn desk(&self, listener: ListenerId, manager: &Manager) -> Option<&Arc<Inbox>> {
+    fn desk(&self, listener: ListenerId, manager: &Manager) -> Option<&Arc<CmEventChannel>> {
         let Desk { inbox, backlog } = self.listeners.get(&listener)?;
         if inbox.len() >= *backlog {
             inbox.retain(|event| match event {
@@ -343,7 +341,7 @@ impl Inboxes {
     pub(super) fn fail(&mut self) {
         let listeners = self.listeners.values().map(|desk| &desk.inbox);
         for inbox in listeners.chain(self.connections.values()).chain(self.queries.values()) {
-            inbox.put(CmEvent::Failed);
+            inbox.put(CmEvent::NicFailed);
         }
     }
 }

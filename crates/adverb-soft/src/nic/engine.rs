@@ -17,7 +17,7 @@ use super::NicEvent;
 use super::gsi::Gsi;
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::link::{Link, Outgoing};
+use crate::link::{Link, TxPacket};
 use crate::memory::RegisteredMemory;
 
 /// An adapter without its lock and its thread.
@@ -29,7 +29,7 @@ pub(super) struct Engine {
     /// Packets that come from queue pairs at these addresses and ports to queue pairs there need no link.
     addresses: Vec<SocketAddr>,
     /// Unless this is set.
-    pub(super) hairpin: bool,
+    pub(super) loopback_via_link: bool,
     /// How many packets of one queue pair may be under way.
     pub(super) window: u32,
     /// How many bytes of answers to READs of one queue pair may be: those come to us, whoever sends them.
@@ -94,7 +94,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
         device.limit_mtu(mtu);
-        let buffer = link.as_ref().and_then(|link| link.receive_buffer());
+        let buffer = link.as_ref().and_then(|link| link.receive_buffer_bytes());
         let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
         let read_window = buffer.map_or(u32::MAX, read_window);
         let unicast = addresses.iter().map(|address| Gid::from(*address).ip()).collect();
@@ -105,7 +105,7 @@ impl Engine {
             gsi,
             link,
             addresses,
-            hairpin: false,
+            loopback_via_link: false,
             window,
             read_window,
             gather: if buffer.is_some() { GATHER } else { 0 },
@@ -162,7 +162,7 @@ impl Engine {
         if std::mem::replace(&mut self.awaited, awaited) != awaited
             && let Some(link) = &mut self.link
         {
-            link.watch(awaited)?;
+            link.set_wake_interest(awaited)?;
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl Engine {
     /// How many packets are sent before looking at what has come. Who sends to itself must take in what it sent, or there
     /// is no room for it.
     fn burst(&self) -> usize {
-        if self.hairpin { HAIRPIN_BURST } else { BUDGET }
+        if self.loopback_via_link { HAIRPIN_BURST } else { BUDGET }
     }
 
     /// Whether there is nothing to be done for who polls and finds nothing, but to look at the clock: which takes a tenth
@@ -302,7 +302,7 @@ impl Engine {
                 source: incoming.source,
                 destination: incoming.destination,
                 icrc: incoming.icrc,
-                congested: incoming.congested(),
+                congested: incoming.is_ecn_marked(),
                 route: Route {
                     traffic_class: incoming.traffic_class,
                     flow_label: incoming.flow_label,
@@ -326,7 +326,7 @@ impl Engine {
             count += 1;
             let (source, destination) = (transmit.path.source(), transmit.path.destination());
             let route = transmit.path.route();
-            let is_short = self.link.is_none() || !self.hairpin;
+            let is_short = self.link.is_none() || !self.loopback_via_link;
             let is_ours = is_short && self.addresses.contains(&destination);
             // What goes to a group may go to members here and elsewhere.
             let is_group = destination.ip().is_multicast();
@@ -540,9 +540,9 @@ impl Unsent {
         }
     }
 
-    fn packet(&self, index: usize) -> Outgoing<'_> {
+    fn packet(&self, index: usize) -> TxPacket<'_> {
         let packet = &self.packets[index];
-        Outgoing {
+        TxPacket {
             source: packet.source,
             destination: packet.destination,
             traffic_class: packet.traffic_class,
@@ -640,18 +640,18 @@ mod tests {
     struct Flood(Arc<std::sync::atomic::AtomicUsize>);
 
     impl Link for Flood {
-        fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+        fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
             Ok(packets.len())
         }
 
         fn receive(
             &mut self,
             max: usize,
-            each: &mut dyn FnMut(&crate::link::Incoming<'_>),
+            each: &mut dyn FnMut(&crate::link::RxPacket<'_>),
         ) -> io::Result<usize> {
             let count = max.min(10_000);
             for _ in 0..count {
-                each(&crate::link::Incoming {
+                each(&crate::link::RxPacket {
                     source: SocketAddr::new([10, 0, 0, 2].into(), 0xc000),
                     destination: SocketAddr::new([10, 0, 0, 1].into(), 4791),
                     traffic_class: 0,

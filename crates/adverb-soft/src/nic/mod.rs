@@ -25,7 +25,7 @@ use adverb_wire::Qpn;
 use parking_lot::Mutex;
 
 use crate::channel::Channel;
-use crate::error::{Error, PostStopped};
+use crate::error::{BatchPostError, Error};
 use crate::link::Link;
 pub use cm::Cm;
 use engine::{Engine, Work};
@@ -35,14 +35,14 @@ pub struct NicOptions {
     addresses: Vec<IpAddr>,
     link: Option<Box<dyn Link>>,
     mtu: PathMtu,
-    hairpin: bool,
+    loopback_via_link: bool,
 }
 
 impl NicOptions {
     /// An adapter that only talks to itself, at 127.0.0.1 and ::1.
     pub fn loopback() -> NicOptions {
         let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, hairpin: false }
+        NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, loopback_via_link: false }
     }
 
     /// An adapter with these addresses, whose packets to others go over a link. Where that receives at another UDP port than
@@ -57,7 +57,7 @@ impl NicOptions {
             addresses: addresses.into_iter().collect(),
             link: Some(link),
             mtu: PathMtu::Mtu4096,
-            hairpin: false,
+            loopback_via_link: false,
         }
     }
 
@@ -71,8 +71,8 @@ impl NicOptions {
     /// Whether packets to itself go over the link, too, and come back over it, instead of the short way: for those who want
     /// to see, or harm, what its queue pairs send each other.
     #[must_use]
-    pub fn hairpin(mut self, hairpin: bool) -> NicOptions {
-        self.hairpin = hairpin;
+    pub fn loopback_via_link(mut self, loopback_via_link: bool) -> NicOptions {
+        self.loopback_via_link = loopback_via_link;
         self
     }
 }
@@ -143,14 +143,14 @@ impl Nic {
     pub fn open(options: NicOptions) -> io::Result<Nic> {
         // Later nobody could be told.
         getrandom::u32().map_err(io::Error::other)?;
-        let NicOptions { addresses, link, mtu, hairpin } = options;
+        let NicOptions { addresses, link, mtu, loopback_via_link } = options;
         let readiness = link.as_ref().and_then(|link| link.readiness());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
         let ports = addresses.iter().map(|address| Gid::from(*address).udp_address()).collect();
         let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
-        engine.hairpin = hairpin;
+        engine.loopback_via_link = loopback_via_link;
         let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()?, readiness });
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -162,7 +162,7 @@ impl Nic {
 
     /// Whether this process opened it. A forked child didn't: the adapter's thread isn't there, its lock may be held for
     /// ever, and the child must leave the adapter alone.
-    pub fn is_ours(&self) -> bool {
+    pub fn is_owned_by_this_process(&self) -> bool {
         self.owner == std::process::id()
     }
 
@@ -274,7 +274,7 @@ impl Nic {
     }
 
     /// Makes a completion queue with room for this many completions, announced on `channel` when it is
-    /// [armed](Nic::arm).
+    /// [armed](Nic::arm_cq).
     ///
     /// # Errors
     ///
@@ -313,11 +313,11 @@ impl Nic {
     }
 
     /// Takes completions, but no more than `most`, and says how many there were. Before that, the adapter's work is done.
-    pub fn poll(&self, cq: Cq, most: usize, mut each: impl FnMut(Completion)) -> usize {
+    pub fn poll(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion)) -> usize {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
         let mut count = 0;
-        while count < most
+        while count < max
             && let Some(completion) = engine.device.poll_completion(cq)
         {
             count += 1;
@@ -333,7 +333,7 @@ impl Nic {
     /// # Errors
     ///
     /// If the adapter has failed.
-    pub fn arm(&self, cq: Cq, wake: Wake) -> Result<(), Error> {
+    pub fn arm_cq(&self, cq: Cq, wake: Wake) -> Result<(), Error> {
         self.ask(|engine| {
             engine.device.wake_on_completion(cq, wake);
             // Who arms is about to sleep: the thread takes over.
@@ -452,7 +452,7 @@ impl Nic {
         &self,
         qpn: Qpn,
         requests: impl IntoIterator<Item = (SendRequest<'a, Handle>, Option<&'a [u8]>)>,
-    ) -> Result<(), PostStopped> {
+    ) -> Result<(), BatchPostError> {
         self.post(true, requests, |engine, now, (request, inline)| {
             match inline {
                 None => engine.device.post_send(now, qpn, &request)?,
@@ -472,7 +472,7 @@ impl Nic {
         &self,
         qpn: Qpn,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), PostStopped> {
+    ) -> Result<(), BatchPostError> {
         self.post(false, requests, |engine, now, request| Ok(engine.device.post_recv(now, qpn, &request)?))
     }
 
@@ -507,7 +507,7 @@ impl Nic {
         &self,
         srq: Srq,
         requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), PostStopped> {
+    ) -> Result<(), BatchPostError> {
         self.post(false, requests, |engine, now, request| {
             Ok(engine.device.post_srq_recv(now, srq, &request)?)
         })
@@ -582,7 +582,7 @@ impl Nic {
     /// Has the engine do something that needs no packet.
     fn ask<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
-        if engine.failed { Err(Error::Failed) } else { guard(&mut engine, ask) }
+        if engine.failed { Err(Error::NicFailed) } else { guard(&mut engine, ask) }
     }
 
     /// Has the engine end something, which also an adapter that has failed does.
@@ -594,7 +594,7 @@ impl Nic {
     fn work<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
         if engine.failed {
-            return Err(Error::Failed);
+            return Err(Error::NicFailed);
         }
         let answer = guard(&mut engine, ask);
         let work = self.drive(&mut engine, Engine::drive);
@@ -608,17 +608,17 @@ impl Nic {
         sends: bool,
         requests: impl IntoIterator<Item = T>,
         mut post: impl FnMut(&mut Engine, adverb_proto::Time, T) -> Result<(), Error>,
-    ) -> Result<(), PostStopped> {
-        let mut posted = 0;
+    ) -> Result<(), BatchPostError> {
+        let mut posted_count = 0;
         let mut engine = self.shared.engine.lock();
         if engine.failed {
-            return Err(PostStopped { posted, error: Error::Failed });
+            return Err(BatchPostError { posted_count, error: Error::NicFailed });
         }
         let now = engine.now();
         let stopped = guard(&mut engine, |engine| {
             for request in requests {
                 post(engine, now, request)?;
-                posted += 1;
+                posted_count += 1;
             }
             Ok(())
         });
@@ -627,7 +627,7 @@ impl Nic {
             let work = self.drive(&mut engine, |engine| engine.push(now));
             progress::wake(&self.shared, &mut engine, work);
         }
-        stopped.map_err(|error| PostStopped { posted, error })
+        stopped.map_err(|error| BatchPostError { posted_count, error })
     }
 
     /// Sends the acknowledgements that wait for who polls.
@@ -653,7 +653,7 @@ impl Drop for Nic {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         // In a forked child there is no thread to wait for, and the lock may be held by nobody.
-        if !self.is_ours() {
+        if !self.is_owned_by_this_process() {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
         self.acknowledge();
@@ -678,7 +678,7 @@ impl fmt::Debug for Nic {
 fn guard<T>(engine: &mut Engine, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(|| ask(engine))).unwrap_or_else(|_| {
         engine.fail();
-        Err(Error::Failed)
+        Err(Error::NicFailed)
     })
 }
 

@@ -11,7 +11,7 @@ use adverb_wire::{Psn, RnrTimer};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::*;
-use crate::link::{Incoming, Outgoing};
+use crate::link::{RxPacket, TxPacket};
 
 /// Memory that tests look at, and an adapter has.
 struct Area<'a> {
@@ -101,13 +101,13 @@ impl<'a> End<'a> {
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(sending)).unwrap();
     }
 
-    fn send(&self, wr_id: u64, operation: SendOperation, segments: &[Segment]) -> Result<(), PostStopped> {
+    fn send(&self, wr_id: u64, operation: SendOperation, segments: &[Segment]) -> Result<(), BatchPostError> {
         let flags = SendFlags::SIGNALED;
         let request = SendRequest::<()> { wr_id, operation, flags, segments, destination: None };
         self.nic.post_sends(self.qpn, [(request, None)])
     }
 
-    fn receive(&self, wr_id: u64, segments: &[Segment]) -> Result<(), PostStopped> {
+    fn receive(&self, wr_id: u64, segments: &[Segment]) -> Result<(), BatchPostError> {
         self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, segments }])
     }
 
@@ -218,7 +218,7 @@ fn a_long_message_is_finished_by_the_thread() {
     let here = Area::new(&nic, one.pd, LENGTH as usize);
     let there = Area::new(&nic, other.pd, LENGTH as usize);
     here.fill(3);
-    nic.arm(one.cq, Wake::Any).unwrap();
+    nic.arm_cq(one.cq, Wake::Any).unwrap();
     one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
     assert!(one.wait(), "nobody polled, and nobody was woken");
     assert!(one.completion().outcome.is_ok());
@@ -230,7 +230,7 @@ fn an_armed_queue_announces_one_completion() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let area = Area::new(&nic, other.pd, 64);
-    nic.arm(other.cq, Wake::Solicited).unwrap();
+    nic.arm_cq(other.cq, Wake::Solicited).unwrap();
     for _ in 0..3 {
         other.receive(1, &[area.segment(0, 64)]).unwrap();
     }
@@ -261,7 +261,7 @@ fn announcing_a_completion_costs_the_same_however_many_queues_there_are() {
         let area = Area::new(&nic, other.pd, 64);
         let attempt = |_| {
             other.receive(1, &[area.segment(0, 64)]).unwrap();
-            nic.arm(other.cq, Wake::Any).unwrap();
+            nic.arm_cq(other.cq, Wake::Any).unwrap();
             let start = Instant::now();
             one.send(1, SendOperation::Send, &[]).unwrap();
             let cost = start.elapsed();
@@ -283,7 +283,7 @@ fn timers_fire_while_the_application_does_nothing() {
     let (one, other) = pair(&nic);
     // A peer that is gone: nothing answers.
     assert!(nic.destroy_qp(other.qpn));
-    nic.arm(one.cq, Wake::Any).unwrap();
+    nic.arm_cq(one.cq, Wake::Any).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());
     assert_eq!(one.completion().outcome.unwrap_err().status, Status::RetryExceeded);
@@ -321,7 +321,7 @@ fn a_request_that_cant_be_posted_leaves_those_before_it() {
     let segments = [area.segment(0, 1); 17];
     let request = |wr_id, count: usize| RecvRequest { wr_id, segments: &segments[..count] };
     let stopped = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
-    assert_eq!(stopped.posted, 1);
+    assert_eq!(stopped.posted_count, 1);
     assert_eq!(stopped.error, Error::Post(adverb_proto::PostError::TooManySegments));
     assert_eq!(nic.query_qp(other.qpn).unwrap().recv_queue, 1);
     drop(one);
@@ -395,7 +395,7 @@ enum WireFault {
 }
 
 impl Link for Wire {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         match *self.fault.lock() {
             Some(WireFault::Panics) => panic!("a fault planted by a test"),
             Some(WireFault::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
@@ -412,14 +412,14 @@ impl Link for Wire {
         Ok(taken)
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let mut count = 0;
         while count < max.min(16)
             && let Ok((source, destination, bytes)) = self.come.try_recv()
         {
             _ = self.ready.take();
             count += 1;
-            each(&Incoming {
+            each(&RxPacket {
                 source,
                 destination,
                 traffic_class: 0,
@@ -486,7 +486,7 @@ fn peers_are_served_while_the_application_does_nothing() {
     assert!(one.completion().outcome.is_ok());
     assert!(there.values() == here.values());
     there.fill(6);
-    first.arm(one.cq, Wake::Any).unwrap();
+    first.arm_cq(one.cq, Wake::Any).unwrap();
     one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
     // Now neither polls.
     assert!(one.wait());
@@ -506,7 +506,7 @@ fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
     let is_relieved = || second.shared.engine.lock().relieved;
     assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
     std::thread::scope(|scope| {
-        second.arm(other.cq, Wake::Any).unwrap();
+        second.arm_cq(other.cq, Wake::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, None));
         // What nobody is told of comes, until the thread leaves that to who waits.
         let start = Instant::now();
@@ -573,7 +573,7 @@ fn one_who_waits_serves_and_others_just_wait() {
         while !second.shared.engine.lock().watched {
             std::thread::yield_now();
         }
-        second.arm(other.cq, Wake::Any).unwrap();
+        second.arm_cq(other.cq, Wake::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, Some(PATIENCE)));
         other.receive(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
@@ -683,7 +683,7 @@ fn everything_comes_back(fault: WireFault) {
         one.receive(wr_id, &[here.segment(0, 64)]).unwrap();
     }
     *planted.lock() = Some(fault);
-    first.arm(one.cq, Wake::Any).unwrap();
+    first.arm_cq(one.cq, Wake::Any).unwrap();
     // The peer's first packet makes the adapter's thread answer, which it can't.
     other.send(9, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());
@@ -694,9 +694,9 @@ fn everything_comes_back(fault: WireFault) {
     }
     assert_eq!(come_back, [(0, true), (1, false), (2, false), (3, false), (4, false)]);
     assert_eq!(one.poll(), None);
-    assert_eq!(one.receive(6, &[]).unwrap_err().error, Error::Failed);
-    assert_eq!(one.send(6, SendOperation::Send, &[]).unwrap_err().error, Error::Failed);
-    assert_eq!(first.create_domain(), Err(Error::Failed));
+    assert_eq!(one.receive(6, &[]).unwrap_err().error, Error::NicFailed);
+    assert_eq!(one.send(6, SendOperation::Send, &[]).unwrap_err().error, Error::NicFailed);
+    assert_eq!(first.create_domain(), Err(Error::NicFailed));
     let events: Vec<NicEvent> = std::iter::from_fn(|| first.next_event()).collect();
     assert!(events.contains(&NicEvent::Failed), "{events:?}");
     // What is there can be taken apart.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use adverb_proto::IcrcCheck;
-use adverb_soft::link::{Incoming, Link, Outgoing, UdpConfig, UdpLink};
+use adverb_soft::link::{Link, RxPacket, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -33,8 +33,8 @@ impl PartialEq for Packet {
     }
 }
 
-impl From<&Outgoing<'_>> for Packet {
-    fn from(packet: &Outgoing<'_>) -> Packet {
+impl From<&TxPacket<'_>> for Packet {
+    fn from(packet: &TxPacket<'_>) -> Packet {
         Packet {
             source: packet.source,
             destination: packet.destination,
@@ -46,8 +46,8 @@ impl From<&Outgoing<'_>> for Packet {
     }
 }
 
-impl From<&Incoming<'_>> for Packet {
-    fn from(packet: &Incoming<'_>) -> Packet {
+impl From<&RxPacket<'_>> for Packet {
+    fn from(packet: &RxPacket<'_>) -> Packet {
         Packet {
             source: packet.source,
             destination: packet.destination,
@@ -73,8 +73,8 @@ pub(crate) fn host(address: IpAddr) -> u8 {
 }
 
 /// A packet from one host to another.
-pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> Outgoing<'_> {
-    Outgoing {
+pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> TxPacket<'_> {
+    TxPacket {
         source: SocketAddr::new(address(from), 0xc000),
         destination: SocketAddr::new(address(to), 4791),
         traffic_class: 0x1a,

@@ -63,14 +63,17 @@ fn open(link: &str) -> Outcome<(Device, Device)> {
     let address = |network| IpAddr::from([127, network, high, low]);
     Ok(match link {
         "loopback" => {
-            let device = SoftDevice::alone().open()?;
+            let device = SoftDevice::loopback().open()?;
             (device.clone(), device)
         }
         "mem" => {
             let switch = Switch::default();
-            (SoftDevice::on(&switch, address(113)).open()?, SoftDevice::on(&switch, address(114)).open()?)
+            (
+                SoftDevice::on_switch(&switch, address(113)).open()?,
+                SoftDevice::on_switch(&switch, address(114)).open()?,
+            )
         }
-        "udp" => (SoftDevice::at(address(113)).open()?, SoftDevice::at(address(114)).open()?),
+        "udp" => (SoftDevice::at_addr(address(113)).open()?, SoftDevice::at_addr(address(114)).open()?),
         _ => return Err(format!("unknown link {link}").into()),
     })
 }

@@ -40,8 +40,8 @@ fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)
 fn devices_whose_packets_differ_in_length_agree_on_the_shorter() {
     let switch = Switch::default();
     let (long, short) = (address("10.1.0.1"), address("10.1.0.2"));
-    let _long = SoftDevice::on(&switch, long).mtu(PathMtu::Mtu4096).open().unwrap();
-    let _short = SoftDevice::on(&switch, short).mtu(PathMtu::Mtu512).open().unwrap();
+    let _long = SoftDevice::on_switch(&switch, long).mtu(PathMtu::Mtu4096).open().unwrap();
+    let _short = SoftDevice::on_switch(&switch, short).mtu(PathMtu::Mtu512).open().unwrap();
     for (from, to) in [(long, short), (short, long)] {
         let ((client, _), (server, _)) = exercise(from, to);
         for connection in [&client, &server] {
@@ -57,7 +57,7 @@ fn connections_come_about_whatever_is_lost() {
     let open = |last: u8| {
         let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(last.into()) };
         let address = IpAddr::from([10, 2, 0, last]);
-        (address, SoftDevice::on(&switch, address).hairpin().faults(faults).open().unwrap())
+        (address, SoftDevice::on_switch(&switch, address).loopback_via_link().faults(faults).open().unwrap())
     };
     let ((one, _one), (other, _other)) = (open(1), open(2));
     for (from, to) in [(one, other), (other, one), (one, one)].into_iter().cycle().take(12) {
@@ -73,7 +73,7 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
     let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let addresses = ["10.3.0.1", "10.3.0.2", "fd03::1"].map(address);
-    let _open = addresses.map(|address| SoftDevice::on(&switch, address).open().unwrap());
+    let _open = addresses.map(|address| SoftDevice::on_switch(&switch, address).open().unwrap());
     let v4 = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
     let all = Listener::bind("[::]:0".parse().unwrap()).unwrap();
     for (listener, address) in
@@ -101,7 +101,7 @@ fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
     let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let (one, other) = (address("10.4.0.1"), address("10.4.0.2"));
-    let devices = [one, other].map(|address| SoftDevice::on(&switch, address).open().unwrap());
+    let devices = [one, other].map(|address| SoftDevice::on_switch(&switch, address).open().unwrap());
     let ((client, client_desk), (server, mut desk)) = exercise(one, other);
     drop(devices);
     client_desk.send(&client, b"still here");
@@ -117,7 +117,7 @@ fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
 #[test]
 fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let host = loopback(1);
-    let devices = [(); 3].map(|()| SoftDevice::at(host).open().unwrap());
+    let devices = [(); 3].map(|()| SoftDevice::at_addr(host).open().unwrap());
     let [usual, one, other] = [0, 1, 2].map(|index: usize| devices[index].gids().unwrap()[0].gid);
     for (from, to) in [(usual, one), (one, usual), (one, other)] {
         let (client, server) = exercise(from.ip(), to.ip());
@@ -137,8 +137,8 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let error = Listener::bind(SocketAddr::new(host, 0)).unwrap_err();
     assert!(error.hint().is_some_and(|hint| hint.contains("an address of its own")), "{error}");
     // Whoever connects needs no port that is known.
-    let server = SoftDevice::at(loopback(2)).open().unwrap();
-    let _client = SoftDevice::at(host).open().unwrap();
+    let server = SoftDevice::at_addr(loopback(2)).open().unwrap();
+    let _client = SoftDevice::at_addr(host).open().unwrap();
     let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
     let (from, peer) = (SocketAddr::new(host, 0), listener.local_addr());
     let client =
@@ -153,7 +153,7 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
 #[test]
 fn datagram_queue_pairs_are_found_where_a_port_is_said() {
     let host = loopback(3);
-    let devices = [(); 2].map(|()| SoftDevice::at(host).open().unwrap());
+    let devices = [(); 2].map(|()| SoftDevice::at_addr(host).open().unwrap());
     let [usual, other] = [0, 1].map(|index: usize| devices[index].gids().unwrap()[0].gid.ip());
     for (from, to) in [(usual, other), (other, usual)] {
         datagrams::exercise(Connector::new().local_addr(SocketAddr::new(from, 0)), to);

@@ -20,7 +20,7 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
         // Between two devices, where the receiver could be found not ready.
         let switch = Switch::default();
         let devices = ["10.0.0.1", "10.0.0.2"]
-            .map(|address| SoftDevice::on(&switch, address.parse().unwrap()).open().unwrap());
+            .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
         let options =
             devices.each_ref().map(|device| Options::new().device(device).recv_buffer_limit(1 << 20));
         let (left, right) = pair(&options[0], &options[1]);

@@ -23,7 +23,7 @@ use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Gid, Transport};
 use adverb_proto::{Notice, ResourceCounts};
 use adverb_sim::{Aim, Belief, CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, Forge};
-use adverb_soft::{CmEvent, Inbox, Nic, NicEvent};
+use adverb_soft::{CmEvent, CmEventChannel, Nic, NicEvent};
 use adverb_wire::cm::{GSI_QKEY, Mad};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud};
 
@@ -95,8 +95,8 @@ struct Round<'a> {
     reflected: VecDeque<Vec<u8>>,
     cm: CmForge,
     candidates: Vec<Ends>,
-    requests: Arc<Inbox>,
-    connections: Arc<Inbox>,
+    requests: Arc<CmEventChannel>,
+    connections: Arc<CmEventChannel>,
     bursts: u64,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Round<'a> {
         let Network { victim, peer, lanes, senders, spoofer, groups } = network;
         let pair = Pair::new(&victim, &peer, lanes)?;
         let addresses = victim.addresses().to_vec();
-        let inbox = || Inbox::new().map(Arc::new).map_err(|error| error.to_string());
+        let inbox = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
         let (requests, connections) = (inbox()?, inbox()?);
         for (service, transport) in [(CM_FORGE_TCP, Transport::Rc), (CM_FORGE_UDP, Transport::Ud)] {
             let listen = Listen { service, bind: Bind::Any, transport, backlog: 12 };
@@ -327,7 +327,7 @@ impl<'a> Round<'a> {
                         0 => _ = cm.reject(request.id, b"no"),
                         1 => {}
                         _ => {
-                            if cm.claim(request.id, &self.connections).is_ok() {
+                            if cm.subscribe(request.id, &self.connections).is_ok() {
                                 _ = cm.ready(request.id, &Offer::new(qpn));
                                 _ = cm.accept(request.id, &Offer::new(qpn), b"yes", patience);
                             }
@@ -336,7 +336,7 @@ impl<'a> Round<'a> {
                 }
                 Event::Query(query) => {
                     let qpn = self.targets[0].end.qpn;
-                    _ = self.victim.cm().answer(query.id, qpn, QKEY, b"here");
+                    _ = self.victim.cm().answer_query(query.id, qpn, QKEY, b"here");
                 }
                 _ => {}
             }

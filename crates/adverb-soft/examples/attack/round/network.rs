@@ -72,13 +72,13 @@ fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Opt
         let mut config = UdpConfig::new((*address).into());
         config.port = *port;
         // Few, so that a round begins soon.
-        config.source_ports = 2;
+        config.source_port_count = 2;
         links.push(UdpLink::open(&config)?);
     }
     let v6_gid = v6.as_ref().map(|link| link.gid().ip());
     for link in links.into_iter().chain(v6) {
         addresses.push(link.gid().ip());
-        bundle.add(link.local().ip(), link)?;
+        bundle.add(link.local_addr().ip(), link)?;
     }
     let nic = Nic::open(NicOptions::new(addresses, bundle).mtu(PathMtu::Mtu1024))?;
     Ok((nic, v6_gid))
@@ -89,7 +89,7 @@ fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
     let open = |port| {
         let mut config = UdpConfig::new(Ipv6Addr::LOCALHOST.into());
         config.port = port;
-        config.source_ports = 2;
+        config.source_port_count = 2;
         UdpLink::open(&config)
     };
     match first_free(number, open) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::Time;
 use adverb_proto::cm::{Bind, Connect, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Destination, SendOperation, Transport};
-use adverb_soft::{CmEvent, Inbox, Nic};
+use adverb_soft::{CmEvent, CmEventChannel, Nic};
 use adverb_wire::cm::ServiceId;
 use adverb_wire::{GRH_LEN, Psn, Qpn};
 
@@ -35,7 +35,7 @@ pub(super) struct Pair {
     datagrams: [End; 2],
     /// The unicast addresses of both, by pairs.
     addresses: Vec<[IpAddr; 2]>,
-    requests: [Arc<Inbox>; 2],
+    requests: [Arc<CmEventChannel>; 2],
     step: u64,
     pub(super) connections: u64,
 }
@@ -60,8 +60,8 @@ impl Pair {
         }
         let datagrams = [End::new(victim, Transport::Ud)?, End::new(peer, Transport::Ud)?];
         datagrams.iter().try_for_each(|end| end.open(QKEY))?;
-        let listen = |nic: &Nic| -> Outcome<Arc<Inbox>> {
-            let inbox = Arc::new(Inbox::new().map_err(|error| error.to_string())?);
+        let listen = |nic: &Nic| -> Outcome<Arc<CmEventChannel>> {
+            let inbox = Arc::new(CmEventChannel::new().map_err(|error| error.to_string())?);
             let listen = Listen { service: SERVICE, bind: Bind::Any, transport: Transport::Rc, backlog: 8 };
             nic.cm().listen(listen, &inbox).map_err(|error| format!("can't listen: {error}"))?;
             Ok(inbox)
@@ -155,7 +155,7 @@ impl Pair {
         let (client, server) = (End::new(active, Transport::Rc)?, End::new(passive, Transport::Rc)?);
         client.init()?;
         server.init()?;
-        let inboxes = [Inbox::new(), Inbox::new()].map(|inbox| inbox.map(Arc::new));
+        let inboxes = [CmEventChannel::new(), CmEventChannel::new()].map(|inbox| inbox.map(Arc::new));
         let [Ok(heard), Ok(served)] = inboxes else { return Err("no inbox".to_owned()) };
         let offers = [&client, &server].map(|end| Offer::new(end.qpn));
         let connect = Connect::new(Ends { local, remote }, SERVICE, offers[0], Time::ZERO);
@@ -169,7 +169,7 @@ impl Pair {
                 _ => {}
             }
         };
-        passive.cm().claim(request.id, &served).map_err(text)?;
+        passive.cm().subscribe(request.id, &served).map_err(text)?;
         let ready = passive.cm().ready(request.id, &offers[1]).map_err(text)?;
         server.ready(ready.receiving, ready.sending)?;
         must(server.receive(2, MESSAGE), "receive")?;
@@ -188,8 +188,8 @@ impl Pair {
         active.cm().disconnect(id, OPERATION_DEADLINE).map_err(text)?;
         expect(&heard, "disconnect", |event| *event == Event::Disconnected(id))?;
         expect(&served, "disconnect", |event| *event == Event::Disconnected(request.id))?;
-        active.cm().forget(id, Duration::ZERO);
-        passive.cm().forget(request.id, Duration::ZERO);
+        active.cm().abandon(id, Duration::ZERO);
+        passive.cm().abandon(request.id, Duration::ZERO);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ fn must(is_so: bool, what: &str) -> Outcome<()> {
 }
 
 /// Waits for the next event.
-fn next(inbox: &Inbox) -> Outcome<Event> {
+fn next(inbox: &CmEventChannel) -> Outcome<Event> {
     let start = Instant::now();
     loop {
         match inbox.take() {
@@ -221,7 +221,7 @@ fn next(inbox: &Inbox) -> Outcome<Event> {
     }
 }
 
-fn expect(inbox: &Inbox, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
+fn expect(inbox: &CmEventChannel, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
     let event = next(inbox).map_err(|error| format!("{what}: {error}"))?;
     if is_expected(&event) { Ok(()) } else { Err(format!("{what}: {event:?}")) }
 }

@@ -12,7 +12,7 @@ use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN};
 use nix::libc;
 
 use super::UdpStatistics;
-use crate::link::{MAX_TRAIN, Outgoing};
+use crate::link::{MAX_TRAIN, TxPacket};
 
 /// How many packets go through one system call.
 const BATCH: usize = 64;
@@ -34,7 +34,7 @@ const LONGEST_TRAIN: usize = 65_000;
 /// If the first packet, or the train that it begins, can't be sent.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
-    packets: &[Outgoing<'_>],
+    packets: &[TxPacket<'_>],
     segmentation: bool,
     usual_hops: u8,
 ) -> io::Result<usize> {
@@ -99,13 +99,13 @@ pub(super) fn send(
 
 /// How many of these packets, at least one, may go as a train: those that are like the first, and a last one that may be
 /// shorter.
-fn train_length(packets: &[Outgoing<'_>], segmentation: bool) -> usize {
+fn train_length(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
     if !segmentation || length <= ICRC_LEN {
         return 1;
     }
-    let key = |packet: &Outgoing<'_>| {
+    let key = |packet: &TxPacket<'_>| {
         (packet.destination, packet.traffic_class, packet.hop_limit, packet.flow_label)
     };
     let most = (LONGEST_TRAIN / length).clamp(1, MAX_TRAIN);
@@ -428,7 +428,7 @@ impl Control {
     }
 
     /// What a packet, or the train that it begins, wants other than usual, and how many bytes of that count.
-    fn of(packet: &Outgoing<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 4], usize) {
+    fn of(packet: &TxPacket<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 4], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),

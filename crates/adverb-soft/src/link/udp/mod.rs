@@ -5,7 +5,7 @@
 //!
 //! - From a socket that isn't connected and never fragments, Linux sends identification 0 and "don't fragment"
 //!   (`ip_select_ident_segs` in `include/net/ip.h`). So the ICRC can be computed beforehand, with that. A
-//!   [self-test](UdpLink::identification_checked) looks whether it is so.
+//!   [self-test](UdpLink::ip_id_verified) looks whether it is so.
 //! - What identification a peer's packet had can be solved for ([`IcrcCheck::AnyIdentification`]).
 //!
 //! IPv6 has no identification.
@@ -27,7 +27,7 @@ use adverb_proto::types::Gid;
 use adverb_wire::ROCE_PORT;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Incoming, Link, Outgoing, STRICT};
+use super::{Link, RxPacket, STRICT, TxPacket};
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 
@@ -43,14 +43,14 @@ pub struct UdpConfig {
     /// too. IPv6 addresses but ::1 have only the first: no other can be told.
     pub port: u16,
     /// How many source ports there are to send from, of those from 0xC000 on: at least one.
-    pub source_ports: u16,
+    pub source_port_count: u16,
     /// How many bytes the kernel is to keep for us, if it lets us have that much. What comes when it is full is lost.
-    pub receive_buffer: usize,
+    pub receive_buffer_bytes: usize,
     /// Whether IPv4 packets must have been sent with small identifications, as those of Adverb are and those of other
     /// devices aren't. Their ICRC then has a strength of 26 bits instead of 16; that of IPv6 packets always has all 32.
-    pub strict: bool,
+    pub adverb_peers_only: bool,
     /// Whether packets that are alike may travel through this machine as one, if the system can: much less work.
-    pub segmentation: bool,
+    pub gso: bool,
 }
 
 impl UdpConfig {
@@ -60,10 +60,10 @@ impl UdpConfig {
             address,
             scope_id: 0,
             port: ROCE_PORT,
-            source_ports: 16,
-            receive_buffer: 8 << 20,
-            strict: false,
-            segmentation: true,
+            source_port_count: 16,
+            receive_buffer_bytes: 8 << 20,
+            adverb_peers_only: false,
+            gso: true,
         }
     }
 }
@@ -75,7 +75,7 @@ pub struct UdpStatistics {
     /// Packets that could not be sent: the kernel refused, or the source address and port aren't the link's.
     pub unsendable: u64,
     /// Why the last one could not.
-    pub last_refusal: Option<io::ErrorKind>,
+    pub last_send_error: Option<io::ErrorKind>,
     /// Errors of receiving that said nothing about the socket itself, such as those that ICMP messages cause.
     pub receive_errors: u64,
     /// Datagrams lost because the receive buffer was full: packets, or some that travelled as one.
@@ -90,13 +90,13 @@ pub struct UdpStatistics {
 /// another port, and [`gid`](UdpLink::gid) says which: only Adverb's devices can reach it.
 ///
 /// ```no_run
-/// use adverb_soft::link::{Link, Outgoing, UdpConfig, UdpLink};
+/// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
 ///
 /// let mut here = UdpLink::open(&UdpConfig::new("127.77.1.1".parse().unwrap()))?;
 /// let mut there = UdpLink::open(&UdpConfig::new("127.77.1.2".parse().unwrap()))?;
-/// here.send(&[Outgoing {
-///     source: (here.local().ip(), here.source_port(here.local().ip(), 0xc123)).into(),
-///     destination: there.local(),
+/// here.send(&[TxPacket {
+///     source: (here.local_addr().ip(), here.source_port(here.local_addr().ip(), 0xc123)).into(),
+///     destination: there.local_addr(),
 ///     traffic_class: 0,
 ///     hop_limit: 0,
 ///     flow_label: 0,
@@ -116,7 +116,7 @@ pub struct UdpLink {
     interface: u32,
     receiving: UdpSocket,
     receiver: Receiver,
-    receive_buffer: usize,
+    receive_buffer_bytes: usize,
     groups: Vec<Group>,
     /// The socket that is read first: 0 is `receiving`, the others are those of `groups`.
     first_socket: usize,
@@ -124,7 +124,7 @@ pub struct UdpLink {
     readiness: Epoll,
     /// One for each source port.
     sending: Vec<(u16, UdpSocket)>,
-    identification_checked: bool,
+    ip_id_verified: bool,
     segmentation: bool,
     /// How many routers packets may pass if nothing is said; 0 if that isn't known.
     usual_hops: u8,
@@ -142,10 +142,10 @@ impl UdpLink {
     /// - `Unsupported` if the kernel sends other identifications than 0.
     pub fn open(config: &UdpConfig) -> io::Result<UdpLink> {
         let address = config.address;
-        if address.is_unspecified() || address.is_multicast() || config.source_ports == 0 {
+        if address.is_unspecified() || address.is_multicast() || config.source_port_count == 0 {
             let text = format!(
                 "a device needs one address and at least one source port, not {address} and {}",
-                config.source_ports
+                config.source_port_count
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
@@ -158,19 +158,19 @@ impl UdpLink {
             let text = format!("peers of {address} can't be told the UDP port {}: only 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let (receiving, receive_buffer) = socket::receiving(local, config)?;
+        let (receiving, receive_buffer_bytes) = socket::receiving(local, config)?;
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         readiness.add(&receiving, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_usual = config.port == ROCE_PORT;
         let sending = if is_usual {
-            socket::sending(at, config.source_ports, interface)?
+            socket::sending(at, config.source_port_count, interface)?
         } else {
             let socket = receiving.try_clone()?;
             socket::send_on(&socket, address, interface)?;
             vec![(config.port, socket)]
         };
-        let identification_checked = match sending.first() {
+        let ip_id_verified = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
         };
@@ -179,7 +179,7 @@ impl UdpLink {
         }
         let icrc = match address {
             IpAddr::V6(_) => IcrcCheck::Identification(0),
-            IpAddr::V4(_) if config.strict => STRICT,
+            IpAddr::V4(_) if config.adverb_peers_only => STRICT,
             IpAddr::V4(_) => IcrcCheck::AnyIdentification,
         };
         let usual_hops = match sending.first() {
@@ -195,20 +195,20 @@ impl UdpLink {
             interface,
             receiving,
             receiver,
-            receive_buffer,
+            receive_buffer_bytes,
             groups: Vec::new(),
             first_socket: 0,
             readiness,
             sending,
-            identification_checked,
-            segmentation: config.segmentation,
+            ip_id_verified,
+            segmentation: config.gso,
             usual_hops,
             statistics,
         })
     }
 
     /// The address and port that packets are received at.
-    pub const fn local(&self) -> SocketAddr {
+    pub const fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
@@ -219,18 +219,18 @@ impl UdpLink {
 
     /// How many bytes the kernel keeps for us, its own bookkeeping included: a packet takes about twice its length. What
     /// is in flight to us should fit.
-    pub const fn receive_buffer(&self) -> usize {
-        self.receive_buffer
+    pub const fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
     }
 
     /// Whether the self-test saw that packets leave with identification 0. If not, the kernel didn't show what it sent:
     /// other Adverb devices will understand us in any case, RDMA adapters and soft-RoCE perhaps not.
-    pub const fn identification_checked(&self) -> bool {
-        self.identification_checked
+    pub const fn ip_id_verified(&self) -> bool {
+        self.ip_id_verified
     }
 
     /// Whether packets that are alike travel as one: asked for, and never refused so far.
-    pub const fn segmentation(&self) -> bool {
+    pub const fn gso_enabled(&self) -> bool {
         self.segmentation
     }
 
@@ -254,11 +254,11 @@ impl UdpLink {
     /// Counts packets that can't be sent.
     fn lose(&mut self, count: usize, cause: io::ErrorKind) {
         self.statistics.unsendable += count as u64;
-        self.statistics.last_refusal = Some(cause);
+        self.statistics.last_send_error = Some(cause);
     }
 
     /// Sends packets from one source, and says how many were taken.
-    fn send_from(&mut self, source: SocketAddr, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         while taken < packets.len() {
             let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
@@ -293,7 +293,7 @@ impl UdpLink {
 }
 
 impl Link for UdpLink {
-    fn send(&mut self, packets: &[Outgoing<'_>]) -> io::Result<usize> {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         for run in packets.chunk_by(|a, b| a.source == b.source) {
             match self.send_from(run[0].source, run) {
@@ -311,10 +311,10 @@ impl Link for UdpLink {
         self.statistics.unsendable
     }
 
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Incoming<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let UdpLink { local, icrc, statistics, sending, .. } = self;
         let mut hand = |destination, datagram: &Datagram<'_>| {
-            each(&Incoming {
+            each(&RxPacket {
                 source: datagram.source,
                 destination,
                 traffic_class: datagram.traffic_class,
@@ -382,8 +382,8 @@ impl Link for UdpLink {
         self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
     }
 
-    fn receive_buffer(&self) -> Option<usize> {
-        Some(self.receive_buffer)
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        Some(self.receive_buffer_bytes)
     }
 }
 
@@ -451,12 +451,12 @@ mod tests {
             // Without a checksum there are no trains.
             setsockopt(socket, NoChecksum, &true).unwrap();
         }
-        assert!(link.segmentation());
+        assert!(link.gso_enabled());
         let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
-        let (destination, bytes) = (link.local(), &b"twelve bytes"[..]);
-        let packet = Outgoing { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
+        let (destination, bytes) = (link.local_addr(), &b"twelve bytes"[..]);
+        let packet = TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
         assert_eq!(link.send(&[packet; 20]).unwrap(), 20);
-        assert!(!link.segmentation());
+        assert!(!link.gso_enabled());
         let mut count = 0;
         while count < 20 {
             link.receive(usize::MAX, &mut |packet| {
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(link.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
         assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-        stranger.send_to(b"a datagram", link.local()).unwrap();
+        stranger.send_to(b"a datagram", link.local_addr()).unwrap();
         let mut got = Vec::new();
         while link.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes)).unwrap() == 0 {}
         assert_eq!(got, b"a datagram");

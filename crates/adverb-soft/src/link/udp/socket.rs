@@ -61,7 +61,7 @@ pub(super) fn group(
 
 /// Has a socket tell all that is to be known of what it receives; says how large its buffer became.
 fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
-    let buffer = config.receive_buffer;
+    let buffer = config.receive_buffer_bytes;
     // Beyond the system's limit only with a privilege.
     if setsockopt(socket, RcvBufForce, &buffer).is_err() {
         setsockopt(socket, RcvBuf, &buffer)?;
@@ -77,7 +77,7 @@ fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Resu
         setsockopt(socket, NoChecksum6, &true)?;
     }
     setsockopt(socket, CountOverflows, &true)?;
-    if config.segmentation {
+    if config.gso {
         // Before Linux 5.0 there is no such thing; trains are then taken apart before they come.
         let _ = setsockopt(socket, ReceiveTrains, &true);
     }

@@ -88,7 +88,7 @@ impl CompletionQueue {
 
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
         let wake = if solicited_only { Wake::Solicited } else { Wake::Any };
-        let armed = self.device.nic.arm(self.cq, wake);
+        let armed = self.device.nic.arm_cq(self.cq, wake);
         armed.map_err(|error| refusal(error, format!("arming a completion queue of {}", self.device.name)))
     }
 

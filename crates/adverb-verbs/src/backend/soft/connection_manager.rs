@@ -19,7 +19,7 @@ use adverb_proto::cm::{
 };
 use adverb_proto::types::{Gid, PathMtu, Qpn, RejectReason, Transport};
 use adverb_proto::{Time, cm};
-use adverb_soft::Inbox;
+use adverb_soft::CmEventChannel;
 use adverb_wire::cm::{ServiceId, Timeout};
 use parking_lot::Mutex;
 
@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 pub(crate) struct Identifier {
     purpose: Use,
     /// This identifier's alone, so that no event of one is taken by who waits for another.
-    inbox: Arc<Inbox>,
+    inbox: Arc<CmEventChannel>,
     inner: Mutex<Inner>,
 }
 
@@ -73,7 +73,7 @@ enum Role {
 impl Identifier {
     /// One on these NICs, of which there is at least one.
     pub(crate) fn new(purpose: Use, devices: Vec<Arc<Device>>) -> Result<Identifier> {
-        let inbox = Inbox::new().map_err(|error| Error::Verb {
+        let inbox = CmEventChannel::new().map_err(|error| Error::Verb {
             action: "making an identifier of the connection manager".to_owned(),
             error,
             hint: "each connection has a file descriptor of its own: raise the limit (ulimit -n)".into(),
@@ -288,7 +288,7 @@ impl Identifier {
         }
         *mtu = wanted;
         let (id, offer) = inner.connection()?;
-        inner.device()?.nic.cm().forget(id, FAREWELL);
+        inner.device()?.nic.cm().abandon(id, FAREWELL);
         self.ask(inner, offer.ok_or_else(not_now)?)?;
         Ok(true)
     }
@@ -322,7 +322,7 @@ impl Identifier {
     pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let Role::Asked(id) = inner.role else { return Err(not_now()) };
-        let answered = inner.device()?.nic.cm().answer(id, qpn, UDP_QKEY, private_data);
+        let answered = inner.device()?.nic.cm().answer_query(id, qpn, UDP_QKEY, private_data);
         answered.map_err(|error| gone(error, "telling a datagram queue pair"))
     }
 
@@ -330,7 +330,7 @@ impl Identifier {
         let inner = self.inner.lock();
         let manager = inner.device()?.nic.cm();
         let rejected = match inner.role {
-            Role::Asked(id) => manager.refuse(id, private_data),
+            Role::Asked(id) => manager.refuse_query(id, private_data),
             _ => manager.reject(inner.connection()?.0, private_data),
         };
         rejected.map_err(|error| gone(error, "rejecting a connection"))
@@ -415,8 +415,8 @@ impl Drop for Identifier {
                     _ = device.nic.cm().close(*listener);
                 }
             }
-            Role::Connection(id, _) => manager.forget(*id, FAREWELL),
-            Role::Asking(id) | Role::Asked(id) => manager.forget_query(*id),
+            Role::Connection(id, _) => manager.abandon(*id, FAREWELL),
+            Role::Asking(id) | Role::Asked(id) => manager.abandon_query(*id),
         }
     }
 }

@@ -61,7 +61,7 @@ impl Device {
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
     pub(crate) fn is_ours(&self) -> bool {
-        self.nic.is_ours()
+        self.nic.is_owned_by_this_process()
     }
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {

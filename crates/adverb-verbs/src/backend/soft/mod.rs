@@ -38,7 +38,7 @@ use crate::error::Error;
 /// What the NIC said when it was asked for something.
 fn refusal(error: adverb_soft::Error, action: String) -> Error {
     let hint = match error {
-        adverb_soft::Error::Failed => {
+        adverb_soft::Error::NicFailed => {
             "its thread has panicked or its link broke: see what was printed before"
         }
         _ => "",

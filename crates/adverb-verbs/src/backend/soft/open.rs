@@ -206,9 +206,9 @@ pub(crate) struct Options {
     pub(crate) mtu: Option<PathMtu>,
     pub(crate) faults: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
-    pub(crate) hairpin: bool,
+    pub(crate) loopback_via_link: bool,
     /// Whether peers are Adverb's alone.
-    pub(crate) strict: bool,
+    pub(crate) adverb_peers_only: bool,
     /// What queue pairs do about congestion.
     pub(crate) congestion: Congestion,
 }
@@ -229,8 +229,8 @@ impl Options {
             mtu: None,
             faults: None,
             capture: None,
-            hairpin: false,
-            strict: false,
+            loopback_via_link: false,
+            adverb_peers_only: false,
             congestion: Congestion::None,
         }
     }
@@ -241,10 +241,12 @@ impl Options {
             LinkKind::None => NicOptions::loopback(),
             LinkKind::Sockets => {
                 let links = match &self.addresses[..] {
-                    [] => anywhere(self.strict)?,
+                    [] => anywhere(self.adverb_peers_only)?,
                     addresses => addresses
                         .iter()
-                        .map(|address| near(*address, self.strict).inspect(|(link, _)| warn(*address, link)))
+                        .map(|address| {
+                            near(*address, self.adverb_peers_only).inspect(|(link, _)| warn(*address, link))
+                        })
                         .collect::<io::Result<_>>()?,
                 };
                 let mtu = links.iter().map(|(_, mtu)| *mtu).min().unwrap_or(PathMtu::Mtu4096);
@@ -258,7 +260,7 @@ impl Options {
         if let Some(mtu) = self.mtu {
             options = options.mtu(mtu);
         }
-        Nic::open(options.hairpin(self.hairpin))
+        Nic::open(options.loopback_via_link(self.loopback_via_link))
     }
 
     /// A NIC over links, with what is to be done to what passes.
@@ -287,11 +289,11 @@ impl Options {
 
 /// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
 /// at another of the addresses that every machine has for itself, or at another port of ::1, which has no others.
-fn anywhere(strict: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
+fn anywhere(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
     let v4 = loop {
-        match at(address.into(), strict) {
+        match at(address.into(), adverb_peers_only) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS => {
                 tried += 1;
                 address = any_loopback()?;
@@ -299,7 +301,7 @@ fn anywhere(strict: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
             opened => break opened,
         }
     };
-    let v6 = near(Ipv6Addr::LOCALHOST.into(), strict);
+    let v6 = near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
@@ -316,17 +318,17 @@ pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
 }
 
 /// Sockets at an address, and at another port of it if somebody has the usual one and there is a GID that says so.
-fn near(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
+fn near(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)> {
     let is_taken = |opened: &io::Result<_>| {
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     };
-    let mut opened = at(address, strict);
+    let mut opened = at(address, adverb_peers_only);
     let others = Gid::PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
     for other in others.filter(|other| other.has_port()) {
         if !is_taken(&opened) {
             break;
         }
-        opened = at(other.ip(), strict);
+        opened = at(other.ip(), adverb_peers_only);
     }
     opened
 }
@@ -336,7 +338,7 @@ fn warn(asked: IpAddr, link: &UdpLink) {
     if link.gid() != Gid::from(asked) {
         tracing::warn!(
             address = %asked,
-            port = link.local().port(),
+            port = link.local_addr().port(),
             gid = %link.gid(),
             "another program, or rdma_rxe, has UDP port 4791: only Adverb's devices can reach the one that is opened"
         );
@@ -344,7 +346,7 @@ fn warn(asked: IpAddr, link: &UdpLink) {
 }
 
 /// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
-fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
+fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)> {
     let place = Gid::from(address).udp_address();
     let address = place.ip();
     let interface = Interface::of(address)?;
@@ -354,7 +356,7 @@ fn at(address: IpAddr, strict: bool) -> io::Result<(UdpLink, PathMtu)> {
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     let mut config = UdpConfig::new(address);
-    config.strict = strict;
+    config.adverb_peers_only = adverb_peers_only;
     config.port = place.port();
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;

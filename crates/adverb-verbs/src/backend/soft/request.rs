@@ -8,7 +8,7 @@ use adverb_proto::types::{
     WindowBind,
 };
 use adverb_soft::memory::copy_out;
-use adverb_soft::{Error, Nic, PostStopped};
+use adverb_soft::{BatchPostError, Error, Nic};
 use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use parking_lot::Mutex;
 
@@ -78,20 +78,20 @@ pub(super) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator
 
 /// What a driver would answer: an error number, and the request that it is about.
 pub(super) fn answer<W: Linked>(
-    posted: Result<(), PostStopped>,
+    posted: Result<(), BatchPostError>,
     first: *mut W,
     bad: &mut *mut W,
 ) -> libc::c_int {
     let Err(stopped) = posted else { return 0 };
     let mut at = first;
-    for _ in 0..stopped.posted {
+    for _ in 0..stopped.posted_count {
         // SAFETY: so many requests of the list were posted, and another wasn't.
         at = unsafe { (*at).next() };
     }
     *bad = at;
     match stopped.error {
         Error::Post(PostError::QueueFull) => libc::ENOMEM,
-        Error::Failed => libc::EIO,
+        Error::NicFailed => libc::EIO,
         _ => libc::EINVAL,
     }
 }

@@ -14,7 +14,7 @@ use crate::error::Result;
 impl Identifier {
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
         if let Some(early) = self.inner.lock().early.pop_front() {
-            self.inbox.calm();
+            self.inbox.clear_wake();
             return Ok(Some(early));
         }
         loop {
@@ -72,7 +72,7 @@ impl Identifier {
         identifier.inner.get_mut().traffic_class = request.path.traffic_class;
         let claimed = {
             let inner = identifier.inner.lock();
-            inner.device()?.nic.cm().claim(request.id, &identifier.inbox)
+            inner.device()?.nic.cm().subscribe(request.id, &identifier.inbox)
         };
         if claimed.is_err() {
             return Ok(None);
@@ -116,8 +116,8 @@ impl Identifier {
             }
             Err(error) => {
                 match role {
-                    Role::Connection(id, _) => device.nic.cm().forget(id, super::FAREWELL),
-                    Role::Asked(id) => device.nic.cm().forget_query(id),
+                    Role::Connection(id, _) => device.nic.cm().abandon(id, super::FAREWELL),
+                    Role::Asked(id) => device.nic.cm().abandon_query(id),
                     _ => {}
                 }
                 Err(error)

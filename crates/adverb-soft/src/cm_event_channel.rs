@@ -13,35 +13,35 @@ use crate::channel::Channel;
 /// while there are any.
 ///
 /// ```
-/// use adverb_soft::Inbox;
+/// use adverb_soft::CmEventChannel;
 ///
-/// let inbox = Inbox::new().unwrap();
+/// let inbox = CmEventChannel::new().unwrap();
 /// assert_eq!(inbox.take(), None);
 /// ```
 #[derive(Debug)]
-pub struct Inbox {
+pub struct CmEventChannel {
     channel: Channel,
     events: Mutex<VecDeque<CmEvent>>,
 }
 
-/// What an [`Inbox`] gets.
+/// What an [`CmEventChannel`] gets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CmEvent {
     /// What the connection manager has to say.
     Event(Event),
     /// The adapter has failed, and with it everything that this could tell of.
-    Failed,
+    NicFailed,
 }
 
-impl Inbox {
+impl CmEventChannel {
     /// One with nothing in it.
     ///
     /// # Errors
     ///
     /// If the process has too many descriptors.
-    pub fn new() -> io::Result<Inbox> {
-        Ok(Inbox { channel: Channel::new()?, events: Mutex::default() })
+    pub fn new() -> io::Result<CmEventChannel> {
+        Ok(CmEventChannel { channel: Channel::new()?, events: Mutex::default() })
     }
 
     /// Takes the oldest event, if there is one.
@@ -51,14 +51,14 @@ impl Inbox {
         self.events.lock().pop_front()
     }
 
-    /// Makes the descriptor readable, for something that the owner knows of itself, until [`calm`](Inbox::calm) is called as
+    /// Makes the descriptor readable, for something that the owner knows of itself, until [`clear_wake`](CmEventChannel::clear_wake) is called as
     /// often.
     pub fn wake(&self) {
         self.channel.announce();
     }
 
-    /// Takes back what [`wake`](Inbox::wake) did.
-    pub fn calm(&self) {
+    /// Takes back what [`wake`](CmEventChannel::wake) did.
+    pub fn clear_wake(&self) {
         _ = self.channel.take();
     }
 
@@ -77,7 +77,7 @@ impl Inbox {
     }
 }
 
-impl AsFd for Inbox {
+impl AsFd for CmEventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
