@@ -4,12 +4,11 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
-use adverb_proto::types::Gid;
+use adverb_proto::types::{DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, Port, PortState};
 
 use super::memory_window::Windows;
-use super::{CompletionQueueBuilder, GidEntry, GidType, Port, PortState, ProtectionDomain};
+use super::{CompletionQueueBuilder, ProtectionDomain};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -33,129 +32,6 @@ struct Inner {
     name: String,
     attributes: DeviceAttributes,
     windows: Windows,
-}
-
-/// A device that could be opened.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// Its name, by which it can be opened.
-    pub name: String,
-    /// Its globally unique identifier.
-    pub guid: u64,
-    /// Why Adverb can't use it, if it can't: iWARP, for one, has no datagrams and needs a connection manager.
-    pub unsupported: Option<&'static str>,
-}
-
-/// What a device is and can do.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct DeviceAttributes {
-    /// The version of its firmware, as its maker writes it.
-    pub firmware: String,
-    /// Its globally unique identifier.
-    pub guid: u64,
-    /// Its maker's number.
-    pub vendor_id: u32,
-    /// Its maker's number for the part.
-    pub vendor_part_id: u32,
-    /// How many ports it has.
-    pub ports: u8,
-    /// How many queue pairs it can have.
-    pub max_queue_pairs: u32,
-    /// How many requests a queue can have outstanding.
-    pub max_depth: u32,
-    /// How many segments a request can have.
-    pub max_segments: u32,
-    /// How many completion queues it can have.
-    pub max_completion_queues: u32,
-    /// How many completions fit a completion queue.
-    pub max_completions: u32,
-    /// How many memory regions it can have.
-    pub max_memory_regions: u32,
-    /// How many bytes a memory region can have.
-    pub max_memory_region_len: u64,
-    /// How many protection domains it can have.
-    pub max_protection_domains: u32,
-    /// How many READs and atomics of a peer a queue pair can work on at once.
-    pub max_dest_rd_atomic: u8,
-    /// How many READs and atomics of its own a queue pair can have outstanding.
-    pub max_rd_atomic: u8,
-    /// Whether it does atomic operations.
-    pub atomics: bool,
-    /// Whether memory windows of type 2B can be had.
-    pub memory_windows: bool,
-    /// How many shared receive queues it can have.
-    pub max_shared_receive_queues: u32,
-    /// How many multicast groups its queue pairs can belong to: none if it has no multicast.
-    pub max_multicast_groups: u32,
-    /// What memory that is registered [on demand](adverb_proto::types::Access::ON_DEMAND) can be used for.
-    pub on_demand: OnDemand,
-    /// How many interrupts there are for completion events: [`vector`](CompletionQueueBuilder::vector) counts them from 0.
-    pub completion_vectors: u32,
-    /// How long completion events can be had to [wait](super::CompletionQueue::moderate) for company, if they can.
-    pub moderation: Option<Moderation>,
-    /// The clock of [timestamps](CompletionQueueBuilder::timestamps), if there are any.
-    pub timestamps: Option<Timestamps>,
-    /// Whether connections can be made [by address and port](super::cm).
-    pub connection_manager: bool,
-}
-
-/// The clock of a device, by which completions can have timestamps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Timestamps {
-    /// The bits that count: when they are all set, the next time is 0.
-    pub mask: u64,
-    /// How often it ticks in a millisecond; 0 if the device doesn't say.
-    pub kilohertz: u64,
-}
-
-/// The most that completion events can be had to wait for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Moderation {
-    /// So many completions.
-    pub count: u16,
-    /// So long.
-    pub period: Duration,
-}
-
-/// What memory can be used for that is registered on demand: its pages are brought in when they are needed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct OnDemand {
-    /// Whether there is such a thing at all.
-    pub supported: bool,
-    /// On reliable connections.
-    pub rc: OnDemandOperations,
-    /// On unreliable connections.
-    pub uc: OnDemandOperations,
-    /// With datagrams.
-    pub ud: OnDemandOperations,
-}
-
-/// For which operations memory can be registered on demand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct OnDemandOperations {
-    /// SEND from it.
-    pub send: bool,
-    /// Receive into it.
-    pub recv: bool,
-    /// WRITE, from it and to it.
-    pub write: bool,
-    /// READ, from it and to it.
-    pub read: bool,
-    /// Atomic operations, from it and to it.
-    pub atomic: bool,
-    /// Receive into it through a shared receive queue.
-    pub shared_recv: bool,
 }
 
 impl Device {

@@ -44,11 +44,11 @@ pub mod cm;
 mod completion;
 mod completion_queue;
 mod completion_queue_control;
+mod connect_options;
 mod counters;
 mod datagram;
 mod deadline;
 mod device;
-mod endpoint;
 mod error;
 mod event;
 mod in_flight;
@@ -58,7 +58,6 @@ pub mod memory;
 mod memory_window;
 mod multicast;
 mod poller;
-mod port;
 mod post;
 mod protection_domain;
 mod query;
@@ -78,27 +77,23 @@ mod traffic;
 
 pub use adverb_proto::ResourceCounts;
 pub use adverb_proto::types::{
-    Access, CompletedOperation, Failure, Gid, PathMtu, Psn, QpState, Qpn, RemoteAddress, Status, Success,
-    Transport,
+    Access, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, Gid, GidEntry,
+    GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations, PathMtu, PeerAttributes, Port, PortState,
+    Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, Timestamps, Transport,
 };
 
 pub use address_handle::{AddressHandle, UdDestination};
 pub use adverb_wire::IpHeader;
 pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
+pub use connect_options::ConnectOptions;
 pub use counters::{Counters, CountersDelta};
 pub use datagram::Datagram;
-pub use device::{
-    Device, DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps,
-};
-pub use endpoint::{ConnectOptions, Endpoint};
+pub use device::Device;
 pub use error::{Error, Result};
-pub use event::DeviceEvent;
 pub use memory_window::MemoryWindow;
 pub use poller::{Poller, PollerExit, PollerOptions, PollerStats};
-pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use protection_domain::ProtectionDomain;
-pub use query::{PeerAttributes, QueuePairAttributes};
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use request::{PostError, RecvRequest, SendRequest};

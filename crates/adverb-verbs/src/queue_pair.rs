@@ -152,13 +152,10 @@ impl QueuePair {
 
     /// What a peer must know to connect to it.
     pub fn endpoint(&self) -> Endpoint {
-        Endpoint {
-            gid: self.gid.gid,
-            lid: self.port.lid,
-            qpn: self.qpn(),
-            psn: self.psn(),
-            mtu: self.port.active_mtu.bytes(),
-        }
+        let mut endpoint = Endpoint::new(self.gid.gid, self.qpn(), self.psn());
+        endpoint.lid = self.port.lid;
+        endpoint.mtu = self.port.active_mtu.bytes();
+        endpoint
     }
 
     /// Connects it to a peer, which must do the same with this one's [endpoint](QueuePair::endpoint).

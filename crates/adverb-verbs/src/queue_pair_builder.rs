@@ -203,8 +203,8 @@ impl QueuePairBuilder {
                     hint: "call `address` instead, and let Adverb choose".into(),
                 })?
             }
-            (None, LinkLayer::Ethernet) => device.gid_for(self.port, self.address)?,
             (None, LinkLayer::InfiniBand) => device.gid_for(self.port, None)?,
+            (None, _) => device.gid_for(self.port, self.address)?,
         };
         let gid_index = u8::try_from(gid.index).map_err(|_| Error::Limit {
             what: "a GID index".into(),

@@ -1,12 +1,17 @@
-//! The words in which applications and devices speak of work: requests, completions, rights, states.
+//! Plain data that applications and devices share: requests, completions, access rights, states and attributes.
 //!
-//! These are plain values. They name memory by address and key, and promise nothing about its lifetime: that is the
-//! job of the layer above, which owns buffers and lowers its requests to these.
+//! These types name memory by address and key, and guarantee nothing about its lifetime. That is the job of the layer
+//! above, which owns buffers and translates its requests to these types.
 
 mod access;
 mod completion;
+mod device;
+mod endpoint;
+mod event;
 mod gid;
 mod gid_port;
+mod port;
+mod queue_pair;
 mod request;
 mod state;
 mod status;
@@ -15,10 +20,15 @@ pub use access::Access;
 pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
 pub use completion::{CompletedOperation, Completion, Failure, Success};
+pub use device::{DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps};
+pub use endpoint::Endpoint;
+pub use event::DeviceEvent;
 pub use gid::Gid;
+pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
+pub use queue_pair::{PeerAttributes, QueuePairAttributes};
 pub use request::{
-    Destination, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
-    WindowBind,
+    Destination, FlushRange, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags, SendOperation,
+    SendRequest, WindowBind,
 };
 pub use state::{QpState, Transport};
 pub use status::Status;

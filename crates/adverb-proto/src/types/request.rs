@@ -24,6 +24,34 @@ pub struct RemoteAddress {
     pub rkey: u32,
 }
 
+/// A range of a peer's memory: its address, remote key and length.
+///
+/// Programs exchange it by any means they like. With the feature `serde` it can be serialized.
+///
+/// ```
+/// use adverb_proto::types::RemoteMemory;
+///
+/// let table = RemoteMemory { addr: 0x7f00_0000_0000, rkey: 0x1234, len: 1 << 20 };
+/// assert_eq!(table.at(4096).addr, 0x7f00_0000_1000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMemory {
+    /// The address of the first byte, as the peer's device counts.
+    pub addr: u64,
+    /// The remote key.
+    pub rkey: u32,
+    /// The length in bytes.
+    pub len: u64,
+}
+
+impl RemoteMemory {
+    /// Returns the address `offset` bytes into the range. The peer's device checks the bounds; this function doesn't.
+    pub const fn at(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+}
+
 /// What a send request does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]

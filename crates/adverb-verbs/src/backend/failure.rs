@@ -1,6 +1,7 @@
 //! What is said when something can't be done, whatever the engine.
 
-use crate::QpState;
+use adverb_proto::types::QpState;
+
 use crate::error::{Error, Result};
 
 /// How posting failed.

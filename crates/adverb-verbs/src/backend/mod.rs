@@ -41,13 +41,13 @@ use std::time::Duration;
 
 use adverb_proto::ResourceCounts;
 use adverb_proto::types::{
-    Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
+    Access, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn, QueuePairAttributes,
+    RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
 
 #[cfg(feature = "soft")]
 use crate::error::Error;
 use crate::error::Result;
-use crate::{DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QueuePairAttributes};
 
 /// Asks whichever engine it is.
 macro_rules! ask {

@@ -171,13 +171,9 @@ pub(super) fn make_ready(
     send.rnr_retry = options.rnr_retry;
     queue_pair.traffic(options.traffic).apply(&mut remote.address);
     queue_pair.psn.store(send.psn.get(), Ordering::Relaxed);
-    let peer = Endpoint {
-        gid: remote.address.gid,
-        lid: remote.address.lid,
-        qpn: remote.qpn,
-        psn: remote.psn,
-        mtu: remote.mtu.bytes(),
-    };
+    let mut peer = Endpoint::new(remote.address.gid, remote.qpn, remote.psn);
+    peer.lid = remote.address.lid;
+    peer.mtu = remote.mtu.bytes();
     let (transport, connection) = (queue_pair.transport(), Some(remote));
     queue_pair.change(&StateChange::ReadyToReceive(ReadyToReceive { transport, connection }))?;
     queue_pair.change(&StateChange::ReadyToSend(send))?;

@@ -22,11 +22,12 @@ mod region;
 mod registered_buf;
 
 pub use crate::backend::Memory;
+pub use adverb_proto::types::RemoteMemory;
 pub use buffer::Buffer;
 pub use pages::Pages;
 pub use payload::{Payload, Piece};
 pub use pool::{Pool, PoolBuilder, PoolStats};
-pub use region::{MemoryRegion, RegionSlice, RemoteMemory};
+pub use region::{MemoryRegion, RegionSlice};
 pub use registered_buf::RegisteredBuf;
 
 pub(crate) use region::Region;

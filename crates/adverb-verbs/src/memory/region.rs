@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use adverb_proto::types::{Access, RemoteAddress, Segment};
+use adverb_proto::types::{Access, RemoteMemory, Segment};
 
 use super::{Buffer, Memory, access};
 use crate::ProtectionDomain;
@@ -381,34 +381,6 @@ impl RegionSlice {
 impl fmt::Debug for RegionSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RegionSlice").field("offset", &self.offset).field("len", &self.len).finish()
-    }
-}
-
-/// A peer's memory region: its address, remote key and length.
-///
-/// Programs exchange it by any means. With the feature `serde` it can be serialized.
-///
-/// ```
-/// use adverb::memory::RemoteMemory;
-///
-/// let table = RemoteMemory { addr: 0x7f00_0000_0000, rkey: 0x1234, len: 1 << 20 };
-/// assert_eq!(table.at(4096).addr, 0x7f00_0000_1000);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct RemoteMemory {
-    /// The address of the first byte, as the peer's device knows it.
-    pub addr: u64,
-    /// The remote key (rkey).
-    pub rkey: u32,
-    /// The length in bytes.
-    pub len: u64,
-}
-
-impl RemoteMemory {
-    /// Returns the address and key of the byte at `offset`. This doesn't check the bounds: the peer's device does.
-    pub const fn at(&self, offset: u64) -> RemoteAddress {
-        RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }
 }
 

@@ -5,15 +5,14 @@ use std::io;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use adverb_proto::types::{Gid, PathMtu};
+use adverb_proto::types::{
+    DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, Moderation, OnDemand,
+    OnDemandOperations, PathMtu, Port, PortState, Timestamps,
+};
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
-use crate::{
-    DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations,
-    Port, PortState, Timestamps,
-};
 
 pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
@@ -92,12 +91,10 @@ impl Device {
         check(code, || format!("asking {} for its attributes", self.name))?;
         let on_demand = on_demand(&attr.odp_caps);
         let timestamps = (attr.completion_timestamp_mask != 0)
-            .then_some(Timestamps { mask: attr.completion_timestamp_mask, kilohertz: attr.hca_core_clock });
+            .then_some(Timestamps::new(attr.completion_timestamp_mask, attr.hca_core_clock));
         let caps = attr.cq_mod_caps;
-        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| Moderation {
-            count: caps.max_cq_count,
-            period: Duration::from_micros(caps.max_cq_period.into()),
-        });
+        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0)
+            .then(|| Moderation::new(caps.max_cq_count, Duration::from_micros(caps.max_cq_period.into())));
         // SAFETY: the context is open, and the field is set when it is opened.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         let attr = &attr.orig_attr;
@@ -105,32 +102,32 @@ impl Device {
         let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
         let firmware: Vec<u8> =
             attr.fw_ver.iter().map(|c| c.cast_unsigned()).take_while(|byte| *byte != 0).collect();
-        Ok(DeviceAttributes {
-            firmware: String::from_utf8_lossy(&firmware).into_owned(),
-            guid: u64::from_be(attr.node_guid),
-            vendor_id: attr.vendor_id,
-            vendor_part_id: attr.vendor_part_id,
-            ports: attr.phys_port_cnt,
-            max_queue_pairs: count(attr.max_qp),
-            max_depth: count(attr.max_qp_wr),
-            max_segments: count(attr.max_sge),
-            max_completion_queues: count(attr.max_cq),
-            max_completions: count(attr.max_cqe),
-            max_memory_regions: count(attr.max_mr),
-            max_memory_region_len: attr.max_mr_size,
-            max_protection_domains: count(attr.max_pd),
-            max_dest_rd_atomic: small(attr.max_qp_rd_atom),
-            max_rd_atomic: small(attr.max_qp_init_rd_atom),
-            atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE,
-            memory_windows: attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0,
-            max_shared_receive_queues: count(attr.max_srq),
-            max_multicast_groups: count(attr.max_mcast_grp),
-            on_demand,
-            completion_vectors: count(vectors),
-            moderation,
-            timestamps,
-            connection_manager: true,
-        })
+        let mut attributes = DeviceAttributes::default();
+        attributes.firmware = String::from_utf8_lossy(&firmware).into_owned();
+        attributes.guid = u64::from_be(attr.node_guid);
+        attributes.vendor_id = attr.vendor_id;
+        attributes.vendor_part_id = attr.vendor_part_id;
+        attributes.ports = attr.phys_port_cnt;
+        attributes.max_queue_pairs = count(attr.max_qp);
+        attributes.max_depth = count(attr.max_qp_wr);
+        attributes.max_segments = count(attr.max_sge);
+        attributes.max_completion_queues = count(attr.max_cq);
+        attributes.max_completions = count(attr.max_cqe);
+        attributes.max_memory_regions = count(attr.max_mr);
+        attributes.max_memory_region_len = attr.max_mr_size;
+        attributes.max_protection_domains = count(attr.max_pd);
+        attributes.max_dest_rd_atomic = small(attr.max_qp_rd_atom);
+        attributes.max_rd_atomic = small(attr.max_qp_init_rd_atom);
+        attributes.atomics = attr.atomic_cap != sys::IBV_ATOMIC_NONE;
+        attributes.memory_windows = attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0;
+        attributes.max_shared_receive_queues = count(attr.max_srq);
+        attributes.max_multicast_groups = count(attr.max_mcast_grp);
+        attributes.on_demand = on_demand;
+        attributes.completion_vectors = count(vectors);
+        attributes.moderation = moderation;
+        attributes.timestamps = timestamps;
+        attributes.connection_manager = true;
+        Ok(attributes)
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
@@ -141,28 +138,27 @@ impl Device {
         let mtu = |code: sys::ibv_mtu| {
             u8::try_from(code).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256)
         };
-        Ok(Port {
-            number,
-            state: match attr.state {
-                sys::IBV_PORT_DOWN => PortState::Down,
-                sys::IBV_PORT_INIT => PortState::Init,
-                sys::IBV_PORT_ARMED => PortState::Armed,
-                sys::IBV_PORT_ACTIVE => PortState::Active,
-                sys::IBV_PORT_ACTIVE_DEFER => PortState::ActiveDefer,
-                _ => PortState::Unknown,
-            },
-            link_layer: match attr.link_layer {
-                sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
-                _ => LinkLayer::InfiniBand,
-            },
-            max_mtu: mtu(attr.max_mtu),
-            active_mtu: mtu(attr.active_mtu),
-            lid: attr.lid,
-            max_message_size: attr.max_msg_sz,
-            gid_table_len: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
-            pkey_table_len: attr.pkey_tbl_len,
-            needs_grh: attr.flags & sys::IBV_QPF_GRH_REQUIRED != 0,
-        })
+        let state = match attr.state {
+            sys::IBV_PORT_DOWN => PortState::Down,
+            sys::IBV_PORT_INIT => PortState::Init,
+            sys::IBV_PORT_ARMED => PortState::Armed,
+            sys::IBV_PORT_ACTIVE => PortState::Active,
+            sys::IBV_PORT_ACTIVE_DEFER => PortState::ActiveDefer,
+            _ => PortState::Unknown,
+        };
+        let link_layer = match attr.link_layer {
+            sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+            _ => LinkLayer::InfiniBand,
+        };
+        let mut port = Port::new(number, state, link_layer);
+        port.max_mtu = mtu(attr.max_mtu);
+        port.active_mtu = mtu(attr.active_mtu);
+        port.lid = attr.lid;
+        port.max_message_size = attr.max_msg_sz;
+        port.gid_table_len = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
+        port.pkey_table_len = attr.pkey_tbl_len;
+        port.needs_grh = attr.flags & sys::IBV_QPF_GRH_REQUIRED != 0;
+        Ok(port)
     }
 
     pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
@@ -194,16 +190,17 @@ impl Device {
             return Err(verb_error(error, format!("asking {} for its GID table", self.name)));
         };
         entries.truncate(count);
-        let entry = |entry: &sys::ibv_gid_entry| GidEntry {
-            port: u8::try_from(entry.port_num).unwrap_or(u8::MAX),
-            index: entry.gid_index,
-            gid: Gid::new(entry.gid.octets()),
-            gid_type: match entry.gid_type {
+        let entry = |entry: &sys::ibv_gid_entry| {
+            let port = u8::try_from(entry.port_num).unwrap_or(u8::MAX);
+            let gid_type = match entry.gid_type {
                 sys::IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
                 sys::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
                 _ => GidType::InfiniBand,
-            },
-            netdev: interface_name(entry.ndev_ifindex),
+            };
+            let gid = Gid::new(entry.gid.octets());
+            let mut listed = GidEntry::new(port, entry.gid_index, gid, gid_type);
+            listed.netdev = interface_name(entry.ndev_ifindex);
+            listed
         };
         Ok(entries.iter().map(entry).filter(|entry| !entry.gid.is_zero()).collect())
     }
@@ -223,20 +220,22 @@ impl Drop for Device {
 
 /// What on-demand memory can be used for.
 fn on_demand(caps: &sys::ibv_odp_caps) -> OnDemand {
-    let operations = |caps: u32| OnDemandOperations {
-        send: caps & sys::IBV_ODP_SUPPORT_SEND != 0,
-        recv: caps & sys::IBV_ODP_SUPPORT_RECV != 0,
-        write: caps & sys::IBV_ODP_SUPPORT_WRITE != 0,
-        read: caps & sys::IBV_ODP_SUPPORT_READ != 0,
-        atomic: caps & sys::IBV_ODP_SUPPORT_ATOMIC != 0,
-        shared_recv: caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0,
+    let operations = |caps: u32| {
+        let mut operations = OnDemandOperations::default();
+        operations.send = caps & sys::IBV_ODP_SUPPORT_SEND != 0;
+        operations.recv = caps & sys::IBV_ODP_SUPPORT_RECV != 0;
+        operations.write = caps & sys::IBV_ODP_SUPPORT_WRITE != 0;
+        operations.read = caps & sys::IBV_ODP_SUPPORT_READ != 0;
+        operations.atomic = caps & sys::IBV_ODP_SUPPORT_ATOMIC != 0;
+        operations.shared_recv = caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0;
+        operations
     };
-    OnDemand {
-        supported: caps.general_caps & sys::IBV_ODP_SUPPORT != 0,
-        rc: operations(caps.per_transport_caps.rc_odp_caps),
-        uc: operations(caps.per_transport_caps.uc_odp_caps),
-        ud: operations(caps.per_transport_caps.ud_odp_caps),
-    }
+    let mut on_demand = OnDemand::default();
+    on_demand.supported = caps.general_caps & sys::IBV_ODP_SUPPORT != 0;
+    on_demand.rc = operations(caps.per_transport_caps.rc_odp_caps);
+    on_demand.uc = operations(caps.per_transport_caps.uc_odp_caps);
+    on_demand.ud = operations(caps.per_transport_caps.ud_odp_caps);
+    on_demand
 }
 
 /// The vendor of Linux's soft-RoCE (rxe_param.h).
@@ -294,7 +293,9 @@ impl DeviceList {
                 _ => Some("it speaks a protocol of its own, such as EFA's SRD"),
             };
             let name = name.to_string_lossy().into_owned();
-            (device, DeviceInfo { name, guid: u64::from_be(guid), unsupported })
+            let mut info = DeviceInfo::new(name, u64::from_be(guid));
+            info.unsupported = unsupported;
+            (device, info)
         })
     }
 }

@@ -4,12 +4,11 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use adverb_proto::types::Qpn;
+use adverb_proto::types::{DeviceEvent, Qpn};
 use adverb_sys as sys;
 
 use super::completion_queue::wait_readable;
 use super::{Device, verb_error};
-use crate::DeviceEvent;
 use crate::error::Result;
 
 impl Device {

@@ -35,7 +35,7 @@ use crate::error::Error;
 
 /// The error of a verb that answers with an error number; `Ok` if it is 0.
 #[inline]
-fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::Result<()> {
+fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::error::Result<()> {
     if code == 0 { Ok(()) } else { Err(refusal(code, action)) }
 }
 

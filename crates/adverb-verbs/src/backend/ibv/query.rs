@@ -1,11 +1,10 @@
 //! What the device knows of a queue pair.
 
-use adverb_proto::types::{Gid, PathMtu, Psn, QpState, Qpn};
+use adverb_proto::types::{Gid, PathMtu, PeerAttributes, Psn, QpState, Qpn, QueuePairAttributes};
 use adverb_sys::{self as sys, ibv_qp_attr};
 
 use super::{QueuePair, check};
 use crate::error::Result;
-use crate::{PeerAttributes, QueuePairAttributes};
 
 impl QueuePair {
     pub(crate) fn state(&self) -> Result<QpState> {
@@ -17,32 +16,32 @@ impl QueuePair {
         let (path, grh) = (&attr.ah_attr, &attr.ah_attr.grh);
         let state = state(&attr);
         let is_connected = !matches!(state, QpState::Reset | QpState::Init);
-        let peer = PeerAttributes {
-            qpn: Qpn::truncate(attr.dest_qp_num),
-            gid: if path.is_global == 0 { Gid::ZERO } else { Gid::new(grh.dgid.octets()) },
-            lid: path.dlid,
-            recv_psn: Psn::wrapping(attr.rq_psn),
-            mtu: u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256),
-            traffic_class: grh.traffic_class,
-            flow_label: grh.flow_label,
-            hop_limit: grh.hop_limit,
-            service_level: path.sl,
-            timeout: attr.timeout,
-            retry_count: attr.retry_cnt,
-            rnr_retry: attr.rnr_retry,
-            min_rnr_timer: attr.min_rnr_timer,
-            max_rd_atomic: attr.max_rd_atomic,
-            max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        };
-        Ok(QueuePairAttributes {
-            state,
-            port: attr.port_num,
-            pkey_index: attr.pkey_index,
-            qkey: attr.qkey,
-            send_psn: Psn::wrapping(attr.sq_psn),
-            // A queue pair that failed before it was connected has no peer's number.
-            peer: (is_connected && attr.dest_qp_num != 0).then_some(peer),
-        })
+        let mut attributes = QueuePairAttributes::new(state);
+        attributes.port = attr.port_num;
+        attributes.pkey_index = attr.pkey_index;
+        attributes.qkey = attr.qkey;
+        attributes.send_psn = Psn::wrapping(attr.sq_psn);
+        // A queue pair that failed before it was connected has no peer's number.
+        if is_connected && attr.dest_qp_num != 0 {
+            let gid = if path.is_global == 0 { Gid::ZERO } else { Gid::new(grh.dgid.octets()) };
+            let mut peer = PeerAttributes::new(Qpn::truncate(attr.dest_qp_num), gid);
+            peer.lid = path.dlid;
+            peer.recv_psn = Psn::wrapping(attr.rq_psn);
+            peer.mtu =
+                u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256);
+            peer.traffic_class = grh.traffic_class;
+            peer.flow_label = grh.flow_label;
+            peer.hop_limit = grh.hop_limit;
+            peer.service_level = path.sl;
+            peer.timeout = attr.timeout;
+            peer.retry_count = attr.retry_cnt;
+            peer.rnr_retry = attr.rnr_retry;
+            peer.min_rnr_timer = attr.min_rnr_timer;
+            peer.max_rd_atomic = attr.max_rd_atomic;
+            peer.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+            attributes.peer = Some(peer);
+        }
+        Ok(attributes)
     }
 
     fn ask(&self, mask: libc::c_int) -> Result<ibv_qp_attr> {

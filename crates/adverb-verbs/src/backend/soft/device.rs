@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use adverb_proto::types::Gid;
+use adverb_proto::types::{DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, Port, PortState};
 use adverb_proto::{Congestion, Srq};
 use adverb_soft::Nic;
 use adverb_soft::link::Interface;
@@ -15,7 +15,6 @@ use parking_lot::Mutex;
 use super::connection_manager::Ports;
 use super::open::ANYWHERE;
 use crate::error::{Error, Result};
-use crate::{DeviceAttributes, DeviceInfo, GidEntry, GidType, LinkLayer, Port, PortState};
 
 /// A software NIC.
 pub(crate) struct Device {
@@ -36,11 +35,11 @@ pub(crate) struct Device {
 impl Device {
     /// The one that can be opened on any machine, and those that are open in this process.
     pub(crate) fn list() -> Vec<DeviceInfo> {
-        let mut list = vec![DeviceInfo { name: ANYWHERE.to_owned(), guid: GUID, unsupported: None }];
+        let mut list = vec![DeviceInfo::new(ANYWHERE.to_owned(), GUID)];
         for (name, guid) in Device::open_ones() {
             match list.iter_mut().find(|info| info.name == name) {
                 Some(info) => info.guid = guid,
-                None => list.push(DeviceInfo { name, guid, unsupported: None }),
+                None => list.push(DeviceInfo::new(name, guid)),
             }
         }
         list
@@ -65,44 +64,39 @@ impl Device {
     }
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
-        Ok(DeviceAttributes {
-            firmware: env!("CARGO_PKG_VERSION").to_owned(),
-            guid: guid(self.nic.addresses()),
-            ports: 1,
-            max_queue_pairs: 1 << 20,
-            max_depth: MAX_DEPTH,
-            max_segments: MAX_SEGMENTS,
-            max_completion_queues: 1 << 16,
-            max_completions: 1 << 20,
-            max_memory_regions: 1 << 20,
-            max_memory_region_len: 1 << 46,
-            max_protection_domains: 1 << 16,
-            max_dest_rd_atomic: 128,
-            max_rd_atomic: 128,
-            atomics: true,
-            memory_windows: true,
-            max_shared_receive_queues: 1 << 16,
-            max_multicast_groups: 1 << 12,
-            completion_vectors: 1,
-            connection_manager: true,
-            ..DeviceAttributes::default()
-        })
+        let mut attributes = DeviceAttributes::default();
+        attributes.firmware = env!("CARGO_PKG_VERSION").to_owned();
+        attributes.guid = guid(self.nic.addresses());
+        attributes.ports = 1;
+        attributes.max_queue_pairs = 1 << 20;
+        attributes.max_depth = MAX_DEPTH;
+        attributes.max_segments = MAX_SEGMENTS;
+        attributes.max_completion_queues = 1 << 16;
+        attributes.max_completions = 1 << 20;
+        attributes.max_memory_regions = 1 << 20;
+        attributes.max_memory_region_len = 1 << 46;
+        attributes.max_protection_domains = 1 << 16;
+        attributes.max_dest_rd_atomic = 128;
+        attributes.max_rd_atomic = 128;
+        attributes.atomics = true;
+        attributes.memory_windows = true;
+        attributes.max_shared_receive_queues = 1 << 16;
+        attributes.max_multicast_groups = 1 << 12;
+        attributes.completion_vectors = 1;
+        attributes.connection_manager = true;
+        Ok(attributes)
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
         self.check_port(number)?;
-        Ok(Port {
-            number,
-            state: self.state(),
-            link_layer: LinkLayer::Ethernet,
-            max_mtu: self.nic.mtu(),
-            active_mtu: self.nic.mtu(),
-            lid: 0,
-            max_message_size: 1 << 31,
-            gid_table_len: self.nic.addresses().len() as u32,
-            pkey_table_len: 1,
-            needs_grh: true,
-        })
+        let mut port = Port::new(number, self.state(), LinkLayer::Ethernet);
+        port.max_mtu = self.nic.mtu();
+        port.active_mtu = self.nic.mtu();
+        port.max_message_size = 1 << 31;
+        port.gid_table_len = self.nic.addresses().len() as u32;
+        port.pkey_table_len = 1;
+        port.needs_grh = true;
+        Ok(port)
     }
 
     pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
@@ -111,12 +105,10 @@ impl Device {
     }
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
-        let entry = |(index, address): (usize, &IpAddr)| GidEntry {
-            port: 1,
-            index: index as u32,
-            gid: Gid::from(*address),
-            gid_type: GidType::RoceV2,
-            netdev: self.interface(*address).map(|interface| interface.name),
+        let entry = |(index, address): (usize, &IpAddr)| {
+            let mut entry = GidEntry::new(1, index as u32, Gid::from(*address), GidType::RoceV2);
+            entry.netdev = self.interface(*address).map(|interface| interface.name);
+            entry
         };
         Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
     }

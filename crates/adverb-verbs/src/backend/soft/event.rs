@@ -4,10 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use adverb_proto::Notice;
+use adverb_proto::types::DeviceEvent;
 use adverb_soft::NicEvent;
 
 use super::Device;
-use crate::DeviceEvent;
 use crate::backend::wait_either;
 use crate::error::{Error, Result};
 

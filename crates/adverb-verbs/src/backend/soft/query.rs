@@ -1,11 +1,10 @@
 //! What the device knows of a queue pair.
 
-use adverb_proto::types::QpState;
+use adverb_proto::types::{PeerAttributes, QpState, QueuePairAttributes};
 
 use super::QueuePair;
 use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
-use crate::{PeerAttributes, QueuePairAttributes};
 
 /// What a queue pair was told on its way.
 #[derive(Default)]
@@ -61,31 +60,29 @@ impl QueuePair {
         let status = self.status()?;
         let told = self.told.lock();
         let (timeout, retry_count, rnr_retry, max_rd_atomic) = told.sending.unwrap_or_default();
-        let peer = told.peer.map(|peer| PeerAttributes {
-            qpn: status.remote_qpn,
-            gid: peer.address.gid,
-            lid: peer.address.lid,
-            recv_psn: status.expected_psn,
-            mtu: peer.mtu,
-            traffic_class: peer.address.traffic_class,
-            flow_label: peer.address.flow_label,
-            hop_limit: peer.address.hop_limit,
-            service_level: peer.address.service_level,
-            timeout,
-            retry_count,
-            rnr_retry,
-            min_rnr_timer: peer.min_rnr_timer,
-            max_rd_atomic,
-            max_dest_rd_atomic: peer.max_dest_rd_atomic,
+        let mut attributes = QueuePairAttributes::new(status.state);
+        attributes.port = told.port;
+        attributes.pkey_index = told.pkey_index;
+        attributes.qkey = told.qkey;
+        attributes.send_psn = status.next_psn;
+        attributes.peer = told.peer.map(|told| {
+            let mut peer = PeerAttributes::new(status.remote_qpn, told.address.gid);
+            peer.lid = told.address.lid;
+            peer.recv_psn = status.expected_psn;
+            peer.mtu = told.mtu;
+            peer.traffic_class = told.address.traffic_class;
+            peer.flow_label = told.address.flow_label;
+            peer.hop_limit = told.address.hop_limit;
+            peer.service_level = told.address.service_level;
+            peer.timeout = timeout;
+            peer.retry_count = retry_count;
+            peer.rnr_retry = rnr_retry;
+            peer.min_rnr_timer = told.min_rnr_timer;
+            peer.max_rd_atomic = max_rd_atomic;
+            peer.max_dest_rd_atomic = told.max_dest_rd_atomic;
+            peer
         });
-        Ok(QueuePairAttributes {
-            state: status.state,
-            port: told.port,
-            pkey_index: told.pkey_index,
-            qkey: told.qkey,
-            send_psn: status.next_psn,
-            peer,
-        })
+        Ok(attributes)
     }
 
     fn status(&self) -> Result<adverb_proto::QpStatus> {

@@ -1,49 +1,8 @@
-//! What two queue pairs must know of each other to be connected.
+//! The options of a connection between two queue pairs.
 
-use adverb_proto::types::{Gid, PathMtu, Psn, Qpn};
+use adverb_proto::types::PathMtu;
 
 use super::Traffic;
-
-/// What a peer must know of a queue pair to connect to it. Exchanged however you like; with the feature `serde` it can be
-/// serialised.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct Endpoint {
-    /// The address of its port.
-    pub gid: Gid,
-    /// The local identifier of its port, on InfiniBand.
-    pub lid: u16,
-    /// Its number.
-    #[cfg_attr(feature = "serde", serde(with = "qpn"))]
-    pub qpn: Qpn,
-    /// The sequence number of its first packet.
-    #[cfg_attr(feature = "serde", serde(with = "psn"))]
-    pub psn: Psn,
-    /// The largest MTU that its port has, in bytes; a connection uses the smaller of the two ends'.
-    pub mtu: u16,
-}
-
-impl Endpoint {
-    /// What a peer says that doesn't speak of more: of its MTU, which is taken to be what ours is, and of the local
-    /// identifier of its port, which only InfiniBand has.
-    ///
-    /// ```
-    /// use adverb::verbs::{Endpoint, Gid, Psn, Qpn};
-    ///
-    /// let address: std::net::IpAddr = "192.0.2.7".parse()?;
-    /// let peer = Endpoint::new(Gid::from(address), Qpn::truncate(0x11), Psn::wrapping(0x1234));
-    /// # Ok::<(), std::net::AddrParseError>(())
-    /// ```
-    pub fn new(gid: Gid, qpn: Qpn, psn: Psn) -> Endpoint {
-        Endpoint { gid, lid: 0, qpn, psn, mtu: PathMtu::Mtu4096.bytes() }
-    }
-
-    /// The MTU to use between this endpoint and a port with `mtu`.
-    pub(super) fn common_mtu(&self, mtu: PathMtu) -> PathMtu {
-        PathMtu::at_most(usize::from(self.mtu)).map_or(PathMtu::Mtu256, |theirs| theirs.min(mtu))
-    }
-}
 
 /// How to connect: timeouts, retries, and what the packets carry.
 ///
@@ -125,28 +84,3 @@ impl ConnectOptions {
         self
     }
 }
-
-/// Declares how a 24-bit number is serialised: as a number that is checked.
-#[cfg(feature = "serde")]
-macro_rules! as_number {
-    ($module:ident, $type:ident) => {
-        mod $module {
-            use adverb_proto::types::$type;
-            use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-            pub(super) fn serialize<S: Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_u32(value.get())
-            }
-
-            pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
-                let number = u32::deserialize(deserializer)?;
-                $type::new(number).ok_or_else(|| D::Error::custom(format!("{number} has more than 24 bits")))
-            }
-        }
-    };
-}
-
-#[cfg(feature = "serde")]
-as_number!(qpn, Qpn);
-#[cfg(feature = "serde")]
-as_number!(psn, Psn);

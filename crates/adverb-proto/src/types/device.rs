@@ -1,0 +1,149 @@
+//! Devices: their names, attributes and limits.
+
+use std::time::Duration;
+
+/// An entry in the list of devices.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The name that opens the device.
+    pub name: String,
+    /// The device's globally unique identifier (GUID).
+    pub guid: u64,
+    /// The reason why Adverb can't use the device, if it can't. iWARP devices, for example, have no datagrams.
+    pub unsupported: Option<&'static str>,
+}
+
+impl DeviceInfo {
+    /// Describes a device that Adverb can use.
+    pub fn new(name: String, guid: u64) -> DeviceInfo {
+        DeviceInfo { name, guid, unsupported: None }
+    }
+}
+
+/// The attributes and limits of a device.
+///
+/// The default has every count zero and every capability absent.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// The firmware version, in the vendor's notation.
+    pub firmware: String,
+    /// The device's globally unique identifier (GUID).
+    pub guid: u64,
+    /// The vendor's number.
+    pub vendor_id: u32,
+    /// The vendor's part number.
+    pub vendor_part_id: u32,
+    /// The number of ports.
+    pub ports: u8,
+    /// The maximum number of queue pairs.
+    pub max_queue_pairs: u32,
+    /// The maximum number of outstanding requests on one queue.
+    pub max_depth: u32,
+    /// The maximum number of segments (scatter/gather elements) of a request.
+    pub max_segments: u32,
+    /// The maximum number of completion queues.
+    pub max_completion_queues: u32,
+    /// The maximum number of completions that a completion queue can hold.
+    pub max_completions: u32,
+    /// The maximum number of memory regions.
+    pub max_memory_regions: u32,
+    /// The maximum length of a memory region, in bytes.
+    pub max_memory_region_len: u64,
+    /// The maximum number of protection domains.
+    pub max_protection_domains: u32,
+    /// The maximum number of a peer's READs and atomics that a queue pair serves at once.
+    pub max_dest_rd_atomic: u8,
+    /// The maximum number of outstanding READs and atomics of a queue pair.
+    pub max_rd_atomic: u8,
+    /// Whether the device supports atomic operations.
+    pub atomics: bool,
+    /// Whether the device supports memory windows of type 2B.
+    pub memory_windows: bool,
+    /// The maximum number of shared receive queues.
+    pub max_shared_receive_queues: u32,
+    /// The maximum number of multicast groups; 0 if the device has no multicast.
+    pub max_multicast_groups: u32,
+    /// The operations that can use memory registered with [`Access::ON_DEMAND`](super::Access::ON_DEMAND).
+    pub on_demand: OnDemand,
+    /// The number of completion vectors: interrupts for completion events, numbered from 0.
+    pub completion_vectors: u32,
+    /// The limits of completion event moderation, if the device supports it.
+    pub moderation: Option<Moderation>,
+    /// The clock of completion timestamps, if the device has them.
+    pub timestamps: Option<Timestamps>,
+    /// Whether the connection manager can connect queue pairs of this device by IP address and port.
+    pub connection_manager: bool,
+}
+
+/// The clock of a device's completion timestamps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Timestamps {
+    /// The valid bits of a timestamp. After all of them are set, the clock wraps to 0.
+    pub mask: u64,
+    /// The clock's frequency in kHz; 0 if the device doesn't report it.
+    pub kilohertz: u64,
+}
+
+impl Timestamps {
+    /// Describes a clock.
+    pub const fn new(mask: u64, kilohertz: u64) -> Timestamps {
+        Timestamps { mask, kilohertz }
+    }
+}
+
+/// The limits of completion event moderation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Moderation {
+    /// The maximum number of completions that one event can announce.
+    pub count: u16,
+    /// The maximum delay of an event.
+    pub period: Duration,
+}
+
+impl Moderation {
+    /// Describes a device's limits.
+    pub const fn new(count: u16, period: Duration) -> Moderation {
+        Moderation { count, period }
+    }
+}
+
+/// A device's support for on-demand paging (ODP): memory that is registered without pinning its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct OnDemand {
+    /// Whether the device supports on-demand paging at all.
+    pub supported: bool,
+    /// The operations supported on reliable connections.
+    pub rc: OnDemandOperations,
+    /// The operations supported on unreliable connections.
+    pub uc: OnDemandOperations,
+    /// The operations supported with unreliable datagrams.
+    pub ud: OnDemandOperations,
+}
+
+/// The operations that support on-demand paging on a transport.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct OnDemandOperations {
+    /// Whether SEND can read from such memory.
+    pub send: bool,
+    /// Whether receives can write to such memory.
+    pub recv: bool,
+    /// Whether WRITE can use such memory at either end.
+    pub write: bool,
+    /// Whether READ can use such memory at either end.
+    pub read: bool,
+    /// Whether atomic operations can use such memory at either end.
+    pub atomic: bool,
+    /// Whether receives of a shared receive queue can write to such memory.
+    pub shared_recv: bool,
+}
