@@ -12,7 +12,7 @@ use adverb::memory::Buffer;
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{CompletionQueue, QueuePair, RequestId, SendRequest};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() {
     run().unwrap_or_else(|error| {
@@ -30,27 +30,27 @@ fn run() -> Result<(), Box<dyn Error>> {
             loop {
                 let request = listener.accept()?;
                 println!("{}", request.path());
-                let (queue_pair, desk) = Desk::new(request.path())?;
+                let (queue_pair, side) = Side::new(request.path())?;
                 let connection = request.accept(queue_pair, b"echo")?;
-                if let Err(error) = desk.echo(&connection) {
+                if let Err(error) = side.echo(&connection) {
                     println!("{error}");
                 }
             }
         }
         [address, text] => {
-            let mut desk = None;
-            let connection = Connector::new().timeout(PATIENCE).connect(address.parse()?, |path| {
-                let (queue_pair, made) = Desk::new(path)?;
-                desk = Some(made);
+            let mut side = None;
+            let connection = Connector::new().timeout(TIMEOUT).connect(address.parse()?, |path| {
+                let (queue_pair, made) = Side::new(path)?;
+                side = Some(made);
                 Ok(queue_pair)
             })?;
-            let desk = desk.expect("created with the queue pair");
+            let side = side.expect("created with the queue pair");
             let mut message = connection.queue_pair().protection_domain().buffer(text.len())?;
             message.copy_from_slice(text.as_bytes());
-            desk.send(&connection, message)?;
-            let answer = desk.completions.wait(desk.receiving, PATIENCE)?.into_message()?;
+            side.send(&connection, message)?;
+            let answer = side.completions.wait(side.receiving, TIMEOUT)?.into_message()?;
             println!("{}: {}", connection.path(), String::from_utf8_lossy(&answer));
-            connection.close(PATIENCE)?;
+            connection.close(TIMEOUT)?;
             Ok(())
         }
         _ => Err("usage: cm_echo listen ADDRESS:PORT | cm_echo ADDRESS:PORT TEXT".into()),
@@ -58,32 +58,32 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// The completion queue of a queue pair, and the receive that is posted to it.
-struct Desk {
+struct Side {
     completions: CompletionQueue,
     receiving: RequestId,
 }
 
-impl Desk {
-    fn new(path: &Path) -> Result<(QueuePair, Desk), adverb::Error> {
+impl Side {
+    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
         let device = path.device()?;
         let domain = device.protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(4096)?)?;
-        Ok((queue_pair, Desk { completions, receiving }))
+        Ok((queue_pair, Side { completions, receiving }))
     }
 
     fn send(&self, connection: &Connection, message: Buffer) -> Result<(), adverb::Error> {
         let id = connection.queue_pair().post_send(SendRequest::send(message))?;
-        self.completions.wait(id, PATIENCE)?.success()?;
+        self.completions.wait(id, TIMEOUT)?.success()?;
         Ok(())
     }
 
     /// Sends the first message back, and waits until the peer disconnects.
     fn echo(&self, connection: &Connection) -> Result<(), adverb::Error> {
-        let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
+        let message = self.completions.wait(self.receiving, TIMEOUT)?.into_message()?;
         self.send(connection, message)?;
-        let event = connection.wait_event(PATIENCE)?;
+        let event = connection.wait_event(TIMEOUT)?;
         println!("{event:?}");
         Ok(())
     }

@@ -10,7 +10,7 @@ use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, 
 
 /// Datagrams with another queue key are dropped.
 const QKEY: u32 = 0x1234_5678;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() {
     run().unwrap_or_else(|error| {
@@ -32,18 +32,18 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     question.copy_from_slice(b"any news?");
     let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
     let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
-    asker_completions.wait(sent, PATIENCE)?.success()?;
+    asker_completions.wait(sent, TIMEOUT)?.success()?;
 
-    let asked = answerer_completions.wait(answerer_receiving, PATIENCE)?.into_datagram()?;
+    let asked = answerer_completions.wait(answerer_receiving, TIMEOUT)?.into_datagram()?;
     println!("queue pair {} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
-    let recipient = asked.reply_to(&answerer, QKEY)?;
+    let destination = asked.reply_to(&answerer, QKEY)?;
     let mut answer = asked.message;
     answer.set_range(0..7)?;
     answer.copy_from_slice(b"not yet");
-    let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&recipient))?;
-    answerer_completions.wait(sent, PATIENCE)?.success()?;
+    let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&destination))?;
+    answerer_completions.wait(sent, TIMEOUT)?.success()?;
 
-    let answered = asker_completions.wait(asker_receiving, PATIENCE)?.into_datagram()?;
+    let answered = asker_completions.wait(asker_receiving, TIMEOUT)?.into_datagram()?;
     let source = answered.ip.map(|ip| ip.source().to_string()).unwrap_or_default();
     println!(
         "queue pair {} at {source} replies: {}",

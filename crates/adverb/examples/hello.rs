@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use adverb::verbs::{Access, Device, SendRequest, SoftDevice, Transport};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() {
     run().unwrap_or_else(|error| {
@@ -42,8 +42,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut hello = client.protection_domain().buffer(12)?;
     hello.copy_from_slice(b"hello, world");
     let sending = client.post_send(SendRequest::send(hello))?;
-    client.send_completion_queue().wait(sending, PATIENCE)?.success()?;
-    let message = server.recv_completion_queue().wait(receiving, PATIENCE)?.into_message()?;
+    client.send_completion_queue().wait(sending, TIMEOUT)?.success()?;
+    let message = server.recv_completion_queue().wait(receiving, TIMEOUT)?.into_message()?;
     println!("the server received “{}”", str::from_utf8(&message)?);
 
     // The server exposes memory, and gives the client its address and key. From here on the server does nothing.
@@ -54,13 +54,13 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let reading =
         client.post_send(SendRequest::read(client.protection_domain().buffer(13)?, remote.at(8)))?;
-    let read = client.send_completion_queue().wait(reading, PATIENCE)?.into_message()?;
+    let read = client.send_completion_queue().wait(reading, TIMEOUT)?.into_message()?;
     println!("the client read “{}” out of the server's memory", str::from_utf8(&read)?);
 
     for _ in 0..3 {
         let counter = client.protection_domain().buffer(8)?;
         let adding = client.post_send(SendRequest::fetch_add(counter, remote.at(0), 7))?;
-        let before = client.send_completion_queue().wait(adding, PATIENCE)?.into_message()?;
+        let before = client.send_completion_queue().wait(adding, TIMEOUT)?.into_message()?;
         println!(
             "the client added 7 to the server's counter, which was {}",
             u64::from_ne_bytes(before[..].try_into()?)

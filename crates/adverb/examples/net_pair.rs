@@ -32,7 +32,7 @@ use cases::{CASES, Case, End, Flavour, Listening, Role};
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// The timeout of a case, longer than any timeout in it.
-const PATIENCE: Duration = Duration::from_secs(150);
+const CASE_TIMEOUT: Duration = Duration::from_secs(150);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -170,7 +170,7 @@ fn play(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
         });
         _ = tell.send(result);
     });
-    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(format!("not finished after {PATIENCE:?}")))
+    told.recv_timeout(CASE_TIMEOUT).unwrap_or_else(|_| Err(format!("not finished after {CASE_TIMEOUT:?}")))
 }
 
 /// The control connection, which carries lines.
@@ -183,7 +183,7 @@ impl Control {
     fn new(stream: TcpStream) -> Outcome<Control> {
         stream.set_nodelay(true)?;
         // No wait for the other process takes longer than a case.
-        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        stream.set_read_timeout(Some(2 * CASE_TIMEOUT))?;
         Ok(Control { from: BufReader::new(stream.try_clone()?), to: stream })
     }
 

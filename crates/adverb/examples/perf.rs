@@ -25,8 +25,8 @@ use adverb::net::{Options, blocking as net};
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest};
 
-const FOR_EVER: Duration = Duration::MAX;
-const PATIENCE: Duration = Duration::from_secs(10);
+const NO_TIMEOUT: Duration = Duration::MAX;
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of outstanding writes.
 const WRITES: u32 = 128;
@@ -117,34 +117,34 @@ fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
     let plan = Plan::from_bytes(request.private_data()).ok_or("the peer's private data is too short")?;
-    let mut desk = Desk::new(request.path(), &plan)?;
-    let memory = desk.memory.remote();
+    let mut side = Side::new(request.path(), &plan)?;
+    let memory = side.memory.remote();
     let mut answer = memory.addr.to_be_bytes().to_vec();
     answer.extend(memory.rkey.to_be_bytes());
     let connection =
-        request.accept(desk.queue_pair.take().ok_or("the queue pair is already in use")?, &answer)?;
+        request.accept(side.queue_pair.take().ok_or("the queue pair is already in use")?, &answer)?;
     if plan.kind != BANDWIDTH {
-        let mut ball = desk.ball.take().ok_or("the message is already in use")?;
+        let mut payload = side.payload.take().ok_or("the message is already in use")?;
         for _ in 0..plan.count {
-            desk.receive(&connection)?;
-            ball = desk.send(&connection, ball)?;
+            side.receive(&connection)?;
+            payload = side.send(&connection, payload)?;
         }
     }
-    connection.wait_event(FOR_EVER)?;
+    connection.wait_event(NO_TIMEOUT)?;
     Ok(())
 }
 
 fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
-    let (connection, mut desk) = connect(address, plan)?;
-    let mut ball = desk.ball.take().ok_or("the message is already in use")?;
+    let (connection, mut side) = connect(address, plan)?;
+    let mut payload = side.payload.take().ok_or("the message is already in use")?;
     let mut times = Vec::with_capacity(plan.count as usize + 1);
     for _ in 0..plan.count {
         times.push(Instant::now());
-        ball = desk.send(&connection, ball)?;
-        desk.receive(&connection)?;
+        payload = side.send(&connection, payload)?;
+        side.receive(&connection)?;
     }
     times.push(Instant::now());
-    connection.close(PATIENCE)?;
+    connection.close(TIMEOUT)?;
     let mut halves: Vec<f64> =
         times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e6 / 2.0).collect();
     let average = halves.iter().sum::<f64>() / halves.len() as f64;
@@ -162,7 +162,7 @@ fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
 }
 
 fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
-    let (connection, desk) = connect(address, plan)?;
+    let (connection, side) = connect(address, plan)?;
     let (addr, rkey) = connection.private_data().split_first_chunk().ok_or("the peer sent no address")?;
     let rkey = rkey.first_chunk().ok_or("the peer sent no key")?;
     let remote = RemoteMemory {
@@ -174,35 +174,35 @@ fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
     let (mut posted, mut completed, mut completions) = (0, 0, Vec::with_capacity(WRITES as usize));
     while completed < plan.count {
         while posted < plan.count && posted - completed < WRITES {
-            let source = desk.memory.slice(0..plan.len as usize)?;
+            let source = side.memory.slice(0..plan.len as usize)?;
             connection.queue_pair().post_send(SendRequest::write(source, remote.at(0)))?;
             posted += 1;
         }
-        desk.sends.poll(&mut completions)?;
+        side.sends.poll(&mut completions)?;
         for completion in completions.drain(..) {
             completion.success()?;
             completed += 1;
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    connection.close(PATIENCE)?;
+    connection.close(TIMEOUT)?;
     let mebibytes = f64::from(plan.count) * f64::from(plan.len) / f64::from(1 << 20);
     println!("{} writes of {} bytes: {:.2} MiB/s", plan.count, plan.len, mebibytes / seconds);
     Ok(())
 }
 
-fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Desk), Box<dyn Error>> {
-    let mut desk = None;
-    let connector = Connector::new().timeout(PATIENCE).private_data(&plan.to_bytes());
+fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Side), Box<dyn Error>> {
+    let mut side = None;
+    let connector = Connector::new().timeout(TIMEOUT).private_data(&plan.to_bytes());
     let connection = connector.connect(address, |path| {
-        let made = desk.insert(Desk::new(path, &plan)?);
+        let made = side.insert(Side::new(path, &plan)?);
         Ok(made.queue_pair.take().expect("it was just created"))
     })?;
-    Ok((connection, desk.ok_or("created with the queue pair")?))
+    Ok((connection, side.ok_or("created with the queue pair")?))
 }
 
 /// The queues and memory of one side.
-struct Desk {
+struct Side {
     /// `None` after it was connected.
     queue_pair: Option<QueuePair>,
     sends: CompletionQueue,
@@ -211,12 +211,12 @@ struct Desk {
     is_strict: bool,
     /// Completions that were polled but not handled.
     completed: Vec<Completion>,
-    ball: Option<Buffer>,
+    payload: Option<Buffer>,
     memory: MemoryRegion,
 }
 
-impl Desk {
-    fn new(path: &Path, plan: &Plan) -> Result<Desk, adverb::Error> {
+impl Side {
+    fn new(path: &Path, plan: &Plan) -> Result<Side, adverb::Error> {
         let device = path.device()?;
         let domain = device.protection_domain()?;
         let sends = device.completion_queue(WRITES).events().create()?;
@@ -236,21 +236,21 @@ impl Desk {
             sends.arm(false)?;
             receives.arm(false)?;
         }
-        let ball = Some(domain.buffer(plan.len as usize)?);
+        let payload = Some(domain.buffer(plan.len as usize)?);
         let memory = domain.region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (queue_pair, completed) = (Some(queue_pair), Vec::new());
-        Ok(Desk { queue_pair, sends, receives, is_strict, completed, ball, memory })
+        Ok(Side { queue_pair, sends, receives, is_strict, completed, payload, memory })
     }
 
     /// Sends a message, and waits for its completion.
-    fn send(&mut self, connection: &Connection, ball: Buffer) -> Result<Buffer, adverb::Error> {
-        connection.queue_pair().post_send(SendRequest::send(ball))?;
-        Desk::completion(&self.sends, &mut self.completed, self.is_strict)
+    fn send(&mut self, connection: &Connection, payload: Buffer) -> Result<Buffer, adverb::Error> {
+        connection.queue_pair().post_send(SendRequest::send(payload))?;
+        Side::completion(&self.sends, &mut self.completed, self.is_strict)
     }
 
     /// Waits for a message, and posts its buffer again.
     fn receive(&mut self, connection: &Connection) -> Result<(), adverb::Error> {
-        let message = Desk::completion(&self.receives, &mut self.completed, self.is_strict)?;
+        let message = Side::completion(&self.receives, &mut self.completed, self.is_strict)?;
         connection.queue_pair().post_recv(message)?;
         Ok(())
     }
@@ -267,11 +267,11 @@ impl Desk {
                 return Ok(completion.into_buffer().expect("the request had a buffer"));
             }
             if is_strict {
-                queue.wait_event(FOR_EVER)?;
+                queue.wait_event(NO_TIMEOUT)?;
                 queue.arm(false)?;
                 queue.poll(completed)?;
             } else {
-                queue.poll_timeout(completed, FOR_EVER)?;
+                queue.poll_timeout(completed, NO_TIMEOUT)?;
             }
         }
     }

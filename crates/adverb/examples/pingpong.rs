@@ -21,7 +21,7 @@ use adverb::verbs::{
 };
 
 const USAGE: &str = "usage: pingpong rc|uc|ud|srq [-d DEVICE] [-a ADDRESS] [-p PORT] [-m MTU] [-n ROUNDS] [-s BYTES] [SERVER]";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The queue key of rdma-core's programs.
 const QKEY: u32 = 0x1111_1111;
@@ -120,7 +120,7 @@ struct Player<'a> {
 /// A queue pair, and the completions that it waits for before it sends again.
 struct Seat {
     queue_pair: QueuePair,
-    recipient: Option<UdDestination>,
+    destination: Option<UdDestination>,
     is_sending: bool,
     is_receiving: bool,
 }
@@ -142,12 +142,12 @@ impl<'a> Player<'a> {
                 builder = builder.shared_receive_queue(shared);
             }
             let queue_pair = builder.create()?;
-            seats.push(Seat { queue_pair, recipient: None, is_sending: false, is_receiving: true });
+            seats.push(Seat { queue_pair, destination: None, is_sending: false, is_receiving: true });
         }
         let player = Player { options, completions, shared, seats, domain };
         for _ in 0..RECEIVES {
-            let room = if options.transport == Transport::Ud { ROUTE_HEADER } else { 0 } + options.len;
-            player.offer(player.domain.buffer(room)?)?;
+            let len = if options.transport == Transport::Ud { ROUTE_HEADER } else { 0 } + options.len;
+            player.offer(player.domain.buffer(len)?)?;
         }
         Ok(player)
     }
@@ -180,7 +180,7 @@ impl<'a> Player<'a> {
         for (seat, theirs) in self.seats.iter_mut().zip(theirs) {
             if self.options.transport == Transport::Ud {
                 seat.queue_pair.move_to_rts()?;
-                seat.recipient = Some(seat.queue_pair.ud_destination(theirs, QKEY)?);
+                seat.destination = Some(seat.queue_pair.ud_destination(theirs, QKEY)?);
             } else {
                 // The options of rdma-core's programs.
                 let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
@@ -195,9 +195,9 @@ impl<'a> Player<'a> {
         let (mut sent, mut received) = (0, 0);
         let mut completions = Vec::new();
         while sent < self.options.rounds || received < self.options.rounds {
-            if self.completions.poll_timeout(&mut completions, PATIENCE)? == 0 {
+            if self.completions.poll_timeout(&mut completions, TIMEOUT)? == 0 {
                 return Err(format!(
-                    "no completion within {PATIENCE:?}, after {sent} sent and {received} received"
+                    "no completion within {TIMEOUT:?}, after {sent} sent and {received} received"
                 )
                 .into());
             }
@@ -228,8 +228,8 @@ impl<'a> Player<'a> {
         (0..).zip(&mut message[..]).for_each(|(place, byte)| *byte = ours(place));
         let seat = &mut self.seats[at];
         let request = SendRequest::send(message).tag(at as u64);
-        let request = match &seat.recipient {
-            Some(recipient) => request.destination(recipient),
+        let request = match &seat.destination {
+            Some(destination) => request.destination(destination),
             None => request,
         };
         seat.queue_pair.post_send(request)?;

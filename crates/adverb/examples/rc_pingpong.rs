@@ -12,7 +12,7 @@ use adverb::verbs::{
 };
 
 const ROUNDS: u32 = 1000;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() {
     run().unwrap_or_else(|error| {
@@ -33,13 +33,13 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     left.queue_pair.connect(&right.queue_pair.endpoint())?;
     right.queue_pair.connect(&left.queue_pair.endpoint())?;
 
-    let mut ball = domain.buffer(64)?;
+    let mut payload = domain.buffer(64)?;
     let start = Instant::now();
     for round in 0..ROUNDS {
-        ball[..4].copy_from_slice(&round.to_le_bytes());
-        ball = left.send(ball)?;
+        payload[..4].copy_from_slice(&round.to_le_bytes());
+        payload = left.send(payload)?;
         let ping = right.receive()?;
-        assert_eq!(ping[..], ball[..]);
+        assert_eq!(ping[..], payload[..]);
         let pong = right.send(ping)?;
         right.offer(pong)?;
         let back = left.receive()?;
@@ -66,16 +66,16 @@ impl Player {
     }
 
     /// Sends a buffer. The request owns it until the completion returns it.
-    fn send(&self, ball: Buffer) -> adverb::Result<Buffer> {
-        let id = self.queue_pair.post_send(SendRequest::send(ball))?;
-        let completion = self.completions.wait(id, PATIENCE)?;
+    fn send(&self, payload: Buffer) -> adverb::Result<Buffer> {
+        let id = self.queue_pair.post_send(SendRequest::send(payload))?;
+        let completion = self.completions.wait(id, TIMEOUT)?;
         completion.success()?;
         Ok(completion.into_buffer().expect("the request had a buffer"))
     }
 
     /// Waits for a message.
     fn receive(&self) -> adverb::Result<Buffer> {
-        self.completions.wait(self.receiving, PATIENCE)?.into_message()
+        self.completions.wait(self.receiving, TIMEOUT)?.into_message()
     }
 
     /// Posts a receive for the next message.

@@ -29,7 +29,7 @@ const USAGE: &str = "rping -s|-c -a ADDRESS [-p PORT] [-C COUNT] [-S SIZE] [-d D
   -d  open this device first: needed for a software device (soft:ADDRESS)
   -v  print the text";
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longer than a few retransmissions of an unacknowledged message.
 const LINGER: Duration = Duration::from_millis(500);
@@ -96,26 +96,26 @@ fn serve(options: &Options) -> Outcome<usize> {
     let listener = Listener::bind(options.address)?;
     println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
-    let (queue_pair, mut desk) = Desk::new(request.path())?;
+    let (queue_pair, mut side) = Side::new(request.path())?;
     let connection = request.accept(queue_pair, b"")?;
     println!("{}", connection.path());
     let mut rounds = 0;
     while options.count.is_none_or(|count| rounds < count) {
-        let Some(source) = desk.next_place(&connection)? else { break };
-        let text = desk.domain.buffer(source.length.min(options.size))?;
-        let read = desk.post(&connection, SendRequest::read(text, source.place))?;
+        let Some(source) = side.next_place(&connection)? else { break };
+        let text = side.domain.buffer(source.length.min(options.size))?;
+        let read = side.post(&connection, SendRequest::read(text, source.place))?;
         read.success()?;
         let text = read.into_buffer().ok_or("the READ returned no buffer")?;
         if options.verbose {
             println!("{}", String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(&text)));
         }
-        desk.say(&connection, &[0; PLACE])?;
-        let Some(sink) = desk.next_place(&connection)? else { break };
+        side.say(&connection, &[0; PLACE])?;
+        let Some(sink) = side.next_place(&connection)? else { break };
         if sink.length < text.len() {
             return Err("the client's second buffer is too short for its text".into());
         }
-        desk.post(&connection, SendRequest::write(text, sink.place))?.success()?;
-        let said = desk.say(&connection, &[0; PLACE]);
+        side.post(&connection, SendRequest::write(text, sink.place))?.success()?;
+        let said = side.say(&connection, &[0; PLACE]);
         rounds += 1;
         if let Err(error) = said {
             // A client disconnects right after the last round, and its last acknowledgement may be lost.
@@ -129,26 +129,26 @@ fn serve(options: &Options) -> Outcome<usize> {
 }
 
 fn ask(options: &Options) -> Outcome<usize> {
-    let mut desk = None;
-    let connector = Connector::new().timeout(PATIENCE);
+    let mut side = None;
+    let connector = Connector::new().timeout(TIMEOUT);
     let connection = connector.connect(options.address, |path| {
-        let (queue_pair, made) = Desk::new(path)?;
-        desk = Some(made);
+        let (queue_pair, made) = Side::new(path)?;
+        side = Some(made);
         Ok(queue_pair)
     })?;
     println!("{}", connection.path());
-    let mut desk = desk.expect("created with the queue pair");
+    let mut side = side.expect("created with the queue pair");
     let size = options.size;
-    let source = desk.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-    let sink = desk.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let source = side.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let sink = side.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let rounds = options.count.unwrap_or(10);
     for round in 0..rounds {
         let text = text(round, size);
         source.write(0, &text)?;
         sink.write(0, &vec![0; size])?;
         for region in [&source, &sink] {
-            desk.say(&connection, &Place { place: region.remote().at(0), length: size }.to_bytes())?;
-            desk.next(&connection)?.ok_or("the server has disconnected")?;
+            side.say(&connection, &Place { place: region.remote().at(0), length: size }.to_bytes())?;
+            side.next(&connection)?.ok_or("the server has disconnected")?;
         }
         let mut back = vec![0; size];
         sink.read(0, &mut back)?;
@@ -161,7 +161,7 @@ fn ask(options: &Options) -> Outcome<usize> {
     }
     // If the last acknowledgement is lost, the server retransmits and needs another.
     thread::sleep(LINGER);
-    connection.close(PATIENCE)?;
+    connection.close(TIMEOUT)?;
     Ok(rounds)
 }
 
@@ -202,25 +202,25 @@ impl Place {
 }
 
 /// The completion queue of a queue pair, and the receive that is posted to it.
-struct Desk {
+struct Side {
     domain: ProtectionDomain,
     completions: CompletionQueue,
     receiving: RequestId,
 }
 
-impl Desk {
-    fn new(path: &Path) -> Result<(QueuePair, Desk), adverb::Error> {
+impl Side {
+    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
         let device = path.device()?;
         let domain = device.protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(PLACE)?)?;
-        Ok((queue_pair, Desk { domain, completions, receiving }))
+        Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
     fn post(&self, connection: &Connection, request: SendRequest) -> Outcome<Completion> {
         let id = connection.queue_pair().post_send(request)?;
-        Ok(self.completions.wait(id, PATIENCE)?)
+        Ok(self.completions.wait(id, TIMEOUT)?)
     }
 
     fn say(&self, connection: &Connection, message: &[u8; PLACE]) -> Outcome<()> {
@@ -232,7 +232,7 @@ impl Desk {
 
     /// Waits for the next message. Returns `None` if the peer has disconnected.
     fn next(&mut self, connection: &Connection) -> Outcome<Option<Vec<u8>>> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if connection.try_event()? == Some(ConnectionEvent::Disconnected) {
                 return Ok(None);
@@ -240,7 +240,7 @@ impl Desk {
             match self.completions.wait(self.receiving, Duration::from_millis(100)) {
                 Err(adverb::Error::Timeout { .. }) if Instant::now() < deadline => {}
                 Err(adverb::Error::Timeout { .. }) => {
-                    return Err(format!("no message from the peer within {PATIENCE:?}").into());
+                    return Err(format!("no message from the peer within {TIMEOUT:?}").into());
                 }
                 Err(error) => return Err(error.into()),
                 Ok(completion) => {

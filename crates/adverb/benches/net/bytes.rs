@@ -58,7 +58,7 @@ async fn write(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> O
     }
     stream.shutdown().await?;
     // Waits until the peer is done, too.
-    _ = tokio::time::timeout(crate::PATIENCE, stream.read_u8()).await;
+    _ = tokio::time::timeout(crate::TIMEOUT, stream.read_u8()).await;
     Ok(())
 }
 

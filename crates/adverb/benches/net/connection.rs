@@ -12,7 +12,7 @@ use crate::{Meter, Outcome, SHORT, Work, processor_time, round_trips, say, say_r
 
 /// The default options with a timeout.
 pub(crate) fn options(device: &str) -> Outcome<Options> {
-    Ok(Options::new().device(&Device::open(device)?).timeout(crate::PATIENCE))
+    Ok(Options::new().device(&Device::open(device)?).timeout(crate::TIMEOUT))
 }
 
 /// The address in the name of a device.

@@ -43,7 +43,7 @@ pub(crate) enum Work {
 pub(crate) const SHORT: usize = 64;
 
 /// The timeout of every operation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();

@@ -11,13 +11,13 @@ use adverb::verbs::{
 };
 
 use crate::peer::{self, Peer};
-use crate::{Meter, Outcome, PATIENCE, SHORT, Work, processor_time, round_trips};
+use crate::{Meter, Outcome, SHORT, TIMEOUT, Work, processor_time, round_trips};
 
 /// The number of requests that are posted with one doorbell.
 pub(crate) const BATCH: u32 = 64;
 
 /// The queue pair, queue and memory of one side.
-struct Desk {
+struct Side {
     completions: CompletionQueue,
     queue_pair: QueuePair,
     memory: MemoryRegion,
@@ -25,8 +25,8 @@ struct Desk {
     depth: u32,
 }
 
-impl Desk {
-    fn new(device: &str, work: Work) -> Outcome<Desk> {
+impl Side {
+    fn new(device: &str, work: Work) -> Outcome<Side> {
         let device = Device::open(device)?;
         let domain = device.protection_domain()?;
         let (len, depth) = match work {
@@ -38,7 +38,7 @@ impl Desk {
         let memory = domain.region(len * depth as usize, Access::LOCAL_WRITE)?;
         let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions);
         let queue_pair = queue_pair.depth(depth, depth).create()?;
-        Ok(Desk { completions, queue_pair, memory, len, depth })
+        Ok(Side { completions, queue_pair, memory, len, depth })
     }
 
     fn meet(&self, endpoint: &str) -> Outcome {
@@ -80,48 +80,48 @@ impl Desk {
 }
 
 pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Outcome {
-    let desk = Desk::new(device, work)?;
-    desk.fill_receives()?;
-    desk.meet(&peer.hear()?)?;
-    peer.tell(&desk.endpoint()?)?;
+    let side = Side::new(device, work)?;
+    side.fill_receives()?;
+    side.meet(&peer.hear()?)?;
+    peer.tell(&side.endpoint()?)?;
     peer.hear()?;
-    let mut done = Vec::with_capacity(desk.depth as usize);
+    let mut done = Vec::with_capacity(side.depth as usize);
     match work {
         Work::Rate { time, len } => {
-            let batch = u64::from(batch.min(desk.depth / 2));
+            let batch = u64::from(batch.min(side.depth / 2));
             let mut meter = Meter::new(time);
             let (mut posted, mut completed) = (0, 0);
             while meter.goes_on(completed) {
-                while posted - completed + batch <= u64::from(desk.depth) {
+                while posted - completed + batch <= u64::from(side.depth) {
                     if batch == 1 {
-                        let request = desk.send(posted)?;
+                        let request = side.send(posted)?;
                         // One signaled request in 16 completes all before it.
-                        desk.queue_pair.post_send(if posted % 16 == 15 {
+                        side.queue_pair.post_send(if posted % 16 == 15 {
                             request
                         } else {
                             request.unsignaled()
                         })?;
                     } else {
                         let request = |number| {
-                            let request = desk.send(posted + number).expect("the slice lies in the region");
+                            let request = side.send(posted + number).expect("the slice lies in the region");
                             if number == batch - 1 { request } else { request.unsignaled() }
                         };
-                        desk.queue_pair.post_sends((0..batch).map(request))?;
+                        side.queue_pair.post_sends((0..batch).map(request))?;
                     }
                     posted += batch;
                 }
-                completed += u64::from(desk.poll(&mut done, 0)?);
+                completed += u64::from(side.poll(&mut done, 0)?);
             }
             meter.say(completed, len)?;
             // A signaled request completes the unsignaled ones before it.
-            let (deadline, mut last) = (Instant::now() + PATIENCE, Some(desk.send(posted)?));
+            let (deadline, mut last) = (Instant::now() + TIMEOUT, Some(side.send(posted)?));
             while completed <= posted {
-                if posted - completed < u64::from(desk.depth)
+                if posted - completed < u64::from(side.depth)
                     && let Some(last) = last.take()
                 {
-                    desk.queue_pair.post_send(last)?;
+                    side.queue_pair.post_send(last)?;
                 }
-                completed += u64::from(desk.poll(&mut done, 0)?);
+                completed += u64::from(side.poll(&mut done, 0)?);
                 if Instant::now() > deadline {
                     return Err(format!("{completed} of {posted} messages were acknowledged").into());
                 }
@@ -130,9 +130,9 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
         Work::Latency { times } => {
             let mut received = 0;
             round_trips(times, || {
-                desk.queue_pair.post_send(desk.send(0)?)?;
-                while desk.poll(&mut done, 1)? == 0 {}
-                desk.queue_pair.post_recv(desk.receive(received)?)?;
+                side.queue_pair.post_send(side.send(0)?)?;
+                while side.poll(&mut done, 1)? == 0 {}
+                side.queue_pair.post_recv(side.receive(received)?)?;
                 received += 1;
                 Ok(())
             })?;
@@ -143,10 +143,10 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
 }
 
 pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
-    let desk = Desk::new(device, work)?;
-    desk.fill_receives()?;
-    peer::tell(&desk.endpoint()?);
-    desk.meet(&peer::hear()?)?;
+    let side = Side::new(device, work)?;
+    side.fill_receives()?;
+    peer::tell(&side.endpoint()?);
+    side.meet(&peer::hear()?)?;
     peer::tell("ready");
     let processor = processor_time();
     let over = Arc::new(AtomicBool::new(false));
@@ -155,20 +155,20 @@ pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
         peer::until_dismissed();
         seen.store(true, Ordering::Relaxed);
     });
-    let mut done = Vec::with_capacity(desk.depth as usize);
-    let mut receives = Vec::with_capacity(desk.depth as usize);
+    let mut done = Vec::with_capacity(side.depth as usize);
+    let mut receives = Vec::with_capacity(side.depth as usize);
     let mut received = 0;
     while !over.load(Ordering::Relaxed) {
-        let count = desk.poll(&mut done, 1)?;
+        let count = side.poll(&mut done, 1)?;
         if let (Work::Latency { .. }, 1..) = (work, count) {
-            desk.queue_pair.post_send(desk.send(0)?)?;
+            side.queue_pair.post_send(side.send(0)?)?;
         }
         for _ in 0..count {
-            receives.push(desk.receive(received)?);
+            receives.push(side.receive(received)?);
             received += 1;
         }
         if !receives.is_empty() {
-            desk.queue_pair.post_recvs(receives.drain(..))?;
+            side.queue_pair.post_recvs(receives.drain(..))?;
         }
     }
     Ok(processor_time() - processor)

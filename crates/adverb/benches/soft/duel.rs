@@ -34,10 +34,10 @@ const RECEIVES: u32 = 8192;
 const SENDER_SHIFT: u32 = 40;
 
 /// The timeout of every operation.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The queue pairs, queues and memory of one side.
-pub(crate) struct Desk {
+pub(crate) struct Side {
     domain: ProtectionDomain,
     pub(crate) completions: CompletionQueue,
     shared: Option<SharedReceiveQueue>,
@@ -45,21 +45,21 @@ pub(crate) struct Desk {
     pub(crate) memory: MemoryRegion,
 }
 
-impl Desk {
-    pub(crate) fn new(device: &Device, len: usize, depth: u32) -> Outcome<Desk> {
-        Desk::with(device, device.completion_queue(depth), len)
+impl Side {
+    pub(crate) fn new(device: &Device, len: usize, depth: u32) -> Outcome<Side> {
+        Side::with(device, device.completion_queue(depth), len)
     }
 
-    pub(crate) fn with_events(device: &Device, len: usize, depth: u32) -> Outcome<Desk> {
-        Desk::with(device, device.completion_queue(depth).events(), len)
+    pub(crate) fn with_events(device: &Device, len: usize, depth: u32) -> Outcome<Side> {
+        Side::with(device, device.completion_queue(depth).events(), len)
     }
 
-    fn with(device: &Device, completions: CompletionQueueBuilder, len: usize) -> Outcome<Desk> {
+    fn with(device: &Device, completions: CompletionQueueBuilder, len: usize) -> Outcome<Side> {
         let domain = device.protection_domain()?;
         let completions = completions.create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let memory = domain.region(len.max(8), access)?;
-        Ok(Desk { domain, completions, shared: None, queue_pairs: Vec::new(), memory })
+        Ok(Side { domain, completions, shared: None, queue_pairs: Vec::new(), memory })
     }
 
     /// Creates queue pairs, with the shared receive queue if there is one.
@@ -113,22 +113,22 @@ impl Desk {
 /// Measures RDMA WRITEs. Both sides poll, or both sleep while they wait.
 pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep: bool) -> Outcome {
     let mut peer = Peer::start(&if asleep { Plan::Sleep(len) } else { Plan::Poll(len) }, theirs)?;
-    let mut desk = Desk::with_events(&Device::open(ours)?, len, 2 * WRITES as u32)?;
-    desk.add(1, WRITES as u32, 1)?;
-    let remote = desk.meet(&mut peer)?.memory;
-    let slice = || desk.memory.slice(0..len);
+    let mut side = Side::with_events(&Device::open(ours)?, len, 2 * WRITES as u32)?;
+    side.add(1, WRITES as u32, 1)?;
+    let remote = side.meet(&mut peer)?.memory;
+    let slice = || side.memory.slice(0..len);
     let mut done: Vec<Completion> = Vec::with_capacity(WRITES);
     let (mut posted, mut completed) = (0, 0);
     let (start, processor) = (Instant::now(), processor_time());
     let mut count = |posted: &mut usize, completed: &mut usize, wanted: usize| -> Outcome {
         for _ in 0..wanted {
-            desk.queue_pairs[0].post_send(SendRequest::write(slice()?, remote.at(0)))?;
+            side.queue_pairs[0].post_send(SendRequest::write(slice()?, remote.at(0)))?;
             *posted += 1;
         }
         if asleep {
-            desk.completions.poll_timeout(&mut done, PATIENCE)?;
+            side.completions.poll_timeout(&mut done, TIMEOUT)?;
         } else {
-            desk.completions.poll(&mut done)?;
+            side.completions.poll(&mut done)?;
         }
         for completion in done.drain(..) {
             completion.success()?;
@@ -147,7 +147,7 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
     let bytes = completed as f64 * len as f64;
     say("bandwidth", bytes / seconds / 1e6);
     say("processor-ns-per-KiB", processor.as_secs_f64() * 1e9 / (bytes / 1024.0));
-    counters(&desk.domain);
+    counters(&side.domain);
     peer.dismiss::<f64>()?;
     Ok(())
 }
@@ -158,9 +158,9 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     let mut peer = Peer::start(&plan, theirs)?;
     let before = resident();
     let (sends, turns) = per_queue_pair(queue_pairs);
-    let mut desk = Desk::new(&Device::open(ours)?, 8 * MESSAGES, (sends + 1) * queue_pairs)?;
-    desk.add(queue_pairs, sends, 1)?;
-    desk.meet(&mut peer)?;
+    let mut side = Side::new(&Device::open(ours)?, 8 * MESSAGES, (sends + 1) * queue_pairs)?;
+    side.add(queue_pairs, sends, 1)?;
+    side.meet(&mut peer)?;
     let made = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
     let (mut posted, mut completed) = (0u64, 0u64);
@@ -176,19 +176,19 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             break;
         }
         while posted - completed + u64::from(turns) <= MESSAGES as u64 {
-            let queue_pair = &desk.queue_pairs[turn];
+            let queue_pair = &side.queue_pairs[turn];
             if queue_pair.outstanding_send_count() + turns > sends {
                 break;
             }
             let sender = (turn as u64) << SENDER_SHIFT;
-            turn = (turn + 1) % desk.queue_pairs.len();
+            turn = (turn + 1) % side.queue_pairs.len();
             let request = |number: u32| {
                 let number = posted + u64::from(number);
                 let at = number as usize % MESSAGES * 8;
-                let word = desk.memory.word(at).expect("the word is aligned and lies in the region");
+                let word = side.memory.word(at).expect("the word is aligned and lies in the region");
                 word.store(sender | (number + 1), Ordering::Relaxed);
                 let request =
-                    SendRequest::send(desk.memory.slice(at..at + 8).expect("the slice lies in the region"));
+                    SendRequest::send(side.memory.slice(at..at + 8).expect("the slice lies in the region"));
                 // One signaled request completes the whole batch.
                 if number % u64::from(turns) == u64::from(turns) - 1 { request } else { request.unsignaled() }
             };
@@ -199,15 +199,15 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             }
             posted += u64::from(turns);
         }
-        desk.completions.poll(&mut done)?;
+        side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
             completion.success()?;
             completed += 1;
         }
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while completed < posted {
-        desk.completions.poll(&mut done)?;
+        side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
             completion.success()?;
             completed += 1;
@@ -229,7 +229,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     say("KiB-per-queue-pair", per_queue_pair(made.saturating_sub(before)));
     say("KiB-per-queue-pair-after", per_queue_pair(resident().saturating_sub(before)));
     say("KiB-per-queue-pair-peer", per_queue_pair(theirs.bytes));
-    counters(&desk.domain);
+    counters(&side.domain);
     if theirs.messages != posted || theirs.out_of_order != 0 {
         return Err("messages were lost, doubled or out of order".into());
     }
@@ -252,20 +252,20 @@ struct Taken {
 /// Measures round trips of SENDs.
 pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
     let mut peer = Peer::start(&Plan::Echo(times), theirs)?;
-    let mut desk = Desk::new(&Device::open(ours)?, 16, 64)?;
-    desk.add(1, 16, 16)?;
-    let queue_pair = &desk.queue_pairs[0];
-    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(desk.memory.slice(8..16)?).tag(1)) };
+    let mut side = Side::new(&Device::open(ours)?, 16, 64)?;
+    side.add(1, 16, 16)?;
+    let queue_pair = &side.queue_pairs[0];
+    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(side.memory.slice(8..16)?).tag(1)) };
     for _ in 0..RECEIVES_FOR_ONE {
         queue_pair.post_recv(receive()?)?;
     }
-    desk.meet(&mut peer)?;
+    side.meet(&mut peer)?;
     let mut done: Vec<Completion> = Vec::with_capacity(64);
     let mut rounds = Vec::with_capacity(times as usize);
     for _ in 0..times {
         let start = Instant::now();
-        queue_pair.post_send(SendRequest::send(desk.memory.slice(0..8)?))?;
-        while !poll_for(&desk.completions, &mut done, 1)? {}
+        queue_pair.post_send(SendRequest::send(side.memory.slice(0..8)?))?;
+        while !poll_for(&side.completions, &mut done, 1)? {}
         rounds.push(start.elapsed());
         queue_pair.post_recv(receive()?)?;
     }
@@ -288,18 +288,18 @@ fn poll_for(completions: &CompletionQueue, done: &mut Vec<Completion>, tag: u64)
 /// Measures atomics.
 pub(crate) fn fetch_add(ours: &str, theirs: &str, times: u32, asleep: bool) -> Outcome {
     let mut peer = Peer::start(&if asleep { Plan::Sleep(8) } else { Plan::Poll(8) }, theirs)?;
-    let mut desk = Desk::new(&Device::open(ours)?, 8, 64)?;
-    desk.add(1, 16, 1)?;
-    let remote = desk.meet(&mut peer)?.memory;
+    let mut side = Side::new(&Device::open(ours)?, 8, 64)?;
+    side.add(1, 16, 1)?;
+    let remote = side.meet(&mut peer)?.memory;
     let mut done: Vec<Completion> = Vec::with_capacity(64);
     let mut rounds = Vec::with_capacity(times as usize);
     for round in 0..times {
         let start = Instant::now();
-        let request = SendRequest::fetch_add(desk.memory.slice(0..8)?, remote.at(0), 1);
-        desk.queue_pairs[0].post_send(request.tag(1))?;
-        while !poll_for(&desk.completions, &mut done, 1)? {}
+        let request = SendRequest::fetch_add(side.memory.slice(0..8)?, remote.at(0), 1);
+        side.queue_pairs[0].post_send(request.tag(1))?;
+        while !poll_for(&side.completions, &mut done, 1)? {}
         rounds.push(start.elapsed());
-        let original = desk.memory.word(0)?.load(Ordering::Acquire);
+        let original = side.memory.word(0)?.load(Ordering::Acquire);
         if original != u64::from(round) {
             return Err(format!("fetch-add number {round} found {original}").into());
         }
@@ -326,17 +326,17 @@ pub(crate) fn percentile(times: &mut [Duration], per_mille: usize) -> f64 {
 pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
     match *plan {
         Plan::Sleep(len) => {
-            let desk = meet(device, len)?;
+            let side = meet(device, len)?;
             peer::until_dismissed();
-            drop(desk);
+            drop(side);
             peer::tell(&0.0)
         }
         Plan::Poll(len) => {
-            let desk = meet(device, len)?;
+            let side = meet(device, len)?;
             let over = until_over();
             let mut done = Vec::new();
             while !over.load(Ordering::Relaxed) {
-                desk.completions.poll(&mut done)?;
+                side.completions.poll(&mut done)?;
             }
             peer::tell(&0.0)
         }
@@ -345,11 +345,11 @@ pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
     }
 }
 
-fn meet(device: &str, len: usize) -> Outcome<Desk> {
-    let mut desk = Desk::new(&Device::open(device)?, len, 64)?;
-    desk.add(1, 16, 1)?;
-    desk.meet_starter()?;
-    Ok(desk)
+fn meet(device: &str, len: usize) -> Outcome<Side> {
+    let mut side = Side::new(&Device::open(device)?, len, 64)?;
+    side.add(1, 16, 1)?;
+    side.meet_starter()?;
+    Ok(side)
 }
 
 /// Returns a flag that becomes true when the other process ends the measurement.
@@ -364,24 +364,24 @@ fn until_over() -> Arc<AtomicBool> {
 }
 
 fn echo(device: &str, times: u32) -> Outcome {
-    let mut desk = Desk::new(&Device::open(device)?, 16, 64)?;
-    desk.add(1, 16, 16)?;
-    let queue_pair = &desk.queue_pairs[0];
-    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(desk.memory.slice(8..16)?).tag(1)) };
+    let mut side = Side::new(&Device::open(device)?, 16, 64)?;
+    side.add(1, 16, 16)?;
+    let queue_pair = &side.queue_pairs[0];
+    let receive = || -> Outcome<RecvRequest> { Ok(RecvRequest::new(side.memory.slice(8..16)?).tag(1)) };
     for _ in 0..RECEIVES_FOR_ONE {
         queue_pair.post_recv(receive()?)?;
     }
-    desk.meet_starter()?;
+    side.meet_starter()?;
     let mut done = Vec::with_capacity(64);
     for _ in 0..times {
-        while !poll_for(&desk.completions, &mut done, 1)? {}
-        queue_pair.post_send(SendRequest::send(desk.memory.slice(0..8)?))?;
+        while !poll_for(&side.completions, &mut done, 1)? {}
+        queue_pair.post_send(SendRequest::send(side.memory.slice(0..8)?))?;
         queue_pair.post_recv(receive()?)?;
     }
     // The last message may have to be retransmitted.
     let over = until_over();
     while !over.load(Ordering::Relaxed) {
-        desk.completions.poll(&mut done)?;
+        side.completions.poll(&mut done)?;
     }
     peer::tell(&0.0)
 }
@@ -389,28 +389,28 @@ fn echo(device: &str, times: u32) -> Outcome {
 /// Receives messages, and checks that those of each queue pair are in order.
 fn take(device: &str, queue_pairs: u32) -> Outcome {
     let before = resident();
-    let mut desk = Desk::new(&Device::open(device)?, 8 * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
+    let mut side = Side::new(&Device::open(device)?, 8 * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
     if queue_pairs > 1 {
-        desk.shared = Some(desk.domain.shared_receive_queue(RECEIVES).create()?);
+        side.shared = Some(side.domain.shared_receive_queue(RECEIVES).create()?);
     }
-    desk.add(queue_pairs, 1, RECEIVES)?;
+    side.add(queue_pairs, 1, RECEIVES)?;
     let mut receives = Vec::with_capacity(RECEIVES as usize);
     for tag in 0..RECEIVES as usize {
-        receives.push(RecvRequest::new(desk.memory.slice(tag * 8..tag * 8 + 8)?).tag(tag as u64));
+        receives.push(RecvRequest::new(side.memory.slice(tag * 8..tag * 8 + 8)?).tag(tag as u64));
     }
     let post = |receives: &mut Vec<RecvRequest>| -> Outcome {
-        match &desk.shared {
+        match &side.shared {
             Some(shared) => {
                 for receive in receives.drain(..) {
                     shared.post_recv(receive)?;
                 }
             }
-            None => _ = desk.queue_pairs[0].post_recvs(receives.drain(..))?,
+            None => _ = side.queue_pairs[0].post_recvs(receives.drain(..))?,
         }
         Ok(())
     };
     post(&mut receives)?;
-    desk.meet_starter()?;
+    side.meet_starter()?;
     let over = until_over();
     let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);
     let (mut messages, mut out_of_order) = (0u64, 0u64);
@@ -418,11 +418,11 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
     loop {
         // Read before polling, so that messages before the end are polled.
         let is_over = over.load(Ordering::Relaxed);
-        desk.completions.poll(&mut done)?;
+        side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
             completion.success()?;
             let tag = completion.tag();
-            let number = desk.memory.word(tag as usize * 8)?.load(Ordering::Relaxed);
+            let number = side.memory.word(tag as usize * 8)?.load(Ordering::Relaxed);
             let from = &mut last[(number >> SENDER_SHIFT) as usize % queue_pairs as usize];
             out_of_order += u64::from(number <= *from);
             *from = number;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use adverb::memory::RemoteMemory;
 use adverb::verbs::{Completion, Device, SendRequest, SoftDevice, Switch};
 
-use crate::duel::{Desk, PATIENCE, percentile};
+use crate::duel::{Side, TIMEOUT, percentile};
 use crate::{Outcome, processor_time, say};
 
 /// The numbers of outstanding requests.
@@ -28,15 +28,15 @@ const REST: Duration = Duration::from_micros(100);
 pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     let (ours, theirs) = open(link)?;
     let most = DEPTHS[DEPTHS.len() - 1] as u32;
-    let mut desk = Desk::new(&ours, 8, most + 1)?;
-    desk.add(1, most, 1)?;
-    let mut target = Desk::new(&theirs, 8, 64)?;
+    let mut side = Side::new(&ours, 8, most + 1)?;
+    side.add(1, most, 1)?;
+    let mut target = Side::new(&theirs, 8, 64)?;
     target.add(2, 16, 1)?;
-    desk.connect(&target.offer(0..1))?;
-    target.connect(&desk.offer(0..1))?;
+    side.connect(&target.offer(0..1))?;
+    target.connect(&side.offer(0..1))?;
     let remote = target.offer(0..1).memory;
     // The waiting thread has its own completion queue.
-    let mut sleeper = Desk::with_events(&ours, 8, 64)?;
+    let mut sleeper = Side::with_events(&ours, 8, 64)?;
     sleeper.add(1, 16, 1)?;
     sleeper.connect(&target.offer(1..2))?;
     target.queue_pairs[1].connect(&sleeper.queue_pairs[0].endpoint())?;
@@ -45,10 +45,10 @@ pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     // A device that talks to itself needs no second poller.
     let target = Arc::new(target);
     let poller = (link != "loopback").then(|| poll(Arc::clone(&target), Arc::clone(&is_over)));
-    latencies(&desk, &remote)?;
+    latencies(&side, &remote)?;
     notifications(sleeper, &remote)?;
     for depth in DEPTHS {
-        throughput(&desk, &remote, depth, time)?;
+        throughput(&side, &remote, depth, time)?;
     }
     is_over.store(true, Ordering::Relaxed);
     if let Some(poller) = poller {
@@ -79,7 +79,7 @@ fn open(link: &str) -> Outcome<(Device, Device)> {
 }
 
 /// Polls the target on a thread, as a busy application does.
-fn poll(target: Arc<Desk>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
+fn poll(target: Arc<Side>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut done = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
@@ -89,16 +89,16 @@ fn poll(target: Arc<Desk>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
 }
 
 /// Measures one request at a time.
-fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
+fn latencies(side: &Side, remote: &RemoteMemory) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(16);
     let [mut posts, mut processes, mut polls] = [(); 3].map(|()| Vec::with_capacity(TIMES));
     for _ in 0..TIMES {
-        let request = SendRequest::write(desk.memory.slice(0..8)?, remote.at(0));
+        let request = SendRequest::write(side.memory.slice(0..8)?, remote.at(0));
         let start = Instant::now();
-        desk.queue_pairs[0].post_send(request)?;
+        side.queue_pairs[0].post_send(request)?;
         let posted = Instant::now();
         let mut before = posted;
-        while desk.completions.poll(&mut done)? == 0 {
+        while side.completions.poll(&mut done)? == 0 {
             before = Instant::now();
         }
         let polled = Instant::now();
@@ -114,7 +114,7 @@ fn latencies(desk: &Desk, remote: &RemoteMemory) -> Outcome {
 }
 
 /// Measures the time from posting a request to the wake-up of the waiting thread.
-fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
+fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
     let base = Instant::now();
     let (woken, wakes) = channel();
     let mut times = Vec::with_capacity(WAKES);
@@ -148,7 +148,7 @@ fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
             let start = base.elapsed();
             queue_pair.post_send(request)?;
             // Sleeps, so that the waiting thread gets a CPU.
-            let at = wakes.recv_timeout(PATIENCE).map_err(|_| "the waiting thread was not woken")?;
+            let at = wakes.recv_timeout(TIMEOUT).map_err(|_| "the waiting thread was not woken")?;
             times.push(at.saturating_sub(start));
         }
         waiter.join().map_err(|_| "the waiting thread panicked")??;
@@ -159,7 +159,7 @@ fn notifications(sleeper: Desk, remote: &RemoteMemory) -> Outcome {
 }
 
 /// Measures `depth` outstanding requests.
-fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) -> Outcome {
+fn throughput(side: &Side, remote: &RemoteMemory, depth: usize, time: Duration) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(depth);
     let (mut posted, mut completed) = (0, 0);
     let (start, processor) = (Instant::now(), processor_time());
@@ -171,11 +171,11 @@ fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) 
         let room = if is_over { 0 } else { depth - (posted - completed) };
         // Posts batches of a quarter of the depth or more, so that some requests are always in flight.
         if room >= depth.div_ceil(4) {
-            let requests = (0..room).map(|_| SendRequest::write(slice(desk), remote.at(0)));
-            desk.queue_pairs[0].post_sends(requests)?;
+            let requests = (0..room).map(|_| SendRequest::write(slice(side), remote.at(0)));
+            side.queue_pairs[0].post_sends(requests)?;
             posted += room;
         }
-        completed += desk.completions.poll(&mut done)?;
+        completed += side.completions.poll(&mut done)?;
         done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
     }
     let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
@@ -185,6 +185,6 @@ fn throughput(desk: &Desk, remote: &RemoteMemory, depth: usize, time: Duration) 
     Ok(())
 }
 
-fn slice(desk: &Desk) -> adverb::memory::RegionSlice {
-    desk.memory.slice(0..8).expect("the region has 8 bytes")
+fn slice(side: &Side) -> adverb::memory::RegionSlice {
+    side.memory.slice(0..8).expect("the region has 8 bytes")
 }
