@@ -1,16 +1,16 @@
-//! Talks RoCEv2 to a real RDMA device from an ordinary UDP socket: no RDMA hardware here, no kernel module,
-//! no privilege.
+//! Exchanges RoCEv2 datagrams with a real RDMA device from a UDP socket, without RDMA hardware, kernel module or
+//! privileges on this machine.
 //!
-//! It is the client of rdma-core's `ibv_ud_pingpong`. On the machine with the device (GID 1 is its IPv4
-//! address, say), and then here:
+//! This is a client for rdma-core's `ibv_ud_pingpong`. Start the server on the machine with the device (here GID 1 is
+//! the device's IPv4 address), then this client:
 //!
 //! ```text
 //! $ ibv_ud_pingpong -d mlx5_0 -g 1 -n 1000 -s 1024
 //! $ ud_pingpong --local 192.0.2.1 --remote 192.0.2.2 --count 1000 --size 1024
 //! ```
 //!
-//! For IPv6 give a GID that is an IPv6 address, and `--server` with the peer's IPv4 address, where
-//! `ibv_ud_pingpong` listens for TCP.
+//! For IPv6, pass the server a GID that is an IPv6 address, and the client `--server` with the peer's IPv4 address, on
+//! which `ibv_ud_pingpong` listens for TCP.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ use nix::sys::socket::{setsockopt, sockopt::SetBool, sockopt::SetStruct};
 
 /// The queue key that `ibv_ud_pingpong` uses.
 const QKEY: u32 = 0x1111_1111;
-/// Our own queue pair number: any will do, since there is only one queue pair.
+/// The client's queue pair number. Any number works, because there is only one queue pair.
 const OUR_QP: Qpn = Qpn::truncate(0x4242);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -31,12 +31,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let their_qp = exchange(local, server)?;
     let socket = roce_socket(local)?;
     let outgoing = Flow::new(SocketAddr::new(local, ROCE_PORT), SocketAddr::new(remote, ROCE_PORT))
-        .ok_or("the two addresses must be of one family")?;
+        .ok_or("both addresses must be IPv4, or both IPv6")?;
 
     let (mut received, mut intact) = (0, 0);
     for n in 0..count {
-        // The peer receives into the buffer it sends from, so that it returns what it got: send something else
-        // each time.
+        // The peer sends from the buffer into which it receives, so it echoes the payload. Vary the payload to check
+        // that.
         let payload: Vec<u8> =
             (0..size).map(|i| (n.wrapping_mul(31).wrapping_add(i)).to_le_bytes()[0]).collect();
         let datagram = Ud { qkey: QKEY, source_qp: OUR_QP, immediate: None };
@@ -51,54 +51,56 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (len, source) = match socket.recv_from(&mut buffer) {
             Ok(answer) => answer,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                println!("message {n} was not answered");
+                println!("message {n}: no reply within 5 s");
                 break;
             }
             Err(error) => return Err(error.into()),
         };
         let packet = Packet::parse(&buffer[..len])?;
-        // The peer's identification isn't visible here, so the check solves for it.
-        let incoming = Flow::new(source, SocketAddr::new(local, ROCE_PORT)).ok_or("mixed families")?;
+        // A UDP socket doesn't report the peer's IP ID, so recover it from the ICRC.
+        let incoming = Flow::new(source, SocketAddr::new(local, ROCE_PORT))
+            .ok_or("the reply came from an address of another family")?;
         match incoming.recover_ip_id(&packet) {
             Ok(_) => intact += 1,
             Err(mismatch) => println!("message {n}: {mismatch}"),
         }
         if n == 0 {
-            println!("{source} answers: {packet}");
+            println!("first reply from {source}: {packet}");
         }
         let to_us = packet.header().dest_qp == OUR_QP;
         received += u32::from(to_us && packet.payload() == payload);
     }
     let lost = count - received;
-    println!("{count} sent, {received} received, {lost} lost, ICRC right in {intact} of {received}");
-    if lost == 0 && intact == received { Ok(()) } else { Err("not all came back as they were sent".into()) }
+    println!("{count} sent, {received} received, {lost} lost, ICRC correct in {intact} of {received}");
+    if lost == 0 && intact == received { Ok(()) } else { Err("messages were lost or corrupted".into()) }
 }
 
-/// Tells the peer our queue pair number and address over TCP, as `ibv_ud_pingpong` does, and learns its own.
+/// Exchanges queue pair numbers and addresses with the peer over TCP, in the format of `ibv_ud_pingpong`.
 fn exchange(local: IpAddr, server: IpAddr) -> Result<Qpn, Box<dyn Error>> {
     let gid = match local {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,
     };
     let mut tcp = TcpStream::connect((server, 18515))?;
-    // In one piece: the peer reads just once.
+    // One write, because the peer reads only once.
     tcp.write_all(format!("0000:{:06x}:{:06x}:{:032x}\0", OUR_QP.get(), 0, gid.to_bits()).as_bytes())?;
     let mut answer = [0; "0000:000000:000000:".len() + 33];
     tcp.read_exact(&mut answer)?;
     tcp.write_all(b"done\0")?;
     let their_qp =
-        str::from_utf8(&answer)?.split(':').nth(1).ok_or("an answer without a queue pair number")?;
-    Ok(Qpn::new(u32::from_str_radix(their_qp, 16)?).ok_or("a queue pair number of more than 24 bits")?)
+        str::from_utf8(&answer)?.split(':').nth(1).ok_or("the peer's reply has no queue pair number")?;
+    Ok(Qpn::new(u32::from_str_radix(their_qp, 16)?)
+        .ok_or("the peer's queue pair number has more than 24 bits")?)
 }
 
-/// A UDP socket on the RoCE port whose packets have a predictable IPv4 identification.
+/// Opens a UDP socket on the RoCE port whose packets have IP ID 0.
 fn roce_socket(local: IpAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((local, ROCE_PORT))?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     match local {
-        // "Don't fragment" on an unconnected socket: only then is the identification always 0.
+        // The IP ID is always 0 only with "don't fragment" on an unconnected socket.
         IpAddr::V4(_) => setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?,
-        // Kernel soft-RoCE sends IPv6 without a UDP checksum, which a socket must be told to accept.
+        // Kernel soft-RoCE sends IPv6 without a UDP checksum, which sockets drop by default.
         IpAddr::V6(_) => setsockopt(&socket, NoChecksum6, &true)?,
     }
     Ok(socket)
@@ -115,7 +117,7 @@ nix::setsockopt_impl!(NoChecksum6, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, bo
 struct Options {
     local: IpAddr,
     remote: IpAddr,
-    /// Where the peer's TCP exchange listens: IPv4 only, in many releases.
+    /// The address of the peer's TCP listener; in many releases, IPv4 only.
     server: IpAddr,
     count: u32,
     size: u32,
@@ -126,7 +128,7 @@ impl Options {
         let (mut local, mut remote, mut server, mut count, mut size) = (None, None, None, 1000, 1024);
         let mut args = std::env::args().skip(1);
         while let Some(option) = args.next() {
-            let value = args.next().ok_or_else(|| format!("{option} wants a value"))?;
+            let value = args.next().ok_or_else(|| format!("{option} needs a value"))?;
             match option.as_str() {
                 "--local" => local = Some(value.parse()?),
                 "--remote" => remote = Some(value.parse()?),

@@ -1,14 +1,15 @@
-//! The acknowledge header: what a responder says of a request.
+//! The acknowledge extended transport header (AETH): a responder's ACK or NAK.
 
 use core::fmt;
 use core::time::Duration;
 
-/// The acknowledge extended transport header (vol. 1, 9.5): a syndrome and the count of messages completed.
+/// The acknowledge extended transport header (AETH): a syndrome and a message sequence number (vol. 1, 9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
-    /// Acknowledgement, or what kind of refusal.
+    /// The kind of acknowledgement: ACK, RNR NAK or NAK.
     pub syndrome: Syndrome,
-    /// The message sequence number: how many messages the responder has completed. The low 24 bits are sent.
+    /// The message sequence number (MSN): the number of messages that the responder has completed. Only the low 24 bits
+    /// are sent.
     pub msn: u32,
 }
 
@@ -24,10 +25,10 @@ impl Aeth {
     }
 }
 
-/// What an acknowledgement says (vol. 1, tables 43 to 46).
+/// The kind of an acknowledgement, with its parameter (vol. 1, tables 43 to 46).
 ///
-/// Every byte is some syndrome, so that a decoder can show what a peer sent; the reserved ones are
-/// [`Reserved`](Syndrome::Reserved), and a transport drops them.
+/// Every byte decodes to a syndrome, so that a decoder can print whatever a peer sent. Reserved values decode to
+/// [`Reserved`](Syndrome::Reserved); a transport drops packets with them.
 ///
 /// ```
 /// use adverb_wire::{Credits, NakCode, Syndrome};
@@ -38,18 +39,18 @@ impl Aeth {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All up to this PSN has arrived; the sender may have this many more messages outstanding.
+    /// All packets up to this PSN have arrived. The requester may send this many more messages.
     Ack(Credits),
-    /// The receiver has no receive request posted: try again after this time.
+    /// The responder has no receive request posted. The requester retries after this time.
     RnrNak(RnrTimer),
-    /// Refused.
+    /// The responder rejected the request.
     Nak(NakCode),
     /// A value that the specification reserves.
     Reserved(ReservedSyndrome),
 }
 
 impl Syndrome {
-    /// The syndrome with this value.
+    /// Returns the syndrome with this value.
     pub const fn from_byte(byte: u8) -> Syndrome {
         let value = byte & 0x1f;
         match byte >> 5 {
@@ -67,7 +68,7 @@ impl Syndrome {
         }
     }
 
-    /// The value on the wire.
+    /// Returns the value on the wire.
     pub const fn byte(self) -> u8 {
         match self {
             Syndrome::Ack(credits) => credits.0,
@@ -92,23 +93,23 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// A syndrome byte that means nothing: only parsing makes one, so that each syndrome has one form.
+/// A reserved syndrome byte. Only parsing creates one, so that each syndrome has a single representation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReservedSyndrome(u8);
 
-/// Why a request was refused (vol. 1, table 46).
+/// The reason of a NAK (vol. 1, table 46).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet is missing: send again from the PSN of this NAK.
+    /// A packet is missing. The requester retransmits from the PSN of this NAK.
     SequenceError = 0,
-    /// The request makes no sense here: wrong opcode order, too long, not allowed on this queue pair.
+    /// The request is invalid: wrong opcode sequence, too long, or not allowed on this queue pair.
     InvalidRequest = 1,
-    /// The remote key, the address range or its rights don't allow the request.
+    /// The remote key, the address range or the access rights don't permit the request.
     RemoteAccess = 2,
-    /// The responder couldn't complete the request for reasons of its own.
+    /// The responder failed to complete the request because of an error on its side.
     RemoteOperational = 3,
-    /// For reliable datagrams only, which RoCEv2 doesn't have.
+    /// The reliable datagram request is invalid. RoCEv2 has no reliable datagrams.
     InvalidRdRequest = 4,
 }
 
@@ -124,7 +125,7 @@ impl fmt::Display for NakCode {
     }
 }
 
-/// End-to-end credits: how many messages the receiver has room for, in a 5-bit code (vol. 1, table 45).
+/// End-to-end credits: the number of messages that the responder can receive, as a 5-bit code (vol. 1, table 45).
 ///
 /// ```
 /// use adverb_wire::Credits;
@@ -136,59 +137,59 @@ impl fmt::Display for NakCode {
 pub struct Credits(u8);
 
 impl Credits {
-    /// The receiver doesn't count (it has a shared receive queue, or flow control is off).
+    /// No credit limit: the responder has a shared receive queue, or end-to-end flow control is off.
     pub const UNLIMITED: Credits = Credits(31);
 
-    /// The largest code that promises no more than `count`.
+    /// Returns the largest representable credit count that is at most `count`.
     pub fn at_most(count: u32) -> Credits {
         let codes_within = (0u8..).zip(CREDITS).take_while(|(_, credits)| *credits <= count);
         Credits(codes_within.last().map_or(0, |(code, _)| code))
     }
 
-    /// How many messages, or `None` if the receiver doesn't count.
+    /// Returns the number of messages, or `None` if it is unlimited.
     pub fn count(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).copied()
     }
 
-    /// The 5-bit code.
+    /// Returns the 5-bit code.
     pub const fn code(self) -> u8 {
         self.0
     }
 }
 
-/// How long a sender waits after an RNR NAK, in a 5-bit code (vol. 1, table 47).
+/// The RNR backoff: the requester's wait after an RNR NAK, as a 5-bit code (vol. 1, table 47).
 ///
 /// ```
 /// use adverb_wire::RnrTimer;
 /// use core::time::Duration;
 ///
 /// assert_eq!(RnrTimer::at_least(Duration::from_millis(1)).duration(), Duration::from_micros(1280));
-/// assert_eq!(RnrTimer::new(0).unwrap().duration(), Duration::from_micros(655_360)); // the longest, not none
+/// assert_eq!(RnrTimer::new(0).unwrap().duration(), Duration::from_micros(655_360)); // code 0 is the maximum
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// The longest wait, 655.36 ms: code 0.
+    /// The maximum, 655.36 ms: code 0.
     pub const MAX: RnrTimer = RnrTimer(0);
 
-    /// The timer with this code, or `None` if it has more than 5 bits.
+    /// Creates the timer with this code. Returns `None` if `code` has more than 5 bits.
     pub const fn new(code: u8) -> Option<RnrTimer> {
         if code < 32 { Some(RnrTimer(code)) } else { None }
     }
 
-    /// The shortest timer that waits at least `wait` (code 0, the longest, if none does).
+    /// Returns the minimum timer of at least `wait`, or [`RnrTimer::MAX`] if `wait` exceeds it.
     pub fn at_least(wait: Duration) -> RnrTimer {
         (1..32).map(RnrTimer).find(|timer| timer.duration() >= wait).unwrap_or(RnrTimer(0))
     }
 
-    /// How long to wait.
+    /// Returns the wait time.
     pub fn duration(self) -> Duration {
         let tens = RNR_TIMERS.get(usize::from(self.0)).copied().unwrap_or_default();
         Duration::from_micros(u64::from(tens) * 10)
     }
 
-    /// The 5-bit code.
+    /// Returns the 5-bit code.
     pub const fn code(self) -> u8 {
         self.0
     }

@@ -68,7 +68,7 @@ const INVERSE_WORDS_LEN: usize = 2304;
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
 
-/// What a byte at some place adds to the state: a table over the byte's values.
+/// The contribution of a byte at some position to the state, as a table over the byte's values.
 pub(crate) struct Effect([u32; 256]);
 
 impl Effect {

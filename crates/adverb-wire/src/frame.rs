@@ -1,4 +1,4 @@
-//! A packet with the IP and UDP headers around it, as captures and raw sockets have it.
+//! A packet with its IP and UDP headers, as in captures and on raw sockets.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -10,10 +10,10 @@ use crate::packet::{Packet, ParseError, ROCE_PORT};
 /// The length of a UDP header.
 pub const UDP_HEADER_LEN: usize = 8;
 
-/// The longest headers around a packet: IPv6 and UDP.
+/// The maximum length of the headers around a packet: IPv6 and UDP.
 pub const MAX_OUTER_HEADER_LEN: usize = IPV6_LEN + UDP_HEADER_LEN;
 
-/// A packet in its IP datagram, with everything that its ICRC covers in sight.
+/// A packet in its IP datagram, which includes every field that the ICRC covers.
 ///
 /// ```
 /// use adverb_wire::Frame;
@@ -39,11 +39,13 @@ pub struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// Parses an IP datagram: IPv4 without options, or IPv6 without extension headers, with UDP to port 4791.
     ///
-    /// Bytes behind the end that the IP header states are ignored: Ethernet pads short frames.
+    /// Bytes beyond the length in the IP header are ignored, because Ethernet pads short frames.
     ///
     /// # Errors
     ///
-    /// If it is something else, or the packet in it isn't one.
+    /// - Returns [`FrameError::NotUdp`] if the bytes aren't a complete, unfragmented UDP datagram in such a header.
+    /// - Returns [`FrameError::OtherPort`] if the destination port isn't 4791.
+    /// - Returns [`FrameError::Packet`] if the UDP payload isn't a valid packet.
     pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>, FrameError> {
         let (ip, datagram) = IpHeader::parse(bytes).ok_or(FrameError::NotUdp)?;
         let (udp, payload) = datagram.split_first_chunk::<UDP_HEADER_LEN>().ok_or(FrameError::NotUdp)?;
@@ -59,9 +61,9 @@ impl<'a> Frame<'a> {
         Ok(Frame { ip, source_port: u16::from_be_bytes([s0, s1]), packet })
     }
 
-    /// Writes the IP and UDP headers that go before a packet of `packet_len` bytes, and says how many bytes
-    /// they took. The UDP checksum is left 0, which means none: the ICRC is stronger. A packet is never longer
-    /// than the length fields can say.
+    /// Writes the IP and UDP headers of a packet of `packet_len` bytes into `out`, and returns their length.
+    ///
+    /// The UDP checksum is 0, which means none, because the ICRC is stronger.
     ///
     /// ```
     /// use adverb_wire::{Frame, IpHeader, MAX_OUTER_HEADER_LEN};
@@ -87,31 +89,31 @@ impl<'a> Frame<'a> {
         ip_len + UDP_HEADER_LEN
     }
 
-    /// The IP header.
+    /// Returns the IP header.
     pub const fn ip(&self) -> &IpHeader {
         &self.ip
     }
 
-    /// Where the packet comes from.
+    /// Returns the source address and port.
     pub const fn source(&self) -> SocketAddr {
         SocketAddr::new(self.ip.source(), self.source_port)
     }
 
-    /// Where the packet goes to.
+    /// Returns the destination address and port.
     pub const fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.ip.destination(), ROCE_PORT)
     }
 
-    /// The packet.
+    /// Returns the packet.
     pub const fn packet(&self) -> &Packet<'a> {
         &self.packet
     }
 
-    /// Checks the ICRC, at its full strength: here the IPv4 identification is known.
+    /// Checks the ICRC with the IP ID from the IP header.
     ///
     /// # Errors
     ///
-    /// If the frame was damaged, or its addresses or ports changed on the way.
+    /// Returns [`IcrcMismatch`] if the frame is corrupt, or its addresses or ports changed in transit.
     pub fn verify(&self) -> Result<(), IcrcMismatch> {
         match &self.ip {
             IpHeader::V4(ip) => {
@@ -128,7 +130,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Prints a line in the manner of tcpdump: `source > destination: what`, and a word if the ICRC is wrong.
+/// Prints a line in the style of tcpdump, `source > destination: packet`, with ` [bad icrc]` if the ICRC is wrong.
 impl fmt::Display for Frame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = |f: &mut fmt::Formatter<'_>, address: IpAddr, port: u16| write!(f, "{address}.{port}");
@@ -143,24 +145,26 @@ impl fmt::Display for Frame<'_> {
     }
 }
 
-/// Why bytes aren't a RoCEv2 frame.
+/// The error of [`Frame::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Not a whole UDP datagram in plain IPv4 or IPv6.
+    /// The bytes aren't a complete UDP datagram in IPv4 without options or IPv6 without extension headers.
     NotUdp,
-    /// UDP to a port other than 4791.
+    /// The destination port isn't 4791.
     OtherPort(u16),
-    /// To the right port, but not a packet.
+    /// The UDP payload isn't a valid packet.
     Packet(ParseError),
 }
 
 impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FrameError::NotUdp => f.write_str("not a whole UDP datagram in plain IPv4 or IPv6"),
+            FrameError::NotUdp => f.write_str(
+                "not a complete UDP datagram in IPv4 without options or IPv6 without extension headers",
+            ),
             FrameError::OtherPort(port) => write!(f, "UDP port {port} is not RoCEv2's {ROCE_PORT}"),
-            FrameError::Packet(_) => f.write_str("not a RoCEv2 packet"),
+            FrameError::Packet(_) => f.write_str("invalid RoCEv2 packet"),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What stands before the payload: the base transport header and what each opcode adds to it.
+//! The headers before the payload: the base transport header and the extended headers of each opcode.
 //!
-//! Layouts are those of vol. 1, chapter 9 (9.2 and 9.3); FLUSH and ATOMIC WRITE are from Annex A19.
+//! The layouts are defined in vol. 1, 9.2 and 9.3; those of FLUSH and ATOMIC WRITE in Annex A19.
 
 use crate::operation::Operation;
 use crate::packet::ParseError;
@@ -17,17 +17,17 @@ pub(crate) const IETH_LEN: usize = 4;
 pub(crate) const FETH_LEN: usize = 4;
 pub(crate) const CNP_RESERVED_LEN: usize = 16;
 
-/// The longest chain of headers: an atomic's 12 + 28 bytes.
+/// The maximum length of all headers of a packet: 12 + 28 bytes, those of an atomic request.
 pub const MAX_HEADER_LEN: usize = BTH_LEN + ATOMIC_ETH_LEN;
 
-/// The partition key of the default partition, full membership: the only one on most RoCE networks.
+/// The P_Key of the default partition with full membership: the only P_Key on most RoCE networks.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// All that stands before a packet's payload.
+/// The transport headers of a packet.
 ///
-/// The opcode is not a field of its own but follows from the [`operation`](Header::operation), which holds
-/// just the headers that this opcode brings: a header that isn't there can't be asked for, and none can be
-/// forgotten. Pad count and header version are computed when a packet is [emitted](crate::Flow::emit).
+/// The opcode follows from the [`operation`](Header::operation), which holds exactly the extended headers of that
+/// opcode. So a header that the packet lacks can't be read, and a required one can't be left out. The pad count and
+/// the header version are computed when the packet is [emitted](crate::Flow::emit).
 ///
 /// ```
 /// use adverb_wire::{Header, Operation, Psn, Qpn, Rc, Reth, Write};
@@ -37,33 +37,34 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 ///     ack_request: true,
 ///     ..Header::new(Qpn::truncate(0x12), Psn::ZERO, Operation::Rc(Rc::Write(Write::Only(reth, None))))
 /// };
-/// assert_eq!(header.to_string(), "RC WRITE only, qp 0x000012, psn 0, ackreq, va 0x7f0000001000 rkey 0x1234 length 64");
+/// let text = "RC WRITE only, qp 0x000012, psn 0, ackreq, va 0x7f0000001000 rkey 0x1234 length 64";
+/// assert_eq!(header.to_string(), text);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// The queue pair that the packet is for.
+    /// The destination queue pair.
     pub dest_qp: Qpn,
-    /// The packet's sequence number.
+    /// The packet sequence number.
     pub psn: Psn,
-    /// The receiver should raise an event when the message completes.
+    /// Whether the responder generates a solicited event when the message completes.
     pub solicited: bool,
-    /// Path migration state; 1 unless automatic path migration is under way. Some senders always set 0:
-    /// accept both.
+    /// The path migration state (MigReq): `true` unless automatic path migration is in progress. Some senders always
+    /// set `false`, so receivers should accept both.
     pub migrated: bool,
-    /// The partition key.
+    /// The partition key (P_Key).
     pub pkey: u16,
-    /// Forward congestion notification. RoCEv2 marks the IP header instead; kept for decoding.
+    /// Whether forward congestion notification is set. RoCEv2 marks the IP header instead; this field is for decoding.
     pub fecn: bool,
-    /// Backward congestion notification: 1 in a CNP.
+    /// Whether backward congestion notification is set, as it is in a CNP.
     pub becn: bool,
-    /// The sender wants an acknowledgement.
+    /// Whether the requester wants an acknowledgement.
     pub ack_request: bool,
-    /// What the packet asks or answers.
+    /// The opcode and its extended headers.
     pub operation: Operation,
 }
 
 impl Header {
-    /// A header with the usual rest: default partition, migrated, no flags.
+    /// Creates a header with [`DEFAULT_PKEY`], `migrated` set, and all other flags clear.
     pub const fn new(dest_qp: Qpn, psn: Psn, operation: Operation) -> Header {
         Header {
             dest_qp,
@@ -78,28 +79,28 @@ impl Header {
         }
     }
 
-    /// A congestion notification for `dest_qp` (Annex A17.9.3).
+    /// Creates the header of a congestion notification packet for `dest_qp` (Annex A17.9.3).
     pub const fn cnp(dest_qp: Qpn) -> Header {
         Header { becn: true, ..Header::new(dest_qp, Psn::ZERO, Operation::Cnp) }
     }
 
-    /// The opcode.
+    /// Returns the opcode.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         self.operation.opcode()
     }
 
-    /// How many bytes the headers take.
+    /// Returns the length of the headers in bytes.
     #[inline]
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         self.opcode().header_len()
     }
 
-    /// Writes the headers of a packet with `payload_len` bytes of payload, and says how many bytes they took.
+    /// Writes the headers of a packet with `payload_len` bytes of payload into `out`, and returns their length.
     ///
-    /// The target is as long as the longest chain, so this can't fail; bytes behind the headers are left as
-    /// they are. [`Flow::emit`](crate::Flow::emit) does this and computes the trailer too.
+    /// Bytes of `out` after the headers are left unchanged. [`Flow::emit`](crate::Flow::emit) also computes the
+    /// trailer.
     #[inline]
     pub fn emit(&self, payload_len: usize, out: &mut [u8; MAX_HEADER_LEN]) -> usize {
         let opcode = self.opcode();
@@ -126,7 +127,7 @@ impl Header {
         opcode.header_len()
     }
 
-    /// Parses the headers at the start of `bytes`; also gives the opcode, the pad count and what is left.
+    /// Parses the headers at the start of `bytes`. Returns them with the opcode, the pad count and the remaining bytes.
     #[inline]
     pub(crate) fn parse(bytes: &[u8]) -> Result<(Header, Opcode, u8, &[u8]), ParseError> {
         let truncated = |needed| ParseError::Truncated { needed, found: bytes.len() };
@@ -156,7 +157,7 @@ impl Header {
     }
 }
 
-/// How many bytes of zeros follow a payload of `payload_len` bytes, so that a packet is whole words.
+/// The number of zero bytes that pad a payload of `payload_len` bytes to a multiple of four.
 pub(crate) const fn pad_len(payload_len: usize) -> u8 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to two bits")]
     let pad = (payload_len.wrapping_neg() & 3) as u8;

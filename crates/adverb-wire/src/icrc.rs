@@ -1,8 +1,8 @@
-//! The invariant CRC: four bytes at a packet's end over all that no router may change.
+//! The invariant CRC (ICRC): the last four bytes of a packet, covering every field that routers don't change.
 //!
-//! It is CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet, with the fields that may
-//! change on the way replaced by ones (Annex A17.3.3; `rxe_icrc.c`). A [`Flow`] holds the part that two
-//! addresses and two ports decide; the rest of the headers costs a few table look-ups a packet.
+//! The ICRC is CRC-32 over eight bytes of ones, the IP and UDP headers, and the packet, with the fields that may
+//! change in transit replaced by ones (Annex A17.3.3; `rxe_icrc.c`). A [`Flow`] caches the part that depends only
+//! on the addresses and ports; the remaining header fields cost a few table lookups per packet.
 
 use core::fmt;
 use core::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -11,7 +11,7 @@ use crate::crc;
 use crate::header::{BTH_LEN, Header, MAX_HEADER_LEN, pad_len};
 use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 
-/// The ICRC of the packets that go from one address and port to another.
+/// The packets from one address and port to another: writes their headers, and computes and checks their ICRCs.
 ///
 /// ```
 /// use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Rc, Send, MAX_HEADER_LEN};
@@ -19,30 +19,30 @@ use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 /// let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
 /// let header = Header::new(Qpn::truncate(0x12), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
 ///
-/// // Sending: headers, payload in any number of pieces, trailer.
+/// // Send: headers, payload in any number of slices, trailer.
 /// let payload: [&[u8]; 2] = [b"hello, ", b"world"];
 /// let mut head = [0; MAX_HEADER_LEN];
 /// let emitted = flow.emit(&header, 0, &payload, &mut head).unwrap();
 /// let packet = [&head[..emitted.header_len], payload[0], payload[1], &emitted.trailer[..]].concat();
 ///
-/// // Receiving.
+/// // Receive.
 /// let packet = Packet::parse(&packet).unwrap();
 /// assert_eq!(packet.header(), &header);
 /// assert_eq!(packet.payload(), b"hello, world");
 /// flow.verify(&packet, 0).unwrap();
 /// ```
 ///
-/// # The IPv4 identification
+/// # The IPv4 identification (IP ID)
 ///
-/// The ICRC covers the identification of the IPv4 header, which a UDP socket neither sets nor shows. As a
-/// sender, an unconnected UDP socket with path MTU discovery on always uses 0, and that is what to pass. As a
-/// receiver, [`recover_ip_id`](Flow::recover_ip_id) finds the identification that makes the ICRC right; it accepts any of
-/// 65,536 values, so that one damaged packet in 65,536 gets through where [`verify`](Flow::verify) lets one
-/// in four thousand million pass. IPv6 has no such field, and both are equally strong there.
+/// The ICRC covers the identification field of the IPv4 header, which a UDP socket neither sets nor reports. A sender
+/// passes 0, because an unconnected UDP socket with path MTU discovery always sends 0. A receiver calls
+/// [`recover_ip_id`](Flow::recover_ip_id), which computes the IP ID that makes the ICRC match. Because it accepts
+/// any of 65,536 IP IDs, one corrupt packet in 2¹⁶ passes, compared with one in 2³² for [`verify`](Flow::verify).
+/// IPv6 has no such field, so both methods are equally strong there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// The CRC state behind the base transport header, as if lengths, identification and that header were 0.
-    /// What they add is added a packet, which takes no more than looking it up: CRC is linear.
+    /// The CRC state after the base transport header, as if the lengths, the IP ID and that header were 0.
+    /// Because CRC is linear, their contribution is looked up and added per packet.
     state: u32,
     family: Family,
 }
@@ -54,12 +54,12 @@ enum Family {
 }
 
 impl Flow {
-    /// The flow between two IPv4 addresses, with the "don't fragment" flag that RoCE senders set.
+    /// Creates the flow between two IPv4 addresses, with the "don't fragment" flag that RoCE senders set.
     pub fn v4(source: SocketAddrV4, destination: SocketAddrV4) -> Flow {
         Flow::v4_with_flags(source, destination, DONT_FRAGMENT)
     }
 
-    /// The flow between two IPv4 addresses whose headers carry this flags and fragment offset word.
+    /// Creates the flow between two IPv4 addresses whose headers carry this flags and fragment offset word.
     pub(crate) fn v4_with_flags(source: SocketAddrV4, destination: SocketAddrV4, flags: u16) -> Flow {
         let [f0, f1] = flags.to_be_bytes();
         let [a, b, c, d] = source.ip().octets();
@@ -78,7 +78,7 @@ impl Flow {
         Flow { state: state_behind(&header), family: Family::V4 }
     }
 
-    /// The flow between two IPv6 addresses.
+    /// Creates the flow between two IPv6 addresses.
     pub fn v6(source: SocketAddrV6, destination: SocketAddrV6) -> Flow {
         let [s0, s1] = source.port().to_be_bytes();
         let [d0, d1] = destination.port().to_be_bytes();
@@ -92,7 +92,7 @@ impl Flow {
         Flow { state: state_behind(&header), family: Family::V6 }
     }
 
-    /// The flow between two addresses, or `None` if one is IPv4 and the other IPv6.
+    /// Creates the flow between two addresses. Returns `None` if one is IPv4 and the other IPv6.
     pub fn new(source: SocketAddr, destination: SocketAddr) -> Option<Flow> {
         match (source, destination) {
             (SocketAddr::V4(source), SocketAddr::V4(destination)) => Some(Flow::v4(source, destination)),
@@ -101,15 +101,17 @@ impl Flow {
         }
     }
 
-    /// Writes a packet's headers into `head` and computes its trailer, for a payload in pieces.
+    /// Writes a packet's headers into `head` and computes its trailer, for a payload in any number of slices.
     ///
-    /// The payload is read once and copied nowhere: what goes to the socket is the first
-    /// [`header_len`](Emitted::header_len) bytes of `head`, the pieces, and the [`trailer`](Emitted::trailer).
-    /// `ip_id` is that of the IPv4 header, and 0 on an ordinary UDP socket; IPv6 ignores it.
+    /// The payload is read once and never copied. The packet consists of the first
+    /// [`header_len`](Emitted::header_len) bytes of `head`, the payload slices, and the
+    /// [`trailer`](Emitted::trailer). `ip_id` is the identification of the IPv4 header: 0 for a UDP socket, ignored
+    /// for IPv6.
     ///
     /// # Errors
     ///
-    /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::Payload`] if the opcode
+    /// doesn't allow a payload of this length.
     pub fn emit(
         &self,
         header: &Header,
@@ -125,15 +127,16 @@ impl Flow {
         Ok(icrc.finish())
     }
 
-    /// Writes a packet's headers into `head` and begins its ICRC, for a payload of `payload_len` bytes that
-    /// is to come through [`IcrcHasher::update`].
+    /// Writes a packet's headers into `head` and starts its ICRC. The caller then passes all `payload_len` bytes of
+    /// the payload to [`IcrcHasher::update`].
     ///
-    /// For a sender that doesn't have the payload as slices, or copies it as it goes; otherwise
-    /// [`emit`](Flow::emit) is simpler.
+    /// This suits a sender that has no slices of the payload, or that copies the payload while hashing it.
+    /// Otherwise [`emit`](Flow::emit) is simpler.
     ///
     /// # Errors
     ///
-    /// If the payload is too long for a UDP datagram, or isn't what the opcode allows.
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::Payload`] if the opcode
+    /// doesn't allow a payload of this length.
     #[inline]
     pub fn begin_emit(
         &self,
@@ -160,27 +163,26 @@ impl Flow {
         Ok(IcrcHasher { hasher, header_len, pad_len })
     }
 
-    /// Checks the ICRC of a packet that came in this flow with a known IPv4 identification; IPv6 ignores it.
+    /// Checks the ICRC of a packet received in this flow with a known IP ID. IPv6 ignores `ip_id`.
     ///
     /// # Errors
     ///
-    /// If the packet was damaged, or belongs to another flow.
+    /// Returns [`IcrcMismatch`] if the packet is corrupt or belongs to another flow.
     #[inline]
     pub fn verify(&self, packet: &Packet<'_>, ip_id: u16) -> Result<(), IcrcMismatch> {
         let computed = self.icrc(packet, ip_id);
         if computed == packet.icrc() { Ok(()) } else { Err(IcrcMismatch { computed, found: packet.icrc() }) }
     }
 
-    /// Checks the ICRC of a packet whose IPv4 identification isn't known, and says what it must have been.
+    /// Checks the ICRC of a packet whose IP ID is unknown, and returns the recovered IP ID.
     ///
-    /// CRC is linear: the difference between the ICRC found and the one computed for identification 0 is
-    /// that of a packet of zeros with only the identification in it. Undoing the bytes behind that field
-    /// gives the field back, and whatever doesn't fit its 16 bits was damage. In IPv6 there is nothing to
-    /// solve for: the answer is 0 if the ICRC is right.
+    /// CRC is linear, so the XOR of the received ICRC and the ICRC for IP ID 0 is the contribution of the IP ID alone.
+    /// Reversing the CRC over the bytes after that field yields the field. If the result has more than 16 bits, the
+    /// packet is corrupt. IPv6 has no IP ID: the result is 0 if the ICRC matches.
     ///
     /// # Errors
     ///
-    /// If no identification makes the ICRC right.
+    /// Returns [`IcrcMismatch`] if no IP ID makes the ICRC match.
     pub fn recover_ip_id(&self, packet: &Packet<'_>) -> Result<u16, IcrcMismatch> {
         let computed = self.icrc(packet, 0);
         let difference = computed ^ packet.icrc();
@@ -190,7 +192,7 @@ impl Flow {
         let mismatch = IcrcMismatch { computed, found: packet.icrc() };
         match self.family {
             Family::V4 => {
-                let words = words_behind_identification(packet.as_bytes().len());
+                let words = words_after_ip_id(packet.as_bytes().len());
                 match crc::undo_words(difference, words).to_le_bytes() {
                     [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
                     _ => Err(mismatch),
@@ -200,10 +202,11 @@ impl Flow {
         }
     }
 
-    /// By what the ICRC of an IPv4 packet of `packet_len` bytes (with that ICRC) changes if its identification isn't 0
-    /// but this: the exclusive or of both, as they are sent.
+    /// Returns the XOR of the ICRCs, in wire order, of an IPv4 packet with this IP ID and the same packet with IP ID 0.
+    /// `packet_len` includes the ICRC.
     ///
-    /// For a sender whose system numbers packets after their ICRCs were computed, as segmentation offload does.
+    /// This is for a sender whose kernel assigns IP IDs after the ICRCs were computed, as segmentation offload (GSO)
+    /// does.
     ///
     /// ```
     /// use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, Qpn, Ud};
@@ -222,11 +225,10 @@ impl Flow {
     #[inline]
     pub fn ip_id_delta(ip_id: u16, packet_len: usize) -> [u8; ICRC_LEN] {
         let [i0, i1] = ip_id.to_be_bytes();
-        crc::redo_words(u32::from_le_bytes([i0, i1, 0, 0]), words_behind_identification(packet_len))
-            .to_le_bytes()
+        crc::redo_words(u32::from_le_bytes([i0, i1, 0, 0]), words_after_ip_id(packet_len)).to_le_bytes()
     }
 
-    /// The ICRC that `packet` should have.
+    /// Computes the ICRC that `packet` should have.
     #[inline]
     fn icrc(&self, packet: &Packet<'_>, ip_id: u16) -> u32 {
         let bytes = packet.as_bytes();
@@ -236,9 +238,9 @@ impl Flow {
         hasher.finalize()
     }
 
-    /// The CRC of the IP and UDP headers and the base transport header, with which `packet` begins.
+    /// Starts the CRC with the IP and UDP headers and the base transport header at the start of `packet`.
     ///
-    /// What follows is a multiple of 16 bytes more often than not, which `crc32fast` takes fastest.
+    /// The rest is usually a multiple of 16 bytes, the fastest case of `crc32fast`.
     #[inline]
     fn hasher(&self, ip_id: u16, packet_len: u16, packet: &[u8]) -> crc32fast::Hasher {
         // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
@@ -253,14 +255,14 @@ impl Flow {
     }
 }
 
-/// By how many words the identification's effect on the ICRC of a packet of so many bytes has moved on.
-fn words_behind_identification(packet_len: usize) -> usize {
-    // Behind the word of identification and flags come 12 bytes of IPv4 header, 8 of UDP, and the packet up to its ICRC;
-    // the word itself counts as much as that ICRC would.
+/// The number of 4-byte words between the IP ID and the end of a packet of `packet_len` bytes.
+fn words_after_ip_id(packet_len: usize) -> usize {
+    // The word of IP ID and flags is followed by 12 bytes of IPv4 header, 8 of UDP, and the packet without its ICRC.
+    // The word itself adds as much as the ICRC would.
     packet_len.saturating_add(12 + 8) / 4
 }
 
-/// The ICRC of a packet under way: see [`Flow::begin_emit`].
+/// An incremental ICRC computation, started by [`Flow::begin_emit`].
 #[derive(Clone, Debug)]
 pub struct IcrcHasher {
     hasher: crc32fast::Hasher,
@@ -269,13 +271,13 @@ pub struct IcrcHasher {
 }
 
 impl IcrcHasher {
-    /// Takes in the next bytes of the payload.
+    /// Adds the next bytes of the payload.
     #[inline]
     pub fn update(&mut self, payload: &[u8]) {
         self.hasher.update(payload);
     }
 
-    /// Takes in the padding, and gives what is to be sent around the payload.
+    /// Adds the padding, and returns the header length and the trailer of the packet.
     #[inline]
     pub fn finish(mut self) -> Emitted {
         let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
@@ -288,16 +290,16 @@ impl IcrcHasher {
     }
 }
 
-/// What [`Flow::emit`] made.
+/// The result of [`Flow::emit`]: the parts of a packet around its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Emitted {
-    /// How many bytes of headers there are.
+    /// The length of the headers in bytes.
     pub header_len: usize,
-    /// What goes behind the payload.
+    /// The padding and ICRC that follow the payload.
     pub trailer: Trailer,
 }
 
-/// The end of a packet: up to three bytes of padding, and the ICRC. Dereferences to its bytes.
+/// The end of a packet: zero to three bytes of padding, then the ICRC. It dereferences to its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trailer {
     /// Four zero bytes, of which the last `pad_len` are sent, then the ICRC.
@@ -319,26 +321,26 @@ impl AsRef<[u8]> for Trailer {
     }
 }
 
-/// A packet's ICRC isn't that of its bytes.
+/// The error for a packet whose ICRC doesn't match its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IcrcMismatch {
-    /// What the bytes give, for identification 0 where it isn't known.
+    /// The ICRC computed from the bytes, for IP ID 0 if the IP ID is unknown.
     pub computed: u32,
-    /// What the packet says.
+    /// The ICRC in the packet.
     pub found: u32,
 }
 
 impl fmt::Display for IcrcMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [found, computed] = [self.found, self.computed].map(u32::swap_bytes);
-        write!(f, "ICRC {found:#010x} doesn't fit the packet, whose bytes give {computed:#010x}")?;
-        f.write_str(": damaged on the way, or sent between other addresses (a NAT changes them)")
+        write!(f, "ICRC is {found:#010x}, but the packet's bytes give {computed:#010x}")?;
+        f.write_str(": corrupt in transit, or sent between other addresses (NAT changes them)")
     }
 }
 
 impl core::error::Error for IcrcMismatch {}
 
-/// The length of a packet that was parsed, and so is at most [`MAX_PACKET_LEN`].
+/// The length of a parsed packet, which is at most [`MAX_PACKET_LEN`].
 #[expect(clippy::cast_possible_truncation, reason = "checked when the packet was parsed")]
 const fn packet_len(bytes: &[u8]) -> u16 {
     bytes.len() as u16
@@ -347,17 +349,17 @@ const fn packet_len(bytes: &[u8]) -> u16 {
 /// The flags word of an IPv4 header with only "don't fragment" set.
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// The byte of the base transport header (FECN, BECN and six reserved bits) that may change on the way.
+/// The byte of the base transport header (FECN, BECN and six reserved bits) that may change in transit.
 const CONGESTION_BYTE: usize = 4;
 
-/// The state behind these IP and UDP headers and a base transport header of zeros, but for the masked byte.
+/// The CRC state after these IP and UDP headers and a base transport header of zeros, except for the masked byte.
 fn state_behind(header: &[[u8; 4]]) -> u32 {
     const MASKED_BTH: [[u8; 4]; 3] = [[0; 4], [0xff, 0, 0, 0], [0; 4]];
     let words = [[0xff; 4]; 2].iter().chain(header).chain(&MASKED_BTH);
     words.fold(!0, |state, word| crc::four_bytes(state, *word))
 }
 
-/// What a 16-bit field of the headers adds to the state behind the base transport header.
+/// The contribution of a 16-bit header field to the CRC state after the base transport header.
 struct FieldEffect(crc::Effect, crc::Effect);
 
 impl FieldEffect {

@@ -1,4 +1,4 @@
-//! IP headers as far as RoCEv2 needs them, and the form in which a UD receive shows them.
+//! The IP headers of RoCEv2, and their form in a UD receive buffer (the GRH).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,10 +7,10 @@ pub(crate) const IPV4_LEN: usize = 20;
 /// The length of an IPv6 header.
 pub(crate) const IPV6_LEN: usize = 40;
 
-/// How many bytes precede the payload in a UD receive buffer: the room of a global route header.
+/// The length of the global route header (GRH), which precedes the payload in a UD receive buffer.
 pub const GRH_LEN: usize = 40;
 
-/// The header of the IP datagram that a packet travels in.
+/// The IP header of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IpHeader {
     /// IPv4.
@@ -19,41 +19,41 @@ pub enum IpHeader {
     V6(Ipv6Header),
 }
 
-/// An IPv4 header without options; length and checksum are computed when it is written.
+/// An IPv4 header without options. The length and the checksum are computed when the header is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv4Header {
     /// DSCP in the upper six bits, ECN in the lower two.
     pub tos: u8,
-    /// The identification, which the ICRC covers.
+    /// The identification. The ICRC covers it.
     pub ip_id: u16,
-    /// Flags and fragment offset, which the ICRC covers too; 0x4000 is "don't fragment".
+    /// The flags and the fragment offset; 0x4000 is "don't fragment". The ICRC covers them.
     pub flags: u16,
-    /// Time to live.
+    /// The time to live.
     pub ttl: u8,
-    /// Where it comes from.
+    /// The source address.
     pub source: Ipv4Addr,
-    /// Where it goes to.
+    /// The destination address.
     pub destination: Ipv4Addr,
 }
 
-/// An IPv6 header; the payload length is computed when it is written.
+/// An IPv6 header. The payload length is computed when the header is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv6Header {
     /// DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// The flow label: the low 20 bits are sent.
+    /// The flow label. Only the low 20 bits are sent.
     pub flow_label: u32,
-    /// Hop limit.
+    /// The hop limit.
     pub hop_limit: u8,
-    /// Where it comes from.
+    /// The source address.
     pub source: Ipv6Addr,
-    /// Where it goes to.
+    /// The destination address.
     pub destination: Ipv6Addr,
 }
 
 impl IpHeader {
-    /// A header with usual values (64 hops, no marks, don't fragment, identification 0), or `None` if one
-    /// address is IPv4 and the other IPv6.
+    /// Creates a header with 64 hops, traffic class 0, "don't fragment", and IP ID 0. Returns `None` if one address is
+    /// IPv4 and the other IPv6.
     pub const fn new(source: IpAddr, destination: IpAddr) -> Option<IpHeader> {
         match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Some(IpHeader::V4(Ipv4Header {
@@ -75,8 +75,7 @@ impl IpHeader {
         }
     }
 
-    /// Where the datagram comes from: IPv4 where the address is a mapped one, which IPv6 never carries, but a UD receive
-    /// may show.
+    /// Returns the source address. An IPv4-mapped IPv6 address, which a GRH may contain, is returned as IPv4.
     pub const fn source(&self) -> IpAddr {
         match self {
             IpHeader::V4(ip) => IpAddr::V4(ip.source),
@@ -84,7 +83,7 @@ impl IpHeader {
         }
     }
 
-    /// Where the datagram goes to: IPv4 where the address is a mapped one.
+    /// Returns the destination address. An IPv4-mapped IPv6 address is returned as IPv4.
     pub const fn destination(&self) -> IpAddr {
         match self {
             IpHeader::V4(ip) => IpAddr::V4(ip.destination),
@@ -92,7 +91,7 @@ impl IpHeader {
         }
     }
 
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// Returns the traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub const fn traffic_class(&self) -> u8 {
         match self {
             IpHeader::V4(ip) => ip.tos,
@@ -100,12 +99,13 @@ impl IpHeader {
         }
     }
 
-    /// Reads the 40 bytes before the payload of a UD receive (Annex A17.4.5.1).
+    /// Parses the GRH: the 40 bytes before the payload in a UD receive buffer (Annex A17.4.5.1). Returns `None` if they
+    /// contain neither an IPv4 nor an IPv6 header.
     ///
-    /// For IPv6 they are its header. For IPv4 the header is in the last 20, and the first 20 mean nothing, so
-    /// that they may look like IPv6: then a *right checksum* at byte 20 decides, as in rdma-core's
-    /// `get_grh_header_version`. Only then, because packets that a device sends to itself may have none (those
-    /// of rxe don't). `None` if they are neither.
+    /// An IPv6 header fills the 40 bytes. An IPv4 header is in the last 20 bytes, and the first 20 are undefined, so
+    /// they may resemble an IPv6 header. In that case, the header is IPv4 if the checksum of the last 20 bytes is
+    /// correct, as in rdma-core's `get_grh_header_version`. Otherwise the checksum is ignored, because loopback packets
+    /// may have none (those of rxe don't).
     ///
     /// ```
     /// use adverb_wire::IpHeader;
@@ -122,7 +122,7 @@ impl IpHeader {
         could_be_v6.then(|| IpHeader::V6(Ipv6Header::from_bytes(grh)))
     }
 
-    /// The 40 bytes that precede the payload of a UD receive, for a datagram of `udp_len` bytes.
+    /// Returns the GRH of a datagram of `udp_len` bytes: the 40 bytes before the payload in a UD receive buffer.
     pub fn to_grh(&self, udp_len: u16) -> [u8; GRH_LEN] {
         let mut grh = [0; GRH_LEN];
         match self {
@@ -136,7 +136,7 @@ impl IpHeader {
         grh
     }
 
-    /// Parses an IP header with UDP behind it; also gives the UDP datagram. `None` if it is something else.
+    /// Parses an IP header that carries UDP, and returns it with the UDP datagram.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(IpHeader, &[u8])> {
         match bytes.first()? >> 4 {
             4 => {
@@ -160,7 +160,7 @@ impl IpHeader {
         }
     }
 
-    /// Writes the header of a datagram with `udp_len` bytes of UDP, and says how many bytes it took.
+    /// Writes the header of a datagram with `udp_len` bytes of UDP, and returns the header's length.
     pub(crate) fn emit(&self, udp_len: u16, out: &mut [u8]) -> usize {
         match self {
             IpHeader::V4(ip) => {
@@ -240,7 +240,7 @@ const UDP: u8 = 17;
 
 const FLOW_LABEL_MASK: u32 = 0x000f_ffff;
 
-/// The sum that IPv4 headers are checked by (RFC 1071): 0xffff over a header with a right checksum.
+/// The ones' complement sum (RFC 1071): 0xffff for a header with a correct checksum.
 fn ones_complement_sum(header: &[u8; IPV4_LEN]) -> u16 {
     let words = header.chunks_exact(2).map(|pair| match pair {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),

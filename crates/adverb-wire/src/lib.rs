@@ -1,21 +1,21 @@
-//! What a RoCEv2 packet is: headers, opcodes, the invariant CRC, and the connection manager's messages.
+//! RoCEv2 packets: headers, opcodes, the invariant CRC (ICRC), and connection manager (CM) messages.
 //!
-//! Nothing here does any I/O, allocates, or holds state; it builds without `std`, and has no `unsafe`.
+//! This crate does no I/O, allocates nothing, keeps no state, builds without `std`, and contains no `unsafe`.
 //!
-//! - [`Packet`] is what a UDP datagram to port 4791 holds, parsed and checked once. Its [`Operation`] has the
-//!   opcode together with just the headers that this opcode brings.
-//! - [`Header`] is what is written before a payload, and [`Flow`] writes it, for a payload in any number of
-//!   pieces, and computes and checks the ICRC.
-//! - [`Frame`] adds the IP and UDP headers, for captures.
-//! - [`cm`] has the connection manager's messages.
-//! - [`Psn`] and [`Qpn`] are the 24-bit numbers.
+//! - [`Packet`] is the payload of a UDP datagram to port 4791, parsed and checked once. Its [`Operation`] combines
+//!   the opcode with exactly the extended headers that the opcode carries.
+//! - [`Header`] holds all transport headers of a packet. [`Flow`] writes them for a payload in any number of slices,
+//!   and computes and checks the ICRC.
+//! - [`Frame`] adds the IP and UDP headers, for captures and raw sockets.
+//! - [`cm`] contains the CM messages.
+//! - [`Psn`] and [`Qpn`] are 24-bit packet sequence numbers and queue pair numbers.
 //!
-//! Everything prints as a line of text in the manner of tcpdump.
+//! Packets, headers and messages implement `Display` as one line of text in the style of tcpdump.
 //!
 //! ```
 //! use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud, MAX_HEADER_LEN};
 //!
-//! // From an ordinary UDP socket on 10.0.0.1 to a RoCE device on 10.0.0.2:
+//! // A datagram from a UDP socket on 10.0.0.1 to a RoCE device on 10.0.0.2:
 //! let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
 //! let datagram = Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None };
 //! let header = Header::new(Qpn::truncate(0x11), Psn::ZERO, Operation::Ud(datagram));
@@ -31,9 +31,9 @@
 //! assert!(flow.verify(&packet, 0).is_ok());
 //! ```
 //!
-//! Sections named in comments are those of the InfiniBand Architecture Specification, volume 1, and its
-//! annexes A11 (IP addressing for the connection manager), A17 (RoCEv2) and A19 (memory placement); files named
-//! are those of Linux's `drivers/infiniband/sw/rxe`.
+//! Section numbers ("vol. 1, 9.7.2") refer to the InfiniBand Architecture Specification, volume 1, and its annexes
+//! A11 (IP addressing for the CM), A17 (RoCEv2) and A19 (memory placement extensions). File names refer to
+//! `drivers/infiniband/sw/rxe` in Linux.
 
 #![no_std]
 #![forbid(unsafe_code)]

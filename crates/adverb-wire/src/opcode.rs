@@ -1,14 +1,14 @@
-//! Opcodes: the first byte of a packet, which decides what headers follow it.
+//! Opcodes: the first byte of a packet, which determines its headers.
 
 use core::fmt;
 
 /// Declares the opcodes once; the enum, its list, its parser and its names come from this table.
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $variant:ident = $byte:literal, $name:literal;)*) => {
-        /// The kind of a packet: its transport, its operation and its place in the message.
+        /// The opcode of a packet: its transport, operation and position in the message.
         ///
-        /// Values are those of the InfiniBand Architecture Specification vol. 1, table 38, with FLUSH and
-        /// ATOMIC WRITE from Annex A19 and the congestion notification of Annex A17.
+        /// The values are defined in the InfiniBand Architecture Specification, vol. 1, table 38; FLUSH and
+        /// ATOMIC WRITE in Annex A19; the congestion notification packet (CNP) in Annex A17.
         ///
         /// ```
         /// use adverb_wire::Opcode;
@@ -25,10 +25,10 @@ macro_rules! opcodes {
         }
 
         impl Opcode {
-            /// Every opcode that Adverb knows, in the order of their values.
+            /// All opcodes that this crate knows, in the order of their values.
             pub const ALL: &[Opcode] = &[$(Opcode::$variant),*];
 
-            /// The opcode with this value, or `None` if there is none.
+            /// Returns the opcode with this value, or `None` if the value is unknown.
             pub const fn from_byte(byte: u8) -> Option<Opcode> {
                 match byte {
                     $($byte => Some(Opcode::$variant),)*
@@ -36,7 +36,7 @@ macro_rules! opcodes {
                 }
             }
 
-            /// The name as people say it: `RC WRITE only`.
+            /// Returns the name, such as `RC WRITE only`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Opcode::$variant => $name,)*
@@ -73,17 +73,17 @@ opcodes! {
     RcWriteOnlyWithImm = 0x0b, "RC WRITE only+imm";
     /// An RDMA READ request.
     RcReadRequest = 0x0c, "RC READ request";
-    /// First packet of the answer to an RDMA READ.
+    /// First packet of an RDMA READ response.
     RcReadResponseFirst = 0x0d, "RC READ response first";
-    /// Middle packet of the answer to an RDMA READ.
+    /// Middle packet of an RDMA READ response.
     RcReadResponseMiddle = 0x0e, "RC READ response middle";
-    /// Last packet of the answer to an RDMA READ.
+    /// Last packet of an RDMA READ response.
     RcReadResponseLast = 0x0f, "RC READ response last";
-    /// The answer to an RDMA READ in one packet; also the empty answer to FLUSH and ATOMIC WRITE.
+    /// An RDMA READ response in one packet; also the empty response to FLUSH and ATOMIC WRITE.
     RcReadResponseOnly = 0x10, "RC READ response only";
-    /// An acknowledgement, positive or (by its syndrome) negative.
+    /// An ACK or, by its syndrome, a NAK.
     RcAcknowledge = 0x11, "RC ACK";
-    /// The answer to an atomic operation, with the value from before it.
+    /// The response to an atomic operation, with the original value.
     RcAtomicAcknowledge = 0x12, "RC ATOMIC ACK";
     /// An atomic compare-and-swap.
     RcCompareSwap = 0x13, "RC CAS";
@@ -95,7 +95,7 @@ opcodes! {
     RcSendOnlyInvalidate = 0x17, "RC SEND only+inv";
     /// A request to make earlier writes visible or persistent.
     RcFlush = 0x1c, "RC FLUSH";
-    /// An eight-byte write that is never seen in part.
+    /// An atomic write of eight bytes.
     RcAtomicWrite = 0x1d, "RC ATOMIC WRITE";
     /// First packet of a SEND over an unreliable connection.
     UcSendFirst = 0x20, "UC SEND first";
@@ -121,22 +121,22 @@ opcodes! {
     UcWriteOnly = 0x2a, "UC WRITE only";
     /// An RDMA WRITE with immediate data in one packet over an unreliable connection.
     UcWriteOnlyWithImm = 0x2b, "UC WRITE only+imm";
-    /// A datagram.
+    /// A SEND of an unreliable datagram.
     UdSendOnly = 0x64, "UD SEND only";
-    /// A datagram with immediate data.
+    /// A SEND of an unreliable datagram with immediate data.
     UdSendOnlyWithImm = 0x65, "UD SEND only+imm";
-    /// A congestion notification (Annex A17.9.3).
+    /// A congestion notification packet (Annex A17.9.3).
     Cnp = 0x81, "CNP";
 }
 
 impl Opcode {
-    /// The value on the wire.
+    /// Returns the value on the wire.
     #[inline]
     pub const fn byte(self) -> u8 {
         self as u8
     }
 
-    /// How many bytes of headers this opcode brings, the base transport header included.
+    /// Returns the length of this opcode's headers in bytes, including the base transport header.
     ///
     /// ```
     /// use adverb_wire::Opcode;
@@ -192,7 +192,7 @@ impl Opcode {
             }
     }
 
-    /// What payload a packet of this kind may carry.
+    /// Returns the rule for the payload length of packets with this opcode.
     #[inline]
     pub const fn payload_rule(self) -> PayloadRule {
         match self {
@@ -215,11 +215,11 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// What payload an opcode allows. How long a FIRST, MIDDLE or LAST must be depends on the path's MTU, and so
-/// is the transport's to check.
+/// The payload lengths that an opcode allows. The transport checks the lengths of FIRST, MIDDLE and LAST packets,
+/// because they depend on the path MTU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadRule {
-    /// Headers only.
+    /// No payload.
     Empty,
     /// Exactly eight bytes: ATOMIC WRITE.
     EightBytes,
@@ -228,7 +228,7 @@ pub enum PayloadRule {
 }
 
 impl PayloadRule {
-    /// Whether a payload of `len` bytes keeps this rule.
+    /// Whether a payload of `len` bytes is allowed.
     #[inline]
     pub const fn allows(self, len: usize) -> bool {
         match self {

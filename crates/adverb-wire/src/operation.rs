@@ -1,4 +1,4 @@
-//! What a packet asks or answers: its opcode together with the headers that this opcode brings.
+//! Operations: opcodes with their extended headers.
 
 use crate::header::{
     AETH_LEN, ATOMIC_ACK_ETH_LEN, ATOMIC_ETH_LEN, CNP_RESERVED_LEN, DETH_LEN, FETH_LEN, IMMEDIATE_LEN,
@@ -6,7 +6,7 @@ use crate::header::{
 };
 use crate::{Aeth, Opcode, Qpn};
 
-/// What a packet asks or answers, by transport.
+/// The operation of a packet, by transport: the opcode and its extended headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Reliable connection.
@@ -15,111 +15,111 @@ pub enum Operation {
     Uc(Uc),
     /// Unreliable datagram.
     Ud(Ud),
-    /// A congestion notification; its 16 reserved bytes are sent as zeros and not looked at.
+    /// A congestion notification packet. Its 16 reserved bytes are sent as zeros and ignored on receipt.
     Cnp,
 }
 
 /// An operation of the reliable connection transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rc {
-    /// A part of a message into the peer's next receive request.
+    /// A packet of a SEND, which the responder places into its next receive request.
     Send(Send),
-    /// The last part of a SEND that also invalidates this remote key of the peer's.
+    /// The last packet of a SEND that also invalidates this remote key of the responder.
     SendLastInvalidate(u32),
-    /// A SEND in one packet that also invalidates this remote key of the peer's.
+    /// A SEND in one packet that also invalidates this remote key of the responder.
     SendOnlyInvalidate(u32),
-    /// A part of a write into the peer's memory.
+    /// A packet of an RDMA WRITE into the responder's memory.
     Write(Write),
-    /// A request for bytes of the peer's memory.
+    /// An RDMA READ request for a range of the responder's memory.
     ReadRequest(Reth),
-    /// A part of the bytes that a READ asked for.
+    /// A packet of an RDMA READ response.
     ReadResponse(ReadResponse),
-    /// An acknowledgement or a NAK.
+    /// An ACK or a NAK.
     Acknowledge(Aeth),
-    /// The answer to an atomic: the value from before it.
+    /// The response to an atomic operation, with the original value.
     AtomicAcknowledge(Aeth, u64),
-    /// Swap the word if it is as expected.
+    /// An atomic compare-and-swap.
     CompareSwap(CompareSwap),
-    /// Add to the word.
+    /// An atomic fetch-and-add.
     FetchAdd(FetchAdd),
-    /// Make earlier writes visible or persistent.
+    /// A FLUSH, which makes earlier writes visible or persistent.
     Flush(Flush),
-    /// Write the eight bytes of the payload at once.
+    /// An atomic write of the eight bytes of payload.
     AtomicWrite(Reth),
 }
 
 /// An operation of the unreliable connection transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Uc {
-    /// A part of a message into the peer's next receive request.
+    /// A packet of a SEND, which the responder places into its next receive request.
     Send(Send),
-    /// A part of a write into the peer's memory.
+    /// A packet of an RDMA WRITE into the responder's memory.
     Write(Write),
 }
 
-/// A datagram: the only operation of the unreliable datagram transport.
+/// A SEND, the only operation of the unreliable datagram transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ud {
-    /// The queue key, which must be that of the receiving queue pair.
+    /// The Q_Key. It must match that of the destination queue pair.
     pub qkey: u32,
-    /// The queue pair that sent the datagram.
+    /// The source queue pair.
     pub source_qp: Qpn,
-    /// Immediate data.
+    /// The immediate data, if any.
     pub immediate: Option<u32>,
 }
 
-/// A part of a SEND. The number is the immediate data, where there is any.
+/// A packet of a SEND. The `Option<u32>` is the immediate data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Send {
     /// The first packet of several.
     First,
-    /// Neither the first nor the last.
+    /// A packet that is neither the first nor the last.
     Middle,
     /// The last packet of several.
     Last(Option<u32>),
-    /// The whole message.
+    /// The only packet, with the whole message.
     Only(Option<u32>),
 }
 
-/// A part of an RDMA WRITE. The number is the immediate data, where there is any.
+/// A packet of an RDMA WRITE. The `Option<u32>` is the immediate data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Write {
-    /// The first packet of several, which says where the whole message goes.
+    /// The first packet of several, with the memory range of the whole message.
     First(Reth),
-    /// Neither the first nor the last.
+    /// A packet that is neither the first nor the last.
     Middle,
     /// The last packet of several.
     Last(Option<u32>),
-    /// The whole message.
+    /// The only packet, with the whole message.
     Only(Reth, Option<u32>),
 }
 
-/// A part of the answer to an RDMA READ.
+/// A packet of an RDMA READ response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadResponse {
     /// The first packet of several.
     First(Aeth),
-    /// Neither the first nor the last: without an acknowledge header.
+    /// A packet that is neither the first nor the last. It has no AETH.
     Middle,
     /// The last packet of several.
     Last(Aeth),
-    /// The whole answer.
+    /// The only packet, with the whole response.
     Only(Aeth),
 }
 
-/// The RDMA extended transport header: a range of the peer's memory, and the key to it.
+/// The RDMA extended transport header (RETH): a range of the responder's memory, and its remote key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reth {
     /// The virtual address.
     pub va: u64,
     /// The remote key.
     pub rkey: u32,
-    /// How many bytes the whole message has.
+    /// The length of the whole message in bytes.
     pub length: u32,
 }
 
 impl Reth {
-    /// The address behind the last byte, or `None` if the range would wrap: a peer may ask for anything.
+    /// Returns the address after the last byte, or `None` if the range exceeds the address space.
     ///
     /// ```
     /// use adverb_wire::Reth;
@@ -157,7 +157,7 @@ pub struct CompareSwap {
     pub rkey: u32,
     /// The value to write.
     pub swap: u64,
-    /// The value that must be there for that.
+    /// The expected value. The write happens only if the word has this value.
     pub compare: u64,
 }
 
@@ -172,14 +172,14 @@ pub struct FetchAdd {
     pub add: u64,
 }
 
-/// A FLUSH: which bytes, and how far they must have come (Annex A19.4).
+/// A FLUSH: a memory range and its placement type (Annex A19.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flush {
-    /// The bytes must be visible to everyone at the peer.
+    /// Whether the bytes must be globally visible at the responder.
     pub global: bool,
-    /// The bytes must survive a loss of power.
+    /// Whether the bytes must be persistent, so that they survive a loss of power.
     pub persistent: bool,
-    /// The whole region of the key is meant, not just the range.
+    /// Whether the FLUSH applies to the whole memory region of the key instead of the range.
     pub whole_region: bool,
     /// The range.
     pub range: Reth,
@@ -192,7 +192,7 @@ impl Flush {
 }
 
 impl Operation {
-    /// The opcode that says this.
+    /// Returns the opcode of this operation.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         match self {
@@ -243,7 +243,8 @@ impl Operation {
         }
     }
 
-    /// Parses the headers that `opcode` brings, or `None` if `bytes` ends before they do; also gives the rest.
+    /// Parses the extended headers of `opcode`, and returns them with the remaining bytes. Returns `None` if `bytes` is
+    /// too short.
     #[inline]
     pub(crate) fn parse(opcode: Opcode, bytes: &[u8]) -> Option<(Operation, &[u8])> {
         use Operation as Op;
@@ -303,7 +304,7 @@ impl Operation {
         Some((operation, reader.0))
     }
 
-    /// Writes the headers behind the base transport header.
+    /// Writes the extended headers.
     #[inline]
     pub(crate) fn emit(&self, out: &mut [u8; ATOMIC_ETH_LEN]) {
         let mut out = Writer(out);
@@ -380,7 +381,7 @@ impl Write {
     }
 }
 
-/// Takes headers off the front of a packet; every method answers `None` at its end.
+/// Reads headers from the front of a packet. Every method returns `None` at the packet's end.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -441,11 +442,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts headers into the room behind the base transport header.
+/// Writes headers into the space after the base transport header.
 struct Writer<'a>(&'a mut [u8]);
 
 impl Writer<'_> {
-    /// Writes `bytes` and moves behind them. The room is as long as the longest chain, so they always fit.
+    /// Appends `bytes`. The space has the maximum header length, so they always fit.
     #[inline]
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
         let room = core::mem::take(&mut self.0);

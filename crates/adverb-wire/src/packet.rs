@@ -1,24 +1,24 @@
-//! A packet as it lies in a UDP datagram: headers, payload, padding, ICRC.
+//! A packet as the payload of a UDP datagram: headers, payload, padding, ICRC.
 
 use core::fmt;
 
 use crate::header::Header;
 use crate::{Opcode, Operation};
 
-/// The length of the ICRC at a packet's end.
+/// The length of the ICRC at the end of a packet.
 pub const ICRC_LEN: usize = 4;
 
-/// The longest packet: what fits a UDP datagram in IPv4, in whole words.
+/// The maximum packet length: the payload of a maximum-size UDP datagram in IPv4, rounded down to 4-byte words.
 pub const MAX_PACKET_LEN: usize = (65_535 - 20 - 8) / 4 * 4;
 
-/// The UDP port that means RoCEv2.
+/// The UDP port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
 
-/// A packet whose lengths have been checked: the payload of a UDP datagram to port [`ROCE_PORT`].
+/// A parsed packet with checked lengths: the payload of a UDP datagram to port [`ROCE_PORT`].
 ///
-/// Parsing is done once. After it every header that the opcode brings is there, as a value, in
-/// [`operation`](Packet::operation); the payload lies within the packet; and the length is a whole number of
-/// words. What it doesn't check is the ICRC: for that see [`Flow`](crate::Flow).
+/// Parsing happens once and guarantees that every header of the opcode is available in
+/// [`operation`](Packet::operation), that the payload lies within the packet, and that the length is a multiple of
+/// four bytes. Parsing doesn't check the ICRC; see [`Flow`](crate::Flow).
 ///
 /// ```
 /// use adverb_wire::{Operation, Packet, Rc, Send};
@@ -31,7 +31,7 @@ pub const ROCE_PORT: u16 = 4791;
 /// let packet = Packet::parse(&bytes).unwrap();
 /// assert!(matches!(packet.operation(), Operation::Rc(Rc::Send(Send::Only(None)))));
 /// assert_eq!(packet.payload(), b"hi");
-/// assert!(Packet::parse(&bytes[..16]).is_err()); // two bytes of padding and an ICRC don't fit any more
+/// assert!(Packet::parse(&bytes[..16]).is_err()); // too short for two bytes of padding and an ICRC
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -43,12 +43,15 @@ pub struct Packet<'a> {
 impl<'a> Packet<'a> {
     /// Parses the payload of a UDP datagram.
     ///
-    /// Reserved bits and padding are ignored, as the specification asks.
+    /// Reserved bits and padding are ignored, as the specification requires.
     ///
     /// # Errors
     ///
-    /// If the packet is shorter than its headers, its padding and an ICRC; isn't a whole number of words; has
-    /// an opcode or header version that isn't known; or has a payload that its opcode doesn't allow.
+    /// - Returns [`ParseError::Truncated`] if the packet ends before its headers, padding and ICRC do.
+    /// - Returns [`ParseError::BadLength`] if the length is not a multiple of four, or exceeds [`MAX_PACKET_LEN`].
+    /// - Returns [`ParseError::UnknownOpcode`] or [`ParseError::UnknownVersion`] if the opcode or the version of the
+    ///   base transport header is unknown.
+    /// - Returns [`ParseError::Payload`] if the opcode doesn't allow a payload of this length.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let (header, opcode, pad_len, body) = Header::parse(bytes)?;
@@ -66,60 +69,60 @@ impl<'a> Packet<'a> {
         Ok(Packet { header, payload, bytes })
     }
 
-    /// The headers.
+    /// Returns the headers.
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What the packet asks or answers.
+    /// Returns the operation: the opcode and its extended headers.
     pub const fn operation(&self) -> &Operation {
         &self.header.operation
     }
 
-    /// The opcode.
+    /// Returns the opcode.
     pub const fn opcode(&self) -> Opcode {
         self.header.opcode()
     }
 
-    /// The payload, without its padding.
+    /// Returns the payload, without its padding.
     pub const fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// How many bytes of padding follow the payload: 0 to 3.
+    /// Returns the number of padding bytes after the payload: 0 to 3.
     pub const fn pad_len(&self) -> usize {
         self.bytes.len() - ICRC_LEN - self.header.len() - self.payload.len()
     }
 
-    /// The ICRC at the packet's end, as a CRC-32 value: its bytes are in little-endian order.
+    /// Returns the ICRC at the end of the packet as a CRC-32 value. On the wire it is in little-endian byte order.
     pub fn icrc(&self) -> u32 {
         self.bytes.last_chunk().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }
 
-    /// The whole packet.
+    /// Returns the bytes of the whole packet.
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.bytes
     }
 }
 
-/// Why bytes aren't a packet.
+/// The error of [`Packet::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ParseError {
     /// The packet ends before its headers, padding and ICRC do.
     Truncated {
-        /// How many bytes these take.
+        /// The length of headers, padding and ICRC in bytes.
         needed: usize,
-        /// How many there are.
+        /// The length of the packet in bytes.
         found: usize,
     },
-    /// The length isn't a whole number of words, or is more than a UDP datagram holds.
+    /// The length is not a multiple of four bytes, or exceeds [`MAX_PACKET_LEN`].
     BadLength(usize),
-    /// No such opcode.
+    /// The opcode is unknown.
     UnknownOpcode(u8),
-    /// A version of the base transport header other than 0.
+    /// The version of the base transport header is not 0.
     UnknownVersion(u8),
-    /// A payload that the opcode doesn't allow.
+    /// The opcode doesn't allow a payload of this length.
     Payload {
         /// The opcode.
         opcode: Opcode,
@@ -132,15 +135,15 @@ impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ParseError::Truncated { needed, found } => {
-                write!(f, "truncated: headers, padding and ICRC take {needed} bytes, and there are {found}")
+                write!(f, "truncated packet: headers, padding and ICRC need {needed} bytes, got {found}")
             }
             ParseError::BadLength(len) => {
-                write!(f, "length {len} is not that of a packet: whole words, at most {MAX_PACKET_LEN} bytes")
+                write!(f, "bad packet length {len}: must be a multiple of 4, at most {MAX_PACKET_LEN} bytes")
             }
             ParseError::UnknownOpcode(byte) => write!(f, "unknown opcode {byte:#04x}"),
             ParseError::UnknownVersion(version) => write!(f, "unknown transport header version {version}"),
             ParseError::Payload { opcode, payload_len } => {
-                write!(f, "{opcode} doesn't carry {payload_len} bytes of payload")
+                write!(f, "{opcode} does not allow a payload of {payload_len} bytes")
             }
         }
     }
@@ -148,16 +151,16 @@ impl fmt::Display for ParseError {
 
 impl core::error::Error for ParseError {}
 
-/// Why a packet can't be written.
+/// The error of [`Flow::emit`](crate::Flow::emit) and [`Flow::begin_emit`](crate::Flow::begin_emit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// The packet wouldn't fit a UDP datagram.
+    /// The packet exceeds [`MAX_PACKET_LEN`].
     TooLong {
         /// The payload's length.
         payload_len: usize,
     },
-    /// A payload that the opcode doesn't allow.
+    /// The opcode doesn't allow a payload of this length.
     Payload {
         /// The opcode.
         opcode: Opcode,
@@ -170,10 +173,10 @@ impl fmt::Display for EmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EmitError::TooLong { payload_len } => {
-                write!(f, "{payload_len} bytes of payload don't fit a UDP datagram: split at the path's MTU")
+                write!(f, "{payload_len} bytes of payload exceed a UDP datagram: split at the path MTU")
             }
             EmitError::Payload { opcode, payload_len } => {
-                write!(f, "{opcode} doesn't carry {payload_len} bytes of payload")
+                write!(f, "{opcode} does not allow a payload of {payload_len} bytes")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Packets in one line of text, in the manner of tcpdump.
+//! Packets as one line of text, in the style of tcpdump.
 
 use core::fmt;
 
@@ -6,7 +6,7 @@ use crate::cm::Mad;
 use crate::{Aeth, CompareSwap, FetchAdd, Flush, Header, Operation, Packet, Qpn, Rc, ReadResponse, Reth};
 use crate::{Send, Uc, Ud, Write};
 
-/// `RC SEND only, qp 0x000012, psn 7, ackreq`, then what the opcode brings.
+/// Prints the base transport header, such as `RC SEND only, qp 0x000012, psn 7, ackreq`, then the extended headers.
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, qp {}, psn {}", self.opcode(), self.dest_qp, self.psn)?;
@@ -26,7 +26,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// The header, then the payload: its length, or the connection manager's message in it.
+/// Prints the headers, then the CM message in the payload, or the payload's length.
 impl fmt::Display for Packet<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.header().fmt(f)?;
@@ -42,7 +42,7 @@ impl fmt::Display for Packet<'_> {
     }
 }
 
-/// The headers that an opcode brings.
+/// The extended headers of an operation.
 struct Details<'a>(&'a Operation);
 
 impl fmt::Display for Details<'_> {

@@ -1,13 +1,12 @@
-//! Packet sequence numbers: 24 bits that wrap.
+//! Packet sequence numbers: wrapping 24-bit counters.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// A packet sequence number: 24 bits, wrapping.
+/// A packet sequence number (PSN): 24 bits, wrapping.
 ///
-/// Sequence numbers go round, so "smaller" says nothing: a number is before or after another by the shorter
-/// way round (InfiniBand Architecture Specification vol. 1, 9.7.2). That is why there is no `Ord` here, and
-/// [`since`](Psn::since) gives a signed distance instead.
+/// Because PSNs wrap, their order is the sign of the shorter distance between them (vol. 1, 9.7.2). This order is not
+/// transitive, so `Psn` doesn't implement `Ord`; [`since`](Psn::since) returns the signed distance.
 ///
 /// ```
 /// use adverb_wire::Psn;
@@ -23,40 +22,40 @@ use core::ops::{Add, AddAssign, Sub};
 pub struct Psn(u32);
 
 impl Psn {
-    /// The first sequence number.
+    /// PSN 0.
     pub const ZERO: Psn = Psn(0);
-    /// The last sequence number before the wrap.
+    /// The last PSN before the wrap: 2²⁴ − 1.
     pub const MAX: Psn = Psn(MASK);
 
-    /// The sequence number `value`, or `None` if it has more than 24 bits.
+    /// Creates the PSN `value`. Returns `None` if `value` has more than 24 bits.
     pub const fn new(value: u32) -> Option<Psn> {
         if value <= MASK { Some(Psn(value)) } else { None }
     }
 
-    /// The low 24 bits of `value`: for a random number, or for a counter that runs on.
+    /// Creates a PSN from the low 24 bits of `value`, such as a random number or a wider counter.
     pub const fn wrapping(value: u32) -> Psn {
         Psn(value & MASK)
     }
 
-    /// The number itself, below 2²⁴.
+    /// Returns the number, below 2²⁴.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// How far this number is behind `earlier`, by the shorter way round: negative if it comes first.
+    /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³: negative if this PSN comes first.
     ///
-    /// The distance lies in −2²³ .. 2²³. At exactly 2²³ apart neither is first; both directions answer −2²³.
+    /// If the two are exactly 2²³ apart, neither comes first: the distance is −2²³ in both directions.
     pub const fn since(self, earlier: Psn) -> i32 {
         // Shifted up by 8, the 24-bit sign becomes the sign of an i32, and the shift down extends it.
         (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8
     }
 
-    /// Whether this number comes before `other` by the shorter way round.
+    /// Whether this PSN comes before `other`.
     pub const fn is_before(self, other: Psn) -> bool {
         self.since(other) < 0
     }
 
-    /// Whether this number comes after `other` by the shorter way round.
+    /// Whether this PSN comes after `other`.
     ///
     /// ```
     /// # use adverb_wire::Psn;
@@ -66,7 +65,7 @@ impl Psn {
         self.since(other) > 0
     }
 
-    /// Whether this number is one of the `count` numbers that begin with `first`.
+    /// Whether this PSN is one of the `count` PSNs that start with `first`.
     ///
     /// ```
     /// # use adverb_wire::Psn;

@@ -1,8 +1,8 @@
-//! Queue pair numbers: 24 bits, some of them with a meaning of their own.
+//! Queue pair numbers.
 
 use core::fmt;
 
-/// A queue pair number: 24 bits.
+/// A queue pair number (QPN): 24 bits.
 ///
 /// ```
 /// use adverb_wire::Qpn;
@@ -15,22 +15,22 @@ use core::fmt;
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The general service interface: where connection managers talk (vol. 1, 3.9.3).
+    /// The general service interface (GSI), which sends and receives CM messages (vol. 1, 3.9.3).
     pub const GSI: Qpn = Qpn(1);
-    /// The number to which multicast datagrams are sent (vol. 1, 10.5.2).
+    /// The destination QPN of multicast datagrams (vol. 1, 10.5.2).
     pub const MULTICAST: Qpn = Qpn(MASK);
 
-    /// The queue pair number `value`, or `None` if it has more than 24 bits.
+    /// Creates the QPN `value`. Returns `None` if `value` has more than 24 bits.
     pub const fn new(value: u32) -> Option<Qpn> {
         if value <= MASK { Some(Qpn(value)) } else { None }
     }
 
-    /// The low 24 bits of `value`.
+    /// Creates a QPN from the low 24 bits of `value`.
     pub const fn truncate(value: u32) -> Qpn {
         Qpn(value & MASK)
     }
 
-    /// The number itself, below 2²⁴.
+    /// Returns the number, below 2²⁴.
     pub const fn get(self) -> u32 {
         self.0
     }

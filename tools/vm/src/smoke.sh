@@ -44,7 +44,7 @@ ud_pingpong() {
     { echo "$said"; echo "the client failed"; kill "$server" 2>/dev/null; return 1; }
   end_server || { echo "$said"; return 1; }
   echo "$said"
-  expected='^1000 sent, 1000 received, 0 lost, ICRC right in ([0-9]+) of \1$'
+  expected='^1000 sent, 1000 received, 0 lost, ICRC correct in ([0-9]+) of \1$'
   # The result is the last line, because only that is shown of a check that passed.
   grep -E "$expected" <<<"$said" || { echo "the client's output does not match $expected"; return 1; }
 }

@@ -1,10 +1,10 @@
-//! Numbers narrower than a byte, and those that are no whole number of bytes wide.
+//! Numbers of a fixed width in bits.
 
 use core::fmt;
 
-/// A number of `N` bits, for the fields of a message that aren't whole bytes.
+/// A number of `N` bits, for message fields whose width isn't that of an integer type.
 ///
-/// It can't hold a number too large for its field, so what is sent is always what was meant.
+/// Its value always fits the field, so sending never truncates it.
 ///
 /// ```
 /// use adverb_wire::cm::Bits;
@@ -20,20 +20,20 @@ pub struct Bits<const N: usize>(u32);
 impl<const N: usize> Bits<N> {
     /// Zero.
     pub const ZERO: Bits<N> = Bits(0);
-    /// All ones: the largest number of `N` bits.
+    /// The largest number of `N` bits: all ones.
     pub const MAX: Bits<N> = Bits(if N >= 32 { u32::MAX } else { (1 << N) - 1 });
 
-    /// The number `value`, or `None` if it has more than `N` bits.
+    /// Creates the number `value`. Returns `None` if `value` has more than `N` bits.
     pub const fn new(value: u32) -> Option<Bits<N>> {
         if value <= Self::MAX.0 { Some(Bits(value)) } else { None }
     }
 
-    /// The low `N` bits of `value`.
+    /// Creates a number from the low `N` bits of `value`.
     pub const fn truncate(value: u32) -> Bits<N> {
         Bits(value & Self::MAX.0)
     }
 
-    /// The number itself, below 2ᴺ.
+    /// Returns the number, below 2ᴺ.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -45,7 +45,7 @@ impl<const N: usize> From<Bits<N>> for u32 {
     }
 }
 
-/// For the widths that fit into a byte.
+/// Conversions to `u8` for the widths that fit.
 macro_rules! into_byte {
     ($($n:literal)*) => {
         $(

@@ -1,10 +1,10 @@
-//! What messages say in numbers: reasons, states and kinds.
+//! Codes in messages: reject reasons, statuses, and kinds of messages and transports.
 
 use core::fmt;
 
 use super::layout::{SmallField, small_field};
 
-/// Declares an enum of codes with their words, and one more variant for what isn't listed.
+/// Declares an enum of codes with their descriptions, and a variant for unlisted codes.
 macro_rules! codes {
     (
         $(#[$meta:meta])*
@@ -22,7 +22,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// What this code means.
+            /// Returns the value for `code`.
             pub const fn from_code(code: $int) -> $name {
                 match code {
                     $( $code => $name::$variant, )*
@@ -30,7 +30,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The code on the wire.
+            /// Returns the code on the wire.
             pub const fn code(self) -> $int {
                 match self {
                     $( $name::$variant => $code, )*
@@ -38,7 +38,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The meaning in words.
+            /// Returns a description.
             pub const fn description(self) -> &'static str {
                 match self {
                     $( $name::$variant => $words, )*
@@ -47,7 +47,7 @@ macro_rules! codes {
             }
         }
 
-        /// Prints the words and, in parentheses, the code.
+        /// Prints the description and, in parentheses, the code.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{} ({})", self.description(), self.code())
@@ -57,7 +57,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a connection was refused or given up (vol. 1, 12.6.7.2, table 109).
+    /// The reason of a REJ (vol. 1, 12.6.7.2, table 109).
     ///
     /// ```
     /// use adverb_wire::cm::RejectReason;
@@ -71,75 +71,75 @@ codes! {
         NoQueuePair = 1 => "no queue pair available",
         /// No end-to-end context is available.
         NoEeContext = 2 => "no end-to-end context available",
-        /// Something else is used up.
+        /// Another resource is exhausted.
         NoResources = 3 => "no resources available",
-        /// The peer waited too long for an answer.
+        /// The peer's timeout for a reply expired.
         Timeout = 4 => "timeout",
-        /// The peer doesn't support what is asked for.
+        /// The peer doesn't support the request.
         UnsupportedRequest = 5 => "unsupported request",
-        /// The message names a communication ID that the peer doesn't have.
+        /// The communication ID is unknown to the peer.
         InvalidCommId = 6 => "invalid communication ID",
-        /// Local and remote communication ID don't belong together.
+        /// The local and the remote communication ID belong to different connections.
         InvalidCommInstance = 7 => "invalid communication instance",
-        /// Nobody listens at the service ID: in IP terms, connection refused.
+        /// No listener exists for the service ID. This corresponds to "connection refused" of TCP.
         InvalidServiceId = 8 => "invalid service ID",
-        /// The service has another transport type.
+        /// The service uses another transport.
         InvalidTransportType = 9 => "invalid transport service type",
-        /// The peer still has a connection of this CA and queue pair, or their time-wait isn't over.
+        /// The peer still has a connection with this channel adapter and queue pair, possibly in time-wait.
         StaleConnection = 10 => "stale connection",
-        /// There is no reliable datagram channel of the kind that the request assumes.
+        /// The reliable datagram channel of the request doesn't exist.
         RdcDoesNotExist = 11 => "RDC doesn't exist",
         /// The remote GID of the primary path isn't the peer's.
         InvalidPrimaryGid = 12 => "primary remote port GID rejected",
         /// The remote LID of the primary path isn't the peer's.
         InvalidPrimaryLid = 13 => "primary remote port LID rejected",
-        /// The primary path's service level.
+        /// The primary path's service level is invalid.
         InvalidPrimarySl = 14 => "invalid primary SL",
-        /// The primary path's traffic class.
+        /// The primary path's traffic class is invalid.
         InvalidPrimaryTrafficClass = 15 => "invalid primary traffic class",
-        /// The primary path's hop limit.
+        /// The primary path's hop limit is invalid.
         InvalidPrimaryHopLimit = 16 => "invalid primary hop limit",
-        /// The primary path's packet rate.
+        /// The primary path's packet rate is invalid.
         InvalidPrimaryPacketRate = 17 => "invalid primary packet rate",
         /// The remote GID of the alternate path isn't the peer's.
         InvalidAlternateGid = 18 => "alternate remote port GID rejected",
         /// The remote LID of the alternate path isn't the peer's.
         InvalidAlternateLid = 19 => "alternate remote port LID rejected",
-        /// The alternate path's service level.
+        /// The alternate path's service level is invalid.
         InvalidAlternateSl = 20 => "invalid alternate SL",
-        /// The alternate path's traffic class.
+        /// The alternate path's traffic class is invalid.
         InvalidAlternateTrafficClass = 21 => "invalid alternate traffic class",
-        /// The alternate path's hop limit.
+        /// The alternate path's hop limit is invalid.
         InvalidAlternateHopLimit = 22 => "invalid alternate hop limit",
-        /// The alternate path's packet rate.
+        /// The alternate path's packet rate is invalid.
         InvalidAlternatePacketRate = 23 => "invalid alternate packet rate",
-        /// Ask another port and another connection manager; the additional information says which.
+        /// The client must use another port and CM, named in the additional information.
         PortAndCmRedirection = 24 => "port and CM redirection",
-        /// Ask for another port; the additional information says which.
+        /// The client must use another port, named in the additional information.
         PortRedirection = 25 => "port redirection",
-        /// The path MTU is more than the peer can take.
+        /// The path MTU is invalid, or exceeds the peer's maximum.
         InvalidPathMtu = 26 => "invalid path MTU",
-        /// The peer can't take that many reads and atomics at once.
+        /// The peer doesn't support that many outstanding RDMA READs and atomics.
         InsufficientResponderResources = 27 => "insufficient responder resources",
-        /// The peer's application said no; the private data may say why.
+        /// The peer's application rejected the request. The private data may explain why.
         ConsumerReject = 28 => "consumer reject",
-        /// The RNR retry count.
+        /// The peer rejected the RNR retry count.
         RnrRetryCountReject = 29 => "RNR retry count rejected",
-        /// A request with this communication ID is under way already.
+        /// A connection with this communication ID is already being established.
         DuplicateLocalCommId = 30 => "duplicate local communication ID",
-        /// The peer's connection manager has another class version.
+        /// The peer's CM has another class version.
         InvalidClassVersion = 31 => "invalid class version",
-        /// The primary path's flow label.
+        /// The primary path's flow label is invalid.
         InvalidPrimaryFlowLabel = 32 => "invalid primary flow label",
-        /// The alternate path's flow label.
+        /// The alternate path's flow label is invalid.
         InvalidAlternateFlowLabel = 33 => "invalid alternate flow label",
-        /// The peer can't do what the [`Ece`](super::Ece) options ask for.
+        /// The peer doesn't support the [`Ece`](super::Ece) options.
         VendorOptionNotSupported = 35 => "vendor option not supported",
     }
 }
 
 codes! {
-    /// What became of a service ID resolution request (vol. 1, 12.11.2, table 120).
+    /// The status of a service ID resolution request (vol. 1, 12.11.2, table 120).
     ///
     /// ```
     /// use adverb_wire::cm::SidrStatus;
@@ -149,15 +149,15 @@ codes! {
     pub enum SidrStatus(u8) {
         /// The queue pair number and Q_Key are valid.
         Valid = 0 => "valid",
-        /// Nobody listens at the service ID.
+        /// No listener exists for the service ID.
         ServiceIdNotSupported = 1 => "service ID not supported",
-        /// The service's provider said no.
+        /// The service provider rejected the request.
         Rejected = 2 => "rejected by the service provider",
         /// No queue pair is available.
         NoQueuePair = 3 => "no queue pair available",
-        /// Ask elsewhere; the additional information says where.
+        /// The client must use another port, named in the additional information.
         Redirected = 4 => "redirected",
-        /// The peer's connection manager has another class version.
+        /// The peer's CM has another class version.
         UnsupportedVersion = 5 => "class version not supported",
     }
 }
@@ -169,26 +169,26 @@ small_field!(SidrStatus, 8, |bits| SidrStatus::from_code(SmallField::from_bits(b
     .code()
     .into());
 
-/// A code that has no name here. Only `from_code` makes one, so that each meaning has one form.
+/// A code without a variant. Only `from_code` creates one, so that each code has a single representation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct UnlistedCode<T>(T);
 
 impl<T: Copy> UnlistedCode<T> {
-    /// The code.
+    /// Returns the code.
     pub const fn get(self) -> T {
         self.0
     }
 }
 
-/// Which message a REJ rejects or an MRA acknowledges (vol. 1, 12.6.6 and 12.6.7).
+/// The kind of message that a REJ rejects or an MRA acknowledges (vol. 1, 12.6.6 and 12.6.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum MessageKind {
-    /// A request for communication.
+    /// A REQ.
     Req = 0,
-    /// The reply to one.
+    /// A REP.
     Rep = 1,
-    /// Another one: in an MRA the LAP, in a REJ none in particular.
+    /// In an MRA, a LAP; in a REJ, no particular message.
     Other = 2,
     /// A value that the specification reserves.
     Reserved = 3,
@@ -217,17 +217,17 @@ impl fmt::Display for MessageKind {
     }
 }
 
-/// The kind of transport that a REQ asks for (vol. 1, 12.6.5, table 106).
+/// The transport that a REQ requests (vol. 1, 12.6.5, table 106).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum TransportService {
-    /// A reliable connection.
+    /// Reliable connection (RC).
     ReliableConnection = 0,
-    /// An unreliable connection.
+    /// Unreliable connection (UC).
     UnreliableConnection = 1,
-    /// A reliable datagram channel, which RoCE doesn't have.
+    /// Reliable datagram (RD), which RoCE doesn't have.
     ReliableDatagram = 2,
-    /// What [`Req::extended_transport`](super::Req::extended_transport) says: 1 is an extended reliable
+    /// The transport in [`Req::extended_transport`](super::Req::extended_transport): 1 is the extended reliable
     /// connection (XRC).
     Extended = 3,
 }
@@ -255,15 +255,15 @@ impl fmt::Display for TransportService {
     }
 }
 
-/// Whether a REP takes the request's alternate path (vol. 1, 12.6.8, table 110).
+/// The reply of a REP to the alternate path of the REQ (vol. 1, 12.6.8, table 110).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Failover {
-    /// The alternate path is taken.
+    /// The peer accepts the alternate path.
     Accepted = 0,
-    /// The peer can't change paths.
+    /// The peer doesn't support failover.
     NotSupported = 1,
-    /// The peer can change paths, but not to this one.
+    /// The peer supports failover, but rejects this path.
     Rejected = 2,
     /// A value that the specification reserves.
     Reserved = 3,

@@ -1,21 +1,19 @@
-//! Enhanced connection establishment: what two NICs of one vendor agree on beyond the specification.
+//! Enhanced connection establishment (ECE): vendor options.
 
 use core::fmt;
 
 use super::Bits;
 use super::layout::{At, Block};
 
-/// Enhanced connection establishment (ECE): a vendor's own options, offered in a REQ and answered in a REP or
-/// SIDR_REP.
+/// Enhanced connection establishment (ECE): vendor options that a REQ offers and a REP or SIDR_REP accepts.
 ///
-/// ConnectX NICs use it; all zeros are "no options", and what to send when in doubt. The vendor ID stands in
-/// bytes that were reserved before, the options in the MAD header's attribute modifier (see `ibv_ece` in
-/// verbs).
+/// ConnectX NICs use ECE. [`Ece::NONE`] is always safe to send. The vendor ID is in formerly reserved bytes of the
+/// message, the options are in the attribute modifier of the MAD header (see `ibv_ece` in libibverbs).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ece {
-    /// Whose options they are: the vendor's 24-bit OUI.
+    /// The vendor's 24-bit OUI.
     pub vendor_id: Bits<24>,
-    /// The options; only the vendor knows their meaning.
+    /// The options, whose meaning the vendor defines.
     pub options: u32,
 }
 

@@ -11,10 +11,10 @@ pub(super) const CLASS: u8 = 0x07;
 pub(super) const CLASS_VERSION: u8 = 2;
 pub(super) const METHOD_SEND: u8 = 0x03;
 
-/// What differs between the headers of the connection manager's datagrams.
+/// The MAD header fields that differ between CM messages.
 pub(super) struct Header {
     pub(super) transaction_id: u64,
-    /// Which message it is.
+    /// The kind of message.
     pub(super) attribute_id: u16,
     /// The options of an [`Ece`](super::Ece).
     pub(super) attribute_modifier: u32,

@@ -1,4 +1,4 @@
-//! IP addresses in private data: how a listener learns who connects (Annex A11).
+//! The CMA header: IP addresses in private data, which identify the client to a listener (Annex A11).
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,10 +6,10 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::layout::Block;
 use super::{DataTooLong, PrivateData};
 
-/// The IP header with which `rdma_cm` begins the private data of a REQ or SIDR_REQ: who connects to whom, in
-/// IP addresses (Annex A11; `struct cma_hdr` in Linux's drivers/infiniband/core/cma.c).
+/// The header with IP addresses that `rdma_cm` puts at the start of the private data of a REQ or SIDR_REQ (Annex A11;
+/// `struct cma_hdr` in Linux's `drivers/infiniband/core/cma.c`).
 ///
-/// The port that is connected to isn't here: it is in the [`ServiceId`](super::ServiceId).
+/// The destination port is not part of it: it is in the [`ServiceId`](super::ServiceId).
 ///
 /// ```
 /// use adverb_wire::cm::{CmaHeader, PrivateData};
@@ -28,37 +28,37 @@ use super::{DataTooLong, PrivateData};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CmaHeader {
-    /// The port from which the sender connects.
+    /// The client's port.
     pub source_port: u16,
-    /// The addresses of both.
+    /// The source and destination addresses.
     pub addresses: IpPair,
 }
 
-/// A source and a destination of one family.
+/// A source and a destination address of the same family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpPair {
     /// IPv4 addresses.
     V4 {
-        /// Who connects.
+        /// The client's address.
         source: Ipv4Addr,
-        /// To whom.
+        /// The server's address.
         destination: Ipv4Addr,
     },
     /// IPv6 addresses.
     V6 {
-        /// Who connects.
+        /// The client's address.
         source: Ipv6Addr,
-        /// To whom.
+        /// The server's address.
         destination: Ipv6Addr,
     },
 }
 
 impl CmaHeader {
-    /// How many bytes the header takes.
+    /// The length of the header in bytes.
     pub const LEN: usize = 36;
 
-    /// A header for these two, or `None` if one is IPv4 and the other IPv6. The destination's port goes into
-    /// the [`ServiceId`](super::ServiceId).
+    /// Creates a header. Returns `None` if one address is IPv4 and the other IPv6. The destination port belongs in the
+    /// [`ServiceId`](super::ServiceId).
     pub fn new(source: SocketAddr, destination: IpAddr) -> Option<CmaHeader> {
         let addresses = match (source.ip(), destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => IpPair::V4 { source, destination },
@@ -68,14 +68,24 @@ impl CmaHeader {
         Some(CmaHeader { source_port: source.port(), addresses })
     }
 
-    /// Splits private data into the header at its beginning and the rest, which is the consumer's.
+    /// Splits private data into the header at its start and the consumer's data.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CmaHeaderError::TooShort`] if there are fewer than 36 bytes, and the errors of
+    /// [`from_bytes`](CmaHeader::from_bytes).
     pub fn split(private: &[u8]) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         let too_short = CmaHeaderError::TooShort { length: private.len() };
         let (bytes, rest) = private.split_first_chunk().ok_or(too_short)?;
         Ok((CmaHeader::from_bytes(bytes)?, rest))
     }
 
-    /// Reads the header.
+    /// Parses the header.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CmaHeaderError::Version`] if the header's version isn't 0.0, and [`CmaHeaderError::IpVersion`] if the
+    /// IP version is neither 4 nor 6.
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<CmaHeader, CmaHeaderError> {
         let block = Block(*bytes);
         let [version, ip_version] = block.array(0);
@@ -101,7 +111,7 @@ impl CmaHeader {
         Ok(CmaHeader { source_port: u16::from_be_bytes(block.array(PORT)), addresses })
     }
 
-    /// The header as it is sent.
+    /// Returns the bytes of the header.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let (ip_version, source, destination): (u8, u128, u128) = match self.addresses {
             IpPair::V4 { source, destination } => (4, source.to_bits().into(), destination.to_bits().into()),
@@ -115,9 +125,11 @@ impl CmaHeader {
         block.0
     }
 
-    /// Private data of this header and, behind it, the consumer's `data`.
+    /// Returns private data that consists of this header and the consumer's `data`.
     ///
-    /// Fails if there is more than `N` − 36 bytes of it: 56 in a REQ, 180 in a SIDR_REQ.
+    /// # Errors
+    ///
+    /// Returns [`DataTooLong`] if `data` is longer than `N` − 36 bytes: 56 in a REQ, 180 in a SIDR_REQ.
     pub fn prepend_to<const N: usize>(&self, data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
         let too_long = DataTooLong { length: data.len(), max: N.saturating_sub(Self::LEN) };
         let mut bytes = [0; N];
@@ -127,12 +139,12 @@ impl CmaHeader {
         Ok(PrivateData::from(bytes))
     }
 
-    /// Who connects, with the port.
+    /// Returns the client's address and port.
     pub fn source(&self) -> SocketAddr {
         SocketAddr::new(self.addresses.source(), self.source_port)
     }
 
-    /// To whom; the port is in the [`ServiceId`](super::ServiceId).
+    /// Returns the server's address. The port is in the [`ServiceId`](super::ServiceId).
     pub fn destination(&self) -> IpAddr {
         self.addresses.destination()
     }
@@ -146,7 +158,7 @@ impl fmt::Display for CmaHeader {
 }
 
 impl IpPair {
-    /// Who connects.
+    /// Returns the client's address.
     pub const fn source(&self) -> IpAddr {
         match self {
             IpPair::V4 { source, .. } => IpAddr::V4(*source),
@@ -154,7 +166,7 @@ impl IpPair {
         }
     }
 
-    /// To whom.
+    /// Returns the server's address.
     pub const fn destination(&self) -> IpAddr {
         match self {
             IpPair::V4 { destination, .. } => IpAddr::V4(*destination),
@@ -163,31 +175,31 @@ impl IpPair {
     }
 }
 
-/// Source and destination.
+/// Creates a pair from source and destination.
 impl From<(Ipv4Addr, Ipv4Addr)> for IpPair {
     fn from((source, destination): (Ipv4Addr, Ipv4Addr)) -> IpPair {
         IpPair::V4 { source, destination }
     }
 }
 
-/// Source and destination.
+/// Creates a pair from source and destination.
 impl From<(Ipv6Addr, Ipv6Addr)> for IpPair {
     fn from((source, destination): (Ipv6Addr, Ipv6Addr)) -> IpPair {
         IpPair::V6 { source, destination }
     }
 }
 
-/// Private data doesn't begin with an IP header. To a REQ that needs one, the answer is
-/// [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
+/// The error for private data that doesn't start with a valid [`CmaHeader`]. The CM rejects a REQ that requires one
+/// with [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum CmaHeaderError {
-    /// There are fewer bytes than a header takes.
+    /// The private data is shorter than the header.
     TooShort {
-        /// How many there are.
+        /// The length of the private data in bytes.
         length: usize,
     },
-    /// The header's version is another than 0.0: major version in the high four bits, minor in the low.
+    /// The header's version isn't 0.0. The major version is in the high four bits, the minor in the low four.
     Version(u8),
     /// The IP version is neither 4 nor 6.
     IpVersion(u8),
@@ -199,15 +211,15 @@ impl fmt::Display for CmaHeaderError {
             CmaHeaderError::TooShort { length } => {
                 write!(
                     f,
-                    "{length} bytes of private data are too few for the {} of an IP header",
+                    "{length} bytes of private data are too short for the CMA header of {} bytes",
                     CmaHeader::LEN
                 )
             }
             CmaHeaderError::Version(version) => {
-                write!(f, "the version of the IP header is {}.{}, not 0.0", version >> 4, version & 0xf)
+                write!(f, "CMA header version {}.{} is not supported, only 0.0", version >> 4, version & 0xf)
             }
             CmaHeaderError::IpVersion(version) => {
-                write!(f, "the IP header is for IP version {version}, which is neither 4 nor 6")
+                write!(f, "the CMA header's IP version {version} is neither 4 nor 6")
             }
         }
     }
@@ -215,7 +227,7 @@ impl fmt::Display for CmaHeaderError {
 
 impl core::error::Error for CmaHeaderError {}
 
-/// Major and minor version, four bits each: the only one there is.
+/// The only version: major and minor, four bits each.
 const VERSION: u8 = 0x00;
 
 // Where the fields are; the version and the IP version (in its byte's high four bits) come first.

@@ -1,9 +1,8 @@
-//! How a message lies in its bytes: each field is declared once, with its place, and read and written from
-//! that.
+//! Message layouts: each field is declared once with its position, which both reading and writing use.
 //!
-//! A place is a byte offset, and for what isn't whole bytes also the number of bits that stand before it in
-//! that byte, the most significant first, just as the specification's tables count. That a field lies within
-//! its message is checked when this crate is compiled, so reading and writing can't fail.
+//! A position is a byte offset and, for fields that aren't whole bytes, a bit offset in that byte, counted from the
+//! most significant bit as in the specification's tables. The compiler checks that each field lies within its message,
+//! so reading and writing can't fail.
 
 use core::net::Ipv6Addr;
 
@@ -91,7 +90,7 @@ impl<const LEN: usize> Block<LEN> {
 
 /// A value that can be a field.
 pub(super) trait Field {
-    /// How many bits it takes.
+    /// The width in bits.
     const WIDTH: usize;
 
     fn get<const LEN: usize>(block: &Block<LEN>, byte: usize, bit: usize) -> Self;

@@ -1,12 +1,12 @@
-//! The connection manager's messages: how two queue pairs find each other (vol. 1, chapter 12).
+//! Connection manager (CM) messages, which connect two queue pairs (vol. 1, chapter 12).
 //!
-//! A connection is made with three messages and ended with two: the side that connects sends a [`Req`], the
-//! other answers with a [`Rep`], and the first confirms with an [`Rtu`]; a [`Dreq`] is answered with a
-//! [`Drep`]. Instead of an answer there may be a [`Rej`], and before a slow one an [`Mra`]. Datagrams need no
-//! connection, only a queue pair number: a [`SidrReq`] asks for it, and a [`SidrRep`] tells it.
+//! Three messages establish a connection: the client sends a [`Req`], the server replies with a [`Rep`], and the
+//! client confirms with an [`Rtu`]. Either side sends a [`Rej`] to reject the connection, or an [`Mra`] to extend the
+//! other's timeout. Two messages end a connection: a [`Dreq`] and its reply, a [`Drep`]. Datagrams need no
+//! connection, only the queue pair number of a service: a [`SidrReq`] requests it, and a [`SidrRep`] returns it.
 //!
-//! Each message is a management datagram ([`Mad`]), 256 bytes that go as the payload of an unreliable
-//! datagram from [`Qpn::GSI`](crate::Qpn::GSI) to [`Qpn::GSI`](crate::Qpn::GSI), with [`GSI_QKEY`].
+//! Each message is a management datagram ([`Mad`]): 256 bytes, sent as the payload of an unreliable datagram from
+//! [`Qpn::GSI`](crate::Qpn::GSI) to [`Qpn::GSI`](crate::Qpn::GSI), with [`GSI_QKEY`].
 //!
 //! ```
 //! use adverb_wire::cm::{Mad, Message, PrivateData, Rtu};
@@ -18,7 +18,7 @@
 //! assert_eq!(mad.message.to_string(), "CM RTU local 0x1234 remote 0x5678");
 //! ```
 //!
-//! Not here are LAP and APR, which change the alternate path of a connection that stands.
+//! LAP and APR, which change the alternate path of an established connection, are not supported.
 
 mod bits;
 mod code;
@@ -61,13 +61,13 @@ pub use timeout::Timeout;
 use header::{BASE_VERSION, CLASS, CLASS_VERSION, HEADER_LEN, Header, METHOD_SEND};
 use layout::Block;
 
-/// The length of a management datagram: always this (vol. 1, 13.4).
+/// The length of every management datagram (vol. 1, 13.4).
 pub const MAD_LEN: usize = 256;
 
-/// The Q_Key of the general service interface, queue pair 1, where connection managers talk.
+/// The Q_Key of the general service interface, queue pair 1.
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
-/// A management datagram of the connection manager: a message and the transaction that it belongs to.
+/// A CM management datagram (MAD): a message and its transaction ID.
 ///
 /// ```
 /// use adverb_wire::cm::{Mad, MadError};
@@ -76,18 +76,24 @@ pub const GSI_QKEY: u32 = 0x8001_0000;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Mad {
-    /// Chosen by who begins a transaction, and repeated in the answers (vol. 1, 13.4.3).
+    /// The transaction ID. The sender of the first message chooses it, and replies repeat it (vol. 1, 13.4.3).
     pub transaction_id: u64,
-    /// What is said.
+    /// The message.
     pub message: Message,
 }
 
 impl Mad {
-    /// Reads a management datagram: the payload of an unreliable datagram that came to queue pair 1.
+    /// Parses a management datagram: the payload of an unreliable datagram received on queue pair 1.
     ///
-    /// Fails if it isn't a message of the connection manager that is known here. Values that are unknown or
-    /// make no sense don't fail: what can't be accepted has to be rejected, and that needs the message.
-    /// Reserved bits are ignored, and so is the header's status.
+    /// Unknown and invalid field values are not errors, because the CM needs the message to reject it. Reserved bits
+    /// and the header's status are ignored.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`MadError::Length`] if the payload isn't 256 bytes long.
+    /// - Returns [`MadError::BaseVersion`], [`MadError::Class`], [`MadError::ClassVersion`] or [`MadError::Method`] if
+    ///   the header isn't that of a CM message.
+    /// - Returns [`MadError::Attribute`] if the kind of message is unknown or unsupported.
     pub fn parse(payload: &[u8]) -> Result<Mad, MadError> {
         let mad: &[u8; MAD_LEN] = payload.try_into().map_err(|_| MadError::Length(payload.len()))?;
         let mad = Block(*mad);
@@ -111,7 +117,7 @@ impl Mad {
         Ok(Mad { transaction_id: header.transaction_id, message })
     }
 
-    /// The datagram as it is sent. Reserved bits are zero.
+    /// Returns the bytes of the datagram. Reserved bits are zero.
     pub fn emit(&self) -> [u8; MAD_LEN] {
         let mut data = Block([0; DATA_LEN]);
         match &self.message {
@@ -137,33 +143,33 @@ impl Mad {
     }
 }
 
-/// A message of the connection manager.
+/// A CM message.
 ///
-/// Printed, it is one line with what matters most.
+/// `Display` prints one line with the most important fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
-    /// Somebody wants to connect.
+    /// A request for communication.
     Req(Req),
-    /// The answer will take a while.
+    /// A message receipt acknowledgement: the reply will be late.
     Mra(Mra),
-    /// No.
+    /// A rejection.
     Rej(Rej),
-    /// Yes, to a REQ.
+    /// The reply that accepts a REQ.
     Rep(Rep),
-    /// The REP has come: ready to use.
+    /// Ready to use: the confirmation of a REP.
     Rtu(Rtu),
-    /// Somebody wants to disconnect.
+    /// A disconnection request.
     Dreq(Dreq),
-    /// Yes, to a DREQ.
+    /// The reply to a DREQ.
     Drep(Drep),
-    /// Somebody wants to know a service's queue pair.
+    /// A service ID resolution request.
     SidrReq(SidrReq),
-    /// The answer to that.
+    /// The response to a SIDR_REQ.
     SidrRep(SidrRep),
 }
 
 impl Message {
-    /// The number of the message (vol. 1, 12.6, the attributes of the communication management class).
+    /// Returns the attribute ID, which identifies the kind of message (vol. 1, 12.6).
     pub const fn attribute_id(&self) -> u16 {
         match self {
             Message::Req(_) => attribute::REQ,
@@ -178,7 +184,7 @@ impl Message {
         }
     }
 
-    /// The vendor's options, in a message that has them.
+    /// Returns the vendor options, or `None` if this kind of message has none.
     pub const fn ece(&self) -> Option<&Ece> {
         match self {
             Message::Req(req) => Some(&req.ece),
@@ -188,7 +194,7 @@ impl Message {
         }
     }
 
-    /// For the options, which aren't in the message's own bytes but in the header.
+    /// For the options, which are in the MAD header instead of the message.
     const fn ece_mut(&mut self) -> Option<&mut Ece> {
         match self {
             Message::Req(req) => Some(&mut req.ece),
@@ -215,49 +221,46 @@ impl fmt::Display for Message {
     }
 }
 
-/// A payload isn't a message of the connection manager that is known here.
+/// The error of [`Mad::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MadError {
-    /// It isn't 256 bytes long, but this.
+    /// The payload has this length instead of 256 bytes.
     Length(usize),
-    /// The version of the header isn't 1.
+    /// The base version of the header isn't 1.
     BaseVersion(u8),
-    /// It is of another management class than the connection manager's, 7.
+    /// The management class isn't 7, communication management.
     Class(u8),
-    /// The version of the connection manager's messages isn't 2.
+    /// The class version isn't 2.
     ClassVersion(u8),
-    /// The method isn't Send, 3, the only one of the connection manager.
+    /// The method isn't 3, Send, the only method of CM messages.
     Method(u8),
-    /// It is another message: 0x19 is a LAP and 0x1a an APR, which aren't supported.
+    /// The attribute ID is unknown or unsupported: 0x19 is a LAP, 0x1a an APR.
     Attribute(u16),
 }
 
 impl fmt::Display for MadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            MadError::Length(length) => write!(f, "a management datagram has {MAD_LEN} bytes, not {length}"),
+            MadError::Length(length) => write!(f, "a MAD must have {MAD_LEN} bytes, got {length}"),
             MadError::BaseVersion(version) => {
-                write!(f, "version {version} of the management header is not supported, only {BASE_VERSION}")
+                write!(f, "MAD base version {version} is not supported, only {BASE_VERSION}")
             }
             MadError::Class(class) => {
-                write!(f, "management class {class:#04x} is not the connection manager's, {CLASS:#04x}")
+                write!(f, "management class {class:#04x} is not communication management, {CLASS:#04x}")
             }
             MadError::ClassVersion(version) => {
-                write!(
-                    f,
-                    "version {version} of the connection manager is not supported, only {CLASS_VERSION}"
-                )
+                write!(f, "CM class version {version} is not supported, only {CLASS_VERSION}")
             }
             MadError::Method(method) => {
-                write!(f, "method {method:#04x} is not the connection manager's Send, {METHOD_SEND:#04x}")
+                write!(f, "MAD method {method:#04x} is not Send, {METHOD_SEND:#04x}, the only one of the CM")
             }
             MadError::Attribute(attribute::LAP) => f.write_str("LAP (load alternate path) is not supported"),
             MadError::Attribute(attribute::APR) => {
                 f.write_str("APR (alternate path response) is not supported")
             }
             MadError::Attribute(attribute) => {
-                write!(f, "attribute {attribute:#06x} is no message of the connection manager")
+                write!(f, "attribute {attribute:#06x} is not a CM message")
             }
         }
     }
@@ -265,10 +268,10 @@ impl fmt::Display for MadError {
 
 impl core::error::Error for MadError {}
 
-/// What the header leaves for a message.
+/// The length of a message: a MAD without its header.
 const DATA_LEN: usize = MAD_LEN - HEADER_LEN;
 
-/// The numbers of the messages.
+/// The attribute IDs of the messages.
 mod attribute {
     pub(super) const REQ: u16 = 0x10;
     pub(super) const MRA: u16 = 0x11;

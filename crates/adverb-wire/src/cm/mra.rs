@@ -1,4 +1,4 @@
-//! MRA: the answer will take a while.
+//! MRA: the message receipt acknowledgement.
 
 use core::fmt;
 
@@ -6,23 +6,23 @@ use super::layout::{At, layout};
 use super::{DATA_LEN, MessageKind, PrivateData, Timeout};
 
 layout! {
-    /// A message receipt acknowledgement: the message has come, but the answer takes longer than its sender
-    /// expects (vol. 1, 12.6.6, table 107).
+    /// A message receipt acknowledgement: the message has arrived, but the reply takes longer than the peer's timeout
+    /// (vol. 1, 12.6.6, table 107).
     pub struct Mra in DATA_LEN {
-        /// The sender's name for the connection.
+        /// The sender's communication ID.
         pub local_comm_id: u32 = At<0>,
-        /// The receiver's name for the connection.
+        /// The receiver's communication ID.
         pub remote_comm_id: u32 = At<4>,
-        /// Which message has come.
+        /// The message that is acknowledged.
         pub acknowledged: MessageKind = At<8>,
-        /// How long the answer takes at most, counted from this message.
+        /// The maximum time until the reply, counted from this message.
         pub service_timeout: Timeout = At<9>,
-        /// For the consumer.
+        /// The private data.
         pub private_data: PrivateData<222> = At<10>,
     }
 }
 
-/// One line with what matters most.
+/// Prints one line with the most important fields.
 impl fmt::Display for Mra {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -1,18 +1,18 @@
-//! The path MTU: how much payload a packet may carry.
+//! The path MTU: the maximum payload of a packet.
 
 use core::fmt;
 
 use super::Bits;
 use super::layout::small_field;
 
-/// A path MTU: the payload of one packet, which is one of five sizes.
+/// A path MTU: the maximum payload of a packet, one of five sizes.
 ///
-/// The codes are those of a REQ's path packet payload MTU (vol. 1, 12.7), and of `ibv_mtu` in verbs.
+/// The codes are those of the field "path packet payload MTU" of a REQ (vol. 1, 12.7) and of `ibv_mtu` in libibverbs.
 ///
 /// ```
 /// use adverb_wire::cm::PathMtu;
 ///
-/// // An Ethernet frame of 1500 bytes has room for 1024 behind its headers.
+/// // An Ethernet frame of 1500 bytes leaves 1416 bytes for the payload, so the path MTU is 1024.
 /// assert_eq!(PathMtu::at_most(1416), Some(PathMtu::Mtu1024));
 /// assert_eq!(PathMtu::Mtu1024.bytes(), 1024);
 /// assert_eq!(PathMtu::from_code(3), Some(PathMtu::Mtu1024));
@@ -33,11 +33,11 @@ pub enum PathMtu {
 }
 
 impl PathMtu {
-    /// All of them, the smallest first.
+    /// All path MTUs in ascending order.
     pub const ALL: [PathMtu; 5] =
         [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
 
-    /// The MTU with this code, 1 to 5.
+    /// Returns the MTU with this code, or `None` if the code isn't in 1 to 5.
     pub const fn from_code(code: u8) -> Option<PathMtu> {
         match code {
             1 => Some(PathMtu::Mtu256),
@@ -49,17 +49,17 @@ impl PathMtu {
         }
     }
 
-    /// The largest MTU of no more than this many bytes; `None` below 256.
+    /// Returns the largest MTU of at most `bytes` bytes, or `None` if `bytes` is below 256.
     pub fn at_most(bytes: usize) -> Option<PathMtu> {
         Self::ALL.into_iter().rev().find(|mtu| usize::from(mtu.bytes()) <= bytes)
     }
 
-    /// The code on the wire and in verbs, 1 to 5.
+    /// Returns the code on the wire and in libibverbs, 1 to 5.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The number of bytes.
+    /// Returns the MTU in bytes.
     pub const fn bytes(self) -> u16 {
         128 << self.code()
     }
@@ -72,16 +72,15 @@ impl fmt::Display for PathMtu {
     }
 }
 
-/// A 4-bit MTU code that stands for no MTU.
+/// A 4-bit MTU code that is not a [`PathMtu`].
 ///
-/// Only parsing makes one. A connection manager answers it with
-/// [`RejectReason::InvalidPathMtu`](super::RejectReason::InvalidPathMtu), for which it needs the rest of the
-/// request: that is why a bad code doesn't fail the whole parse.
+/// Only parsing creates one. It isn't a parse error, because the CM needs the rest of the REQ to reject it with
+/// [`RejectReason::InvalidPathMtu`](super::RejectReason::InvalidPathMtu).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct UnknownMtu(Bits<4>);
 
 impl UnknownMtu {
-    /// The code as it was received: 0 or 6 to 15.
+    /// Returns the received code: 0 or 6 to 15.
     pub fn code(self) -> u8 {
         self.0.into()
     }

@@ -1,16 +1,16 @@
-//! What a message carries for its users: bytes that the connection manager hands on unread.
+//! Private data and additional reject information.
 
 use core::fmt;
 
-/// The private data of a message: `N` bytes for the two consumers, which the connection manager doesn't read.
+/// The private data of a message: `N` bytes that one consumer sends to the other.
 ///
-/// Messages don't say how much of it is used, so all `N` bytes always travel, zeros behind what was put in:
-/// a consumer that needs the length sends it along.
+/// Messages carry no length of the private data: all `N` bytes are sent, padded with zeros. A consumer that needs the
+/// length must include it in the data.
 ///
 /// ```
 /// use adverb_wire::cm::PrivateData;
 ///
-/// let data = PrivateData::<196>::new(b"hello").expect("it fits");
+/// let data = PrivateData::<196>::new(b"hello").expect("at most 196 bytes");
 /// assert_eq!(data.as_bytes()[..6], *b"hello\0");
 /// assert!(PrivateData::<4>::new(b"hello").is_err());
 /// ```
@@ -18,12 +18,14 @@ use core::fmt;
 pub struct PrivateData<const N: usize>([u8; N]);
 
 impl<const N: usize> PrivateData<N> {
-    /// All zeros: none.
+    /// No private data: all zeros.
     pub const EMPTY: PrivateData<N> = PrivateData([0; N]);
 
-    /// These bytes, and zeros behind them.
+    /// Creates private data from `data`, padded with zeros.
     ///
-    /// Fails if there are more than `N`.
+    /// # Errors
+    ///
+    /// Returns [`DataTooLong`] if `data` is longer than `N` bytes.
     pub fn new(data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
         let mut bytes = [0; N];
         let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { length: data.len(), max: N })?;
@@ -31,7 +33,7 @@ impl<const N: usize> PrivateData<N> {
         Ok(PrivateData(bytes))
     }
 
-    /// All bytes, with the zeros behind what was put in.
+    /// Returns all `N` bytes, including the padding.
     pub const fn as_bytes(&self) -> &[u8; N] {
         &self.0
     }
@@ -49,7 +51,7 @@ impl<const N: usize> From<[u8; N]> for PrivateData<N> {
     }
 }
 
-/// Prints the bytes in hexadecimal, without the zeros at the end.
+/// Prints the bytes in hexadecimal, without trailing zeros.
 impl<const N: usize> fmt::Debug for PrivateData<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let used = N - self.0.iter().rev().take_while(|byte| **byte == 0).count();
@@ -57,10 +59,10 @@ impl<const N: usize> fmt::Debug for PrivateData<N> {
     }
 }
 
-/// Up to 72 bytes that explain a rejection: which value would have been accepted, say (vol. 1, 12.6.7 for a
-/// REJ, 12.11.2 for a SIDR_REP).
+/// Additional information on a rejection, up to 72 bytes; for example, a value that would be accepted (vol. 1, 12.6.7
+/// for a REJ, 12.11.2 for a SIDR_REP).
 ///
-/// A longer length on the wire is a peer's mistake and is taken as 72.
+/// A received length above 72 is invalid and parsed as 72.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdditionalInfo {
     /// At most [`MAX_LEN`](AdditionalInfo::MAX_LEN).
@@ -70,36 +72,38 @@ pub struct AdditionalInfo {
 }
 
 impl AdditionalInfo {
-    /// How many bytes there is room for.
+    /// The maximum length in bytes.
     pub const MAX_LEN: usize = 72;
-    /// None.
+    /// No additional information.
     pub const EMPTY: AdditionalInfo = AdditionalInfo { length: 0, bytes: PrivateData::EMPTY };
 
-    /// These bytes.
+    /// Creates additional information from `info`.
     ///
-    /// Fails if there are more than 72.
+    /// # Errors
+    ///
+    /// Returns [`DataTooLong`] if `info` is longer than 72 bytes.
     pub fn new(info: &[u8]) -> Result<AdditionalInfo, DataTooLong> {
         let bytes = PrivateData::new(info)?;
         let length = u8::try_from(info.len()).unwrap_or(u8::MAX);
         Ok(AdditionalInfo { length, bytes })
     }
 
-    /// The bytes, as many as there are.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.as_bytes().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// How many bytes there are, as the messages have it in a field of its own.
+    /// The length, which messages carry in a separate field.
     pub(super) fn length(&self) -> u32 {
         self.length.into()
     }
 
-    /// All bytes with the zeros behind them.
+    /// All 72 bytes, including the padding.
     pub(super) fn padded(&self) -> &PrivateData<72> {
         &self.bytes
     }
 
-    /// As received: no more than there is room for, and what stands behind `length` means nothing.
+    /// The received information: `length` is capped at 72, and bytes after it are ignored.
     pub(super) fn received(length: u32, bytes: PrivateData<72>) -> AdditionalInfo {
         let (length, bytes) = (usize::try_from(length).unwrap_or(usize::MAX), bytes.as_bytes());
         AdditionalInfo::new(bytes.get(..length).unwrap_or(bytes)).unwrap_or_default()
@@ -119,18 +123,18 @@ impl fmt::Debug for AdditionalInfo {
     }
 }
 
-/// There is more data than the message has room for.
+/// The error for data that exceeds its field in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DataTooLong {
-    /// How many bytes there are.
+    /// The length of the data in bytes.
     pub length: usize,
-    /// How many bytes the message has room for.
+    /// The maximum length in bytes.
     pub max: usize,
 }
 
 impl fmt::Display for DataTooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of data where the message has room for {}", self.length, self.max)
+        write!(f, "{} bytes of data exceed the maximum of {} bytes", self.length, self.max)
     }
 }
 

@@ -1,4 +1,4 @@
-//! REJ: no.
+//! REJ: the rejection of a connection.
 
 use core::fmt;
 
@@ -6,24 +6,24 @@ use super::layout::{At, Block, layout};
 use super::{AdditionalInfo, Bits, DATA_LEN, MessageKind, PrivateData, RejectReason};
 
 layout! {
-    /// A rejection: the sender won't connect, or gives up connecting (vol. 1, 12.6.7, table 108).
+    /// A rejection: the sender refuses to connect, or aborts connecting (vol. 1, 12.6.7, table 108).
     pub struct Rej in DATA_LEN {
-        /// The sender's name for the connection; 0 if it never gave it one.
+        /// The sender's communication ID, or 0 if it assigned none.
         pub local_comm_id: u32 = At<0>,
-        /// The receiver's name for the connection; 0 if the sender gives up before it knows.
+        /// The receiver's communication ID, or 0 if the sender doesn't know it yet.
         pub remote_comm_id: u32 = At<4>,
-        /// Which message is rejected.
+        /// The message that is rejected.
         pub rejected: MessageKind = At<8>,
-        /// Why.
+        /// The reason.
         pub reason: RejectReason = At<10>,
-        /// More about the reason: depending on it, what would have been accepted.
+        /// Details of the reason; for some reasons, a value that would be accepted.
         pub additional_info: AdditionalInfo = InfoAt<9, 7, 12>,
-        /// For the consumer; after a [consumer reject](RejectReason::ConsumerReject) it may say why.
+        /// The private data; after a [consumer reject](RejectReason::ConsumerReject), the consumer's explanation.
         pub private_data: PrivateData<148> = At<84>,
     }
 }
 
-/// One line with what matters most.
+/// Prints one line with the most important fields.
 impl fmt::Display for Rej {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

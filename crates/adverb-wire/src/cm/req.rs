@@ -1,4 +1,4 @@
-//! REQ: somebody wants to connect.
+//! REQ: the request for communication.
 
 use core::fmt;
 use core::net::Ipv6Addr;
@@ -12,80 +12,83 @@ use super::{
 use crate::{Psn, Qpn};
 
 layout! {
-    /// A request for communication: the first message of a connection (vol. 1, 12.6.5, table 106).
+    /// A request for communication, the first message of a connection (vol. 1, 12.6.5, table 106).
     ///
-    /// "Local" is the sender of the REQ and "remote" its receiver.
+    /// "Local" means the sender of the REQ, "remote" its receiver.
     pub struct Req in DATA_LEN {
-        /// The sender's name for the connection that is to be.
+        /// The sender's communication ID: its identifier for the connection.
         pub local_comm_id: u32 = At<0>,
-        /// The vendor's options for the connection.
+        /// The vendor options for the connection.
         pub ece: Ece = EceAt<5, 6, 7>,
-        /// What the sender wants to connect to.
+        /// The service to connect to.
         pub service_id: ServiceId = At<8>,
-        /// The sender's channel adapter. A peer holds connections apart by it and the queue pair number.
+        /// The GUID of the sender's channel adapter. With the queue pair number, it identifies the connection.
         pub ca_guid: u64 = At<16>,
         /// The queue pair's Q_Key; for reliable datagrams only.
         pub qkey: u32 = At<28>,
         /// The sender's queue pair.
         pub qpn: Qpn = At<32>,
-        /// How many reads and atomics the sender takes from its peer at once.
+        /// The maximum number of RDMA READs and atomics outstanding from the receiver to the sender.
         pub responder_resources: u8 = At<35>,
-        /// The sender's end-to-end context; for reliable datagrams only.
+        /// The sender's end-to-end context (EECN); for reliable datagrams only.
         pub local_eecn: Bits<24> = At<36>,
-        /// How many reads and atomics the sender will have outstanding at its peer.
+        /// The maximum number of RDMA READs and atomics outstanding from the sender to the receiver.
         pub initiator_depth: u8 = At<39>,
-        /// The receiver's end-to-end context; for reliable datagrams only.
+        /// The receiver's end-to-end context (EECN); for reliable datagrams only.
         pub remote_eecn: Bits<24> = At<40>,
-        /// How long the sender expects the receiver's connection manager to take for an answer.
+        /// The time within which the receiver's CM must reply.
         pub remote_cm_response_timeout: Timeout = At<43>,
-        /// What kind of transport the connection is to have.
+        /// The transport of the connection.
         pub transport: TransportService = At<43, 5>,
-        /// The sender's channel adapter can do end-to-end flow control.
+        /// Whether the sender's channel adapter supports end-to-end flow control.
         pub end_to_end_flow_control: bool = At<43, 7>,
-        /// The PSN with which the *receiver* of this message is to begin: the first that the sender expects (vol. 1,
-        /// 12.7; `cm_req_handler` in Linux's `cm.c`).
+        /// The first PSN of the *receiver's* requests, which is the first that the sender expects (vol. 1, 12.7;
+        /// `cm_req_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<44>,
-        /// How long the sender's own connection manager takes for an answer at most.
+        /// The maximum time that the sender's CM takes to reply.
         pub local_cm_response_timeout: Timeout = At<47>,
-        /// How often the receiver is to repeat a request that isn't acknowledged.
+        /// The number of times that the receiver retransmits a request that isn't acknowledged.
         pub retry_count: Bits<3> = At<47, 5>,
         /// The partition of both queue pairs.
         pub pkey: u16 = At<48>,
-        /// The path MTU, of the primary path as of the alternate. A code that is none is still parsed, so
-        /// that it can be [rejected](super::RejectReason::InvalidPathMtu).
+        /// The path MTU of both the primary and the alternate path. An invalid code isn't a parse error, so that the CM
+        /// can [reject](super::RejectReason::InvalidPathMtu) it.
         pub path_mtu: Result<PathMtu, UnknownMtu> = At<50>,
-        /// A reliable datagram channel exists already.
+        /// Whether a reliable datagram channel already exists.
         pub rdc_exists: bool = At<50, 4>,
-        /// How often the receiver is to repeat a request that finds no receive buffer; 7 is for ever.
+        /// The number of times that the receiver retries a request after an RNR NAK; 7 means no limit.
         pub rnr_retry_count: Bits<3> = At<50, 5>,
-        /// How often either connection manager repeats a message.
+        /// The maximum number of times that either CM retransmits a message.
         pub max_cm_retries: Bits<4> = At<51>,
-        /// The sender's queue pair has a shared receive queue.
+        /// Whether the sender's queue pair has a shared receive queue.
         pub srq: bool = At<51, 4>,
-        /// The kind of transport if that is [`TransportService::Extended`]: 1 is XRC.
+        /// The transport if `transport` is [`TransportService::Extended`]: 1 is XRC.
         pub extended_transport: Bits<3> = At<51, 5>,
-        /// The way to the receiver.
+        /// The primary path to the receiver.
         pub primary_path: Path = At<52>,
-        /// Another way, to be used when the primary path fails; [`Path::NONE`] if there isn't any.
+        /// The path to use if the primary path fails, or [`Path::NONE`].
         pub alternate_path: Path = At<96>,
         // Must stay behind the alternate path: this bit lies in its last byte.
-        /// The sender takes part in the suggest alternate path protocol.
+        /// Whether the sender supports the suggest alternate path (SAP) protocol.
         pub sap_supported: bool = At<139, 5>,
-        /// For the consumer; in a port space of IP it begins with an [`CmaHeader`].
+        /// The private data. For a service ID in the TCP or UDP port space, it starts with a [`CmaHeader`].
         pub private_data: PrivateData<92> = At<140>,
     }
 }
 
 impl Req {
-    /// The IP header with which the private data begins, and what the consumer put behind it.
+    /// Returns the [`CmaHeader`] at the start of the private data, and the consumer's data after it.
     ///
-    /// Fails if there is none, which is no error of a REQ to a service ID that isn't an IP port.
+    /// # Errors
+    ///
+    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. It has none if the service ID
+    /// is outside the TCP and UDP port spaces.
     pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         CmaHeader::split(self.private_data.as_bytes())
     }
 }
 
-/// One line with what matters most.
+/// Prints one line with the most important fields.
 impl fmt::Display for Req {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CM REQ local {:#x} service {} ", self.local_comm_id, self.service_id)?;
@@ -123,12 +126,12 @@ impl fmt::Display for Req {
 }
 
 layout! {
-    /// A way from the sender of a REQ to its receiver, primary or alternate (vol. 1, 12.6.5, table 106).
+    /// A path from the sender of a REQ to its receiver (vol. 1, 12.6.5, table 106).
     ///
-    /// GIDs are IPv6 addresses in form; a RoCEv2 port with an IPv4 address has the IPv4-mapped one (Annex
-    /// A17).
+    /// GIDs have the form of IPv6 addresses. The GID of a RoCEv2 port with an IPv4 address is the IPv4-mapped IPv6
+    /// address (Annex A17).
     pub struct Path in PATH_LEN {
-        /// The sender's LID. RoCE has no LIDs; Linux sends 0xffff, which stands for any.
+        /// The sender's LID. RoCE has no LIDs; Linux sends 0xffff, the permissive LID.
         pub local_lid: u16 = At<0>,
         /// The receiver's LID.
         pub remote_lid: u16 = At<2>,
@@ -136,19 +139,19 @@ layout! {
         pub local_gid: Ipv6Addr = At<4>,
         /// The receiver's GID.
         pub remote_gid: Ipv6Addr = At<20>,
-        /// The flow label of the packets.
+        /// The IPv6 flow label.
         pub flow_label: Bits<20> = At<36>,
-        /// The rate limit of the path, as a code: 2 is 2.5 Gb/s, 3 is 10 Gb/s, 16 is 100 Gb/s.
+        /// The code of the path's rate limit: 2 is 2.5 Gb/s, 3 is 10 Gb/s, 16 is 100 Gb/s.
         pub packet_rate: Bits<6> = At<39, 2>,
-        /// The traffic class of the packets.
+        /// The traffic class.
         pub traffic_class: u8 = At<40>,
-        /// The hop limit of the packets.
+        /// The hop limit.
         pub hop_limit: u8 = At<41>,
-        /// The service level: the Ethernet priority of RoCE.
+        /// The service level; in RoCE, the Ethernet priority.
         pub sl: Bits<4> = At<42>,
-        /// Both ports are in one subnet, so that LIDs suffice.
+        /// Whether both ports are in the same subnet, so that LIDs suffice.
         pub subnet_local: bool = At<42, 4>,
-        /// How long the receiver is to wait for an acknowledgement on this path.
+        /// The receiver's ACK timeout on this path.
         pub local_ack_timeout: Timeout = At<43>,
     }
 }
@@ -178,7 +181,7 @@ impl Path {
     };
 }
 
-/// Prints the GIDs, in IPv4 form where they are that, and the ACK timeout.
+/// Prints the GIDs, as IPv4 addresses if they are IPv4-mapped, and the ACK timeout.
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (local, remote) = (self.local_gid.to_canonical(), self.remote_gid.to_canonical());

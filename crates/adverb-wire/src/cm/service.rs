@@ -1,11 +1,10 @@
-//! Service IDs: what a listener listens at.
+//! Service IDs, which identify listeners.
 
 use core::fmt;
 
-/// A service ID: the 64-bit name of what a listener listens at (vol. 1, 12.7, and Annex A11 for those that
-/// are IP ports).
+/// A service ID: the 64-bit identifier of a listener (vol. 1, 12.7; Annex A11 for IP ports).
 ///
-/// `rdma_cm`, and so everything that connects by IP address, uses an IP protocol and a port.
+/// The service IDs of `rdma_cm`, which connects by IP address, consist of an IP protocol and a port.
 ///
 /// ```
 /// use adverb_wire::cm::{PortSpace, ServiceId};
@@ -20,41 +19,41 @@ use core::fmt;
 pub struct ServiceId(u64);
 
 impl ServiceId {
-    /// The service ID with this value.
+    /// Creates the service ID with this value.
     pub const fn new(value: u64) -> ServiceId {
         ServiceId(value)
     }
 
-    /// A port in the TCP port space, that of connected queue pairs.
+    /// Creates the service ID of a port in the TCP port space, for connected queue pairs.
     pub const fn tcp_port(port: u16) -> ServiceId {
         PortSpace::Tcp.service_id(port)
     }
 
-    /// A port in the UDP port space, that of datagram queue pairs.
+    /// Creates the service ID of a port in the UDP port space, for datagram queue pairs.
     pub const fn udp_port(port: u16) -> ServiceId {
         PortSpace::Udp.service_id(port)
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The port space, if the service ID is a port of one.
+    /// Returns the port space, or `None` if the service ID isn't a port.
     pub fn port_space(self) -> Option<PortSpace> {
         [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib]
             .into_iter()
             .find(|space| space.base() == self.0 & !0xffff)
     }
 
-    /// The port, if the service ID is one in a [port space](ServiceId::port_space).
+    /// Returns the port, or `None` if the service ID isn't in a [port space](ServiceId::port_space).
     pub fn port(self) -> Option<u16> {
         let [.., high, low] = self.0.to_be_bytes();
         self.port_space().map(|_| u16::from_be_bytes([high, low]))
     }
 }
 
-/// Prints a port as in `tcp/7471`, another service ID in hexadecimal.
+/// Prints a port as in `tcp/7471`, and other service IDs in hexadecimal.
 impl fmt::Display for ServiceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.port_space(), self.port()) {
@@ -70,21 +69,21 @@ impl fmt::Debug for ServiceId {
     }
 }
 
-/// A range of service IDs that are ports. Those of IP have a prefix of 0x01 and their protocol's number
-/// (Annex A11); see `enum rdma_ucm_port_space` in Linux.
+/// A range of service IDs that are ports. IP port spaces have the prefix 0x01 followed by the number of the IP protocol
+/// (Annex A11; `enum rdma_ucm_port_space` in Linux).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum PortSpace {
-    /// Connections: 0x0106.
+    /// Ports of connected queue pairs: 0x0106.
     Tcp = 0x0106,
-    /// Datagrams: 0x0111.
+    /// Ports of datagram queue pairs: 0x0111.
     Udp = 0x0111,
-    /// Either, addressed by GID and not by IP address: 0x013f.
+    /// Ports of queue pairs of either kind, addressed by GID instead of IP address: 0x013f.
     Ib = 0x013f,
 }
 
 impl PortSpace {
-    /// The service ID of a port.
+    /// Returns the service ID of a port.
     pub const fn service_id(self, port: u16) -> ServiceId {
         let [high, low] = port.to_be_bytes();
         let [space_high, space_low] = (self as u16).to_be_bytes();

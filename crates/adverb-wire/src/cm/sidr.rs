@@ -1,4 +1,4 @@
-//! SIDR_REQ and SIDR_REP: which queue pair takes a service's datagrams.
+//! SIDR_REQ and SIDR_REP: resolution of a service ID to a datagram queue pair.
 
 use core::fmt;
 
@@ -9,30 +9,33 @@ use super::{AdditionalInfo, CmaHeader, CmaHeaderError, DATA_LEN, Ece, PrivateDat
 use crate::Qpn;
 
 layout! {
-    /// A service ID resolution request: the sender wants to send datagrams to a service, and asks for its
-    /// queue pair (vol. 1, 12.11.1, table 119).
+    /// A service ID resolution request, for the queue pair that receives a service's datagrams (vol. 1, 12.11.1, table
+    /// 119).
     pub struct SidrReq in DATA_LEN {
-        /// The sender's name for the request.
+        /// The request ID, chosen by the sender.
         pub request_id: u32 = At<0>,
-        /// The partition of both queue pairs.
+        /// The partition key of both queue pairs.
         pub pkey: u16 = At<4>,
-        /// The service that is asked for.
+        /// The service to resolve.
         pub service_id: ServiceId = At<8>,
-        /// For the consumer; in a port space of IP it begins with an [`CmaHeader`].
+        /// The private data. For a service ID in the TCP or UDP port space, it starts with a [`CmaHeader`].
         pub private_data: PrivateData<216> = At<16>,
     }
 }
 
 impl SidrReq {
-    /// The IP header with which the private data begins, and what the consumer put behind it.
+    /// Returns the [`CmaHeader`] at the start of the private data, and the consumer's data after it.
     ///
-    /// Fails if there is none, which is no error of a request for a service ID that isn't an IP port.
+    /// # Errors
+    ///
+    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. It has none if the service ID
+    /// is outside the TCP and UDP port spaces.
     pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         CmaHeader::split(self.private_data.as_bytes())
     }
 }
 
-/// One line with what matters most.
+/// Prints one line with the most important fields.
 impl fmt::Display for SidrReq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -50,26 +53,26 @@ impl fmt::Display for SidrReq {
 layout! {
     /// The response to a service ID resolution request (vol. 1, 12.11.2, table 120).
     pub struct SidrRep in DATA_LEN {
-        /// The receiver's name for the request.
+        /// The request ID, from the SIDR_REQ.
         pub request_id: u32 = At<0>,
-        /// What became of it.
+        /// The status of the request.
         pub status: SidrStatus = At<4>,
-        /// More about a status other than [`SidrStatus::Valid`].
+        /// Details of a status other than [`SidrStatus::Valid`].
         pub additional_info: AdditionalInfo = InfoAt<5, 8, 24>,
-        /// The vendor's options.
+        /// The vendor options.
         pub ece: Ece = EceAt<6, 7, 11>,
-        /// The queue pair to send to.
+        /// The service's queue pair.
         pub qpn: Qpn = At<8>,
-        /// The service that was asked for.
+        /// The service, from the SIDR_REQ.
         pub service_id: ServiceId = At<12>,
-        /// The Q_Key to send with.
+        /// The Q_Key for datagrams to the queue pair.
         pub qkey: u32 = At<20>,
-        /// For the consumer.
+        /// The private data.
         pub private_data: PrivateData<136> = At<96>,
     }
 }
 
-/// One line with what matters most.
+/// Prints one line with the most important fields.
 impl fmt::Display for SidrRep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CM SIDR_REP id {:#x} service {}", self.request_id, self.service_id)?;

@@ -234,7 +234,10 @@ fn another_class_version_method_or_attribute_is_an_error() {
     }
     assert_eq!(parse_with(16, 1).map(drop), Err(MadError::Attribute(0x0114)));
     assert_eq!(MadError::Attribute(0x19).to_string(), "LAP (load alternate path) is not supported");
-    assert_eq!(MadError::Method(0x81).to_string(), "method 0x81 is not the connection manager's Send, 0x03");
+    assert_eq!(
+        MadError::Method(0x81).to_string(),
+        "MAD method 0x81 is not Send, 0x03, the only one of the CM"
+    );
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! Times in five bits.
+//! Timeouts as 5-bit codes.
 
 use core::fmt;
 use core::time::Duration;
 
-/// A time as InfiniBand writes it: a 5-bit code `n` that means 4.096 µs × 2ⁿ.
+/// A timeout as a 5-bit code `n`, which means 4.096 µs × 2ⁿ.
 ///
-/// Response timeouts, service timeouts and ACK delays are all of this form (vol. 1, 12.7). A *local ACK
-/// timeout* of code 0 is special: it means that there is none.
+/// Response timeouts, service timeouts and ACK delays have this form (vol. 1, 12.7). In a *local ACK timeout*, code 0
+/// means no timeout.
 ///
 /// ```
 /// use adverb_wire::cm::Timeout;
@@ -21,27 +21,27 @@ use core::time::Duration;
 pub struct Timeout(u8);
 
 impl Timeout {
-    /// The shortest time, 4.096 µs, or no timeout at all where code 0 means that.
+    /// Code 0: the minimum, 4.096 µs; in a local ACK timeout, no timeout.
     pub const ZERO: Timeout = Timeout(0);
-    /// The longest time: 2 hours, 26 minutes and 36 seconds.
+    /// The maximum: 2 hours, 26 minutes and 36 seconds.
     pub const MAX: Timeout = Timeout(31);
 
-    /// The time with this code, or `None` if it has more than 5 bits.
+    /// Creates the timeout with this code. Returns `None` if `code` has more than 5 bits.
     pub const fn new(code: u8) -> Option<Timeout> {
         if code <= Self::MAX.0 { Some(Timeout(code)) } else { None }
     }
 
-    /// The shortest time that is at least `duration`; [`MAX`](Timeout::MAX) if none is.
+    /// Returns the minimum timeout of at least `duration`, or [`MAX`](Timeout::MAX) if `duration` exceeds it.
     pub fn at_least(duration: Duration) -> Timeout {
         (0..Self::MAX.0).map(Timeout).find(|timeout| timeout.duration() >= duration).unwrap_or(Self::MAX)
     }
 
-    /// The code on the wire, below 32.
+    /// Returns the code on the wire, below 32.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The time that the code means: 4.096 µs × 2ⁿ.
+    /// Returns the duration of the code: 4.096 µs × 2ⁿ.
     pub const fn duration(self) -> Duration {
         Duration::from_nanos(4096 << self.0)
     }
