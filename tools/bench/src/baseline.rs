@@ -1,4 +1,4 @@
-//! What the software NIC is compared with: UCX over TCP, bare UDP, iperf3.
+//! Baselines for the software NIC: UCX over TCP, plain UDP, iperf3.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use support::{packages, paths, process};
 
-use super::{OURS, THEIRS};
+use super::{CONNECTOR_CPU, LISTENER_CPU};
 
 const UDP: &str = include_str!("udp.c");
 
-/// What there is to be compared with.
+/// The baseline programs.
 pub(super) struct Baselines {
     udp: PathBuf,
 }
 
 impl Baselines {
-    /// Installs and builds what is missing.
+    /// Installs and builds the baseline programs.
     pub(super) fn prepare() -> Result<Baselines> {
         packages::ensure(&["gcc", "libc6-dev", "iperf3", "ucx-utils"])?;
         let directory = paths::cache()?.join("bench");
@@ -28,12 +28,12 @@ impl Baselines {
         Ok(Baselines { udp })
     }
 
-    /// Bare UDP, with segmentation offload both ways: MB/s.
+    /// Measures the bandwidth of plain UDP with GSO and GRO, in MB/s.
     pub(super) fn udp_bandwidth(&self, milliseconds: u32) -> Result<f64> {
         self.udp("bandwidth", milliseconds)
     }
 
-    /// Bare UDP, spinning: half a round trip, in µs.
+    /// Measures half a round trip of plain UDP with busy polling, in µs.
     pub(super) fn udp_latency(&self, rounds: u32) -> Result<f64> {
         self.udp("latency", rounds)
     }
@@ -44,7 +44,7 @@ impl Baselines {
         Ok(process::text(&mut command)?.trim().parse()?)
     }
 
-    /// One of ucx_perftest's tests over TCP.
+    /// Runs a test of ucx_perftest over TCP.
     pub(super) fn ucx(&self, test: &str, bytes: u32, times: u32) -> Result<Ucx> {
         let command = |cpu| {
             let mut command = Command::new("timeout");
@@ -52,16 +52,16 @@ impl Baselines {
             command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo").env("UCX_WARN_UNUSED_ENV_VARS", "n");
             command
         };
-        let server = Server::start(&mut command(THEIRS), PORT)?;
+        let server = Server::start(&mut command(LISTENER_CPU), PORT)?;
         let [bytes, times] = [bytes, times].map(|number| number.to_string());
-        let mut client = command(OURS);
+        let mut client = command(CONNECTOR_CPU);
         client.args(["127.0.0.1", "-f", "-t", test, "-s", &bytes, "-n", &times]);
-        let said = process::text(&mut client)?;
+        let output = process::text(&mut client)?;
         drop(server);
-        Ucx::read(&said).with_context(|| format!("ucx_perftest {test} gave no result:\n{said}"))
+        Ucx::parse(&output).with_context(|| format!("ucx_perftest {test} printed no result:\n{output}"))
     }
 
-    /// iperf3 over TCP: MB/s.
+    /// Measures the bandwidth of iperf3 over TCP, in MB/s.
     pub(super) fn iperf3(&self) -> Result<f64> {
         let port = (PORT + 1).to_string();
         let mut server = Command::new("timeout");
@@ -69,57 +69,58 @@ impl Baselines {
         let server = Server::start(&mut server, PORT + 1)?;
         let mut client = Command::new("timeout");
         client.args(["30", "iperf3", "-c", "127.0.0.1", "-p", &port, "-t", "1", "-f", "m"]);
-        client.args(["-A", &format!("{OURS},{THEIRS}")]);
-        let said = process::text(&mut client)?;
+        client.args(["-A", &format!("{CONNECTOR_CPU},{LISTENER_CPU}")]);
+        let output = process::text(&mut client)?;
         drop(server);
-        iperf3_megabits(&said)
+        iperf3_megabits(&output)
             .map(|megabits| megabits / 8.0)
-            .with_context(|| format!("iperf3 gave no result:\n{said}"))
+            .with_context(|| format!("iperf3 printed no result:\n{output}"))
     }
 }
 
-/// Where the baselines' servers listen.
+/// The port of the baselines' servers.
 const PORT: u16 = 13_579;
 
-/// What ucx_perftest says.
+/// A result of ucx_perftest.
 pub(super) struct Ucx {
-    /// At the 50th percentile, in µs: one way, or there and back for fetch-add.
+    /// Latency at the 50th percentile, in µs: one way, or the round trip for fetch-add.
     pub(super) latency: f64,
-    /// Of the whole run.
+    /// Bandwidth of the whole run, in MB/s.
     pub(super) megabytes: f64,
+    /// Messages per second of the whole run.
     pub(super) messages: f64,
 }
 
 impl Ucx {
-    /// The last line: iterations; time at the 50th percentile, average, overall; bandwidth and rate, each lately and
-    /// overall.
-    fn read(said: &str) -> Option<Ucx> {
+    /// Parses the last line: iterations; latency at the 50th percentile, average, overall; bandwidth and rate, each for
+    /// the last interval and overall.
+    fn parse(output: &str) -> Option<Ucx> {
         let words: Vec<f64> =
-            said.lines().last()?.split_whitespace().map_while(|word| word.parse().ok()).collect();
+            output.lines().last()?.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let [_, latency, _, _, _, mebibytes, _, messages] = words[..] else { return None };
-        // Its "MB" are of 2²⁰ bytes.
+        // ucx_perftest's "MB" are 2²⁰ bytes.
         Some(Ucx { latency, megabytes: mebibytes * 1.048_576, messages })
     }
 }
 
-/// What iperf3 says was received, in Mbit/s.
-fn iperf3_megabits(said: &str) -> Option<f64> {
-    let line = said.lines().rfind(|line| line.contains("receiver"))?;
+/// Parses the received bandwidth in iperf3's output, in Mbit/s.
+fn iperf3_megabits(output: &str) -> Option<f64> {
+    let line = output.lines().rfind(|line| line.contains("receiver"))?;
     line.split(" Mbits/sec").next()?.split_whitespace().last()?.parse().ok()
 }
 
-/// A server, until it is dropped.
+/// A server process; waited for on drop.
 struct Server(Child);
 
 impl Server {
-    /// Starts it, and waits until it listens.
+    /// Starts a server, and waits until it listens.
     fn start(command: &mut Command, port: u16) -> Result<Server> {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let server = Server(child);
         let start = Instant::now();
         while !is_listening(port)? {
             if start.elapsed() > Duration::from_secs(10) {
-                bail!("{:?} doesn't listen", command.get_args());
+                bail!("the server {:?} does not listen after 10 s", command.get_args());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -129,12 +130,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends with its client; `timeout` sees to it if not.
+        // The server exits with its client; otherwise `timeout` kills it.
         _ = self.0.wait();
     }
 }
 
-/// Whether a program of this machine listens to this TCP port.
+/// Returns whether a process of this machine listens on the TCP port.
 fn is_listening(port: u16) -> Result<bool> {
     let mut lines = String::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -153,17 +154,17 @@ mod tests {
 
     #[test]
     fn what_ucx_perftest_says_is_read() {
-        let said = "+------+\n                       20000      3.683    24.522    24.522     2548.73    2000.00       40780       40781\n";
-        let ucx = Ucx::read(said).unwrap();
+        let output = "+------+\n                       20000      3.683    24.522    24.522     2548.73    2000.00       40780       40781\n";
+        let ucx = Ucx::parse(output).unwrap();
         assert_eq!((ucx.latency, ucx.megabytes, ucx.messages), (3.683, 2097.152, 40781.0));
-        assert!(Ucx::read("nothing").is_none());
+        assert!(Ucx::parse("nothing").is_none());
     }
 
     #[test]
     fn what_iperf3_says_is_read() {
-        let said = "[  5]   0.00-1.00   sec  3.3 GBytes  28000 Mbits/sec    0             sender\n\
+        let output = "[  5]   0.00-1.00   sec  3.3 GBytes  28000 Mbits/sec    0             sender\n\
                     [  5]   0.00-1.00   sec  3.2 GBytes  27500 Mbits/sec                  receiver\n";
-        assert_eq!(iperf3_megabits(said), Some(27500.0));
+        assert_eq!(iperf3_megabits(output), Some(27500.0));
         assert_eq!(iperf3_megabits("iperf3: error"), None);
     }
 }

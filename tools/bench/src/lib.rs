@@ -1,6 +1,7 @@
-//! `cargo xtask bench`: how fast the software NIC is, beside what else there is.
+//! `cargo xtask bench` and `cargo xtask perf`: Adverb's speed, compared with other stacks.
 //!
-//! Machines are noisy: everything is measured beside its baseline, by turns, several times, and the table has medians.
+//! Machines are noisy, so each value and its baseline are measured in turn, several times, and the table shows the
+//! medians.
 
 mod baseline;
 mod net;
@@ -22,19 +23,23 @@ pub struct Args {
     what: What,
 }
 
-/// What is measured.
+/// A benchmark.
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Two processes over UDP, beside UCX over TCP, bare UDP and iperf3; ten thousand connections; and beside
-    /// soft-RoCE.
+    /// Software NIC between two processes over UDP, compared with UCX over TCP, plain UDP, iperf3 and soft-RoCE; 10,000
+    /// connections.
     Soft(soft::Args),
-    /// Connections between two processes, beside the device under them and beside TCP.
+    /// Connections between two processes, compared with raw SENDs on the same device and with TCP.
     Net(net::Args),
-    /// Posting, processing, polling and notifying, over every link, beside what RDMA adapters are said to do.
+    /// Posting, processing, polling and notification over every link, compared with figures of hardware adapters.
     Seeds(seeds::Args),
 }
 
-/// Measures, prints a table, and fails if a goal is missed.
+/// Measures, prints a table, and returns failure if a goal is missed.
+///
+/// # Errors
+///
+/// Returns an error if a program can't be built, fails, or prints no result.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Soft(args) => soft::run(args),
@@ -43,7 +48,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Adverb's program for this: its benchmark `soft`.
+/// Adverb's benchmark program `soft`.
 struct Program(String);
 
 impl Program {
@@ -51,37 +56,38 @@ impl Program {
         process::build("bench -p adverb --bench soft --features serde,soft --no-run").map(Program)
     }
 
-    /// Runs it, and gives what it said: lines of a name and a number.
-    fn run(&self, words: &str) -> Result<Said> {
+    /// Runs the program, and returns its output: lines of a name and a number.
+    fn run(&self, words: &str) -> Result<Output> {
         let mut command = Command::new("timeout");
         command.arg("60").arg(&self.0).args(words.split_whitespace());
-        process::text(&mut command).map(Said)
+        process::text(&mut command).map(Output)
     }
 
-    /// Runs it with two devices on loopback addresses that hardly anybody else has, on a processor each.
-    fn duel(&self, what: &str, words: &str) -> Result<Said> {
+    /// Runs the program with two devices on loopback addresses derived from the process ID, each process on its own
+    /// CPU.
+    fn run_pair(&self, what: &str, words: &str) -> Result<Output> {
         let host = std::process::id() as u16;
         let [high, low] = host.to_be_bytes();
         let mut command = Command::new("timeout");
-        command.args(["60", "taskset", "-c", OURS, &self.0, what]).env("PEER_CPU", THEIRS);
+        command.args(["60", "taskset", "-c", CONNECTOR_CPU, &self.0, what]).env("PEER_CPU", LISTENER_CPU);
         command.args([format!("soft:127.111.{high}.{low}"), format!("soft:127.112.{high}.{low}")]);
-        process::text(command.args(words.split_whitespace())).map(Said)
+        process::text(command.args(words.split_whitespace())).map(Output)
     }
 }
 
-/// The processors of who connects and who is connected to: processes that poll must not share one, and where others are
-/// at work the scheduler may well put them together.
-const OURS: &str = "0";
-const THEIRS: &str = "1";
+/// The CPUs of the connector and of the listener. Polling processes must not share a CPU, and on a busy machine the
+/// scheduler may place them on the same one.
+const CONNECTOR_CPU: &str = "0";
+const LISTENER_CPU: &str = "1";
 
-/// What a program said.
-struct Said(String);
+/// The output of a program.
+struct Output(String);
 
-impl Said {
+impl Output {
     fn number(&self, name: &str) -> Result<f64> {
         let mut lines = self.0.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let number = lines.next().and_then(|number| number.trim().parse().ok());
-        number.with_context(|| format!("no {name} in:\n{}", self.0))
+        number.with_context(|| format!("the program printed no value `{name}`:\n{}", self.0))
     }
 }
 
@@ -96,9 +102,9 @@ mod tests {
 
     #[test]
     fn numbers_are_found_by_their_whole_name() {
-        let said = Said("rate-best 3.0\nrate 2.5\n".to_owned());
-        assert_eq!(said.number("rate").unwrap(), 2.5);
-        assert!(said.number("rat").is_err());
+        let output = Output("rate-best 3.0\nrate 2.5\n".to_owned());
+        assert_eq!(output.number("rate").unwrap(), 2.5);
+        assert!(output.number("rat").is_err());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! `cargo xtask perf`: is Adverb as fast as C?
+//! `cargo xtask perf`: Adverb's speed on soft-RoCE, compared with perftest.
 //!
-//! perftest and adverb's example `perf` do the same on rxe0, between two processes, by turns: SENDs there and back with
-//! events and 16 receives posted at all times, RDMA WRITEs of which up to 128 are under way, and messages one way. The
-//! guest has one CPU and a clock that goes by its instructions, so that a run repeats to about a per cent; perftest is
-//! run twice per round, to show how well. System calls are counted by strace in a short run and in one twice as long:
-//! the difference is that of the messages alone.
+//! perftest and Adverb's example `perf` do the same work on rxe0, between two processes, in turn: round trips of SENDs
+//! with events and 16 posted receives, RDMA WRITEs with up to 128 in flight, and messages one way. The guest has one
+//! CPU and a clock that counts instructions, so a run repeats to about one percent; perftest runs twice per round to
+//! show the noise. strace counts the system calls of a short run and of a run twice as long; the difference is that of
+//! the messages alone.
 
 use std::process::ExitCode;
 
@@ -18,15 +18,15 @@ use super::median;
 /// The options of `cargo xtask perf`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How often everything is measured; the table has the medians.
+    /// Number of measurements of each value; the table shows the medians.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
-    /// Only this; may be given again.
+    /// Run only this benchmark; repeatable.
     #[arg(long, value_enum)]
     work: Vec<Work>,
 }
 
-/// Runs `$1` in the background, and once it listens, `$2`.
+/// A shell function that runs `$1` in the background and, one second later, `$2`.
 const PAIR: &str = "\
 pair() {
   $1 >/tmp/server 2>&1 &
@@ -36,56 +36,58 @@ pair() {
 }
 ";
 
-/// Where who listens is, as the other finds it.
+/// The listener's address.
 const ADDRESS: &str = "10.77.0.1";
 
-/// What is done.
+/// A benchmark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Work {
-    /// SENDs there and back, waiting with events.
+    /// Round trips of SENDs, waiting for events.
     Latency,
     /// RDMA WRITEs of 64 KiB.
     Bandwidth,
-    /// Messages of 64 KiB: SENDs, and Adverb's connections.
+    /// Messages of 64 KiB: SENDs, compared with Adverb's connections.
     Messages,
 }
 
-/// By whom it is done.
+/// A program, and its way to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Who {
+enum Program {
     Perftest,
-    /// The same once more: what differs is noise.
+    /// perftest again: the difference is noise.
     PerftestAgain,
-    /// Waiting with events, as connections do.
+    /// perftest waiting for events, as connections do.
     PerftestWaiting,
     Adverb,
-    /// With a way to wait that looks before it sleeps.
-    AdverbLooking,
+    /// Adverb with adaptive spinning: it polls before it sleeps.
+    AdverbSpinning,
 }
 
 /// One run of two processes.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     work: Work,
-    who: Who,
+    program: Program,
     messages: u32,
     /// Whether strace counts the system calls.
     traced: bool,
 }
 
 impl Run {
-    /// The line of shell for it. If it is traced, it ends with the counts: who listens, and who connects.
+    /// Returns the shell command for the run. A traced run ends with the counts of the listener and of the connector.
     fn line(&self, perf: &str) -> String {
-        let Run { work, who, messages, traced } = *self;
-        let (server, client) = match (who, work) {
-            (Who::Adverb, Work::Latency) => adverb(perf, "events", messages),
-            (Who::AdverbLooking, Work::Latency) => adverb(perf, "latency", messages),
-            (Who::Adverb | Who::AdverbLooking, Work::Bandwidth) => adverb(perf, "bandwidth", messages),
-            (Who::Adverb | Who::AdverbLooking, Work::Messages) => {
+        let Run { work, program, messages, traced } = *self;
+        let (server, client) = match (program, work) {
+            (Program::Adverb, Work::Latency) => adverb(perf, "events", messages),
+            (Program::AdverbSpinning, Work::Latency) => adverb(perf, "latency", messages),
+            (Program::Adverb | Program::AdverbSpinning, Work::Bandwidth) => {
+                adverb(perf, "bandwidth", messages)
+            }
+            (Program::Adverb | Program::AdverbSpinning, Work::Messages) => {
                 let address = format!("{ADDRESS}:7471");
                 (format!("{perf} take {address}"), format!("{perf} messages {address} {messages}"))
             }
-            (Who::PerftestWaiting, Work::Messages) => perftest("ib_send_bw -e -s 65536", messages),
+            (Program::PerftestWaiting, Work::Messages) => perftest("ib_send_bw -e -s 65536", messages),
             (_, Work::Messages) => perftest("ib_send_bw -s 65536", messages),
             (_, Work::Latency) => perftest("ib_send_lat -e -s 2 -r 16", messages),
             (_, Work::Bandwidth) => perftest("ib_write_bw -s 65536", messages),
@@ -110,7 +112,7 @@ fn perftest(command: &str, messages: u32) -> (String, String) {
     (line.clone(), format!("{line} {ADDRESS}"))
 }
 
-/// Messages of a run that is timed.
+/// Returns the number of messages of a timed run.
 fn messages(work: Work) -> u32 {
     match work {
         Work::Latency => 1000,
@@ -118,38 +120,42 @@ fn messages(work: Work) -> u32 {
     }
 }
 
-/// Messages of the shorter of the two runs in which system calls are counted.
+/// The number of messages in the shorter of the two traced runs.
 const TRACED: u32 = 100;
 
-/// Who does a work: there is only one way to write.
-fn whos(work: Work) -> impl Iterator<Item = Who> + Clone {
+/// Returns the programs of a benchmark.
+fn programs(work: Work) -> impl Iterator<Item = Program> + Clone {
     let another = match work {
-        Work::Latency => Some(Who::AdverbLooking),
+        Work::Latency => Some(Program::AdverbSpinning),
         Work::Bandwidth => None,
-        Work::Messages => Some(Who::PerftestWaiting),
+        Work::Messages => Some(Program::PerftestWaiting),
     };
-    [Who::Perftest, Who::Adverb].into_iter().chain(another)
+    [Program::Perftest, Program::Adverb].into_iter().chain(another)
 }
 
 fn runs(rounds: u8, works: &[Work]) -> Vec<Run> {
     let mut runs = Vec::new();
     for &work in works {
         for _ in 0..rounds {
-            for who in whos(work).chain([Who::PerftestAgain]) {
-                runs.push(Run { work, who, messages: messages(work), traced: false });
+            for program in programs(work).chain([Program::PerftestAgain]) {
+                runs.push(Run { work, program, messages: messages(work), traced: false });
             }
         }
-        // How often ends of connections wait, for each other and for the connection manager, isn't the same every time.
+        // The number of waits of a connection varies between runs.
         let times = if work == Work::Messages { 3 } else { 1 };
-        for who in whos(work).cycle().take(times * whos(work).count()) {
-            runs.push(Run { work, who, messages: TRACED, traced: true });
-            runs.push(Run { work, who, messages: 2 * TRACED, traced: true });
+        for program in programs(work).cycle().take(times * programs(work).count()) {
+            runs.push(Run { work, program, messages: TRACED, traced: true });
+            runs.push(Run { work, program, messages: 2 * TRACED, traced: true });
         }
     }
     runs
 }
 
-/// Measures, prints a table, and fails if a goal is missed.
+/// Measures, prints a table, and returns failure if a goal is missed.
+///
+/// # Errors
+///
+/// Returns an error if a program can't be built, the guest fails, or a run prints no result.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let perf = process::build("build --release -p adverb --example perf")?;
     let works = if args.work.is_empty() { Work::value_variants() } else { &args.work };
@@ -163,15 +169,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     print!("{}", table(&rows));
     let missed = rows.iter().any(|row| !row.is_reached());
     if missed {
-        println!("a goal is missed");
+        println!("at least one goal is missed");
     }
     Ok(if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A run, and the numbers that it gave.
+/// A run and its results.
 struct Reading {
     run: Run,
-    /// Latency: average and typical, in µs. Bandwidth: MiB/s. Traced: the calls of who listens and who connects.
+    /// Latency: average and typical, in µs. Bandwidth: MiB/s. Traced: system calls of the listener and of the
+    /// connector.
     numbers: Vec<f64>,
 }
 
@@ -180,24 +187,24 @@ impl Reading {
         let numbers = if run.traced {
             counts(said)
         } else {
-            match (run.who, run.work) {
-                (Who::Perftest | Who::PerftestAgain, Work::Latency) => {
+            match (run.program, run.work) {
+                (Program::Perftest | Program::PerftestAgain, Work::Latency) => {
                     columns(said, &["t_avg[usec]", "t_typical[usec]"])
                 }
                 (
-                    Who::Perftest | Who::PerftestAgain | Who::PerftestWaiting,
+                    Program::Perftest | Program::PerftestAgain | Program::PerftestWaiting,
                     Work::Bandwidth | Work::Messages,
                 ) => columns(said, &["BW average[MB/sec]"]),
                 (_, Work::Latency) => after(said, &["average ", "typical "]),
                 (_, Work::Bandwidth | Work::Messages) => after(said, &["bytes: "]),
             }
         };
-        let numbers = numbers.with_context(|| format!("{run:?} gave no result:\n{said}"))?;
+        let numbers = numbers.with_context(|| format!("{run:?} printed no result:\n{said}"))?;
         Ok(Reading { run, numbers })
     }
 }
 
-/// The numbers behind some words.
+/// Returns the numbers after the given words.
 fn after(said: &str, words: &[&str]) -> Option<Vec<f64>> {
     words.iter().map(|word| first_number(said.split_once(word)?.1)).collect()
 }
@@ -206,7 +213,8 @@ fn first_number(text: &str) -> Option<f64> {
     text.split(|c: char| c != '.' && !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The numbers in some columns of perftest's table, whose headings are separated by two spaces or more, or by a unit.
+/// Returns the numbers in the named columns of perftest's table, whose headings are separated by two or more spaces or
+/// by a unit.
 fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
     let mut lines = said.lines().skip_while(|line| !line.contains("#bytes"));
     let (heading, values) = (lines.next()?, lines.next()?);
@@ -215,7 +223,7 @@ fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
         .iter()
         .map(|name| {
             let before = heading.split_once(name)?.0;
-            // Some names are of two words, of which only the last has a unit.
+            // Some headings have two words, of which only the last has a unit.
             let names_before =
                 before.replace("BW ", "BW").replace("% percentile", "%").replace("BWpeak", "peak");
             values.get(names_before.split_whitespace().count())?.parse().ok()
@@ -223,14 +231,14 @@ fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
         .collect()
 }
 
-/// The sums of strace, one per line: `1234 total`.
+/// Parses strace's totals, one per line: `1234 total`.
 fn counts(said: &str) -> Option<Vec<f64>> {
     let sums = said.lines().filter_map(|line| line.trim().strip_suffix("total"));
     let sums: Vec<f64> = sums.filter_map(|sum| sum.trim().parse().ok()).collect();
     (sums.len() == 2).then_some(sums)
 }
 
-/// A line of the table.
+/// A row of the table.
 struct Row {
     work: Work,
     what: &'static str,
@@ -240,11 +248,11 @@ struct Row {
     goal: Goal,
 }
 
-/// What ratio to perftest is wanted.
+/// A goal for the ratio to perftest.
 enum Goal {
     AtMost(f64),
     AtLeast(f64),
-    /// None: the figure explains another.
+    /// No goal: the value explains another one.
     None,
 }
 
@@ -255,71 +263,71 @@ impl Row {
 
     fn is_reached(&self) -> bool {
         match self.goal {
-            Goal::AtMost(most) => self.ratio() <= most,
-            Goal::AtLeast(least) => self.ratio() >= least,
+            Goal::AtMost(max) => self.ratio() <= max,
+            Goal::AtLeast(min) => self.ratio() >= min,
             Goal::None => true,
         }
     }
 }
 
 fn rows(readings: &[Reading]) -> Vec<Row> {
-    let timed = |work: Work, who: Who, number: usize| {
-        let chosen = readings
-            .iter()
-            .filter(|reading| !reading.run.traced && reading.run.work == work && reading.run.who == who);
+    let timed = |work: Work, program: Program, number: usize| {
+        let chosen = readings.iter().filter(|reading| {
+            !reading.run.traced && reading.run.work == work && reading.run.program == program
+        });
         median(chosen.map(|reading| reading.numbers[number]).collect())
     };
-    let calls = |work: Work, who: Who, side: usize| {
+    let calls = |work: Work, program: Program, side: usize| {
         let of = |messages: u32| {
             let run = |reading: &&Reading| {
                 let run = reading.run;
-                run.traced && run.work == work && run.who == who && run.messages == messages
+                run.traced && run.work == work && run.program == program && run.messages == messages
             };
             median(readings.iter().filter(run).map(|reading| reading.numbers[side]).collect())
         };
         (of(2 * TRACED) - of(TRACED)) / f64::from(TRACED)
     };
-    let row = |what, work, number, who, goal| Row {
+    let row = |what, work, number, program, goal| Row {
         work,
         what,
-        perftest: timed(work, Who::Perftest, number),
-        again: Some(timed(work, Who::PerftestAgain, number)),
-        adverb: timed(work, who, number),
+        perftest: timed(work, Program::Perftest, number),
+        again: Some(timed(work, Program::PerftestAgain, number)),
+        adverb: timed(work, program, number),
         goal,
     };
-    let calls_row = |what, work, side, who| Row {
+    let calls_row = |what, work, side, program| Row {
         work,
         what,
-        perftest: calls(work, Who::Perftest, side),
+        perftest: calls(work, Program::Perftest, side),
         again: None,
-        adverb: calls(work, who, side),
-        // A call that isn't a message's may be in one run and not in the other.
+        adverb: calls(work, program, side),
+        // Allow for a system call that isn't a message's and occurs in only one of the runs.
         goal: Goal::AtMost(1.01),
     };
-    use {Who::Adverb, Who::AdverbLooking, Work::Bandwidth, Work::Latency, Work::Messages};
+    use {Program::Adverb, Program::AdverbSpinning, Work::Bandwidth, Work::Latency, Work::Messages};
     let explaining = |what, side| Row { goal: Goal::None, ..calls_row(what, Messages, side, Adverb) };
     let waiting = |row: Row, perftest| Row { goal: Goal::None, perftest, again: None, ..row };
     let (latency, bandwidth) = (|| Goal::AtMost(1.05), || Goal::AtLeast(0.95));
     vec![
-        row("SEND latency, an event each, average µs", Latency, 0, Adverb, latency()),
-        row("SEND latency, an event each, typical µs", Latency, 1, Adverb, latency()),
-        calls_row("  system calls per message, who listens", Latency, 0, Adverb),
-        calls_row("  system calls per message, who connects", Latency, 1, Adverb),
-        row("SEND latency, looking first, average µs", Latency, 0, AdverbLooking, latency()),
-        row("SEND latency, looking first, typical µs", Latency, 1, AdverbLooking, latency()),
-        calls_row("  system calls per message, who listens", Latency, 0, AdverbLooking),
-        calls_row("  system calls per message, who connects", Latency, 1, AdverbLooking),
+        row("SEND latency, events, average µs", Latency, 0, Adverb, latency()),
+        row("SEND latency, events, typical µs", Latency, 1, Adverb, latency()),
+        calls_row("  system calls per message, listener", Latency, 0, Adverb),
+        calls_row("  system calls per message, connector", Latency, 1, Adverb),
+        row("SEND latency, spinning, average µs", Latency, 0, AdverbSpinning, latency()),
+        row("SEND latency, spinning, typical µs", Latency, 1, AdverbSpinning, latency()),
+        calls_row("  system calls per message, listener", Latency, 0, AdverbSpinning),
+        calls_row("  system calls per message, connector", Latency, 1, AdverbSpinning),
         row("64 KiB WRITE bandwidth, MiB/s", Bandwidth, 0, Adverb, bandwidth()),
-        calls_row("  system calls per WRITE, who writes", Bandwidth, 1, Adverb),
+        calls_row("  system calls per WRITE, requester", Bandwidth, 1, Adverb),
         row("64 KiB message bandwidth, MiB/s", Messages, 0, Adverb, Goal::AtLeast(0.85)),
-        explaining("  system calls per message, who receives", 0),
-        explaining("  system calls per message, who sends", 1),
+        explaining("  system calls per message, receiver", 0),
+        explaining("  system calls per message, sender", 1),
         waiting(
-            row("  beside ib_send_bw that waits (-e), MiB/s", Messages, 0, Adverb, Goal::None),
-            timed(Messages, Who::PerftestWaiting, 0),
+            row("  compared with ib_send_bw -e, MiB/s", Messages, 0, Adverb, Goal::None),
+            timed(Messages, Program::PerftestWaiting, 0),
         ),
-        waiting(explaining("  its system calls, who receives", 0), calls(Messages, Who::PerftestWaiting, 0)),
-        waiting(explaining("  its system calls, who sends", 1), calls(Messages, Who::PerftestWaiting, 1)),
+        waiting(explaining("  its system calls, receiver", 0), calls(Messages, Program::PerftestWaiting, 0)),
+        waiting(explaining("  its system calls, sender", 1), calls(Messages, Program::PerftestWaiting, 1)),
     ]
 }
 
@@ -332,8 +340,8 @@ fn table(rows: &[Row]) -> String {
         let again = row.again.map_or("-".to_owned(), |again| format!("{again:.2}"));
         let noise = row.again.map_or("-".to_owned(), |again| format!("{:.3}", again / row.perftest));
         let goal = match row.goal {
-            Goal::AtMost(most) => format!("≤ {most:.2}"),
-            Goal::AtLeast(least) => format!("≥ {least:.2}"),
+            Goal::AtMost(max) => format!("≤ {max:.2}"),
+            Goal::AtLeast(min) => format!("≥ {min:.2}"),
             Goal::None => String::new(),
         };
         let missed = if row.is_reached() { "" } else { "  MISSED" };

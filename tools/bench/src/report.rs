@@ -1,20 +1,20 @@
-//! The table: a figure, its baseline, their ratio, and whether that is what was wanted.
+//! The table of results: values, baselines, ratios and goals.
 
 use std::fmt;
 
 use super::median;
 
-/// Figures of one kind and those of its baseline, one of each per round.
+/// A row: the measured values and their baseline's, one of each per round.
 pub(super) struct Row {
     pub(super) what: &'static str,
     pub(super) unit: &'static str,
     pub(super) ours: Vec<f64>,
-    pub(super) beside: &'static str,
+    pub(super) baseline: &'static str,
     pub(super) theirs: Vec<f64>,
     pub(super) goal: Option<Goal>,
 }
 
-/// What ratio is wanted.
+/// A goal for the ratio of a value to its baseline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Goal {
     AtMost(f64),
@@ -26,22 +26,19 @@ impl Row {
         median(self.ours.clone()) / median(self.theirs.clone())
     }
 
-    /// Whether the goal is reached; `None` if there is none.
+    /// Returns whether the goal is reached; `None` without a goal.
     pub(super) fn is_reached(&self) -> Option<bool> {
         let ratio = self.ratio();
         Some(match self.goal? {
-            Goal::AtMost(most) => ratio <= most,
-            Goal::AtLeast(least) => ratio >= least,
+            Goal::AtMost(max) => ratio <= max,
+            Goal::AtLeast(min) => ratio >= min,
         })
     }
 }
 
-/// The table. Says how many goals were missed.
+/// Prints the table, and returns the number of missed goals.
 pub(super) fn print(rows: &[Row]) -> usize {
-    println!(
-        "{:44} {:>12}  {:32} {:>12} {:>7}  goal",
-        "median of the rounds", "adverb", "beside", "", "ratio"
-    );
+    println!("{:44} {:>12}  {:32} {:>12} {:>7}  goal", "medians", "adverb", "baseline", "", "ratio");
     let mut missed = 0;
     for row in rows {
         let (goal, verdict) = match (row.goal, row.is_reached()) {
@@ -56,12 +53,12 @@ pub(super) fn print(rows: &[Row]) -> usize {
         let [ours, theirs] = [&row.ours, &row.theirs].map(|numbers| figure(median(numbers.clone())));
         let ratio = if row.theirs.is_empty() { String::new() } else { format!("{:.2}", row.ratio()) };
         let theirs = if row.theirs.is_empty() { String::new() } else { theirs };
-        println!("{what:44} {ours:>12}  {:32} {theirs:>12} {ratio:>7}  {goal:7} {verdict}", row.beside);
+        println!("{what:44} {ours:>12}  {:32} {theirs:>12} {ratio:>7}  {goal:7} {verdict}", row.baseline);
     }
     missed
 }
 
-/// A number with three digits that count, or all of them before the point.
+/// Formats a number with three significant digits, or with all digits before the decimal point.
 pub(super) fn figure(number: f64) -> String {
     match number.abs() {
         1e6.. => format!("{:.2} M", number / 1e6),
@@ -74,8 +71,8 @@ pub(super) fn figure(number: f64) -> String {
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Goal::AtMost(most) => write!(f, "≤ {most:.1}"),
-            Goal::AtLeast(least) => write!(f, "≥ {least:.1}"),
+            Goal::AtMost(max) => write!(f, "≤ {max:.1}"),
+            Goal::AtLeast(min) => write!(f, "≥ {min:.1}"),
         }
     }
 }
@@ -90,7 +87,7 @@ mod tests {
             what: "",
             unit: "",
             ours: vec![ours],
-            beside: "",
+            baseline: "",
             theirs: vec![10.0],
             goal,
         };

@@ -1,4 +1,5 @@
-//! `cargo xtask bench seeds`: posting, processing, polling and notifying, beside what RDMA adapters are said to do.
+//! `cargo xtask bench seeds`: posting, processing, polling and notification, compared with figures of hardware
+//! adapters.
 
 use std::process::ExitCode;
 
@@ -9,18 +10,18 @@ use super::{Program, median, report::figure};
 /// The options of `cargo xtask bench seeds`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How often everything is measured; the table has the medians.
+    /// Number of measurements of each value; the table shows the medians.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
 }
 
-/// The links.
+/// The links to measure.
 const LINKS: &[&str] = &["loopback", "mem", "udp"];
 
-/// How many requests are under way at once.
+/// The numbers of requests in flight.
 const DEPTHS: &[u32] = &[1, 16, 128, 1024];
 
-/// What is measured once per link: its name, its unit, and the range in which it should be.
+/// The latencies, measured once per link: name, unit, and target range.
 const LATENCIES: &[(&str, &str, f64, f64)] = &[
     ("post", "µs", 0.1, 1.0),
     ("process", "µs", 0.1, 5.0),
@@ -28,21 +29,21 @@ const LATENCIES: &[(&str, &str, f64, f64)] = &[
     ("notify", "µs", 1.0, 10.0),
 ];
 
-/// How many a second there should be.
+/// The target range of rates, per second.
 const RATE: (f64, f64) = (1e6, 10e6);
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let program = Program::build()?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
         for link in LINKS {
-            said.push((*link, program.run(&format!("seeds {link} 300"))?));
+            output.push((*link, program.run(&format!("seeds {link} 300"))?));
         }
     }
     let number = |link: &str, name: &str| -> Result<f64> {
-        let of_link = said.iter().filter(|(of, _)| *of == link);
-        Ok(median(of_link.map(|(_, said)| said.number(name)).collect::<Result<_>>()?))
+        let of_link = output.iter().filter(|(of, _)| *of == link);
+        Ok(median(of_link.map(|(_, output)| output.number(name)).collect::<Result<_>>()?))
     };
     let mut misses = Vec::new();
     println!("{:34} {:>10} {:>10} {:>10}  range", "8-byte WRITEs, medians", LINKS[0], LINKS[1], LINKS[2]);
@@ -54,7 +55,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
             if let Some((low, high)) = range
                 && (if best_is_low { value > high } else { value < low })
             {
-                misses.push(format!("{link}: {what} is {}: {}", figure(value), cause(link, name)));
+                misses.push(format!("{link}: {what} is {}: {}", figure(value), miss_reason(link, name)));
             }
         }
         if let Some((low, high)) = range {
@@ -69,9 +70,9 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     for depth in DEPTHS {
         line(format!("depth {depth}: WQE/s"), &format!("wqe-{depth}"), Some(RATE), false)?;
         line(format!("depth {depth}: CQE/s"), &format!("cqe-{depth}"), Some(RATE), false)?;
-        line(format!("depth {depth}: processor s per million"), &format!("processor-{depth}"), None, true)?;
+        line(format!("depth {depth}: CPU seconds per million"), &format!("processor-{depth}"), None, true)?;
     }
-    println!("better than the range isn't a miss. Misses:");
+    println!("values worse than their range (better values are not listed):");
     for miss in &misses {
         println!("- {miss}");
     }
@@ -81,27 +82,29 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a link can't do better, as it was measured: system calls were counted with strace, instructions with callgrind,
-/// and times taken of the same calls from C.
-fn cause(link: &str, name: &str) -> &'static str {
+/// Returns the reason why a link misses a range. The figures were measured: system calls with strace, instructions with
+/// callgrind, and durations of the same calls in a C program.
+fn miss_reason(link: &str, name: &str) -> &'static str {
     match (link, name) {
         (_, "notify") => {
-            "there and back (see `process`), and a wake-up: from a write to an eventfd until who sleeps on it runs, 3.0 µs pass in \
-             a C program that does nothing else"
+            "a round trip (see `process`) and a wake-up: in a C program, 3.0 µs pass between a write to an eventfd and the \
+             return of the sleeping thread"
         }
         ("udp", "post") => {
-            "one system call: 1.2 µs of 2.1 are `sendmsg`, in which the packet goes all the way to the peer's socket (1.1 \
-             with `sendto`); the rest are 3300 instructions"
+            "one system call: 1.2 µs of 2.1 are `sendmsg`, which delivers the packet to the peer's socket (1.1 with \
+             `sendto`); the rest are 3300 instructions"
         }
-        ("udp", "process") => "four system calls: `sendmsg` and `recvmsg` there and back are 3.4 µs in C",
-        ("udp" | "mem", "wqe-1" | "cqe-1") => "one at a time is a round trip each: see `post` and `process`",
-        ("udp", _) => "a packet through sockets costs most of a µs, also when many travel as one",
+        ("udp", "process") => {
+            "four system calls: `sendmsg` and `recvmsg` in both directions take 3.4 µs in C"
+        }
+        ("udp" | "mem", "wqe-1" | "cqe-1") => "each request waits for a round trip: see `post` and `process`",
+        ("udp", _) => "a packet through sockets costs most of a µs, even in a GSO batch",
         ("mem", "post") => {
-            "no system call: 3100 instructions, to post, to write the packet and to copy it into the switch"
+            "no system call: 3100 instructions to post, write the packet and copy it into the switch"
         }
-        ("mem", _) => "no system call: each packet is written, copied through a switch, checked and answered",
-        _ => {
-            "no system call: one lock, and the whole of requester and responder, in the one thread that posts"
+        ("mem", _) => {
+            "no system call: each packet is written, copied through a switch, checked and acknowledged"
         }
+        _ => "no system call: one lock, and requester and responder in the posting thread",
     }
 }

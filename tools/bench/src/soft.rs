@@ -1,4 +1,4 @@
-//! `cargo xtask bench soft`: two processes over UDP on loopback, beside what else there is.
+//! `cargo xtask bench soft`: two processes over UDP on the loopback interface, compared with other stacks.
 
 use std::process::ExitCode;
 
@@ -11,21 +11,21 @@ use super::{Program, soft_roce};
 /// The options of `cargo xtask bench soft`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How often everything is measured; the table has the medians.
+    /// Number of measurements of each value; the table shows the medians.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
-    /// Don't compare with soft-RoCE, which takes a virtual machine.
+    /// Skip the comparison with soft-RoCE, which needs a virtual machine.
     #[arg(long)]
     no_vm: bool,
 }
 
-/// For how long each bandwidth and rate is measured.
+/// The duration of each bandwidth and rate measurement, in milliseconds.
 const MILLISECONDS: u32 = 700;
 
-/// How many round trips each latency is the median of.
+/// The number of round trips of each latency measurement.
 const ROUND_TRIPS: u32 = 20_000;
 
-/// What was measured, once per round.
+/// The measured values, one of each per round.
 #[derive(Default)]
 struct Figures {
     write: Vec<f64>,
@@ -60,35 +60,35 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         rows.push(soft_roce::compare(&program)?);
     }
     let missed = report::print(&rows);
-    println!("every message over the {MANY} connections came, once and in order");
+    println!("all messages over the {MANY} connections arrived once and in order");
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How many connections are few, and many.
+/// The numbers of connections in the scaling measurement.
 const FEW: u32 = 16;
 const MANY: u32 = 10_000;
 
 impl Figures {
-    /// Measures each once, beside its baselines.
+    /// Measures each value and its baselines once.
     fn measure(&mut self, program: &Program, baselines: &Baselines) -> Result<()> {
         let time = MILLISECONDS.to_string();
         let trips = ROUND_TRIPS.to_string();
         self.udp_bandwidth.push(baselines.udp_bandwidth(MILLISECONDS)?);
-        self.write.push(program.duel("write", &time)?.number("bandwidth")?);
+        self.write.push(program.run_pair("write", &time)?.number("bandwidth")?);
         self.ucx_put.push(baselines.ucx("ucp_put_bw", 65_536, 20_000)?.megabytes);
         self.ucx_tag.push(baselines.ucx("tag_bw", 65_536, 20_000)?.megabytes);
         self.iperf3.push(baselines.iperf3()?);
-        self.rate.push(program.duel("rate", &time)?.number("rate")?);
+        self.rate.push(program.run_pair("rate", &time)?.number("rate")?);
         self.ucx_rate.push(baselines.ucx("tag_bw", 8, 400_000)?.messages);
         self.udp_latency.push(baselines.udp_latency(ROUND_TRIPS)?);
-        self.latency.push(program.duel("latency", &trips)?.number("half-round-us-p50")?);
+        self.latency.push(program.run_pair("latency", &trips)?.number("half-round-us-p50")?);
         self.ucx_latency.push(baselines.ucx("tag_lat", 8, ROUND_TRIPS)?.latency);
-        self.fetch_add.push(program.duel("fetch-add", &trips)?.number("round-us-p50")?);
+        self.fetch_add.push(program.run_pair("fetch-add", &trips)?.number("round-us-p50")?);
         self.ucx_fetch_add.push(baselines.ucx("ucp_fadd", 8, ROUND_TRIPS)?.latency);
-        let asleep = program.duel("fetch-add", &format!("{trips} asleep"))?;
+        let asleep = program.run_pair("fetch-add", &format!("{trips} asleep"))?;
         self.fetch_add_asleep.push(asleep.number("round-us-p50")?);
-        self.few.push(program.duel("queue-pairs", &format!("{FEW} {time}"))?.number("rate")?);
-        let many = program.duel("queue-pairs", &format!("{MANY} {time}"))?;
+        self.few.push(program.run_pair("queue-pairs", &format!("{FEW} {time}"))?.number("rate")?);
+        let many = program.run_pair("queue-pairs", &format!("{MANY} {time}"))?;
         self.many.push(many.number("rate")?);
         self.memory.push(many.number("KiB-per-queue-pair")?);
         self.memory_peer.push(many.number("KiB-per-queue-pair-peer")?);
@@ -97,8 +97,8 @@ impl Figures {
 
     fn rows(self) -> Vec<Row> {
         let mut rows = Vec::new();
-        let mut row = |what, unit, ours: &Vec<f64>, beside, theirs: &Vec<f64>, goal| {
-            rows.push(Row { what, unit, ours: ours.clone(), beside, theirs: theirs.clone(), goal });
+        let mut row = |what, unit, ours: &Vec<f64>, baseline, theirs: &Vec<f64>, goal| {
+            rows.push(Row { what, unit, ours: ours.clone(), baseline, theirs: theirs.clone(), goal });
         };
         let none = Vec::new();
         let write = "64 KiB WRITE";
@@ -107,7 +107,7 @@ impl Figures {
             write,
             "MB/s",
             &self.write,
-            "bare UDP, GSO and GRO",
+            "plain UDP, GSO and GRO",
             &self.udp_bandwidth,
             Some(Goal::AtLeast(0.4)),
         );
@@ -130,7 +130,14 @@ impl Figures {
             &self.ucx_latency,
             Some(Goal::AtMost(1.0)),
         );
-        row(one_way, "µs", &self.latency, "bare UDP, spinning", &self.udp_latency, Some(Goal::AtMost(1.7)));
+        row(
+            one_way,
+            "µs",
+            &self.latency,
+            "plain UDP, busy polling",
+            &self.udp_latency,
+            Some(Goal::AtMost(1.7)),
+        );
         let fetch_add = "8 B fetch-add, target polling, p50";
         row(
             fetch_add,
@@ -141,7 +148,14 @@ impl Figures {
             Some(Goal::AtMost(1.0)),
         );
         let asleep = "8 B fetch-add, target asleep, p50";
-        row(asleep, "µs", &self.fetch_add_asleep, "UCX tcp fetch-add (it can't)", &self.ucx_fetch_add, None);
+        row(
+            asleep,
+            "µs",
+            &self.fetch_add_asleep,
+            "UCX tcp fetch-add, target polling",
+            &self.ucx_fetch_add,
+            None,
+        );
         row(
             "8 B SEND, 10,000 connections",
             "1/s",
@@ -150,8 +164,8 @@ impl Figures {
             &self.few,
             Some(Goal::AtLeast(0.7)),
         );
-        row("memory of a connection, who sends", "KiB", &self.memory, "", &none, None);
-        row("memory of a connection, who receives", "KiB", &self.memory_peer, "", &none, None);
+        row("memory per connection, sender", "KiB", &self.memory, "", &none, None);
+        row("memory per connection, receiver", "KiB", &self.memory_peer, "", &none, None);
         rows
     }
 }

@@ -1,5 +1,5 @@
-// Bare UDP between two processes: what there is to be had without RDMA. `udp bandwidth MILLISECONDS` and
-// `udp latency ROUNDS` print a number each: MB/s received, and µs of half a round trip at the 50th percentile.
+// Plain UDP between two processes, as a baseline. `udp bandwidth MILLISECONDS` prints the received MB/s; `udp latency
+// ROUNDS` prints half a round trip in µs, at the 50th percentile.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -21,8 +21,8 @@
 #define UDP_GRO 104
 #endif
 
-// As the software NIC's: packets of 4 KiB and their headers, as many as fit a datagram.
-enum { SEGMENT = 4112, TRAIN = 15 * SEGMENT, ROOM = 1 << 16, MESSAGE = 24 };
+// Packets of 4 KiB with headers, and as many per GSO batch as fit in a datagram, like the software NIC's.
+enum { SEGMENT = 4112, GSO_BATCH = 15 * SEGMENT, BUFFER_SIZE = 1 << 16, MESSAGE = 24 };
 
 static double now(void) {
   struct timespec t;
@@ -49,8 +49,8 @@ static int bound(struct sockaddr_in at) {
   return fd;
 }
 
-// Processes that spin must not share a processor.
-static void stay(int cpu) {
+// Pins the process to a CPU: busy polling processes must not share one.
+static void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
@@ -63,14 +63,14 @@ static int compare(const void *a, const void *b) {
 }
 
 static void bandwidth(int fd, int peer, struct sockaddr_in *to, double seconds) {
-  static char bytes[ROOM];
+  static char bytes[BUFFER_SIZE];
   int on = 1, segment = SEGMENT;
   setsockopt(fd, SOL_UDP, UDP_GRO, &on, sizeof on);
   pid_t child = fork();
-  stay(!child);
+  pin(!child);
   if (!child) {
     if (setsockopt(peer, SOL_UDP, UDP_SEGMENT, &segment, sizeof segment)) perror("UDP_SEGMENT");
-    for (;;) sendto(peer, bytes, TRAIN, 0, (struct sockaddr *)to, sizeof *to);
+    for (;;) sendto(peer, bytes, GSO_BATCH, 0, (struct sockaddr *)to, sizeof *to);
   }
   double received = 0, start = now(), end = start + seconds, at;
   while ((at = now()) < end) {
@@ -85,7 +85,7 @@ static void bandwidth(int fd, int peer, struct sockaddr_in *to, double seconds) 
 static void latency(int fd, int peer, struct sockaddr_in *to, struct sockaddr_in *back, int rounds) {
   char message[MESSAGE] = {0};
   pid_t child = fork();
-  stay(!child);
+  pin(!child);
   if (!child) {
     for (int i = 0; i < rounds; i++) {
       while (recv(fd, message, MESSAGE, MSG_DONTWAIT) < 0) {}
