@@ -1,5 +1,5 @@
-//! A packet of the capture: its bytes, what tshark should show of them, and what adverb-wire should read from
-//! them.
+//! A packet of the capture: its bytes, the fields that tshark should show, and the result that adverb-wire should
+//! parse.
 
 use adverb_wire::cm::Mad;
 use adverb_wire::{
@@ -14,53 +14,52 @@ use super::outer::Outer;
 
 /// A packet of the capture.
 pub(super) struct Case {
-    /// The kind of packet, by which [`notes`](super::notes) speak of it.
+    /// The kind of packet, as [`notes`](super::notes) name it.
     pub(super) kind: &'static str,
-    /// What sets it apart from others of its kind.
+    /// The differences from other packets of its kind.
     pub(super) details: String,
     /// The IP datagram.
     pub(super) frame: Vec<u8>,
-    /// Where in it the packet itself begins.
+    /// The offset of the base transport header in the datagram.
     pub(super) transport: usize,
-    /// What tshark should show.
+    /// The fields that tshark should show.
     pub(super) expected: Expected,
-    /// What adverb-wire should read.
+    /// The result that adverb-wire should parse.
     pub(super) own: Own,
 }
 
-/// What adverb-wire should make of a packet.
+/// The expected result of adverb-wire's parser.
 pub(super) enum Own {
-    /// It reads just what was put in.
-    Reads(Box<Contents>),
-    /// It refuses the packet, because this opcode doesn't carry so much payload.
-    Refuses {
+    /// The parser returns the original values.
+    Parses(Box<Contents>),
+    /// The parser rejects the packet, because the opcode doesn't allow a payload of this length.
+    Rejects {
         /// The opcode.
         opcode: Opcode,
-        /// How many bytes are there, by the pad count.
+        /// The length of the payload, according to the pad count.
         payload_len: usize,
     },
 }
 
-/// What was put into a packet.
+/// The values of a packet.
 pub(super) struct Contents {
-    /// The headers around it.
+    /// The IP and UDP headers.
     pub(super) outer: Outer,
-    /// Its headers.
+    /// The packet's headers.
     pub(super) header: Header,
-    /// Its payload.
+    /// The payload.
     pub(super) payload: Vec<u8>,
-    /// The message that is its payload, if it is one of the connection manager's.
+    /// The connection manager's message in the payload, if any.
     pub(super) mad: Option<Mad>,
 }
 
 impl Case {
-    /// A packet as adverb-wire emits it. Fields of the payload aren't expected yet: that is its maker's to
-    /// add.
+    /// Creates a packet as adverb-wire emits it. The caller adds the expected fields of the payload.
     pub(super) fn emitted(kind: &'static str, contents: Contents) -> Result<Case> {
         let Contents { outer, header, payload, .. } = &contents;
         let pad = padding(payload.len());
         let headers = Headers::of(header, pad);
-        // In pieces, as an emitter may be given it.
+        // In several slices, one of them empty, because the emitter accepts any number.
         let (first, second) = payload.split_at(payload.len() / 2);
         let (packet, _) = emit(outer, header, &[first, &[], second])?;
         let mut frame = in_frame(outer, &packet);
@@ -71,13 +70,13 @@ impl Case {
         let mut expected = outer.expected(len);
         expected.append(headers.expected);
         let transport = outer.ip_len() + 8;
-        let own = Own::Reads(Box::new(contents));
+        let own = Own::Parses(Box::new(contents));
         Ok(Case { kind, details: String::new(), frame, transport, expected, own })
     }
 
-    /// A packet that adverb-wire doesn't emit, because its opcode has no padding to speak of: emitted
-    /// without, and then given a pad count and a word behind the headers, or in an ATOMIC WRITE only the pad
-    /// count.
+    /// Creates a packet that adverb-wire never emits: one with a pad count, although its opcode allows no padding. It
+    /// is emitted without padding, and then gets the pad count and a word after the headers; an ATOMIC WRITE gets only
+    /// the pad count.
     pub(super) fn forged(kind: &'static str, contents: Contents, pad: u8) -> Result<Case> {
         let Contents { outer, header, payload, .. } = &contents;
         let headers = Headers::of(header, pad);
@@ -94,33 +93,33 @@ impl Case {
         let mut expected = outer.expected(headers.len + u16::try_from(body_len)? + 4);
         expected.append(headers.expected);
         let transport = outer.ip_len() + 8;
-        let own = Own::Refuses { opcode: header.opcode(), payload_len: body_len - usize::from(pad) };
+        let own = Own::Rejects { opcode: header.opcode(), payload_len: body_len - usize::from(pad) };
         Ok(Case { kind, details: String::new(), frame, transport, expected, own })
     }
 
-    /// With more about what it is.
+    /// Sets the details.
     pub(super) fn details(self, details: String) -> Case {
         Case { details, ..self }
     }
 
-    /// The ICRC that the packet should have, computed bit by bit, as tshark shows it: the bytes in their
-    /// order.
+    /// Returns the expected ICRC as tshark shows it, in the order of the bytes, computed by the reference
+    /// implementation.
     pub(super) fn icrc(&self) -> u32 {
         icrc::reference(&self.frame, self.transport - 8).swap_bytes()
     }
 
-    /// Whether adverb-wire reads from the frame what was put in.
+    /// Compares the result of adverb-wire's parser with the expected one.
     pub(super) fn check_own(&self) -> Vec<Mismatch> {
         let mut mismatches = Vec::new();
         let parsed = Frame::parse(&self.frame);
         let mut check = |what: &str, right: bool, found: String| {
             if !right {
-                let (field, expected) = (format!("adverb-wire's {what}"), "what was put in".to_owned());
+                let (field, expected) = (format!("adverb-wire's {what}"), "the original value".to_owned());
                 mismatches.push(Mismatch { field, expected, found });
             }
         };
         match (&self.own, &parsed) {
-            (Own::Reads(contents), Ok(frame)) => {
+            (Own::Parses(contents), Ok(frame)) => {
                 let Contents { outer, header, payload, mad } = contents.as_ref();
                 let packet = frame.packet();
                 check("IP header", *frame.ip() == outer.ip, format!("{:?}", frame.ip()));
@@ -136,21 +135,21 @@ impl Case {
                 check("padding", packet.pad_len() == pad, packet.pad_len().to_string());
                 check("ICRC", frame.verify().is_ok(), format!("{:?}", frame.verify()));
                 if outer.is_as_flow_emits() {
-                    let solved =
+                    let recovered =
                         Flow::new(outer.source(), outer.destination()).map(|flow| flow.recover_ip_id(packet));
-                    let right = solved == Some(Ok(outer.identification()));
-                    check("solver of the identification", right, format!("{solved:?}"));
+                    let right = recovered == Some(Ok(outer.identification()));
+                    check("recovered IP ID", right, format!("{recovered:?}"));
                 }
                 if let Some(mad) = mad {
                     let parsed = Mad::parse(packet.payload());
                     check("message", parsed == Ok(*mad), format!("{parsed:?}"));
                 }
             }
-            (Own::Refuses { opcode, payload_len }, Err(FrameError::Packet(refusal))) => {
+            (Own::Rejects { opcode, payload_len }, Err(FrameError::Packet(error))) => {
                 let right = ParseError::Payload { opcode: *opcode, payload_len: *payload_len };
-                check("refusal", *refusal == right, format!("{refusal:?}"));
+                check("error", *error == right, format!("{error:?}"));
             }
-            (Own::Refuses { .. }, _) | (Own::Reads(_), Err(_)) => {
+            (Own::Rejects { .. }, _) | (Own::Parses(_), Err(_)) => {
                 check("parser", false, format!("{parsed:?}"));
             }
         }
@@ -158,10 +157,10 @@ impl Case {
     }
 }
 
-/// What a forged packet has where its opcode has no payload.
+/// The payload of a forged packet whose opcode allows none.
 pub(super) const FORGED_WORD: [u8; 4] = [0xf0, 0xf1, 0xf2, 0xf3];
 
-/// How many bytes are missing to whole words.
+/// Returns the number of padding bytes after a payload.
 pub(super) fn padding(payload_len: usize) -> u8 {
     match payload_len % 4 {
         1 => 3,
@@ -171,9 +170,9 @@ pub(super) fn padding(payload_len: usize) -> u8 {
     }
 }
 
-/// A packet as adverb-wire emits it, and where its trailer begins.
+/// Returns a packet as adverb-wire emits it, and the offset of its trailer.
 fn emit(outer: &Outer, header: &Header, payload: &[&[u8]]) -> Result<(Vec<u8>, usize)> {
-    let flow = Flow::new(outer.source(), outer.destination()).context("addresses of two families")?;
+    let flow = Flow::new(outer.source(), outer.destination()).context("the addresses are of two families")?;
     let mut head = [0; MAX_HEADER_LEN];
     let emitted = flow.emit(header, outer.identification(), payload, &mut head)?;
     let mut packet = head[..emitted.header_len].to_vec();
@@ -183,14 +182,14 @@ fn emit(outer: &Outer, header: &Header, payload: &[&[u8]]) -> Result<(Vec<u8>, u
     Ok((packet, trailer_at))
 }
 
-/// Gives a frame the ICRC that it should have.
+/// Writes the correct ICRC into a frame.
 fn put_icrc(frame: &mut [u8], outer: &Outer) {
     let icrc = icrc::reference(frame, outer.ip_len());
     let at = frame.len() - 4;
     frame[at..].copy_from_slice(&icrc.to_le_bytes());
 }
 
-/// A packet with the headers around it.
+/// Returns a packet with its IP and UDP headers.
 fn in_frame(outer: &Outer, packet: &[u8]) -> Vec<u8> {
     let mut head = [0; MAX_OUTER_HEADER_LEN];
     let len = Frame::emit_outer(&outer.ip, outer.source_port, packet.len(), &mut head);

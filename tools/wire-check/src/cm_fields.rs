@@ -1,4 +1,4 @@
-//! What tshark should show of the connection manager's messages.
+//! The fields that tshark should show for the connection manager's messages.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +9,7 @@ use adverb_wire::cm::{
 use super::field::Expected;
 use super::outer::Family;
 
-/// The kind of message, by which [`notes`](super::notes) speak of it.
+/// Returns the kind of message, as [`notes`](super::notes) name it.
 pub(super) fn name(message: &Message) -> &'static str {
     match message {
         Message::Req(_) => "CM REQ",
@@ -24,19 +24,19 @@ pub(super) fn name(message: &Message) -> &'static str {
     }
 }
 
-/// What makes a REQ one of rdma_cm's (Annex A11).
+/// The IP information in an rdma_cm REQ (Annex A11).
 #[derive(Clone, Copy)]
 pub(super) struct IpInside {
-    /// The TCP port that is connected to, in the service ID.
+    /// The destination's TCP port, in the service ID.
     pub(super) port: u16,
     /// The header at the beginning of the private data.
     pub(super) header: CmaHeader,
-    /// What the consumer put behind it.
+    /// The consumer's private data after that header.
     pub(super) consumers: [u8; 56],
 }
 
-/// The fields of a management datagram. `family` is that of the IP header around it, which decides how tshark
-/// shows the GIDs of a REQ.
+/// Adds the fields of a management datagram. `family` is the outer IP header's; tshark's format of GIDs in a REQ
+/// depends on it.
 pub(super) fn expect(expected: &mut Expected, mad: &Mad, family: Family, ip: Option<&IpInside>) {
     expect_header(expected, mad);
     match &mad.message {
@@ -54,12 +54,12 @@ pub(super) fn expect(expected: &mut Expected, mad: &Mad, family: Family, ip: Opt
             expected.number("infiniband.cm.drsp.remotecommid", drep.remote_comm_id);
             expected.bytes("infiniband.cm.drsp.private", drep.private_data.as_bytes());
         }
-        // Of these tshark shows only the header.
+        // For these messages, tshark shows only the MAD header.
         Message::Mra(_) | Message::SidrReq(_) | Message::SidrRep(_) => {}
     }
 }
 
-/// The header of management datagrams (vol. 1, 13.4.3).
+/// Adds the fields of the MAD header (vol. 1, 13.4.3).
 fn expect_header(expected: &mut Expected, mad: &Mad) {
     let (attribute, modifier) = match &mad.message {
         Message::Req(req) => (0x10u16, req.ece.options),
@@ -86,7 +86,7 @@ fn expect_header(expected: &mut Expected, mad: &Mad) {
 
 fn expect_req(expected: &mut Expected, req: &Req, family: Family, ip: Option<&IpInside>) {
     expected.number("infiniband.cm.req", req.local_comm_id);
-    // The three bytes of the vendor ID were once reserved, and tshark still shows them so.
+    // The vendor ID was reserved in older specifications, and tshark shows it as reserved.
     expected.bytes("infiniband.reserved", req.ece.vendor_id.get().to_be_bytes());
     expect_service_id(expected, req, ip);
     expected.number("infiniband.cm.req.localcaguid", req.ca_guid);
@@ -137,7 +137,7 @@ fn expect_primary_path(expected: &mut Expected, path: &Path, family: Family) {
     expected.number("infiniband.cm.req.prim_locallid", path.local_lid);
     expected.number("infiniband.cm.req.prim_remotelid", path.remote_lid);
     match family {
-        // Over IPv4, tshark takes GIDs for IPv4-mapped and shows only their last four bytes.
+        // Over IPv4, tshark assumes that GIDs are IPv4-mapped, and shows only their last four bytes.
         Family::V4 => {
             let last_four = |[.., a, b, c, d]: [u8; 16]| Ipv4Addr::new(a, b, c, d);
             let (local, remote) = (path.local_gid.octets(), path.remote_gid.octets());
@@ -177,14 +177,14 @@ fn expect_alternate_path(expected: &mut Expected, path: &Path, sap_supported: bo
     expected.number("infiniband.cm.req.alt_subnetlocal", path.subnet_local);
     expected.number("infiniband.cm.req.alt_reserved1", 0u8);
     expected.number("infiniband.cm.req.alt_localacktout", path.local_ack_timeout.code());
-    // The first of these three bits says whether the suggest alternate path protocol is supported; tshark
-    // shows all three as reserved, by a name that it has used already.
+    // The first of these three bits is the SAP (suggest alternate path) flag. tshark shows all three as reserved, under
+    // a name that it already used.
     expected.number("infiniband.cm.req.alt_reserved1", u8::from(sap_supported) << 2);
 }
 
-/// What tshark makes of a word that has a 20-bit flow label, 6 reserved bits and a 6-bit packet rate (vol. 1,
-/// table 106; in Linux `CM_REQ_PRIMARY_FLOW_LABEL` and `CM_REQ_PRIMARY_PACKET_RATE`). It has the right masks
-/// for four bytes, but reads only three for the label and one for the others, which shifts all of them.
+/// tshark's wrong values for a word of a 20-bit flow label, 6 reserved bits and a 6-bit packet rate (vol. 1, table 106;
+/// in Linux `CM_REQ_PRIMARY_FLOW_LABEL` and `CM_REQ_PRIMARY_PACKET_RATE`). tshark's masks are for four bytes, but it
+/// reads three bytes for the label and one for the others, which shifts all values.
 struct MisreadLabel {
     label: u32,
     reserved: u32,
@@ -242,8 +242,8 @@ fn expect_rej(expected: &mut Expected, rej: &Rej) {
         MessageKind::Reserved => 3,
     };
     let info = rej.additional_info.as_bytes();
-    let mut room = info.to_vec();
-    room.resize(72, 0);
+    let mut padded = info.to_vec();
+    padded.resize(72, 0);
     expected.number("infiniband.cm.rej.localcommid", rej.local_comm_id);
     expected.number("infiniband.cm.rej.remotecommid", rej.remote_comm_id);
     expected.number("infiniband.cm.rej.msgrej", rejected);
@@ -251,7 +251,7 @@ fn expect_rej(expected: &mut Expected, rej: &Rej) {
     expected.number("infiniband.cm.rej.rejinfolen", info.len() as u64);
     expected.number("infiniband.cm.rej.reserved1", 0u8);
     expected.number("infiniband.cm.rej.reason", rej.reason.code());
-    expected.bytes("infiniband.cm.rej.ari", room);
+    expected.bytes("infiniband.cm.rej.ari", padded);
     expected.bytes("infiniband.cm.rej.private", rej.private_data.as_bytes());
 }
 
@@ -262,7 +262,7 @@ fn expect_rep(expected: &mut Expected, rep: &Rep) {
         Failover::Rejected => 2,
         Failover::Reserved => 3,
     };
-    // As in a REQ, but each byte of the vendor ID for itself.
+    // As in a REQ, but each byte of the vendor ID is a separate field.
     let [_, high, middle, low] = rep.ece.vendor_id.get().to_be_bytes();
     expected.number("infiniband.cm.rep", rep.local_comm_id);
     expected.number("infiniband.cm.rep.remotecommid", rep.remote_comm_id);
@@ -288,7 +288,7 @@ fn expect_rep(expected: &mut Expected, rep: &Rep) {
 fn expect_dreq(expected: &mut Expected, dreq: &Dreq) {
     expected.number("infiniband.cm.dreq.localcommid", dreq.local_comm_id);
     expected.number("infiniband.cm.dreq.remotecommid", dreq.remote_comm_id);
-    // Named after the wrong message, but in the right place.
+    // tshark's name belongs to the REQ, but the field's place is right.
     expected.number("infiniband.cm.req.remoteqpneecn", dreq.remote_qpn.get());
     expected.bytes("infiniband.reserved", [0]);
     expected.bytes("infiniband.cm.dreq.private", dreq.private_data.as_bytes());

@@ -1,17 +1,17 @@
-//! Which bits of a frame tshark's fields stand for: what is left is what it doesn't dissect.
+//! The bits of a frame that tshark's fields cover. tshark doesn't dissect the other bits.
 
 use super::pdml::Shown;
 
-/// The bits of a frame that compared fields stand for.
+/// The bits of a frame that compared fields cover.
 pub(super) struct Coverage(Vec<u8>);
 
 impl Coverage {
-    /// None yet, of a frame of so many bytes.
+    /// Returns an empty coverage for a frame of `len` bytes.
     pub(super) fn of_frame(len: usize) -> Coverage {
         Coverage(vec![0; len])
     }
 
-    /// Those of a field.
+    /// Adds the bits of a field.
     pub(super) fn add(&mut self, shown: &Shown) {
         let mask = mask(&shown.label, shown.len);
         for (covered, mask) in self.0.iter_mut().skip(shown.offset).zip(mask) {
@@ -19,14 +19,14 @@ impl Coverage {
         }
     }
 
-    /// The bytes, some bits of which no field stands for.
+    /// Returns the offsets of bytes that are not fully covered.
     pub(super) fn gaps(&self) -> impl Iterator<Item = usize> {
         self.0.iter().enumerate().filter(|(_, covered)| **covered != 0xff).map(|(at, _)| at)
     }
 }
 
-/// The bits of a field's bytes that are the field's own. tshark draws those of a field that isn't whole bytes
-/// before its name: `..01 .... = Pad Count: 1`.
+/// Returns the mask of a field in its bytes. For a field that isn't whole bytes, tshark draws the mask before the
+/// field's name: `..01 .... = Pad Count: 1`.
 fn mask(label: &str, len: usize) -> Vec<u8> {
     let drawing = label.split_once(" = ").map(|(drawing, _)| drawing);
     let Some(drawing) = drawing.filter(|drawing| drawing.chars().all(|c| ". 01".contains(c))) else {

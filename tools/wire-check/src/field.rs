@@ -1,4 +1,4 @@
-//! What tshark should show of a packet, and whether it does.
+//! The fields that tshark should show for a packet, and their comparison with its dissection.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -7,62 +7,62 @@ use std::net::IpAddr;
 use super::coverage::Coverage;
 use super::pdml::{Dissection, Shown};
 
-/// The fields that tshark should show of a packet, each with the value that was put in. Those of the same
-/// name are in the order of the packet.
+/// The fields that tshark should show for a packet, each with its original value. Fields of the same name are in packet
+/// order.
 #[derive(Debug, Default)]
 pub(super) struct Expected(Vec<Field>);
 
-/// One of them.
+/// An expected field.
 #[derive(Debug)]
 struct Field {
     name: &'static str,
     value: Value,
-    /// The field stands for the bits that it lies in. Not so for what tshark shows as mere bytes, or wrongly.
+    /// Whether the field covers its bits. False for fields that tshark shows as raw bytes, or wrongly.
     dissects: bool,
 }
 
-/// A value that was put in.
+/// The original value of a field.
 #[derive(Debug)]
 enum Value {
     Number(u64),
-    /// A number, and what tshark has to say of its meaning.
+    /// A number, and tshark's text for it.
     Named(u64, String),
     Bytes(Vec<u8>),
     Address(IpAddr),
 }
 
 impl Expected {
-    /// A number, or a flag.
+    /// Adds a number or a flag.
     pub(super) fn number(&mut self, name: &'static str, number: impl Into<u64>) {
         self.push(name, Value::Number(number.into()), true);
     }
 
-    /// A number, and the name that tshark has for it.
+    /// Adds a number and tshark's text for it.
     pub(super) fn named(&mut self, name: &'static str, number: impl Into<u64>, meaning: impl Into<String>) {
         self.push(name, Value::Named(number.into(), meaning.into()), true);
     }
 
-    /// Bytes.
+    /// Adds bytes.
     pub(super) fn bytes(&mut self, name: &'static str, bytes: impl Into<Vec<u8>>) {
         self.push(name, Value::Bytes(bytes.into()), true);
     }
 
-    /// An address.
+    /// Adds an address.
     pub(super) fn address(&mut self, name: &'static str, address: impl Into<IpAddr>) {
         self.push(name, Value::Address(address.into()), true);
     }
 
-    /// Bytes that tshark doesn't dissect, as a vector has them.
+    /// Adds bytes of a vector that tshark doesn't dissect.
     pub(super) fn undissected(&mut self, name: &'static str, bytes: impl Into<Vec<u8>>) {
         self.push(name, Value::Bytes(bytes.into()), false);
     }
 
-    /// What tshark makes of a value that it reads wrongly: see [`notes::MISREAD`](super::notes::MISREAD).
+    /// Adds tshark's value of a field that it dissects wrongly: see [`notes::MISREAD`](super::notes::MISREAD).
     pub(super) fn misread(&mut self, name: &'static str, number: impl Into<u64>) {
         self.push(name, Value::Number(number.into()), false);
     }
 
-    /// All of another's fields, behind those that are here.
+    /// Appends the fields of `other`.
     pub(super) fn append(&mut self, mut other: Expected) {
         self.0.append(&mut other.0);
     }
@@ -71,7 +71,7 @@ impl Expected {
         self.0.push(Field { name, value, dissects });
     }
 
-    /// Compares with what tshark shows of a frame of `frame_len` bytes.
+    /// Compares the fields with tshark's dissection of a frame of `frame_len` bytes.
     pub(super) fn compare(&self, dissection: &Dissection, frame_len: usize) -> Comparison {
         let mut comparison =
             Comparison { compared: 0, mismatches: Vec::new(), coverage: Coverage::of_frame(frame_len) };
@@ -108,13 +108,13 @@ impl Expected {
     }
 }
 
-/// What came of a comparison.
+/// The result of a comparison.
 pub(super) struct Comparison {
-    /// How many fields were compared.
+    /// The number of fields that were compared.
     pub(super) compared: usize,
-    /// What wasn't as expected.
+    /// The differences.
     pub(super) mismatches: Vec<Mismatch>,
-    /// Which bits of the frame the right fields stand for.
+    /// The bits of the frame that correct fields cover.
     pub(super) coverage: Coverage,
 }
 
@@ -128,14 +128,14 @@ impl Comparison {
     }
 }
 
-/// Something that wasn't as expected.
+/// A difference from an expected value.
 #[derive(Debug)]
 pub(super) struct Mismatch {
-    /// What it is about: a field of tshark's, or something of ours.
+    /// A field of tshark's, or a check of this program.
     pub(super) field: String,
-    /// What was put in.
+    /// The expected value.
     pub(super) expected: String,
-    /// What came out.
+    /// The value that was found.
     pub(super) found: String,
 }
 
@@ -170,7 +170,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// tshark writes some numbers in decimal and some in hexadecimal.
+/// Parses a number, which tshark prints in decimal or in hexadecimal.
 fn number(show: &str) -> Option<u64> {
     match show.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -178,21 +178,20 @@ fn number(show: &str) -> Option<u64> {
     }
 }
 
-/// Bytes as in `0a:1b:2c`.
+/// Parses bytes in the form `0a:1b:2c`.
 fn bytes(show: &str) -> Option<Vec<u8>> {
     show.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect()
 }
 
-/// The protocols of a RoCEv2 packet. Any other means that tshark took a packet for something else, or didn't
-/// like it. The wrapper is what PDML puts around a payload that no protocol claims.
+/// The protocols of a RoCEv2 packet. Any other means that tshark dissected the packet as another protocol, or as
+/// malformed. PDML puts the wrapper around a payload without a protocol.
 const PROTOCOLS: &[&str] =
     &["geninfo", "frame", "raw", "ip", "ipv6", "udp", "infiniband", "fake-field-wrapper"];
 
-/// Protocols of tshark's own: they tell of the capture file, not of the packet.
+/// Pseudo-protocols of tshark that describe the capture file, not the packet.
 const UNRELATED: &[&str] = &["geninfo", "frame"];
 
-/// Fields that repeat as mere bytes what their children show one by one, and what tshark counts across
-/// packets.
+/// Fields that repeat the bytes of their children, and counters that tshark keeps across packets.
 const REPEATED: &[&str] = &[
     "data",
     "infiniband.aeth",

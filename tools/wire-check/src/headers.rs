@@ -1,4 +1,4 @@
-//! What tshark should show of a packet's own headers.
+//! The fields that tshark should show for a packet's transport headers.
 
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Header, NakCode, Opcode, Operation, Rc, ReadResponse, Reth, Send, Syndrome,
@@ -11,13 +11,13 @@ use super::field::Expected;
 pub(super) struct Headers {
     /// The fields.
     pub(super) expected: Expected,
-    /// How many bytes the headers take.
+    /// The length of the headers in bytes.
     pub(super) len: u16,
 }
 
 impl Headers {
-    /// The headers of a packet that says so many bytes of padding. Those that tshark doesn't dissect are left
-    /// out, but count in the length.
+    /// Returns the headers of a packet with the pad count `pad`. Headers that tshark doesn't dissect have no fields,
+    /// but count in the length.
     pub(super) fn of(header: &Header, pad: u8) -> Headers {
         let mut headers = Headers { expected: Expected::default(), len: 0 };
         headers.base(header, pad);
@@ -37,21 +37,22 @@ impl Headers {
         headers
     }
 
-    /// The room for a header of so many bytes.
+    /// Starts a header of `len` bytes.
     fn next(&mut self, len: u16) -> &mut Expected {
         self.len += len;
         &mut self.expected
     }
 
-    /// So many bytes that tshark doesn't dissect.
+    /// Skips `len` bytes that tshark doesn't dissect.
     fn undissected(&mut self, len: u16) {
         self.len += len;
     }
 
-    /// The base transport header (vol. 1, 9.2).
+    /// Adds the base transport header (vol. 1, 9.2).
     fn base(&mut self, header: &Header, pad: u8) {
         let opcode = OPCODES.iter().find(|(opcode, ..)| *opcode == header.opcode());
-        let (_, byte, meaning) = opcode.copied().unwrap_or((header.opcode(), 0xff, "not in our table"));
+        let (_, byte, meaning) =
+            opcode.copied().unwrap_or((header.opcode(), 0xff, "not in the table OPCODES"));
         let expected = self.next(12);
         expected.named("infiniband.bth.opcode", byte, meaning);
         expected.number("infiniband.bth.se", header.solicited);
@@ -72,7 +73,7 @@ impl Headers {
             Rc::Send(send) => self.send(send),
             Rc::SendLastInvalidate(rkey) | Rc::SendOnlyInvalidate(rkey) => {
                 let expected = self.next(4);
-                // Once for the header, once for its only field.
+                // tshark shows it twice: for the header and for its only field.
                 expected.bytes("infiniband.ieth", rkey.to_be_bytes());
                 expected.bytes("infiniband.ieth", rkey.to_be_bytes());
             }
@@ -90,7 +91,7 @@ impl Headers {
             Rc::CompareSwap(CompareSwap { va, rkey, swap, compare }) => {
                 self.atomic_eth(*va, *rkey, *swap, *compare);
             }
-            // The compare data is there and reserved.
+            // The compare data is present, but reserved.
             Rc::FetchAdd(FetchAdd { va, rkey, add }) => self.atomic_eth(*va, *rkey, *add, 0),
             Rc::Flush(_) => self.undissected(4 + 16),
             Rc::AtomicWrite(_) => self.undissected(16),
@@ -123,7 +124,7 @@ impl Headers {
         expected.number("infiniband.reth.dmalen", reth.length);
     }
 
-    /// Address and key have the names that they have in a RETH.
+    /// Adds an AtomicETH. tshark names address and key as in a RETH.
     fn atomic_eth(&mut self, va: u64, rkey: u32, swap_or_add: u64, compare: u64) {
         let expected = self.next(28);
         expected.number("infiniband.reth.va", va);
@@ -143,14 +144,14 @@ impl Headers {
     fn immediate(&mut self, immediate: Option<u32>) {
         if let Some(immediate) = immediate {
             let expected = self.next(4);
-            // Once for the header, once for its only field.
+            // tshark shows it twice: for the header and for its only field.
             expected.bytes("infiniband.immdt", immediate.to_be_bytes());
             expected.bytes("infiniband.immdt", immediate.to_be_bytes());
         }
     }
 }
 
-/// The two parts of a syndrome: bits 6 and 5 say what the lower five mean (vol. 1, tables 43 to 47).
+/// Adds the two parts of a syndrome: bits 6 and 5 are the kind of the lower five bits (vol. 1, tables 43 to 47).
 fn expect_syndrome(expected: &mut Expected, syndrome: Syndrome) {
     const OPCODE: &str = "infiniband.aeth.syndrome.opcode";
     const ERROR: &str = "infiniband.aeth.syndrome.error_code";
@@ -160,7 +161,7 @@ fn expect_syndrome(expected: &mut Expected, syndrome: Syndrome) {
             expected.number("infiniband.aeth.syndrome.credit_count", credits.code());
         }
         Syndrome::RnrNak(timer) => {
-            // tshark has the table of times too: in milliseconds, with up to two decimals.
+            // tshark shows the time in milliseconds, with two decimals.
             let millis = timer.duration().as_secs_f64() * 1000.0;
             expected.named(OPCODE, 1u8, "RNR Nak");
             expected.named("infiniband.aeth.syndrome.timer", timer.code(), format!("{millis:.2} ms"));
@@ -171,7 +172,7 @@ fn expect_syndrome(expected: &mut Expected, syndrome: Syndrome) {
             expected.named(ERROR, code, meaning);
         }
         Syndrome::Reserved(_) => {
-            // Only parsing makes these, so here are no parts but the byte's own bits.
+            // A reserved syndrome has no parts other than the bits of its byte.
             let (kind, value) = (syndrome.byte() >> 5 & 3, syndrome.byte() & 31);
             expected.number(OPCODE, kind);
             let name = match kind {
@@ -185,7 +186,7 @@ fn expect_syndrome(expected: &mut Expected, syndrome: Syndrome) {
     }
 }
 
-/// The whole syndrome, put together from its parts.
+/// Returns the byte of a syndrome, computed from its parts.
 fn syndrome_byte(syndrome: Syndrome) -> u8 {
     match syndrome {
         Syndrome::Ack(credits) => credits.code(),
@@ -195,7 +196,7 @@ fn syndrome_byte(syndrome: Syndrome) -> u8 {
     }
 }
 
-/// Table 46, with tshark's words.
+/// Returns a NAK code's value (table 46) and tshark's text for it.
 fn nak(code: NakCode) -> (u8, &'static str) {
     match code {
         NakCode::SequenceError => (0, "PSN Sequence Error"),
@@ -206,7 +207,7 @@ fn nak(code: NakCode) -> (u8, &'static str) {
     }
 }
 
-/// Every opcode with its value (vol. 1, table 38; Annexes A17 and A19) and what tshark calls it.
+/// Every opcode with its value (vol. 1, table 38; Annexes A17 and A19) and tshark's text for it.
 pub(super) const OPCODES: &[(Opcode, u8, &str)] = &[
     (Opcode::RcSendFirst, 0x00, "Reliable Connection (RC) - SEND First"),
     (Opcode::RcSendMiddle, 0x01, "Reliable Connection (RC) - SEND Middle"),

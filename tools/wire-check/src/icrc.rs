@@ -1,29 +1,29 @@
-//! The invariant CRC a second time, bit by bit and from the text of Annex A17.3.3, to check the fast one by.
+//! A reference implementation of the invariant CRC: bit by bit, from the text of Annex A17.3.3.
 
-/// The ICRC that an IP datagram without IP options should end in, as a CRC-32 value; its last four bytes,
-/// where the ICRC stands, are left out. `udp` is where the UDP header begins.
+/// Returns the ICRC of an IP datagram without IP options, as a CRC-32 value. The datagram's last four bytes, which hold
+/// the ICRC, are ignored. `udp` is the offset of the UDP header.
 pub(super) fn reference(frame: &[u8], udp: usize) -> u32 {
-    // In place of the local route header, which RoCE doesn't have.
+    // Eight bytes of ones replace the local route header, which RoCE packets lack.
     let mut covered = vec![0xff; 8];
     covered.extend(&frame[..frame.len() - 4]);
     let ip = 8;
     let udp = ip + udp;
     let transport = udp + 8;
-    // The UDP checksum; FECN, BECN and what is reserved beside them.
-    let mut changes_on_the_way = vec![udp + 6, udp + 7, transport + 4];
+    // Variant fields: the UDP checksum; FECN, BECN and the reserved bits next to them.
+    let mut variant = vec![udp + 6, udp + 7, transport + 4];
     if frame[0] >> 4 == 4 {
-        changes_on_the_way.extend([ip + 1, ip + 8, ip + 10, ip + 11]); // TOS, TTL, header checksum
+        variant.extend([ip + 1, ip + 8, ip + 10, ip + 11]); // TOS, TTL, header checksum
     } else {
         covered[ip] |= 0x0f; // the traffic class's upper half
-        changes_on_the_way.extend([ip + 1, ip + 2, ip + 3, ip + 7]); // its lower half, flow label, hop limit
+        variant.extend([ip + 1, ip + 2, ip + 3, ip + 7]); // its lower half, flow label, hop limit
     }
-    for at in changes_on_the_way {
+    for at in variant {
         covered[at] = 0xff;
     }
     crc32(&covered)
 }
 
-/// CRC-32 as in Ethernet and zlib.
+/// Returns the CRC-32 of Ethernet and zlib.
 fn crc32(bytes: &[u8]) -> u32 {
     let mut state = u32::MAX;
     for byte in bytes {
@@ -45,8 +45,7 @@ mod tests {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 
-    /// Two packets that others have published with their ICRC: the tests of scapy's RoCE layer have a CNP
-    /// captured from a ConnectX-4 Lx, and a UC SEND.
+    /// Two packets with ICRC from the tests of scapy's RoCE layer: a CNP captured from a ConnectX-4 Lx, and a UC SEND.
     #[test]
     fn icrc_of_packets_captured_elsewhere() {
         let cnp = "45c2003c718c400040119161 0a001101 0a001201 0000 12b7 0028 0000

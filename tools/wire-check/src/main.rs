@@ -1,9 +1,9 @@
-//! `cargo xtask wire-check`: packets of every kind, as adverb-wire emits them, before the eyes of tshark.
+//! `cargo xtask wire-check`: packets of every kind, emitted by adverb-wire and dissected by tshark.
 //!
-//! The packets are made from values that are written down here or come from a generator; what tshark should
-//! show of each follows from those values, never from the bytes. All that it does show must have been
-//! expected, and all bits of a packet must be among what it shows, or else be covered by a vector: bytes
-//! written down by hand. adverb-wire must read back what was put in, and refuse what is forged.
+//! The packets are made from constants or generated values. The fields that tshark should show follow from these
+//! values, never from the bytes. Every field that tshark shows must be expected, and tshark's fields must cover every
+//! bit of a packet, except bits that a test vector covers: bytes written by hand. adverb-wire must parse each packet
+//! back to the original values, and must reject forged packets.
 
 mod case;
 mod cm_fields;
@@ -34,7 +34,7 @@ use field::{Comparison, Mismatch};
 use notes::{MISREAD, OTHER_NAMES, UNDISSECTED, Undissected};
 use vectors::Vectors;
 
-/// The tshark that [`notes`] are about.
+/// The tshark version that [`notes`] describe.
 const TSHARK: &str = "4.0";
 
 fn main() -> ExitCode {
@@ -47,17 +47,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Makes the capture, has it dissected, and compares.
+/// Writes the capture, dissects it with tshark, and compares the fields.
 fn check() -> Result<()> {
     let version = tshark::version()?;
     println!("tshark {version}");
     if !version.starts_with(TSHARK) {
-        println!("note: what tshark shows was written down for version {TSHARK}, and may differ");
+        println!("note: the expected fields are those of tshark {TSHARK}; this version may differ");
     }
     let vectors = Vectors::load()?;
     let mut cases = packets::cases(&vectors)?;
-    // Last, because tshark remembers the connections that it sees being made, and looks at later packets with
-    // that.
+    // These are last, because tshark tracks connections and dissects later packets accordingly.
     cases.append(&mut messages::cases(&vectors)?);
 
     let directory = env::temp_dir().join(format!("adverb-wire-check-{}", process::id()));
@@ -74,22 +73,22 @@ fn check() -> Result<()> {
     for ((case, dissection), number) in cases.iter().zip(&dissections).zip(1..) {
         report.add(number, case, case.expected.compare(dissection, case.frame.len()));
     }
-    let refused = cases.iter().filter(|case| matches!(case.own, Own::Refuses { .. })).count();
-    println!("adverb-wire had to read {} packets back and to refuse {refused}", cases.len() - refused);
+    let rejected = cases.iter().filter(|case| matches!(case.own, Own::Rejects { .. })).count();
+    println!("adverb-wire must parse {} packets and reject {rejected}", cases.len() - rejected);
     report.close(&vectors, cases.len(), capture)
 }
 
-/// What was found so far.
+/// The results so far.
 #[derive(Default)]
 struct Report {
     fields: usize,
     mismatches: usize,
-    /// Which of the notes on what isn't dissected were needed.
+    /// Indices of the notes in [`UNDISSECTED`] that were needed.
     needed: HashSet<usize>,
 }
 
 impl Report {
-    /// Takes in what became of a packet.
+    /// Adds the result of a packet.
     fn add(&mut self, number: usize, case: &Case, comparison: Comparison) {
         self.fields += comparison.compared;
         let uncovered = self.uncovered(case, &comparison);
@@ -98,10 +97,10 @@ impl Report {
         }
     }
 
-    /// The bytes that neither tshark's fields cover nor a note explains.
+    /// Returns a mismatch for the bytes that neither a field of tshark's nor a note covers.
     fn uncovered(&mut self, case: &Case, comparison: &Comparison) -> Option<Mismatch> {
-        // Where a field is wrong or missing, that is reported and enough; forged packets have bytes in vain.
-        if !comparison.mismatches.is_empty() || matches!(case.own, Own::Refuses { .. }) {
+        // A wrong or missing field is reported already. Forged packets contain extra bytes.
+        if !comparison.mismatches.is_empty() || matches!(case.own, Own::Rejects { .. }) {
             return None;
         }
         let mut unexplained = Vec::new();
@@ -117,7 +116,7 @@ impl Report {
         }
         (!unexplained.is_empty()).then(|| Mismatch {
             field: format!("bytes {unexplained:?} of the frame"),
-            expected: "to be dissected, or noted in notes.rs".to_owned(),
+            expected: "a field, or a note in notes.rs".to_owned(),
             found: "neither".to_owned(),
         })
     }
@@ -127,32 +126,34 @@ impl Report {
         println!("MISMATCH {mismatch}");
     }
 
-    /// Prints the lists and the sum.
+    /// Prints the notes and the totals. Fails if there are mismatches.
     fn close(mut self, vectors: &Vectors, packets: usize, capture: PathBuf) -> Result<()> {
         if self.mismatches == 0 {
             let needed = std::mem::take(&mut self.needed);
             for (_, note) in UNDISSECTED.iter().enumerate().filter(|(at, _)| !needed.contains(at)) {
                 let Undissected { kind, bytes, .. } = note;
-                self.mismatch(&format!("the note on {kind}, bytes {bytes:?}: tshark does dissect them"));
+                self.mismatch(&format!(
+                    "the note on {kind}, bytes {bytes:?}, is not needed: tshark dissects them"
+                ));
             }
         }
         let (count, bytes) = vectors.size();
-        println!("checked by vectors ({count} of them, {bytes} bytes), because tshark doesn't dissect it:");
+        println!("checked by {count} vectors ({bytes} bytes), because tshark does not dissect it:");
         for note in UNDISSECTED {
             let (first, last) = (note.bytes.start, note.bytes.end - 1);
             println!("  {}, bytes {first} to {last}: {} [{}]", note.kind, note.why, note.vectors.join(", "));
         }
-        println!("shown wrongly by tshark, compared as such, and checked by vectors:");
+        println!("dissected wrongly by tshark, compared with its wrong value, and checked by vectors:");
         for (fields, why) in MISREAD {
             println!("  {fields}: {why}");
         }
-        println!("compared, though tshark has no name of its own for it:");
+        println!("compared, although tshark shows it under another name:");
         for (field, what) in OTHER_NAMES {
             println!("  {field}: {what}");
         }
         println!("{packets} packets, {} fields, {} mismatches", self.fields, self.mismatches);
         if self.mismatches > 0 {
-            bail!("{} mismatches; the capture is {}", self.mismatches, capture.display());
+            bail!("{} mismatches; the capture is in {}", self.mismatches, capture.display());
         }
         if let Some(directory) = capture.parent() {
             fs::remove_dir_all(directory)

@@ -1,4 +1,4 @@
-//! The connection manager's messages.
+//! Test packets with the connection manager's messages.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -16,7 +16,7 @@ use super::outer::{Family, Outer};
 use super::values::Values;
 use super::vectors::{MessageVector, Vectors};
 
-/// Those of the vectors and, of messages that tshark dissects, more with other values; each over IPv4 and
+/// Returns the messages of the vectors, and the messages that tshark dissects with other values; each over IPv4 and
 /// IPv6.
 pub(super) fn cases(vectors: &Vectors) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
@@ -40,11 +40,11 @@ pub(super) fn cases(vectors: &Vectors) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// What fields are filled with.
+/// The sources of field values.
 const SETS: &[Values] =
     &[Values::Mixed(1), Values::Mixed(2), Values::Mixed(3), Values::Mixed(4), Values::Ones, Values::Zeros];
 
-/// A message that is also a vector: where tshark shows its bytes, they are to be the vector's.
+/// Returns a packet with a vector's message. Where tshark shows its raw bytes, they must be the vector's.
 fn from_vector(vector: &MessageVector, family: Family, number: u64) -> Result<Case> {
     let mut case = case(vector.mad, vector.ip, family, Values::Mixed(6).fork(number))?;
     let data = &vector.bytes[24..];
@@ -54,9 +54,12 @@ fn from_vector(vector: &MessageVector, family: Family, number: u64) -> Result<Ca
     Ok(case.details(format!("{}, {}", family.name(), vector.name)))
 }
 
-/// A message from queue pair 1 to queue pair 1, as connection managers send it.
+/// Returns a packet with a message from queue pair 1 to queue pair 1, as connection managers send it.
 fn case(mad: Mad, ip: Option<IpInside>, family: Family, mut values: Values) -> Result<Case> {
-    ensure!(GSI_QKEY == 0x8001_0000, "the Q_Key of queue pair 1 (vol. 1, 10.2.5) became {GSI_QKEY:#x}");
+    ensure!(
+        GSI_QKEY == 0x8001_0000,
+        "GSI_QKEY is {GSI_QKEY:#x}, not the Q_Key of queue pair 1 (vol. 1, 10.2.5)"
+    );
     let outer = Outer::new(family, &mut values);
     let operation = Operation::Ud(Ud { qkey: GSI_QKEY, source_qp: Qpn::GSI, immediate: None });
     let header = Header {
@@ -78,7 +81,7 @@ fn case(mad: Mad, ip: Option<IpInside>, family: Family, mut values: Values) -> R
     Ok(case)
 }
 
-/// The messages that tshark dissects, with these values.
+/// Returns the messages that tshark dissects, with these values.
 fn messages(values: &mut Values) -> Result<Vec<(Message, Option<IpInside>)>> {
     let (req4, ip4) = req_with_ip(values, Family::V4)?;
     let (req6, ip6) = req_with_ip(values, Family::V6)?;
@@ -99,7 +102,7 @@ fn messages(values: &mut Values) -> Result<Vec<(Message, Option<IpInside>)>> {
     ])
 }
 
-/// A REQ with these values.
+/// Returns a REQ with these values.
 pub(super) fn req(values: &mut Values) -> Result<Req> {
     Ok(Req {
         local_comm_id: values.u32(),
@@ -137,7 +140,7 @@ pub(super) fn req(values: &mut Values) -> Result<Req> {
     })
 }
 
-/// A REQ with these values and rdma_cm's IP header in its private data.
+/// Returns a REQ with these values and rdma_cm's IP header in its private data.
 fn req_with_ip(values: &mut Values, family: Family) -> Result<(Req, IpInside)> {
     let addresses = match family {
         Family::V4 => (Ipv4Addr::from(values.array()), Ipv4Addr::from(values.array())).into(),
@@ -149,7 +152,7 @@ fn req_with_ip(values: &mut Values, family: Family) -> Result<(Req, IpInside)> {
     Ok((Req { service_id: ServiceId::tcp_port(ip.port), private_data, ..req(values)? }, ip))
 }
 
-/// A path with these values.
+/// Returns a path with these values.
 fn path(values: &mut Values) -> Path {
     Path {
         local_lid: values.u16(),
@@ -166,7 +169,7 @@ fn path(values: &mut Values) -> Path {
     }
 }
 
-/// An MRA with these values.
+/// Returns an MRA with these values.
 pub(super) fn mra(values: &mut Values) -> Mra {
     Mra {
         local_comm_id: values.u32(),
@@ -177,7 +180,7 @@ pub(super) fn mra(values: &mut Values) -> Mra {
     }
 }
 
-/// A REJ with these values.
+/// Returns a REJ with these values.
 pub(super) fn rej(values: &mut Values) -> Result<Rej> {
     Ok(Rej {
         local_comm_id: values.u32(),
@@ -189,7 +192,7 @@ pub(super) fn rej(values: &mut Values) -> Result<Rej> {
     })
 }
 
-/// A REP with these values.
+/// Returns a REP with these values.
 pub(super) fn rep(values: &mut Values) -> Rep {
     Rep {
         local_comm_id: values.u32(),
@@ -216,7 +219,7 @@ pub(super) fn rep(values: &mut Values) -> Rep {
     }
 }
 
-/// A SIDR_REQ with these values.
+/// Returns a SIDR_REQ with these values.
 pub(super) fn sidr_req(values: &mut Values) -> SidrReq {
     SidrReq {
         request_id: values.u32(),
@@ -226,7 +229,7 @@ pub(super) fn sidr_req(values: &mut Values) -> SidrReq {
     }
 }
 
-/// A SIDR_REP with these values.
+/// Returns a SIDR_REP with these values.
 pub(super) fn sidr_rep(values: &mut Values) -> Result<SidrRep> {
     Ok(SidrRep {
         request_id: values.u32(),

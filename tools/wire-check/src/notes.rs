@@ -1,84 +1,83 @@
-//! What tshark doesn't show, or shows wrongly, and so is checked by vectors.
+//! The bytes that tshark doesn't dissect or dissects wrongly, which vectors check instead.
 //!
-//! All of it is as of tshark 4.0. Whether the first list is true is checked in every run: a bit that no field
-//! of tshark's stands for and that isn't in the list is a mismatch, and so is a line of the list that isn't
-//! needed.
+//! The notes describe tshark 4.0. Every run checks the first list: a bit that no field of tshark's covers and that
+//! isn't in the list is a mismatch, and so is an entry of the list that isn't needed.
 
 use std::ops::Range;
 
 /// Bytes that tshark doesn't dissect.
 pub(super) struct Undissected {
-    /// In which kind of packet.
+    /// The kind of packet.
     pub(super) kind: &'static str,
-    /// Which bytes, counted from the base transport header. In the connection manager's messages, 20 bytes of
-    /// headers and 24 of the MAD's header come before the message.
+    /// The bytes, counted from the base transport header. In the connection manager's messages, 20 bytes of headers and
+    /// 24 bytes of MAD header precede the message.
     pub(super) bytes: Range<usize>,
-    /// What they are, and why tshark doesn't show them.
+    /// The meaning of the bytes, and the reason why tshark doesn't show them.
     pub(super) why: &'static str,
-    /// The vectors that have them.
+    /// The vectors that contain such bytes.
     pub(super) vectors: &'static [&'static str],
 }
 
-/// All of them.
+/// All bytes that tshark doesn't dissect.
 pub(super) const UNDISSECTED: &[Undissected] = &[
     Undissected {
         kind: "RC FLUSH",
         bytes: 12..36,
-        why: "FETH, RETH and ICRC: to tshark the opcode is unknown and all behind the BTH mere bytes",
+        why: "FETH, RETH and ICRC: tshark doesn't know the opcode, and shows raw bytes after the BTH",
         vectors: &["flush-global", "flush-persistent-region", "flush-ones"],
     },
     Undissected {
         kind: "RC ATOMIC WRITE",
         bytes: 12..40,
-        why: "RETH, payload and ICRC: to tshark the opcode is unknown and all behind the BTH mere bytes",
+        why: "RETH, payload and ICRC: tshark doesn't know the opcode, and shows raw bytes after the BTH",
         vectors: &["atomic-write", "atomic-write-ones"],
     },
     Undissected {
         kind: "CNP",
         bytes: 12..32,
-        why: "reserved bytes and ICRC: to tshark the opcode is unknown and all behind the BTH mere bytes",
+        why: "reserved bytes and ICRC: tshark doesn't know the opcode, and shows raw bytes after the BTH",
         vectors: &["cnp", "cnp-of-a-connectx"],
     },
     Undissected {
         kind: "CM MRA",
         bytes: 44..276,
-        why: "the message: tshark has no dissector for it and shows the header and mere bytes",
+        why: "the message: tshark has no dissector for it, and shows the MAD header and raw bytes",
         vectors: &["mra-distinct", "mra-of-a-req", "mra-ones"],
     },
     Undissected {
         kind: "CM SIDR_REQ",
         bytes: 44..276,
-        why: "the message, also rdma_cm's IP header in it: tshark shows the MAD's header and mere bytes",
+        why: "the message, including rdma_cm's IP header: tshark shows the MAD header and raw bytes",
         vectors: &["sidr-req-distinct", "sidr-req-ones", "sidr-req-ip4", "sidr-req-ip6"],
     },
     Undissected {
         kind: "CM SIDR_REP",
         bytes: 44..276,
-        why: "the message: tshark has no dissector for it and shows the header and mere bytes",
+        why: "the message: tshark has no dissector for it, and shows the MAD header and raw bytes",
         vectors: &["sidr-rep-distinct", "sidr-rep-ones"],
     },
     Undissected {
         kind: "CM REQ",
         bytes: 100..112,
-        why: "primary local GID but for its last four bytes: over IPv4, tshark takes it for IPv4-mapped",
+        why: "primary local GID except its last four bytes: over IPv4, tshark assumes that it is IPv4-mapped",
         vectors: &["req-distinct", "req-ones", "req-ip4"],
     },
     Undissected {
         kind: "CM REQ",
         bytes: 116..128,
-        why: "primary remote GID but for its last four bytes: likewise",
+        why: "primary remote GID except its last four bytes: over IPv4, tshark assumes that it is IPv4-mapped",
         vectors: &["req-distinct", "req-ones", "req-ip4"],
     },
     Undissected {
         kind: "CM REQ",
         bytes: 132..136,
-        why: "flow label and packet rate of the primary path, which tshark shows wrongly: see below",
+        why: "flow label and packet rate of the primary path, which tshark dissects wrongly: see below",
         vectors: &["req-distinct", "req-ones", "req-ip4"],
     },
     Undissected {
         kind: "CM REQ",
         bytes: 176..180,
-        why: "flow label and packet rate of the alternate path, which tshark shows wrongly: see below",
+        why: "flow label and packet rate of the alternate path, which tshark dissects wrongly: see below",
         vectors: &["req-distinct", "req-ones", "req-ip4"],
     },
     Undissected {
@@ -96,19 +95,19 @@ pub(super) const UNDISSECTED: &[Undissected] = &[
     Undissected {
         kind: "CM REJ",
         bytes: 52..53,
-        why: "four of six reserved bits beside the rejected message: tshark shows the lowest two",
+        why: "four of six reserved bits after the rejected message's kind: tshark shows the lowest two",
         vectors: &["rej-distinct", "rej-ones"],
     },
 ];
 
-/// Fields that tshark shows wrongly. They are compared with what its mistake makes of the values that were
-/// put in.
+/// Fields that tshark dissects wrongly. They are compared with the wrong value that tshark shows for the original
+/// value.
 pub(super) const MISREAD: &[(&str, &str)] = &[
     (
         "infiniband.cm.req.prim_flowlabel, infiniband.cm.req.alt_flowlabel",
         "the label is the upper 20 bits of four bytes (vol. 1, table 106; CM_FIELD32_LOC(cm_req_msg, \
-         88, 20) in Linux); tshark has the mask 0xfffff000 for that but applies it to three bytes, and so \
-         shows the upper 12 bits only",
+         88, 20) in Linux); tshark applies its mask 0xfffff000 to three bytes, and so \
+         shows only the upper 12 bits",
     ),
     (
         "infiniband.cm.req.prim_pktrate, infiniband.cm.req.alt_pktrate",
@@ -121,13 +120,13 @@ pub(super) const MISREAD: &[(&str, &str)] = &[
     ),
 ];
 
-/// What tshark shows under a name that doesn't tell, or in fewer parts than there are. All of it is compared.
+/// Fields that tshark shows under a misleading name, or as fewer fields than there are. All of them are compared.
 pub(super) const OTHER_NAMES: &[(&str, &str)] = &[
     ("infiniband.reserved in the BTH", "FECN and BECN are its upper two bits"),
-    ("infiniband.reserved in a CM REQ and REP", "has the vendor ID of enhanced connection establishment"),
-    ("infiniband.cm.req.alt_reserved1, the second", "its upper bit says that SAP is supported"),
+    ("infiniband.reserved in a CM REQ and REP", "the vendor ID of enhanced connection establishment"),
+    ("infiniband.cm.req.alt_reserved1, the second", "its upper bit is the SAP flag"),
     ("infiniband.cm.req.remoteqpneecn in a CM DREQ", "the remote queue pair number"),
-    ("infiniband.cm.drsp.*", "is a CM DREP"),
+    ("infiniband.cm.drsp.*", "the fields of a CM DREP"),
     ("data.data", "payload and padding together"),
 ];
 

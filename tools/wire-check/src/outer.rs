@@ -1,4 +1,4 @@
-//! The IP and UDP headers around a packet, and what tshark should show of them.
+//! The IP and UDP headers of a packet, and the fields that tshark should show for them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -17,10 +17,10 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// Both.
+    /// Both versions.
     pub(super) const ALL: [Family; 2] = [Family::V4, Family::V6];
 
-    /// What a report calls it.
+    /// Returns its name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             Family::V4 => "IPv4",
@@ -29,17 +29,17 @@ impl Family {
     }
 }
 
-/// The headers around a packet.
+/// The IP and UDP headers of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outer {
     /// The IP header.
     pub(super) ip: IpHeader,
-    /// The UDP port that the packet comes from.
+    /// The UDP source port.
     pub(super) source_port: u16,
 }
 
 impl Outer {
-    /// Headers with these values. Addresses and hop counts are always such as tshark has no remarks on.
+    /// Creates headers with these values. Addresses and hop limits are such that tshark adds no warnings.
     pub(super) fn new(family: Family, values: &mut Values) -> Outer {
         let mut address = Values::Mixed(values.u64());
         let [a, b, c, d, e, f] = address.array();
@@ -63,7 +63,7 @@ impl Outer {
         Outer { ip, source_port: values.u16() | 0xc000 }
     }
 
-    /// How many bytes the IP header takes, and so where the UDP header begins.
+    /// Returns the length of the IP header, which is the offset of the UDP header.
     pub(super) fn ip_len(&self) -> usize {
         match self.ip {
             IpHeader::V4(_) => 20,
@@ -71,7 +71,7 @@ impl Outer {
         }
     }
 
-    /// The IPv4 identification; there is none in IPv6.
+    /// Returns the IPv4 identification; 0 for IPv6.
     pub(super) fn identification(&self) -> u16 {
         match self.ip {
             IpHeader::V4(ip) => ip.ip_id,
@@ -79,8 +79,8 @@ impl Outer {
         }
     }
 
-    /// Whether an ICRC that [`Flow::emit`](adverb_wire::Flow::emit) computes fits: it takes "don't fragment"
-    /// for granted, and nothing else, in IPv4.
+    /// Returns whether [`Flow::emit`](adverb_wire::Flow::emit) computes the right ICRC: for IPv4 it assumes that the
+    /// flags are exactly "don't fragment".
     pub(super) fn is_as_flow_emits(&self) -> bool {
         match self.ip {
             IpHeader::V4(ip) => ip.flags == 0x4000,
@@ -88,17 +88,17 @@ impl Outer {
         }
     }
 
-    /// Where the packet comes from.
+    /// Returns the source address and port.
     pub(super) fn source(&self) -> SocketAddr {
         SocketAddr::new(self.ip.source(), self.source_port)
     }
 
-    /// Where the packet goes to.
+    /// Returns the destination address and port.
     pub(super) fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.ip.destination(), ROCE_PORT)
     }
 
-    /// What tshark should show of the headers around a packet of `packet_len` bytes.
+    /// Returns the fields that tshark should show for the headers, given the packet's length.
     pub(super) fn expected(&self, packet_len: u16) -> Expected {
         let mut expected = Expected::default();
         let udp_len = packet_len + 8;
@@ -115,7 +115,7 @@ impl Outer {
     }
 }
 
-/// tshark's words for a checksum: right, and not there.
+/// tshark's values for the status of a checksum.
 const GOOD: u8 = 1;
 const NOT_PRESENT: u8 = 3;
 
@@ -154,7 +154,7 @@ fn expect_v6(expected: &mut Expected, ip: &Ipv6Header, payload_len: u16) {
     expected.address("ipv6.dst", ip.destination);
 }
 
-/// RFC 791's checksum, from the values: the complement of the ones' complement sum of all words but itself.
+/// Computes RFC 791's checksum from the values: the complement of the ones' complement sum of all other words.
 fn checksum(ip: &Ipv4Header, total_len: u16) -> u16 {
     let [s0, s1, s2, s3] = ip.source.octets();
     let [d0, d1, d2, d3] = ip.destination.octets();

@@ -1,4 +1,4 @@
-//! Packets of every opcode.
+//! Test packets of every opcode.
 
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Header, IpHeader, NakCode, Opcode, Operation, Rc, ReadResponse, Reth,
@@ -11,12 +11,12 @@ use super::outer::{Family, Outer};
 use super::values::Values;
 use super::vectors::Vectors;
 
-/// All of them.
+/// Returns all packets.
 pub(super) fn cases(vectors: &Vectors) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for opcode in Opcode::ALL {
         if UNDISSECTED.contains(opcode) {
-            vectored(*opcode, vectors, &mut cases)?;
+            undissected(*opcode, vectors, &mut cases)?;
         } else {
             dissected(*opcode, &mut cases)?;
         }
@@ -26,10 +26,11 @@ pub(super) fn cases(vectors: &Vectors) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Opcodes behind whose base transport header tshark shows mere bytes. Their values are those of the vectors.
+/// The opcodes for which tshark shows raw bytes after the base transport header. Their packets have the vectors'
+/// values.
 const UNDISSECTED: &[Opcode] = &[Opcode::RcFlush, Opcode::RcAtomicWrite, Opcode::Cnp];
 
-/// Whether packets of this opcode have a payload (vol. 1, table 38; Annex A17.9.3; Annex A19).
+/// Returns whether packets of this opcode carry a payload (vol. 1, table 38; Annex A17.9.3; Annex A19).
 fn carries_payload(opcode: Opcode) -> bool {
     !matches!(
         opcode,
@@ -43,7 +44,7 @@ fn carries_payload(opcode: Opcode) -> bool {
     )
 }
 
-/// What fields are filled with, and how long a payload is before bytes are taken off it for padding.
+/// The sources of field values, and the length of payload plus padding.
 const SETS: &[(Values, usize)] = &[
     (Values::Mixed(1), 8),
     (Values::Mixed(2), 4),
@@ -52,7 +53,7 @@ const SETS: &[(Values, usize)] = &[
     (Values::Zeros, 12),
 ];
 
-/// An opcode that tshark knows: with every pad count, over IPv4 and IPv6, with each set of values.
+/// Adds packets of an opcode that tshark knows: over IPv4 and IPv6, with every pad count and each source of values.
 fn dissected(opcode: Opcode, cases: &mut Vec<Case>) -> Result<()> {
     for family in Family::ALL {
         for pad in 0..4u8 {
@@ -62,7 +63,7 @@ fn dissected(opcode: Opcode, cases: &mut Vec<Case>) -> Result<()> {
                 let outer = Outer::new(family, &mut values);
                 let header = header(&mut values, opcode)?;
                 let case = if carries_payload(opcode) {
-                    // The short payload without padding is none at all.
+                    // One of the packets has an empty payload.
                     let len = if pad == 0 && *payload_len == 4 { 0 } else { payload_len - usize::from(pad) };
                     let payload = values.bytes(len);
                     emitted(Contents { outer, header, payload, mad: None })?
@@ -76,7 +77,7 @@ fn dissected(opcode: Opcode, cases: &mut Vec<Case>) -> Result<()> {
     Ok(())
 }
 
-/// A packet that may have a payload: tshark shows it together with its padding.
+/// Returns a packet that adverb-wire emits. tshark shows payload and padding together.
 fn emitted(contents: Contents) -> Result<Case> {
     let pad = padding(contents.payload.len());
     let mut data = contents.payload.clone();
@@ -87,14 +88,14 @@ fn emitted(contents: Contents) -> Result<Case> {
     Ok(case)
 }
 
-/// A packet that has no payload, or with a pad count a forged one.
+/// Returns a packet without a payload, or a forged packet if there is a pad count.
 fn without_payload(contents: Contents, pad: u8) -> Result<Case> {
     let opcode = contents.header.opcode();
     if pad == 0 {
         return emitted(contents);
     }
     let mut case = Case::forged(opcode.name(), contents, pad)?;
-    // Of what shouldn't be there, tshark shows only this; elsewhere it doesn't find the ICRC either.
+    // tshark shows the forged payload only for this opcode; for the others, it doesn't show the ICRC either.
     if opcode == Opcode::RcReadRequest {
         expect_data(&mut case, FORGED_WORD.to_vec());
         case.expected.number("infiniband.invariant.crc", case.icrc());
@@ -102,30 +103,30 @@ fn without_payload(contents: Contents, pad: u8) -> Result<Case> {
     Ok(case)
 }
 
-/// An opcode that tshark doesn't know, with the values of the vectors: with every pad count, over IPv4 and
-/// IPv6.
-fn vectored(opcode: Opcode, vectors: &Vectors, cases: &mut Vec<Case>) -> Result<()> {
+/// Adds packets of an opcode that tshark doesn't know, with the vectors' values: over IPv4 and IPv6, with every pad
+/// count.
+fn undissected(opcode: Opcode, vectors: &Vectors, cases: &mut Vec<Case>) -> Result<()> {
     let vectors: Vec<_> = vectors.packets().filter(|vector| vector.header.opcode() == opcode).collect();
-    ensure!(!vectors.is_empty(), "there is no vector of {opcode}");
+    ensure!(!vectors.is_empty(), "vectors.txt has no packet of {opcode}");
     for vector in vectors {
         for family in Family::ALL {
             for pad in 0..4u8 {
                 let outer = Outer::new(family, &mut Values::Mixed(cases.len() as u64));
                 let payload = vector.payload.clone();
                 let contents = Contents { outer, header: vector.header, payload, mad: None };
-                let mut behind_base = vector.bytes[12..].to_vec();
+                let mut after_base = vector.bytes[12..].to_vec();
                 let mut case = if pad == 0 {
                     Case::emitted(opcode.name(), contents)?
                 } else {
                     if !carries_payload(opcode) {
-                        behind_base.extend(FORGED_WORD);
+                        after_base.extend(FORGED_WORD);
                     }
                     Case::forged(opcode.name(), contents, pad)?
                 };
-                behind_base.extend(case.icrc().to_be_bytes());
-                // Once the first four bytes, for a header; once all of them, for what it holds.
-                case.expected.undissected("infiniband.vendor", &behind_base[..4]);
-                case.expected.undissected("infiniband.vendor", behind_base);
+                after_base.extend(case.icrc().to_be_bytes());
+                // tshark shows the first four bytes as a header, and then all bytes as its content.
+                case.expected.undissected("infiniband.vendor", &after_base[..4]);
+                case.expected.undissected("infiniband.vendor", after_base);
                 cases.push(case.details(format!("{}, pad {pad}, {}", family.name(), vector.name)));
             }
         }
@@ -133,7 +134,7 @@ fn vectored(opcode: Opcode, vectors: &Vectors, cases: &mut Vec<Case>) -> Result<
     Ok(())
 }
 
-/// Acknowledgements with every syndrome there is.
+/// Adds acknowledgements with every syndrome.
 fn syndromes(cases: &mut Vec<Case>) -> Result<()> {
     for byte in 0..=u8::MAX {
         let syndrome = Syndrome::from_byte(byte);
@@ -148,7 +149,7 @@ fn syndromes(cases: &mut Vec<Case>) -> Result<()> {
     Ok(())
 }
 
-/// IPv4 flags that RoCE senders don't set, but that the ICRC covers: none, and the reserved one.
+/// Adds packets with IPv4 flags that RoCE senders don't set, but that the ICRC covers.
 fn other_flags(cases: &mut Vec<Case>) -> Result<()> {
     for flags in [0x0000, 0x8000, 0xc000] {
         let mut values = Values::Mixed(5).fork(cases.len() as u64);
@@ -163,7 +164,7 @@ fn other_flags(cases: &mut Vec<Case>) -> Result<()> {
     Ok(())
 }
 
-/// tshark leaves out a payload that is empty.
+/// Adds the payload's fields. tshark shows none for an empty payload.
 fn expect_data(case: &mut Case, data: Vec<u8>) {
     if !data.is_empty() {
         case.expected.number("data.len", data.len() as u64);
@@ -171,7 +172,7 @@ fn expect_data(case: &mut Case, data: Vec<u8>) {
     }
 }
 
-/// A header with these values.
+/// Returns a header with these values.
 fn header(values: &mut Values, opcode: Opcode) -> Result<Header> {
     let header = Header {
         dest_qp: values.qpn(),
@@ -184,11 +185,11 @@ fn header(values: &mut Values, opcode: Opcode) -> Result<Header> {
         ack_request: values.bool(),
         operation: operation(values, opcode)?,
     };
-    ensure!(header.opcode() == opcode, "asked for {opcode}, made {}", header.opcode());
+    ensure!(header.opcode() == opcode, "requested {opcode}, created {}", header.opcode());
     Ok(header)
 }
 
-/// An operation with these values.
+/// Returns an operation with these values.
 fn operation(values: &mut Values, opcode: Opcode) -> Result<Operation> {
     Ok(match opcode {
         Opcode::RcSendFirst => Operation::Rc(Rc::Send(Send::First)),
@@ -235,7 +236,7 @@ fn operation(values: &mut Values, opcode: Opcode) -> Result<Operation> {
         Opcode::UcWriteOnlyWithImm => Operation::Uc(Uc::Write(Write::Only(reth(values), Some(values.u32())))),
         Opcode::UdSendOnly => Operation::Ud(ud(values, false)),
         Opcode::UdSendOnlyWithImm => Operation::Ud(ud(values, true)),
-        other => bail!("no packet of {other} is made here: add it"),
+        other => bail!("there is no test packet of {other}: add one"),
     })
 }
 
@@ -248,11 +249,12 @@ fn ud(values: &mut Values, immediate: bool) -> Ud {
     Ud { qkey, source_qp, immediate: immediate.then(|| values.u32()) }
 }
 
-/// An acknowledgement of some kind. That of all ones is the longest wait, and that of all zeros no credit.
+/// Returns an acknowledgement. All ones give an RNR NAK with the timer code 31; all zeros give an ACK without
+/// credits.
 fn aeth(values: &mut Values) -> Result<Aeth> {
     let (kind, value) = (values.u8(), values.u8() & 31);
     let syndrome = match kind {
-        // The credits of a code can only be had from the byte that has them.
+        // Credits can only be created from their byte.
         0..0x60 => Syndrome::from_byte(value),
         0x60..0xa0 => Syndrome::Nak(match value {
             0..8 => NakCode::SequenceError,
@@ -260,7 +262,7 @@ fn aeth(values: &mut Values) -> Result<Aeth> {
             16..24 => NakCode::RemoteAccess,
             _ => NakCode::RemoteOperational,
         }),
-        _ => Syndrome::RnrNak(RnrTimer::new(value).context("five bits")?),
+        _ => Syndrome::RnrNak(RnrTimer::new(value).context("an RNR timer has five bits")?),
     };
     Ok(Aeth { syndrome, msn: values.u32() >> 8 })
 }

@@ -1,20 +1,20 @@
-//! A capture file: pcap's classic format, which is a header and a record for each packet.
+//! A writer of capture files in the classic pcap format: a header, and a record for each packet.
 
-/// Frames in this file begin with their IP header, of version 4 or 6 (LINKTYPE_RAW).
+/// The link type of frames that begin with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u32 = 101;
 
-/// Longer than any packet: nothing is cut off.
+/// The maximum length of a captured packet; no packet is longer.
 const SNAP_LEN: u32 = 0x4_0000;
 
-/// The file that holds these IP datagrams. Their time is always 0, so that equal datagrams make equal files.
+/// Returns a capture file with these IP datagrams. All timestamps are 0, so equal datagrams give equal files.
 pub(super) fn file<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut file = Vec::new();
     let (major, minor) = (2u16, 4u16);
-    // The first number tells readers the order of bytes, and that times are in microseconds.
+    // The magic number defines the byte order, and microseconds as the unit of timestamps.
     file.extend(0xa1b2_c3d4u32.to_le_bytes());
     file.extend(major.to_le_bytes());
     file.extend(minor.to_le_bytes());
-    file.extend([0; 8]); // time zone and accuracy, which nobody uses
+    file.extend([0; 8]); // time zone and accuracy, which are unused
     file.extend(SNAP_LEN.to_le_bytes());
     file.extend(LINKTYPE_RAW.to_le_bytes());
     for frame in frames {

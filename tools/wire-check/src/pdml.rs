@@ -1,10 +1,10 @@
-//! tshark's dissections in PDML, an XML of packets, protocols and fields.
+//! A parser of tshark's PDML output, an XML format of packets, protocols and fields.
 //!
-//! Only as much XML is understood as tshark writes: no text between the tags, no comments within packets.
+//! It supports only the XML that tshark writes: no text between tags, and no comments in packets.
 
 use anyhow::{Context, Result, bail};
 
-/// What tshark makes of one packet.
+/// tshark's dissection of one packet.
 #[derive(Debug, Default)]
 pub(super) struct Dissection {
     /// The protocols, in order.
@@ -16,29 +16,29 @@ pub(super) struct Dissection {
 /// A field as tshark shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// The protocol that it stands under.
+    /// The protocol of the field.
     pub(super) protocol: String,
-    /// The name by which one filters; empty for a line that is only text.
+    /// The name in display filters; empty for a line of text.
     pub(super) name: String,
     /// The value.
     pub(super) show: String,
-    /// The line as people see it, with what the value means.
+    /// The text in the user interface, which includes the meaning of the value.
     pub(super) label: String,
-    /// Where in the frame it begins.
+    /// The offset in the frame.
     pub(super) offset: usize,
-    /// How many bytes of the frame it is from.
+    /// The length in bytes.
     pub(super) len: usize,
-    /// It isn't shown but only there to be filtered by.
+    /// Whether the field exists only for display filters.
     pub(super) hidden: bool,
 }
 
-/// Reads tshark's output.
+/// Parses tshark's output.
 pub(super) fn parse(pdml: &str) -> Result<Vec<Dissection>> {
     let mut packets: Vec<Dissection> = Vec::new();
     let mut rest = pdml;
     while let Some(start) = rest.find('<') {
         let tag = &rest[start + 1..];
-        let end = end_of_tag(tag).context("tshark's output breaks off within a tag")?;
+        let end = end_of_tag(tag).context("tshark's output ends within a tag")?;
         rest = &tag[end + 1..];
         let tag = &tag[..end];
         let name = tag.split([' ', '/', '>']).next().unwrap_or_default();
@@ -53,13 +53,13 @@ pub(super) fn parse(pdml: &str) -> Result<Vec<Dissection>> {
                     packet.fields.push(shown);
                 }
             }
-            _ => {} // the XML's own head, and closing tags
+            _ => {} // the XML declaration, and closing tags
         }
     }
     Ok(packets)
 }
 
-/// Where a tag ends: at the first '>' that isn't in an attribute.
+/// Returns the end of a tag: the first '>' that isn't in an attribute.
 fn end_of_tag(tag: &str) -> Option<usize> {
     let mut quoted = false;
     tag.char_indices().find_map(|(at, c)| {
@@ -68,19 +68,20 @@ fn end_of_tag(tag: &str) -> Option<usize> {
     })
 }
 
-/// The attributes of a tag of ours.
+/// Parses the attributes of a tag.
 fn attributes(tag: &str, protocol: Option<&String>) -> Result<Shown> {
     let mut shown = Shown { protocol: protocol.cloned().unwrap_or_default(), ..Shown::default() };
     let mut rest = tag;
     while let Some((before, after)) = rest.split_once("=\"") {
-        let (value, after) = after.split_once('"').context("an attribute of tshark's output has no end")?;
+        let (value, after) =
+            after.split_once('"').context("an attribute in tshark's output is not terminated")?;
         rest = after;
         match before.split_whitespace().next_back().unwrap_or_default() {
             "name" => shown.name = unescape(value)?,
             "show" => shown.show = unescape(value)?,
             "showname" => shown.label = unescape(value)?,
-            "pos" => shown.offset = value.parse().context("a position that is no number")?,
-            "size" => shown.len = value.parse().context("a size that is no number")?,
+            "pos" => shown.offset = value.parse().context("a position in tshark's output is not a number")?,
+            "size" => shown.len = value.parse().context("a size in tshark's output is not a number")?,
             "hide" => shown.hidden = value == "yes",
             _ => {}
         }
@@ -88,13 +89,13 @@ fn attributes(tag: &str, protocol: Option<&String>) -> Result<Shown> {
     Ok(shown)
 }
 
-/// Undoes what tshark does to quotes and angle brackets.
+/// Replaces XML entities.
 fn unescape(text: &str) -> Result<String> {
     let mut pieces = text.split('&');
     let mut plain = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let Some((entity, rest)) = piece.split_once(';') else {
-            bail!("an ampersand that begins no entity in tshark's output: {text}");
+            bail!("tshark's output has an ampersand outside an entity: {text}");
         };
         plain.push(match entity {
             "amp" => '&',
@@ -102,7 +103,7 @@ fn unescape(text: &str) -> Result<String> {
             "gt" => '>',
             "quot" => '"',
             "#x27" => '\'',
-            _ => bail!("an entity that isn't known in tshark's output: {entity}"),
+            _ => bail!("tshark's output has an unknown entity: {entity}"),
         });
         plain.push_str(rest);
     }

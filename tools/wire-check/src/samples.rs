@@ -1,4 +1,4 @@
-//! The values that the vectors of `vectors.txt` were written down for, under the same names.
+//! The values of the vectors in `vectors.txt`, under the same names.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ use super::cm_fields::IpInside;
 use super::messages;
 use super::values::Values;
 
-/// Packets: headers and payload.
+/// Returns the packets' names, headers and payloads.
 pub(super) fn packets() -> Vec<(&'static str, Header, Vec<u8>)> {
     let plain = |operation| Header {
         dest_qp: Qpn::truncate(0x01_0203),
@@ -68,7 +68,7 @@ pub(super) fn packets() -> Vec<(&'static str, Header, Vec<u8>)> {
     ]
 }
 
-/// Messages of the connection manager, and what makes some of them rdma_cm's.
+/// Returns the connection manager's messages, with the IP information of rdma_cm's.
 pub(super) fn messages() -> Result<Vec<(&'static str, Mad, Option<IpInside>)>> {
     let (req_ip4, ip4) = req_ip4()?;
     let req_ip4 = Mad { transaction_id: 0x1_0000_0002, message: Message::Req(req_ip4) };
@@ -76,7 +76,8 @@ pub(super) fn messages() -> Result<Vec<(&'static str, Mad, Option<IpInside>)>> {
     Ok(others.chain([("req-ip4", req_ip4, Some(ip4))]).collect())
 }
 
-/// Those of which tshark shows no IP header: SIDR_REQ may have one, but tshark doesn't dissect it.
+/// Returns the messages without an IP header in tshark's dissection. A SIDR_REQ can have one, but tshark doesn't
+/// dissect it.
 fn messages_without_ip() -> Result<Vec<(&'static str, Mad)>> {
     let mad = |transaction_id, message| Mad { transaction_id, message };
     let distinct = |message| mad(0xf1f2_f3f4_f5f6_f7f8, message);
@@ -314,7 +315,7 @@ fn sidr_req_ip6() -> Result<SidrReq> {
     })
 }
 
-/// The bytes 1, 2, 3 and so on.
+/// Returns the bytes 1, 2, 3 and so on.
 fn counting<const N: usize>() -> PrivateData<N> {
     PrivateData::from(counting_from(1))
 }

@@ -1,4 +1,4 @@
-//! Running tshark.
+//! Runs of tshark.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,9 +8,8 @@ use support::{packages, process};
 
 use super::pdml::{self, Dissection};
 
-/// Protocols that take a payload for theirs by the look of it, and would show it instead of the bytes that
-/// were sent.
-const GUESSERS: &[&str] = &[
+/// Protocols whose heuristics claim arbitrary payloads, so that tshark would not show the payload's bytes.
+const HEURISTIC_PROTOCOLS: &[&str] = &[
     "fcoib",
     "infiniband.eoib",
     "infiniband_sdp",
@@ -22,39 +21,39 @@ const GUESSERS: &[&str] = &[
     "smc",
 ];
 
-/// Settings: check IPv4's checksum, and don't mind that RoCEv2 sends none in UDP over IPv6.
+/// Preferences: check IPv4's checksum, and accept a UDP checksum of zero over IPv6, as RoCEv2 sends it.
 const SETTINGS: &[&str] = &["ip.check_checksum:TRUE", "udp.ignore_ipv6_zero_checksum:TRUE"];
 
-/// The version, as in `4.0.17`. Installs tshark if it is missing and can be.
+/// Returns tshark's version, such as `4.0.17`. Installs tshark if it is missing.
 pub(super) fn version() -> Result<String> {
     if process::find("tshark").is_none() {
         packages::ensure(&["tshark"])?;
     }
     let text = process::text(Command::new("tshark").arg("--version"))?;
     let version = text.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
-    Ok(version.context("tshark doesn't say its version")?.trim_end_matches('.').to_owned())
+    Ok(version.context("`tshark --version` prints no version")?.trim_end_matches('.').to_owned())
 }
 
-/// What tshark makes of each packet of a capture.
+/// Dissects each packet of a capture.
 pub(super) fn dissect(capture: &Path, packets: usize) -> Result<Vec<Dissection>> {
     let mut command = Command::new("tshark");
     command.args(["-n", "-T", "pdml", "-r"]).arg(capture);
-    for protocol in GUESSERS {
+    for protocol in HEURISTIC_PROTOCOLS {
         command.args(["--disable-protocol", protocol]);
     }
-    // Ethernet types in the first two bytes: a protocol of its own only as a guess.
+    // This heuristic claims payloads whose first two bytes are an Ethernet type.
     command.args(["--disable-heuristic", "eth_over_ib"]);
     for setting in SETTINGS {
         command.args(["-o", setting]);
     }
-    // An empty directory for a configuration, so that a person's own doesn't change what is shown.
+    // An empty configuration directory, so that the user's own preferences have no effect.
     if let Some(directory) = capture.parent() {
         command.env("WIRESHARK_CONFIG_DIR", directory);
     }
     let dissections = pdml::parse(&process::text(&mut command)?)?;
     ensure!(
         dissections.len() == packets,
-        "tshark shows {} packets of {packets} in {}",
+        "tshark dissected {} of {packets} packets in {}",
         dissections.len(),
         capture.display()
     );

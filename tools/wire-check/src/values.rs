@@ -1,23 +1,23 @@
-//! What to put into fields: a different number for each, or all ones, or all zeros.
+//! Sources of field values: a different number for each field, all ones, or all zeros.
 
 use std::net::Ipv6Addr;
 
 use adverb_wire::cm::{Bits, Timeout};
 use adverb_wire::{Psn, Qpn};
 
-/// A source of numbers, the same in every run.
+/// A deterministic source of numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Values {
     /// All bits set.
     Ones,
     /// No bit set.
     Zeros,
-    /// Pseudo-random numbers, in which no two fields are alike; the number is where they begin.
+    /// Pseudo-random numbers, so that no two fields are equal; contains the generator's state.
     Mixed(u64),
 }
 
 impl Values {
-    /// What a report calls this source at its beginning.
+    /// Returns the name of a new source in reports.
     pub(super) fn name(&self) -> String {
         match self {
             Values::Ones => "ones".to_owned(),
@@ -26,7 +26,7 @@ impl Values {
         }
     }
 
-    /// The same kind of source for another packet, so that mixed values differ from packet to packet.
+    /// Returns a source of the same kind for another packet, so that mixed values differ between packets.
     pub(super) fn fork(&self, packet: u64) -> Values {
         match self {
             Values::Mixed(seed) => Values::Mixed(seed.wrapping_mul(0x1_0000_0001) ^ packet << 20),
@@ -34,7 +34,7 @@ impl Values {
         }
     }
 
-    /// 64 bits.
+    /// Returns 64 bits.
     pub(super) fn u64(&mut self) -> u64 {
         match self {
             Values::Ones => u64::MAX,
@@ -49,61 +49,61 @@ impl Values {
         }
     }
 
-    /// 32 bits.
+    /// Returns 32 bits.
     pub(super) fn u32(&mut self) -> u32 {
         let [a, b, c, d, ..] = self.u64().to_be_bytes();
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// 16 bits.
+    /// Returns 16 bits.
     pub(super) fn u16(&mut self) -> u16 {
         let [a, b, ..] = self.u64().to_be_bytes();
         u16::from_be_bytes([a, b])
     }
 
-    /// Eight bits.
+    /// Returns eight bits.
     pub(super) fn u8(&mut self) -> u8 {
         let [a, ..] = self.u64().to_be_bytes();
         a
     }
 
-    /// One bit.
+    /// Returns one bit.
     pub(super) fn bool(&mut self) -> bool {
         self.u8() >= 0x80
     }
 
-    /// `N` bits.
+    /// Returns `N` bits.
     pub(super) fn bits<const N: usize>(&mut self) -> Bits<N> {
         Bits::truncate(self.u32())
     }
 
-    /// A five-bit time.
+    /// Returns a five-bit timeout.
     pub(super) fn timeout(&mut self) -> Timeout {
         Timeout::new(self.u8() & 31).unwrap_or(Timeout::MAX)
     }
 
-    /// A queue pair number. Never 0 or 1: tshark takes whatever goes there for a management datagram.
+    /// Returns a queue pair number, but never 0 or 1: tshark dissects packets to those as management datagrams.
     pub(super) fn qpn(&mut self) -> Qpn {
         Qpn::truncate((self.u32() >> 8).max(2))
     }
 
-    /// A sequence number.
+    /// Returns a packet sequence number.
     pub(super) fn psn(&mut self) -> Psn {
         Psn::wrapping(self.u32())
     }
 
-    /// An array of bytes.
+    /// Returns an array of bytes.
     pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
         std::array::from_fn(|_| self.u8())
     }
 
-    /// An address within 2001:db8::/32, of which there is nothing special to be shown.
+    /// Returns an address in 2001:db8::/32, for which tshark shows no extra fields.
     pub(super) fn ipv6(&mut self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = std::array::from_fn(|_| self.u16());
         Ipv6Addr::new(0x2001, 0x0db8, a, b, c, d, e, f)
     }
 
-    /// So many bytes.
+    /// Returns `len` bytes.
     pub(super) fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.u8()).collect()
     }

@@ -1,4 +1,4 @@
-//! Bytes that were written down by hand, for what tshark doesn't dissect: see `vectors.txt`.
+//! Test vectors written by hand, for bytes that tshark doesn't dissect: see `vectors.txt`.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,11 +19,11 @@ pub(super) struct Vectors {
 
 /// A packet up to its ICRC.
 pub(super) struct PacketVector {
-    /// What it is called in the file.
+    /// The name in the file.
     pub(super) name: &'static str,
-    /// The headers that it was written down for.
+    /// The headers that the bytes encode.
     pub(super) header: Header,
-    /// The payload that it was written down for.
+    /// The payload that the bytes encode.
     pub(super) payload: Vec<u8>,
     /// The bytes.
     pub(super) bytes: Vec<u8>,
@@ -31,18 +31,18 @@ pub(super) struct PacketVector {
 
 /// A message of the connection manager.
 pub(super) struct MessageVector {
-    /// What it is called in the file.
+    /// The name in the file.
     pub(super) name: &'static str,
-    /// The message that it was written down for.
+    /// The message that the bytes encode.
     pub(super) mad: Mad,
-    /// What makes it one of rdma_cm's.
+    /// The IP information, if it is a message of rdma_cm's.
     pub(super) ip: Option<IpInside>,
     /// The bytes.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Vectors {
-    /// The vectors of the file, each with its sample.
+    /// Loads the vectors of the file, each with its values.
     pub(super) fn load() -> Result<Vectors> {
         let mut file = parse(include_str!("vectors.txt"))?;
         let mut take = |name: &str| file.remove(name).with_context(|| format!("vectors.txt has no [{name}]"));
@@ -54,35 +54,35 @@ impl Vectors {
         let messages =
             messages.map(|(name, mad, ip)| take(name).map(|bytes| MessageVector { name, mad, ip, bytes }));
         let messages = messages.collect::<Result<_>>()?;
-        ensure!(file.is_empty(), "vectors.txt has vectors without a sample: {:?}", file.keys());
+        ensure!(file.is_empty(), "vectors.txt has vectors without values in samples.rs: {:?}", file.keys());
         Ok(Vectors { packets, messages })
     }
 
-    /// The packets.
+    /// Returns the packets.
     pub(super) fn packets(&self) -> impl Iterator<Item = &PacketVector> {
         self.packets.iter()
     }
 
-    /// The messages.
+    /// Returns the messages.
     pub(super) fn messages(&self) -> impl Iterator<Item = &MessageVector> {
         self.messages.iter()
     }
 
-    /// Whether there is one of this name.
+    /// Returns whether a vector of this name exists.
     #[cfg(test)]
     pub(super) fn has(&self, name: &str) -> bool {
         self.packets.iter().any(|vector| vector.name == name)
             || self.messages.iter().any(|vector| vector.name == name)
     }
 
-    /// How many there are, and how many bytes.
+    /// Returns the number of vectors, and of their bytes.
     pub(super) fn size(&self) -> (usize, usize) {
         let packets = self.packets.iter().map(|vector| &vector.bytes);
         let all: Vec<_> = packets.chain(self.messages.iter().map(|vector| &vector.bytes)).collect();
         (all.len(), all.iter().map(|bytes| bytes.len()).sum())
     }
 
-    /// Whether adverb-wire emits these bytes, and reads from them what they were written down for.
+    /// Compares the vectors with the bytes that adverb-wire emits, and their values with the result that it parses.
     pub(super) fn check(&self) -> Vec<Mismatch> {
         let mut mismatches = Vec::new();
         for PacketVector { name, header, payload, bytes } in &self.packets {
@@ -102,16 +102,16 @@ impl Vectors {
     }
 }
 
-/// What is read from a vector.
+/// Compares the parsed values of a vector.
 fn compare<T: PartialEq + Debug>(name: &str, expected: &T, parsed: &T) -> Option<Mismatch> {
     (expected != parsed).then(|| Mismatch {
-        field: format!("vector {name}, as adverb-wire reads it"),
+        field: format!("vector {name}, as adverb-wire parses it"),
         expected: format!("{expected:?}"),
         found: format!("{parsed:?}"),
     })
 }
 
-/// What is emitted: the first byte that differs, because there may be hundreds that don't.
+/// Compares the emitted bytes of a vector. Returns only the first difference.
 fn compare_bytes(name: &str, expected: &[u8], emitted: &[u8]) -> Option<Mismatch> {
     let len = expected.len().max(emitted.len());
     let at = (0..len).find(|at| expected.get(*at) != emitted.get(*at))?;
@@ -123,24 +123,27 @@ fn compare_bytes(name: &str, expected: &[u8], emitted: &[u8]) -> Option<Mismatch
     })
 }
 
-/// The bytes under each `[name]`.
+/// Parses the file: the bytes under each `[name]`.
 fn parse(file: &str) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut vectors = BTreeMap::new();
     let mut current: Option<&mut Vec<u8>> = None;
     for (line, number) in file.lines().zip(1..) {
         let line = line.split('#').next().unwrap_or_default().trim();
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-            ensure!(!vectors.contains_key(name), "line {number}: a second [{name}]");
+            ensure!(!vectors.contains_key(name), "line {number}: [{name}] is defined twice");
             current = Some(vectors.entry(name.to_owned()).or_insert_with(Vec::new));
         } else if !line.is_empty() {
             let more = bytes(line).with_context(|| format!("line {number}"))?;
-            current.as_mut().with_context(|| format!("line {number}: bytes before any name"))?.extend(more);
+            current
+                .as_mut()
+                .with_context(|| format!("line {number}: bytes before the first name"))?
+                .extend(more);
         }
     }
     Ok(vectors)
 }
 
-/// Bytes in the file's notation.
+/// Parses bytes in the file's notation.
 pub(super) fn bytes(text: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in text.split_whitespace() {
@@ -160,9 +163,9 @@ pub(super) fn bytes(text: &str) -> Result<Vec<u8>> {
 
 fn single(digits: &str) -> Result<u8> {
     match u8::from_str_radix(digits, 16) {
-        // Rust takes a single digit, and a sign before it, too.
+        // Rust's parser would also accept a single digit, or a sign.
         Ok(byte) if digits.len() == 2 && digits.starts_with(|c: char| c.is_ascii_hexdigit()) => Ok(byte),
-        _ => bail!("{digits:?} is no byte"),
+        _ => bail!("{digits:?} is not a byte"),
     }
 }
 
