@@ -169,6 +169,6 @@ mod tests {
         struct Part(#[serde(serialize_with = "without_guid")] DeviceAttributes);
         let value = serde_json::to_value(Part(DeviceAttributes::default())).unwrap();
         assert_eq!(value.get("guid"), None);
-        assert_eq!(value["max_depth"], 0);
+        assert_eq!(value["max_queue_depth"], 0);
     }
 }

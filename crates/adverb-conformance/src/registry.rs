@@ -98,16 +98,17 @@ impl Need {
             (has < needed).then(|| format!("the device's {what} is {has}, and {needed} is needed"))
         };
         Ok(match self {
-            Need::Atomics => (!attributes.atomics).then(|| "the device has no atomic operations".to_owned()),
-            Need::Depth(depth) => at_least("largest queue depth", attributes.max_depth, depth),
-            Need::Segments(count) => at_least("largest number of segments", attributes.max_segments, count),
+            Need::Atomics => {
+                (!attributes.has_atomics).then(|| "the device has no atomic operations".to_owned())
+            }
+            Need::Depth(depth) => at_least("largest queue depth", attributes.max_queue_depth, depth),
+            Need::Segments(count) => at_least("largest number of segments", attributes.max_sge, count),
             Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
                 .then(|| "the device has no shared receive queues".to_owned()),
-            Need::MemoryWindows => {
-                (!attributes.memory_windows).then(|| "the device has no memory windows of type 2B".to_owned())
-            }
+            Need::MemoryWindows => (!attributes.has_memory_windows)
+                .then(|| "the device has no memory windows of type 2B".to_owned()),
             Need::OnDemand => {
-                let on_demand = attributes.on_demand;
+                let on_demand = attributes.odp;
                 let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
                 (!can).then(|| "the device can't register memory on demand".to_owned())
             }
@@ -116,7 +117,7 @@ impl Need {
                 .is_none()
                 .then(|| "the device can't have completion events wait for company".to_owned()),
             Need::Timestamps => attributes
-                .timestamps
+                .timestamp_clock
                 .is_none()
                 .then(|| "the device gives completions no timestamps".to_owned()),
             Need::Multicast => {
@@ -129,7 +130,7 @@ impl Need {
             }
             Need::Ipv6 => (!has_address(device, IpAddr::is_ipv6)?)
                 .then(|| "the port has no global IPv6 address".to_owned()),
-            Need::ConnectionManager if !attributes.connection_manager => {
+            Need::ConnectionManager if !attributes.has_connection_manager => {
                 Some("the device has no connection manager".to_owned())
             }
             Need::ConnectionManager => {

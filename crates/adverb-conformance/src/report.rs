@@ -260,7 +260,7 @@ mod tests {
     fn machines_get_it_as_json() {
         let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
         assert_eq!(json["device"]["ports"][0]["active_mtu"], 1024);
-        assert_eq!(json["device"]["attributes"]["max_depth"], 0);
+        assert_eq!(json["device"]["attributes"]["max_queue_depth"], 0);
         assert_eq!(json["system"]["kernel"], "Linux 6.1");
         assert_eq!(json["tests"][1]["result"], "failed");
         assert_eq!(json["tests"][1]["reason"], "listed");

@@ -90,7 +90,7 @@ impl Completion {
         self.outcome.qpn()
     }
 
-    /// When it was completed, in ticks of the device's [clock](super::DeviceAttributes::timestamps). Only completions of a
+    /// When it was completed, in ticks of the device's [clock](super::DeviceAttributes::timestamp_clock). Only completions of a
     /// queue that was made with [timestamps](super::CompletionQueueBuilder::timestamps) have it, and of these not the ones
     /// that the device wasn't asked for.
     pub fn timestamp(&self) -> Option<u64> {

@@ -49,7 +49,7 @@ struct State {
     /// Completions that came.
     polled: u64,
     /// The most that came at once.
-    high_water: usize,
+    max_poll_batch: usize,
     /// Where the device puts completions.
     room: [RawCompletion; 16],
 }
@@ -76,7 +76,7 @@ impl Default for State {
             someone_waits: false,
             others_wait: 0,
             polled: 0,
-            high_water: 0,
+            max_poll_batch: 0,
             room: [RawCompletion::EMPTY; 16],
         }
     }
@@ -228,10 +228,10 @@ impl CompletionQueue {
     pub fn stats(&self) -> CompletionQueueStats {
         let state = self.lock();
         CompletionQueueStats {
-            polled: state.polled,
-            stale: state.queues.stale,
-            high_water: u32::try_from(state.high_water).unwrap_or(u32::MAX),
-            reserved: state.reserved,
+            polled_completion_count: state.polled,
+            stale_completion_count: state.queues.stale,
+            max_poll_batch: u32::try_from(state.max_poll_batch).unwrap_or(u32::MAX),
+            reserved_depth: state.reserved,
         }
     }
 
@@ -349,7 +349,7 @@ impl CompletionQueue {
             let count = self.0.backend.poll(&mut state.room)?;
             self.sort(state, count, out);
             total += count;
-            state.high_water = state.high_water.max(total);
+            state.max_poll_batch = state.max_poll_batch.max(total);
             if count < state.room.len() {
                 return Ok(());
             }
@@ -360,7 +360,7 @@ impl CompletionQueue {
     #[inline(never)]
     fn sort(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
         state.polled += count as u64;
-        state.high_water = state.high_water.max(count);
+        state.max_poll_batch = state.max_poll_batch.max(count);
         for completion in &state.room[..count] {
             // Most are of the oldest request of some queue, which has succeeded.
             let queue = state.queues.own.get_mut(number_of(completion.wr_id));
@@ -631,7 +631,7 @@ fn position_of(wr_id: u64) -> u32 {
 }
 
 fn check_depth(device: &Device, depth: u32) -> Result<()> {
-    let most = device.attributes().max_completions;
+    let most = device.attributes().max_completion_queue_depth;
     if (1..=most).contains(&depth) {
         return Ok(());
     }
@@ -671,7 +671,7 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Which of the device's [interrupts](super::DeviceAttributes::completion_vectors) makes the events: 0 unless set. Queues
+    /// Which of the device's [interrupts](super::DeviceAttributes::completion_vector_count) makes the events: 0 unless set. Queues
     /// whose threads run on different processors want different ones.
     pub fn vector(mut self, vector: u32) -> CompletionQueueBuilder {
         self.vector = vector;
@@ -697,11 +697,11 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if it is to have timestamps and the device [has none](super::DeviceAttributes::timestamps).
+    /// [`Error::Unsupported`] if it is to have timestamps and the device [has none](super::DeviceAttributes::timestamp_clock).
     /// If the depth is 0 or more than the device can, there is no such vector, or the device has no more.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
-        let vectors = self.device.attributes().completion_vectors;
+        let vectors = self.device.attributes().completion_vector_count;
         if self.vector >= vectors.max(1) {
             return Err(Error::Limit {
                 what: "the number of a completion vector".into(),
@@ -710,7 +710,8 @@ impl CompletionQueueBuilder {
                 hint: "they count from 0".into(),
             });
         }
-        if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamps.is_none() {
+        if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamp_clock.is_none()
+        {
             return Err(Error::Unsupported {
                 what: format!("giving completions timestamps, on {},", self.device.name()).into(),
                 hint: "read the clock when a completion is polled".into(),
@@ -746,7 +747,7 @@ mod tests {
         assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
         let refused = queue.attach(4, Transport::Rc).map(drop);
         assert!(matches!(refused, Err(Error::Limit { most: 1_048_576, .. })), "{refused:?}");
-        assert_eq!(queue.stats().reserved, 4, "what was refused reserves nothing");
+        assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
         // A number that is free again is used again.
         drop(last);
         queue.attach(4, Transport::Rc).unwrap();

@@ -53,11 +53,11 @@ impl CompletionQueue {
             most,
             hint: "the device's attribute `moderation` tells".into(),
         };
-        if count > most.count {
-            return Err(limit("the number of completions per event", count.into(), most.count.into()));
+        if count > most.max_count {
+            return Err(limit("the number of completions per event", count.into(), most.max_count.into()));
         }
         let period = period.as_micros();
-        let most_period = most.period.as_micros();
+        let most_period = most.max_period.as_micros();
         match u16::try_from(period) {
             Ok(short) if period <= most_period => self.backend().moderate(count, short),
             _ => Err(limit("the microseconds that an event may wait", period, most_period as u64)),

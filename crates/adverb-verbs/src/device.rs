@@ -200,7 +200,7 @@ impl Device {
     ///
     /// If they can't be asked.
     pub fn ports(&self) -> Result<Vec<Port>> {
-        (1..=self.attributes().ports).map(|number| self.port(number)).collect()
+        (1..=self.attributes().port_count).map(|number| self.port(number)).collect()
     }
 
     /// The addresses that its ports have now: the used entries of their GID tables.
@@ -368,7 +368,7 @@ impl Known {
 /// Opens those of these devices that Adverb can use, one after the other. One that can't be opened doesn't keep others from
 /// being found.
 fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
-    let usable = list.into_iter().filter(|info| info.unsupported.is_none());
+    let usable = list.into_iter().filter(|info| info.unsupported_reason.is_none());
     usable.filter_map(|info| {
         Device::open(&info.name)
             .inspect_err(|error| tracing::warn!(%error, device = info.name, "a device is passed over"))

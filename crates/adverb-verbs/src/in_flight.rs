@@ -140,7 +140,7 @@ impl Completing {
             let (id, outcome) = (RequestId(completion.wr_id), completion.outcome);
             (Completion { id, tag, payload, outcome }, recipient)
         });
-        self.stats.high_water = self.stats.high_water.max(outstanding);
+        self.stats.max_outstanding = self.stats.max_outstanding.max(outstanding);
         self.stats.succeeded(length);
         outstanding > 0
     }
@@ -158,7 +158,7 @@ impl Completing {
         if position.wrapping_sub(self.ring.oldest()) >= outstanding {
             return false;
         }
-        self.stats.high_water = self.stats.high_water.max(outstanding);
+        self.stats.max_outstanding = self.stats.max_outstanding.max(outstanding);
         while self.ring.oldest() != position {
             self.complete_oldest(None, out);
         }

@@ -78,8 +78,9 @@ mod traffic;
 pub use adverb_proto::ResourceCounts;
 pub use adverb_proto::types::{
     Access, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, Gid, GidEntry,
-    GidType, LinkLayer, Moderation, OnDemand, OnDemandOperations, PathMtu, PeerAttributes, Port, PortState,
-    Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, Timestamps, Transport,
+    GidType, LinkLayer, ModerationLimits, OdpCapabilities, OdpOperations, PathMtu, PeerAttributes, Port,
+    PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, TimestampClock,
+    Transport,
 };
 
 pub use address_handle::{AddressHandle, UdDestination};

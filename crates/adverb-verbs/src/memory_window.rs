@@ -57,7 +57,7 @@ use crate::memory::{Payload, RegionSlice, RemoteMemory};
 ///
 /// # Devices
 ///
-/// Only devices whose [`memory_windows`](super::DeviceAttributes::memory_windows) says so have them. Linux soft-RoCE
+/// Only devices whose [`has_memory_windows`](super::DeviceAttributes::has_memory_windows) says so have them. Linux soft-RoCE
 /// checks the rights, but as of Linux 6.1 not the bounds: with it the peer reaches the whole region. A message that
 /// is being written when a window is invalidated may still be written to its end there.
 pub struct MemoryWindow {
@@ -107,7 +107,7 @@ impl ProtectionDomain {
     ///
     /// If the device can't, or has no more.
     pub fn memory_window(&self) -> Result<MemoryWindow> {
-        if !self.device().attributes().memory_windows {
+        if !self.device().attributes().has_memory_windows {
             return Err(Error::Unsupported {
                 what: format!("memory windows of type 2B on {}", self.device().name()).into(),
                 hint: "register the memory as a region of its own, with the rights that the peer is to have"

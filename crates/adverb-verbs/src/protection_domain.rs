@@ -69,7 +69,7 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// If it can't be registered, or the rights don't go together: remote writing needs local writing.
-    /// [`Error::Unsupported`] for [`ON_DEMAND`](Access::ON_DEMAND) if the device [can't](super::DeviceAttributes::on_demand).
+    /// [`Error::Unsupported`] for [`ON_DEMAND`](Access::ON_DEMAND) if the device [can't](super::DeviceAttributes::odp).
     /// With `ZERO_BASED`, if it doesn't begin with a page.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
         let iova = access.contains(Access::ZERO_BASED).then_some(0);
@@ -142,7 +142,7 @@ impl ProtectionDomain {
             let reason = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        if access.contains(Access::ON_DEMAND) && !self.device.attributes().on_demand.supported {
+        if access.contains(Access::ON_DEMAND) && !self.device.attributes().odp.supported {
             return Err(Error::Unsupported {
                 what: format!("registering memory on demand with {}", self.device.name()).into(),
                 hint: "register it without ON_DEMAND: it is pinned then".into(),

@@ -164,18 +164,10 @@ impl QueuePairBuilder {
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         let limits = [
-            ("the depth of a send queue", self.send_depth, device.attributes().max_depth),
-            ("the depth of a receive queue", self.recv_depth, device.attributes().max_depth),
-            (
-                "the number of segments of a send request",
-                self.send_segments,
-                device.attributes().max_segments,
-            ),
-            (
-                "the number of segments of a receive request",
-                self.recv_segments,
-                device.attributes().max_segments,
-            ),
+            ("the depth of a send queue", self.send_depth, device.attributes().max_queue_depth),
+            ("the depth of a receive queue", self.recv_depth, device.attributes().max_queue_depth),
+            ("the number of segments of a send request", self.send_segments, device.attributes().max_sge),
+            ("the number of segments of a receive request", self.recv_segments, device.attributes().max_sge),
         ];
         for (what, asked, most) in limits {
             if asked == 0 || asked > most {

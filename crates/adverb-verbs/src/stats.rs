@@ -19,7 +19,7 @@ pub struct QueueStats {
     /// Bytes that completions reported: received, read, or fetched.
     pub bytes: u64,
     /// The most requests that were outstanding at once, as seen when completions came.
-    pub high_water: u32,
+    pub max_outstanding: u32,
 }
 
 /// What a queue pair has done.
@@ -37,13 +37,13 @@ pub struct QueuePairStats {
 #[non_exhaustive]
 pub struct CompletionQueueStats {
     /// Completions that the device made. Requests that didn't ask for one aren't counted.
-    pub polled: u64,
+    pub polled_completion_count: u64,
     /// Those of them whose requests aren't known, because their queue pair was destroyed.
-    pub stale: u64,
+    pub stale_completion_count: u64,
     /// The most that one look found: the nearer to the depth, the more the poller is behind.
-    pub high_water: u32,
+    pub max_poll_batch: u32,
     /// How many completions the queue pairs that use it may make at once.
-    pub reserved: u32,
+    pub reserved_depth: u32,
 }
 
 /// What is counted where requests are posted.
@@ -59,13 +59,13 @@ pub(super) struct CompletingStats {
     flushed: u64,
     failed: u64,
     bytes: u64,
-    pub(super) high_water: u32,
+    pub(super) max_outstanding: u32,
 }
 
 impl QueueStats {
     pub(super) fn new(posting: PostingStats, completing: CompletingStats) -> QueueStats {
-        let CompletingStats { succeeded, flushed, failed, bytes, high_water } = completing;
-        QueueStats { posted: posting.posted, succeeded, flushed, failed, bytes, high_water }
+        let CompletingStats { succeeded, flushed, failed, bytes, max_outstanding } = completing;
+        QueueStats { posted: posting.posted, succeeded, flushed, failed, bytes, max_outstanding }
     }
 }
 

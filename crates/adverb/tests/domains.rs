@@ -282,7 +282,9 @@ fn other_transports_refuse(own: &ProtectionDomain, foreign: &Foreign) -> Result<
 
 fn windows_refuse(end: &End, foreign: &Foreign) -> Result<()> {
     let theirs = foreign.region.protection_domain();
-    if !end.domain.device().attributes().memory_windows || !theirs.device().attributes().memory_windows {
+    if !end.domain.device().attributes().has_memory_windows
+        || !theirs.device().attributes().has_memory_windows
+    {
         return Ok(());
     }
     let bind = SendRequest::bind(end.domain.memory_window()?, foreign.slice(), Access::REMOTE_READ);

@@ -17,7 +17,7 @@ const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access
 /// A device with windows.
 fn device_with_windows() -> Option<Device> {
     let device = device()?;
-    if !device.attributes().memory_windows {
+    if !device.attributes().has_memory_windows {
         println!("skipped: {} has no memory windows", device.name());
         return None;
     }

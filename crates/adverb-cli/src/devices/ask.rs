@@ -82,7 +82,7 @@ fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Pro
 /// What a device says of itself; or why it says nothing.
 fn device(info: DeviceInfo) -> Device {
     let guid = Some(guid_in_words(info.guid));
-    if let Some(reason) = info.unsupported {
+    if let Some(reason) = info.unsupported_reason {
         let unusable = Unusable { reason: reason.to_owned(), hint: None };
         return unknown_device(info.name, guid, Some(unusable));
     }

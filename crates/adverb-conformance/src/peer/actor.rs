@@ -101,8 +101,8 @@ impl Stage {
             memory: self.store.memory.remote(),
             mtu: self.qp.endpoint().mtu,
             max_rd_atomic: attributes.max_rd_atomic.min(attributes.max_dest_rd_atomic),
-            atomics: attributes.atomics,
-            memory_windows: attributes.memory_windows,
+            atomics: attributes.has_atomics,
+            memory_windows: attributes.has_memory_windows,
         }
     }
 

@@ -26,8 +26,8 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new(port: &Port) -> Result<Store> {
         let attributes = port.device.attributes();
-        let access = if attributes.atomics { ALL } else { READ_WRITE };
-        let access = if attributes.memory_windows { access | Access::WINDOW_BIND } else { access };
+        let access = if attributes.has_atomics { ALL } else { READ_WRITE };
+        let access = if attributes.has_memory_windows { access | Access::WINDOW_BIND } else { access };
         let domain = port.device.protection_domain()?;
         let memory = domain.region(MEMORY, access)?;
         Ok(Store { domain, memory, used: 0, buffers: Vec::new() })

@@ -101,7 +101,7 @@ fn a_queue_is_resized_while_requests_are_in_flight(fixture: &Fixture) -> Result<
 
 fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
-    for depth in [0, fixture.device.attributes().max_completions.saturating_add(1)] {
+    for depth in [0, fixture.device.attributes().max_completion_queue_depth.saturating_add(1)] {
         let refused = cq.resize(depth);
         ensure!(matches!(refused, Err(Error::Limit { .. })), "{depth}: {refused:?}");
     }
@@ -120,7 +120,7 @@ fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
 }
 
 fn every_completion_vector_makes_events(fixture: &Fixture) -> Result<()> {
-    let vectors = fixture.device.attributes().completion_vectors;
+    let vectors = fixture.device.attributes().completion_vector_count;
     ensure!(vectors > 0, "there is none");
     for vector in 0..vectors.min(16) {
         let cq = fixture.device.completion_queue(128).events().vector(vector).create()?;
@@ -136,7 +136,7 @@ fn every_completion_vector_makes_events(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result<()> {
-    let vectors = fixture.device.attributes().completion_vectors;
+    let vectors = fixture.device.attributes().completion_vector_count;
     for vector in [vectors, u32::MAX] {
         let made = fixture.device.completion_queue(8).vector(vector).create();
         ensure!(matches!(made, Err(Error::Limit { .. })), "vector {vector}: {made:?}");
@@ -147,7 +147,7 @@ fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result
 fn a_moderated_queue_tells_of_many_at_once(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let most = fixture.device.attributes().moderation.context("it can't be moderated")?;
-    let (count, period) = (most.count.min(8), most.period);
+    let (count, period) = (most.max_count.min(8), most.max_period);
     pair.right.cq.moderate(count, period)?;
     for _ in 0..count {
         pair.right.offer(8)?;

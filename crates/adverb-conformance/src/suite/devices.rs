@@ -32,7 +32,7 @@ fn the_device_is_listed(fixture: &Fixture) -> Result<()> {
     let list = Device::list()?;
     let found: Vec<_> = list.iter().filter(|info| info.name == fixture.device.name()).collect();
     ensure!(found.len() == 1, "it is listed {} times", found.len());
-    ensure!(found[0].unsupported.is_none(), "it is listed as unsupported");
+    ensure!(found[0].unsupported_reason.is_none(), "it is listed as unsupported");
     ensure!(found[0].guid == fixture.device.attributes().guid, "its identifier is another in the list");
     Ok(())
 }
@@ -86,12 +86,12 @@ fn the_first_device_has_an_active_port(_: &Fixture) -> Result<()> {
 fn the_limits_are_plausible(fixture: &Fixture) -> Result<()> {
     let attributes = fixture.device.attributes();
     let limits = [
-        ("ports", attributes.ports.into()),
+        ("ports", attributes.port_count.into()),
         ("queue pairs", attributes.max_queue_pairs),
-        ("depth", attributes.max_depth),
-        ("segments", attributes.max_segments),
+        ("depth", attributes.max_queue_depth),
+        ("segments", attributes.max_sge),
         ("completion queues", attributes.max_completion_queues),
-        ("completions", attributes.max_completions),
+        ("completions", attributes.max_completion_queue_depth),
         ("memory regions", attributes.max_memory_regions),
         ("protection domains", attributes.max_protection_domains),
         ("READs of a peer", attributes.max_dest_rd_atomic.into()),
@@ -106,7 +106,11 @@ fn the_limits_are_plausible(fixture: &Fixture) -> Result<()> {
 
 fn ports_count_from_one(fixture: &Fixture) -> Result<()> {
     let ports = fixture.device.ports()?;
-    ensure!(ports.len() == usize::from(fixture.device.attributes().ports), "there are {} ports", ports.len());
+    ensure!(
+        ports.len() == usize::from(fixture.device.attributes().port_count),
+        "there are {} ports",
+        ports.len()
+    );
     for (number, port) in (1..).zip(ports) {
         ensure!(port.number == number, "port {number} says that it is port {}", port.number);
     }
@@ -114,7 +118,7 @@ fn ports_count_from_one(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_port_that_is_not_there_is_an_error(fixture: &Fixture) -> Result<()> {
-    for number in [0, fixture.device.attributes().ports + 1, u8::MAX] {
+    for number in [0, fixture.device.attributes().port_count + 1, u8::MAX] {
         ensure!(fixture.device.port(number).is_err(), "there is a port {number}");
     }
     Ok(())

@@ -180,7 +180,7 @@ fn completions_have_no_timestamp_unless_it_was_asked_for(fixture: &Fixture) -> R
 }
 
 fn timestamps_grow(fixture: &Fixture) -> Result<()> {
-    let clock = fixture.device.attributes().timestamps.context("there is no clock")?;
+    let clock = fixture.device.attributes().timestamp_clock.context("there is no clock")?;
     let domain = fixture.device.protection_domain()?;
     let cq = fixture.device.completion_queue(256).timestamps().create()?;
     let (left, right) = (fixture.pair(Rc).side_of(&domain, &cq, None)?, fixture.pair(Rc).side(None)?);
@@ -201,7 +201,7 @@ fn timestamps_grow(fixture: &Fixture) -> Result<()> {
 
 fn timestamps_that_the_device_does_not_have_are_refused_in_words(fixture: &Fixture) -> Result<()> {
     let made = fixture.device.completion_queue(8).timestamps().create();
-    match (fixture.device.attributes().timestamps, made) {
+    match (fixture.device.attributes().timestamp_clock, made) {
         (Some(_), made) => made.map(drop)?,
         (None, Err(error @ Error::Unsupported { .. })) => {
             ensure!(error.hint().is_some(), "the error doesn't say what to try: {error}");

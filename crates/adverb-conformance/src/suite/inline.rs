@@ -68,7 +68,8 @@ fn more_inlined_bytes_than_the_limit_are_refused_and_come_back(fixture: &Fixture
 
 fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
-    let region = pair.right.region(64, if fixture.device.attributes().atomics { ALL } else { READ_WRITE })?;
+    let region =
+        pair.right.region(64, if fixture.device.attributes().has_atomics { ALL } else { READ_WRITE })?;
     let remote = region.remote().at(0);
     let buffer = || pair.left.buffer(8);
     for request in [

@@ -51,8 +51,8 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     ensure!(stopped.error.is_none(), "{:?}", stopped.error);
     ensure!(stopped.stats.completions == count, "{:?}", stopped.stats);
     let stats = pair.left.cq.stats();
-    ensure!(stats.polled == count && stats.stale == 0, "{stats:?}");
-    ensure!((1..=64).contains(&stats.high_water), "{stats:?}");
+    ensure!(stats.polled_completion_count == count && stats.stale_completion_count == 0, "{stats:?}");
+    ensure!((1..=64).contains(&stats.max_poll_batch), "{stats:?}");
     Ok(())
 }
 

@@ -128,7 +128,7 @@ fn queues_are_used_round_and_round(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_depth_of_none_or_too_many_is_refused_for_queue_pairs(fixture: &Fixture) -> Result<()> {
-    let most = fixture.device.attributes().max_depth;
+    let most = fixture.device.attributes().max_queue_depth;
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (most + 1, 1), (1, most + 1), (u32::MAX, 1)] {
@@ -139,8 +139,8 @@ fn a_depth_of_none_or_too_many_is_refused_for_queue_pairs(fixture: &Fixture) -> 
 }
 
 fn the_deepest_queues_of_the_device_can_be_made(fixture: &Fixture) -> Result<()> {
-    let depth = fixture.device.attributes().max_depth.min(16_384);
-    let room = fixture.device.attributes().max_completions.min(depth);
+    let depth = fixture.device.attributes().max_queue_depth.min(16_384);
+    let room = fixture.device.attributes().max_completion_queue_depth.min(depth);
     let pair = fixture.pair(Rc).depth(room - 1, 1).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     pair.left.done(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))

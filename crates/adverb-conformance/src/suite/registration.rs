@@ -197,10 +197,9 @@ fn what_the_device_can_not_register_is_refused_in_words(fixture: &Fixture) -> Re
     let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);
     // Where dma-bufs can be registered, it is the descriptor that is wrong.
     let can_dmabuf = fixture.device.can_register_dmabuf()?;
-    for (what, can, made) in [
-        ("on demand", fixture.device.attributes().on_demand.supported, on_demand),
-        ("dma-buf", can_dmabuf, dmabuf),
-    ] {
+    for (what, can, made) in
+        [("on demand", fixture.device.attributes().odp.supported, on_demand), ("dma-buf", can_dmabuf, dmabuf)]
+    {
         match (can, made) {
             (true, _) => {}
             (false, Err(error @ Error::Unsupported { .. })) => {

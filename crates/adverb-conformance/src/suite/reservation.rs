@@ -81,7 +81,7 @@ fn a_completion_queue_is_at_least_as_deep_as_asked(fixture: &Fixture) -> Result<
 }
 
 fn a_completion_queue_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
-    for depth in [0, fixture.device.attributes().max_completions + 1, u32::MAX] {
+    for depth in [0, fixture.device.attributes().max_completion_queue_depth + 1, u32::MAX] {
         let made = fixture.device.completion_queue(depth).create();
         ensure!(matches!(made, Err(Error::Limit { .. })), "{depth}: {made:?}");
     }

@@ -148,7 +148,7 @@ fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
 fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).connect()?;
     // A device may give more than were asked for, but not more than it has.
-    let count = fixture.device.attributes().max_segments + 1;
+    let count = fixture.device.attributes().max_sge + 1;
     let region = pair.left.region(count as usize, READ_WRITE)?;
     let many = || {
         (0..count as usize).map(|at| Ok(Piece::Region(region.slice(at..at + 1)?))).collect::<Result<Vec<_>>>()
@@ -161,7 +161,7 @@ fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Re
 }
 
 fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Result<()> {
-    let count = fixture.device.attributes().max_segments;
+    let count = fixture.device.attributes().max_sge;
     // Some devices have fewer for one queue than for another, and say the larger.
     let most = [count, count / 2, 4, 2, 1];
     let pair = most.into_iter().find_map(|count| {
@@ -182,7 +182,7 @@ fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Resul
 }
 
 fn more_pieces_than_the_device_has_are_refused_at_creation(fixture: &Fixture) -> Result<()> {
-    let more = fixture.device.attributes().max_segments + 1;
+    let more = fixture.device.attributes().max_sge + 1;
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (more, 1), (1, more)] {

@@ -100,8 +100,8 @@ fn the_most_outstanding_are_counted(fixture: &Fixture) -> Result<()> {
         pair.right.take(count)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
     let stats = pair.right.qp.stats().recv;
-    ensure!(stats.high_water == 17, "the most is {}, not 17", stats.high_water);
-    ensure!(pair.left.qp.stats().send.high_water == 1, "the sender had more than one outstanding");
+    ensure!(stats.max_outstanding == 17, "the most is {}, not 17", stats.max_outstanding);
+    ensure!(pair.left.qp.stats().send.max_outstanding == 1, "the sender had more than one outstanding");
     Ok(())
 }
 

@@ -28,7 +28,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
 /// The memory is shared by all segments, so that a message of a gibibyte needs far less.
 pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result<()> {
     let longest = fixture.longest();
-    let count = fixture.device.attributes().max_segments.clamp(1, 16);
+    let count = fixture.device.attributes().max_sge.clamp(1, 16);
     let pair = fixture.pair(transport).max_sge(count, count).connect()?;
     let chunk = longest.div_ceil(count as usize);
     let split = |region: &adverb::memory::MemoryRegion| -> Result<Payload> {

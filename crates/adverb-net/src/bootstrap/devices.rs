@@ -88,7 +88,8 @@ impl ServedDevices {
 
     /// Whether RDMA hardware with a connection manager is among them.
     pub(super) fn has_hardware_manager(&self) -> bool {
-        let is_managed = |device: &Device| !device.is_software() && device.attributes().connection_manager;
+        let is_managed =
+            |device: &Device| !device.is_software() && device.attributes().has_connection_manager;
         match self {
             ServedDevices::One(device) => is_managed(device),
             ServedDevices::Wildcard(served) => served.iter().any(|served| is_managed(&served.device)),

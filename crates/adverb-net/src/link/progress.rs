@@ -98,7 +98,10 @@ impl Link {
     pub(super) fn say_hello(&self, state: &mut State) {
         state.owes_hello = false;
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        access.set(Access::REMOTE_ATOMIC, state.lane.pool.protection_domain().device().attributes().atomics);
+        access.set(
+            Access::REMOTE_ATOMIC,
+            state.lane.pool.protection_domain().device().attributes().has_atomics,
+        );
         if let Err(error) = state.lane.queue_pair.modify_access(access) {
             return end(state, error.to_string(), "");
         }

@@ -11,13 +11,13 @@ pub struct DeviceInfo {
     /// The device's globally unique identifier (GUID).
     pub guid: u64,
     /// The reason why Adverb can't use the device, if it can't. iWARP devices, for example, have no datagrams.
-    pub unsupported: Option<&'static str>,
+    pub unsupported_reason: Option<&'static str>,
 }
 
 impl DeviceInfo {
     /// Describes a device that Adverb can use.
     pub fn new(name: String, guid: u64) -> DeviceInfo {
-        DeviceInfo { name, guid, unsupported: None }
+        DeviceInfo { name, guid, unsupported_reason: None }
     }
 }
 
@@ -37,17 +37,17 @@ pub struct DeviceAttributes {
     /// The vendor's part number.
     pub vendor_part_id: u32,
     /// The number of ports.
-    pub ports: u8,
+    pub port_count: u8,
     /// The maximum number of queue pairs.
     pub max_queue_pairs: u32,
     /// The maximum number of outstanding requests on one queue.
-    pub max_depth: u32,
+    pub max_queue_depth: u32,
     /// The maximum number of segments (scatter/gather elements) of a request.
-    pub max_segments: u32,
+    pub max_sge: u32,
     /// The maximum number of completion queues.
     pub max_completion_queues: u32,
     /// The maximum number of completions that a completion queue can hold.
-    pub max_completions: u32,
+    pub max_completion_queue_depth: u32,
     /// The maximum number of memory regions.
     pub max_memory_regions: u32,
     /// The maximum length of a memory region, in bytes.
@@ -59,40 +59,40 @@ pub struct DeviceAttributes {
     /// The maximum number of outstanding READs and atomics of a queue pair.
     pub max_rd_atomic: u8,
     /// Whether the device supports atomic operations.
-    pub atomics: bool,
+    pub has_atomics: bool,
     /// Whether the device supports memory windows of type 2B.
-    pub memory_windows: bool,
+    pub has_memory_windows: bool,
     /// The maximum number of shared receive queues.
     pub max_shared_receive_queues: u32,
     /// The maximum number of multicast groups; 0 if the device has no multicast.
     pub max_multicast_groups: u32,
     /// The operations that can use memory registered with [`Access::ON_DEMAND`](super::Access::ON_DEMAND).
-    pub on_demand: OnDemand,
+    pub odp: OdpCapabilities,
     /// The number of completion vectors: interrupts for completion events, numbered from 0.
-    pub completion_vectors: u32,
+    pub completion_vector_count: u32,
     /// The limits of completion event moderation, if the device supports it.
-    pub moderation: Option<Moderation>,
+    pub moderation: Option<ModerationLimits>,
     /// The clock of completion timestamps, if the device has them.
-    pub timestamps: Option<Timestamps>,
+    pub timestamp_clock: Option<TimestampClock>,
     /// Whether the connection manager can connect queue pairs of this device by IP address and port.
-    pub connection_manager: bool,
+    pub has_connection_manager: bool,
 }
 
 /// The clock of a device's completion timestamps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Timestamps {
+pub struct TimestampClock {
     /// The valid bits of a timestamp. After all of them are set, the clock wraps to 0.
     pub mask: u64,
     /// The clock's frequency in kHz; 0 if the device doesn't report it.
-    pub kilohertz: u64,
+    pub frequency_khz: u64,
 }
 
-impl Timestamps {
+impl TimestampClock {
     /// Describes a clock.
-    pub const fn new(mask: u64, kilohertz: u64) -> Timestamps {
-        Timestamps { mask, kilohertz }
+    pub const fn new(mask: u64, frequency_khz: u64) -> TimestampClock {
+        TimestampClock { mask, frequency_khz }
     }
 }
 
@@ -100,17 +100,17 @@ impl Timestamps {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct Moderation {
+pub struct ModerationLimits {
     /// The maximum number of completions that one event can announce.
-    pub count: u16,
+    pub max_count: u16,
     /// The maximum delay of an event.
-    pub period: Duration,
+    pub max_period: Duration,
 }
 
-impl Moderation {
+impl ModerationLimits {
     /// Describes a device's limits.
-    pub const fn new(count: u16, period: Duration) -> Moderation {
-        Moderation { count, period }
+    pub const fn new(max_count: u16, max_period: Duration) -> ModerationLimits {
+        ModerationLimits { max_count, max_period }
     }
 }
 
@@ -118,22 +118,22 @@ impl Moderation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct OnDemand {
+pub struct OdpCapabilities {
     /// Whether the device supports on-demand paging at all.
     pub supported: bool,
     /// The operations supported on reliable connections.
-    pub rc: OnDemandOperations,
+    pub rc: OdpOperations,
     /// The operations supported on unreliable connections.
-    pub uc: OnDemandOperations,
+    pub uc: OdpOperations,
     /// The operations supported with unreliable datagrams.
-    pub ud: OnDemandOperations,
+    pub ud: OdpOperations,
 }
 
 /// The operations that support on-demand paging on a transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct OnDemandOperations {
+pub struct OdpOperations {
     /// Whether SEND can read from such memory.
     pub send: bool,
     /// Whether receives can write to such memory.

@@ -20,7 +20,9 @@ pub use access::Access;
 pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
 pub use completion::{CompletedOperation, Completion, Failure, Success};
-pub use device::{DeviceAttributes, DeviceInfo, Moderation, OnDemand, OnDemandOperations, Timestamps};
+pub use device::{
+    DeviceAttributes, DeviceInfo, ModerationLimits, OdpCapabilities, OdpOperations, TimestampClock,
+};
 pub use endpoint::Endpoint;
 pub use event::DeviceEvent;
 pub use gid::Gid;

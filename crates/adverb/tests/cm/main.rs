@@ -43,7 +43,7 @@ fn addresses() -> Vec<IpAddr> {
             return Vec::new();
         }
     };
-    let usable = devices.iter().filter(|device| device.unsupported.is_none());
+    let usable = devices.iter().filter(|device| device.unsupported_reason.is_none());
     // Software devices stay open, or other processes might take their addresses.
     static OPEN: OnceLock<Vec<Device>> = OnceLock::new();
     let open = OPEN.get_or_init(|| {
@@ -54,7 +54,7 @@ fn addresses() -> Vec<IpAddr> {
     });
     let addresses: Vec<IpAddr> = open
         .iter()
-        .filter(|device| device.attributes().connection_manager)
+        .filter(|device| device.attributes().has_connection_manager)
         .flat_map(|device| device.gids().unwrap())
         .filter(|entry| entry.netdev.is_some() && !entry.gid.is_link_local())
         .map(|entry| entry.gid.ip())

@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use adverb_proto::types::{
-    DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, Moderation, OnDemand,
-    OnDemandOperations, PathMtu, Port, PortState, Timestamps,
+    DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,
+    OdpOperations, PathMtu, Port, PortState, TimestampClock,
 };
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
@@ -47,7 +47,7 @@ impl Device {
             };
             return Err(Error::NoDevice { what: format!("there is no RDMA device {name}"), hint });
         };
-        if let Some(reason) = info.unsupported {
+        if let Some(reason) = info.unsupported_reason {
             return Err(Error::Unsupported {
                 what: format!("the device {name}").into(),
                 hint: reason.into(),
@@ -91,10 +91,11 @@ impl Device {
         check(code, || format!("asking {} for its attributes", self.name))?;
         let on_demand = on_demand(&attr.odp_caps);
         let timestamps = (attr.completion_timestamp_mask != 0)
-            .then_some(Timestamps::new(attr.completion_timestamp_mask, attr.hca_core_clock));
+            .then_some(TimestampClock::new(attr.completion_timestamp_mask, attr.hca_core_clock));
         let caps = attr.cq_mod_caps;
-        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0)
-            .then(|| Moderation::new(caps.max_cq_count, Duration::from_micros(caps.max_cq_period.into())));
+        let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| {
+            ModerationLimits::new(caps.max_cq_count, Duration::from_micros(caps.max_cq_period.into()))
+        });
         // SAFETY: the context is open, and the field is set when it is opened.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         let attr = &attr.orig_attr;
@@ -107,26 +108,26 @@ impl Device {
         attributes.guid = u64::from_be(attr.node_guid);
         attributes.vendor_id = attr.vendor_id;
         attributes.vendor_part_id = attr.vendor_part_id;
-        attributes.ports = attr.phys_port_cnt;
+        attributes.port_count = attr.phys_port_cnt;
         attributes.max_queue_pairs = count(attr.max_qp);
-        attributes.max_depth = count(attr.max_qp_wr);
-        attributes.max_segments = count(attr.max_sge);
+        attributes.max_queue_depth = count(attr.max_qp_wr);
+        attributes.max_sge = count(attr.max_sge);
         attributes.max_completion_queues = count(attr.max_cq);
-        attributes.max_completions = count(attr.max_cqe);
+        attributes.max_completion_queue_depth = count(attr.max_cqe);
         attributes.max_memory_regions = count(attr.max_mr);
         attributes.max_memory_region_len = attr.max_mr_size;
         attributes.max_protection_domains = count(attr.max_pd);
         attributes.max_dest_rd_atomic = small(attr.max_qp_rd_atom);
         attributes.max_rd_atomic = small(attr.max_qp_init_rd_atom);
-        attributes.atomics = attr.atomic_cap != sys::IBV_ATOMIC_NONE;
-        attributes.memory_windows = attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0;
+        attributes.has_atomics = attr.atomic_cap != sys::IBV_ATOMIC_NONE;
+        attributes.has_memory_windows = attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0;
         attributes.max_shared_receive_queues = count(attr.max_srq);
         attributes.max_multicast_groups = count(attr.max_mcast_grp);
-        attributes.on_demand = on_demand;
-        attributes.completion_vectors = count(vectors);
+        attributes.odp = on_demand;
+        attributes.completion_vector_count = count(vectors);
         attributes.moderation = moderation;
-        attributes.timestamps = timestamps;
-        attributes.connection_manager = true;
+        attributes.timestamp_clock = timestamps;
+        attributes.has_connection_manager = true;
         Ok(attributes)
     }
 
@@ -174,7 +175,7 @@ impl Device {
     }
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
-        let ports = self.attributes()?.ports;
+        let ports = self.attributes()?.port_count;
         let mut room = 0;
         for port in 1..=ports {
             room += self.port(port)?.gid_table_len as usize;
@@ -219,9 +220,9 @@ impl Drop for Device {
 }
 
 /// What on-demand memory can be used for.
-fn on_demand(caps: &sys::ibv_odp_caps) -> OnDemand {
+fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
     let operations = |caps: u32| {
-        let mut operations = OnDemandOperations::default();
+        let mut operations = OdpOperations::default();
         operations.send = caps & sys::IBV_ODP_SUPPORT_SEND != 0;
         operations.recv = caps & sys::IBV_ODP_SUPPORT_RECV != 0;
         operations.write = caps & sys::IBV_ODP_SUPPORT_WRITE != 0;
@@ -230,7 +231,7 @@ fn on_demand(caps: &sys::ibv_odp_caps) -> OnDemand {
         operations.shared_recv = caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0;
         operations
     };
-    let mut on_demand = OnDemand::default();
+    let mut on_demand = OdpCapabilities::default();
     on_demand.supported = caps.general_caps & sys::IBV_ODP_SUPPORT != 0;
     on_demand.rc = operations(caps.per_transport_caps.rc_odp_caps);
     on_demand.uc = operations(caps.per_transport_caps.uc_odp_caps);
@@ -294,7 +295,7 @@ impl DeviceList {
             };
             let name = name.to_string_lossy().into_owned();
             let mut info = DeviceInfo::new(name, u64::from_be(guid));
-            info.unsupported = unsupported;
+            info.unsupported_reason = unsupported;
             (device, info)
         })
     }

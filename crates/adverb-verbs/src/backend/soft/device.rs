@@ -67,23 +67,23 @@ impl Device {
         let mut attributes = DeviceAttributes::default();
         attributes.firmware = env!("CARGO_PKG_VERSION").to_owned();
         attributes.guid = guid(self.nic.addresses());
-        attributes.ports = 1;
+        attributes.port_count = 1;
         attributes.max_queue_pairs = 1 << 20;
-        attributes.max_depth = MAX_DEPTH;
-        attributes.max_segments = MAX_SEGMENTS;
+        attributes.max_queue_depth = MAX_DEPTH;
+        attributes.max_sge = MAX_SEGMENTS;
         attributes.max_completion_queues = 1 << 16;
-        attributes.max_completions = 1 << 20;
+        attributes.max_completion_queue_depth = 1 << 20;
         attributes.max_memory_regions = 1 << 20;
         attributes.max_memory_region_len = 1 << 46;
         attributes.max_protection_domains = 1 << 16;
         attributes.max_dest_rd_atomic = 128;
         attributes.max_rd_atomic = 128;
-        attributes.atomics = true;
-        attributes.memory_windows = true;
+        attributes.has_atomics = true;
+        attributes.has_memory_windows = true;
         attributes.max_shared_receive_queues = 1 << 16;
         attributes.max_multicast_groups = 1 << 12;
-        attributes.completion_vectors = 1;
-        attributes.connection_manager = true;
+        attributes.completion_vector_count = 1;
+        attributes.has_connection_manager = true;
         Ok(attributes)
     }
 
