@@ -1,5 +1,5 @@
-//! Messages of 64 bytes within one software NIC, with both ends on one thread: over a connection, and between bare queue pairs.
-//! `cargo xtask overhead` counts their instructions.
+//! Messages of 64 bytes within one software NIC, with both ends on one thread: over a connection, and between bare
+//! queue pairs. `cargo xtask overhead` counts their instructions.
 //!
 //! ```text
 //! messages write|send|feed ROUNDS
@@ -35,8 +35,8 @@ fn device() -> Result<Device> {
     SoftDevice::loopback().open()
 }
 
-/// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive without
-/// memory, and a copy.
+/// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive
+/// without memory, and a copy.
 fn write(rounds: u64) -> Result<()> {
     let device = device()?;
     let domain = device.protection_domain()?;

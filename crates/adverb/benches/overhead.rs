@@ -1,5 +1,5 @@
-//! Posts RDMA WRITEs and polls their completions on the first device. `cargo xtask overhead` counts the instructions, on a
-//! device that does nothing.
+//! Posts RDMA WRITEs and polls their completions on the first device. `cargo xtask overhead` counts the instructions,
+//! on a device that does nothing.
 //!
 //! ```text
 //! overhead owned-single|owned-batch|raw-single|raw-batch ROUNDS

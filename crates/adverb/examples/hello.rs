@@ -1,11 +1,12 @@
-//! RDMA on any machine, with two software NICs: a message, and memory of the server that the client reads and changes without
-//! the server's CPU.
+//! RDMA on any machine, with two software NICs: a message, and memory of the server that the client reads and changes
+//! without the server's CPU.
 //!
 //! ```text
 //! $ cargo run --example hello
 //! ```
 //!
-//! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::by_address`]). The rest stays the same.
+//! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::by_address`]). The rest stays the
+//! same.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;

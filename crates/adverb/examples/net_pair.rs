@@ -1,4 +1,5 @@
-//! Two processes that run every connection test case with each other, each on its own device. `cargo xtask net` runs them.
+//! Two processes that run every connection test case with each other, each on its own device. `cargo xtask net` runs
+//! them.
 //!
 //! ```text
 //! net_pair listen  DEVICE ADDRESS CONTROL [--loss PERCENT]
@@ -6,10 +7,10 @@
 //! net_pair list
 //! ```
 //!
-//! `ADDRESS` is the device's address for the other process. `CONTROL` is the TCP address at which the two agree on the next
-//! case. The connecting process prints one line per case: `ok` or `FAILED`, the case, the flavours (blocking or async, of each
-//! side), the seconds, and the reasons of a failure. `ADVERB_CUT` is a command that interrupts the network and restores it,
-//! for the cases that must survive that.
+//! `ADDRESS` is the device's address for the other process. `CONTROL` is the TCP address at which the two agree on the
+//! next case. The connecting process prints one line per case: `ok` or `FAILED`, the case, the flavours (blocking or
+//! async, of each side), the seconds, and the reasons of a failure. `ADVERB_CUT` is a command that interrupts the
+//! network and restores it, for the cases that must survive that.
 
 // The cases are those of a test.
 #[path = "../tests/net_pairs/cases/mod.rs"]

@@ -9,7 +9,8 @@
 //! $ cargo run --release --example perf -- messages 192.0.2.7:7471 [MESSAGES] [BYTES]
 //! ```
 //!
-//! - `latency` sends one message at a time back and forth, and prints half of the round-trip time. It polls before it sleeps.
+//! - `latency` sends one message at a time back and forth, and prints half of the round-trip time. It polls before it
+//!   sleeps.
 //! - `events` does the same, but waits for an event of every completion, like `ib_send_lat -e`.
 //! - `bandwidth` writes into the peer's memory as fast as possible.
 //! - `messages` sends messages over an `adverb::net` connection, to a process that runs `take`.

@@ -6,8 +6,8 @@
 //! $ cargo run --example pingpong -- rc -d soft:192.0.2.8 192.0.2.7      # on 192.0.2.8
 //! ```
 //!
-//! Without a server's name it is the server. The programs exchange the addresses of their queue pairs over TCP. Those of
-//! rdma-core send back the last message that they received, and this one compares every byte.
+//! Without a server's name it is the server. The programs exchange the addresses of their queue pairs over TCP. Those
+//! of rdma-core send back the last message that they received, and this one compares every byte.
 
 use std::error::Error;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! rdma-core's `rping` in Rust, for any device. Each side interoperates with the original.
 //!
-//! In each round the client sends the address, key and length of its text. The server READs the text and confirms. The client
-//! sends the address of a second buffer. The server WRITEs the text there and confirms, and the client compares.
+//! In each round the client sends the address, key and length of its text. The server READs the text and confirms. The
+//! client sends the address of a second buffer. The server WRITEs the text there and confirms, and the client compares.
 //!
 //! ```text
 //! $ cargo run --example rping -- -s -a 192.0.2.7 -d soft:192.0.2.7       # or `rping -s -a 192.0.2.7`

@@ -13,8 +13,8 @@
 //! - `fed`: coalesced messages; `given`: buffers of the pool, which aren't copied;
 //! - `stream`: a connection as a byte stream; `tcp`: tokio's TCP, with addresses in place of devices.
 //!
-//! `OURS` and `THEIRS` are the devices of the two processes. The environment variable `PEER_CPU` pins the other process to a
-//! CPU. Each result is a line with a name and a number.
+//! `OURS` and `THEIRS` are the devices of the two processes. The environment variable `PEER_CPU` pins the other process
+//! to a CPU. Each result is a line with a name and a number.
 
 mod bytes;
 mod connection;

@@ -10,8 +10,8 @@
 //! soft seeds LINK [MILLISECONDS]                       post, process, poll and notify, within one process
 //! ```
 //!
-//! The two devices are those of two processes, named as in `Device::open`. The environment variable `PEER_CPU` pins the other
-//! process to a CPU. Each result is a line with a name and a number.
+//! The two devices are those of two processes, named as in `Device::open`. The environment variable `PEER_CPU` pins the
+//! other process to a CPU. Each result is a line with a name and a number.
 
 mod duel;
 mod peer;
