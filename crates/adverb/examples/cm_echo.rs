@@ -83,8 +83,10 @@ impl Side {
     fn echo(&self, connection: &Connection) -> Result<(), adverb::Error> {
         let message = self.completions.wait(self.receiving, TIMEOUT)?.into_message()?;
         self.send(connection, message)?;
-        let event = connection.wait_event(TIMEOUT)?;
-        println!("{event:?}");
+        match connection.wait_event(TIMEOUT)? {
+            Some(event) => println!("{event:?}"),
+            None => println!("the peer did not disconnect within {TIMEOUT:?}"),
+        }
         Ok(())
     }
 }
