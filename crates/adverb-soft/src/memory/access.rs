@@ -1,28 +1,28 @@
-//! Copies to and from memory that others access at the same time: a device, a peer, other threads.
+//! Copies to and from memory that a device, a peer or other threads access at the same time.
 //!
-//! Such memory is reached in three ways, which may all race with each other:
+//! Such memory is accessed in three ways, which may all race with each other:
 //!
-//! - by the copies of this module, which is one file in adverb-verbs and in adverb-soft;
-//! - by atomic operations on aligned words of eight bytes (`MemoryRegion::word`, and the atomics of peers);
-//! - by an RDMA device, whose accesses the processor doesn't make at all.
+//! - by the copies of this module, which adverb-verbs and adverb-soft share as one file;
+//! - by atomic operations on aligned 8-byte words (`MemoryRegion::word`, and the atomics of peers);
+//! - by an RDMA device, without the CPU.
 //!
-//! Rust has no access for this. A plain or volatile one would be a data race, and atomic ones of two sizes may not race with
-//! each other either (`std::sync::atomic`, "Memory model for atomic accesses"). So copies are instructions of the processor,
-//! in assembly, which the compiler neither sees nor joins nor splits: bytes at the edges, and between them aligned words of the
-//! shared side, by blocks of 64 bytes where the processor has instructions for that.
+//! Rust has no access for this. A plain or volatile access would be a data race, and atomic accesses of two sizes may not
+//! race with each other either (`std::sync::atomic`, "Memory model for atomic accesses"). So the copies are CPU
+//! instructions in assembly, which the compiler neither merges nor splits: bytes at the edges, and between them aligned
+//! words of the shared side, in blocks of 64 bytes where the CPU has instructions for that.
 //!
-//! # The assumption that is left
+//! # The remaining assumption
 //!
-//! Races between these accesses have the meaning that the processor gives them, and no other effect: each byte that is read
-//! is one that was written there, and an aligned word that is stored whole is read whole. The language promises this neither
-//! for assembly beside atomics nor for a device that writes to memory; RDMA in Rust rests on it anyway.
+//! Races between these accesses have the meaning that the CPU gives them, and no other effect: each byte that is read was
+//! written there, and an aligned word that is stored as a whole is read as a whole. Rust guarantees this neither for
+//! assembly that races with atomics nor for a device that writes to memory; RDMA in Rust relies on it anyway.
 //!
-//! Where there is no such assembly (other processors, Miri, and ThreadSanitizer, which is to see the accesses), the same copies
-//! are relaxed atomics, by bytes and by words, and the assumption is that those of two sizes may race.
+//! Without such assembly (on other CPUs, and for Miri and ThreadSanitizer, which must see the accesses), the copies are
+//! relaxed atomics of bytes and words, and the assumption is that atomics of two sizes may race.
 
 use std::ptr::NonNull;
 
-/// Copies bytes to memory that others may access meanwhile.
+/// Copies bytes to memory that may be accessed concurrently.
 ///
 /// # Safety
 ///
@@ -52,7 +52,7 @@ pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
     }
 }
 
-/// Copies bytes from memory that others may access meanwhile.
+/// Copies bytes from memory that may be accessed concurrently.
 ///
 /// # Safety
 ///
