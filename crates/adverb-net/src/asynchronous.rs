@@ -76,9 +76,9 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if nobody answers there, [`Refused`](Error::Refused) if who does doesn't want the
-    /// connection, or isn't of the same protocol; if there is no device that reaches the peer; all within the options'
-    /// [`connect_timeout`](Options::connect_timeout).
+    /// [`Unreachable`](Error::Unreachable) if nobody answers there, [`HandshakeRejected`](Error::HandshakeRejected) if
+    /// who does doesn't want the connection, or isn't of the same protocol; if there is no device that reaches the
+    /// peer; all within the options' [`connect_timeout`](Options::connect_timeout).
     ///
     /// # Cancel safety
     ///
@@ -626,5 +626,5 @@ async fn within<T>(
     if timeout == Duration::MAX {
         return work.await;
     }
-    tokio::time::timeout(timeout, work).await.unwrap_or(Err(Error::Timeout { timeout, waiting }))
+    tokio::time::timeout(timeout, work).await.unwrap_or(Err(Error::Timeout { timeout, action: waiting }))
 }

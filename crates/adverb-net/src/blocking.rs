@@ -66,7 +66,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](adverb_verbs::Error::Unreachable) if nobody answers there, [`Refused`](adverb_verbs::Error::Refused) if who does doesn't want the connection, or isn't
+    /// [`Unreachable`](adverb_verbs::Error::Unreachable) if nobody answers there,
+    /// [`HandshakeRejected`](adverb_verbs::Error::HandshakeRejected) if who does doesn't want the connection, or isn't
     /// of the same protocol; if there is no device that reaches the peer; all within the options'
     /// [`connect_timeout`](Options::connect_timeout).
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {

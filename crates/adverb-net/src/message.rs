@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn a_send_error_prints_its_cause_once() {
-        let error = || Error::NoDevice { what: "there is no device mlx5_0".into(), hint: "try soft".into() };
+        let error =
+            || Error::NoDevice { reason: "there is no device mlx5_0".into(), hint: "try soft".into() };
         let send_error = SendError::from(error());
         assert_eq!(send_error.to_string(), error().to_string());
         assert_eq!(format!("{send_error:?}"), format!("SendError {{ error: {:?}, buffer: None }}", error()));

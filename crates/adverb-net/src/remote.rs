@@ -89,7 +89,7 @@ impl Announced {
             _ => Err(Error::OutOfBounds {
                 offset: usize::try_from(offset).unwrap_or(usize::MAX),
                 len,
-                room: usize::try_from(self.len).unwrap_or(usize::MAX),
+                size: usize::try_from(self.len).unwrap_or(usize::MAX),
             }),
         }
     }

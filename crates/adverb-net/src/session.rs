@@ -131,7 +131,9 @@ impl Reviver {
         while self.has_time(&reason) {
             match self.try_all(&paths, first) {
                 Ok(()) => return,
-                Err(Error::Refused { reason, .. }) if reason == UNKNOWN => return self.give_up(&reason),
+                Err(Error::HandshakeRejected { reason, .. }) if reason == UNKNOWN => {
+                    return self.give_up(&reason);
+                }
                 Err(error) => reason = error.to_string(),
             }
             first = 0;
@@ -183,8 +185,8 @@ impl Reviver {
                     return Ok(());
                 }
                 // Others who refuse may be somebody else, whom a path leads to that is down.
-                Err(Error::Refused { peer, reason }) if reason == UNKNOWN => {
-                    return Err(Error::Refused { peer, reason });
+                Err(Error::HandshakeRejected { peer, reason }) if reason == UNKNOWN => {
+                    return Err(Error::HandshakeRejected { peer, reason });
                 }
                 Err(error) => failure = error,
             }

@@ -77,7 +77,7 @@ impl Link {
             let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
             let left = deadline.left();
             if left.is_zero() {
-                return Err(Error::Timeout { timeout, waiting });
+                return Err(Error::Timeout { timeout, action: waiting });
             }
             if state.is_broken() && !state.waiting.leader {
                 // It may have been found while something was posted, and then nobody has seen to it.

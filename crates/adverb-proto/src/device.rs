@@ -285,7 +285,7 @@ impl<S: Sink> Device<S> {
     /// As [`create_qp`](Device::create_qp); and if there is one already, or it isn't to be for datagrams.
     pub fn create_gsi(&mut self, config: QpConfig) -> Result<Qpn, CreateQpError> {
         if self.slot(Qpn::GSI).is_some() || config.transport != Transport::Ud {
-            return Err(CreateQpError::Gsi);
+            return Err(CreateQpError::InvalidGsi);
         }
         self.create_numbered(Qpn::GSI, config)
     }

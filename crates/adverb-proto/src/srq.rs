@@ -92,7 +92,7 @@ impl SharedQueue {
 
     pub(crate) fn arm(&mut self, limit: u32) -> Result<(), SrqError> {
         if limit > self.config.max_wr {
-            return Err(SrqError::Limit);
+            return Err(SrqError::InvalidLimit);
         }
         self.limit = limit;
         Ok(())
@@ -118,41 +118,41 @@ pub struct SrqStatus {
     pub queue_pairs: u32,
 }
 
-/// Why something can't be done with a shared receive queue.
+/// The error of creating, using or destroying a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SrqError {
-    /// No such shared receive queue.
+    /// The shared receive queue does not exist.
     UnknownSrq,
-    /// No such protection domain.
+    /// The protection domain does not exist.
     UnknownDomain,
     /// The queue is full.
     QueueFull,
-    /// More segments than the queue was made for.
+    /// The request has more segments than the queue was created for.
     TooManySegments,
-    /// A limit that the queue can never reach.
-    Limit,
-    /// Queue pairs share it.
+    /// The limit exceeds the queue's depth.
+    InvalidLimit,
+    /// Queue pairs use the shared receive queue.
     InUse {
-        /// How many.
-        queue_pairs: u32,
+        /// The number of queue pairs.
+        queue_pair_count: u32,
     },
 }
 
 impl fmt::Display for SrqError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SrqError::UnknownSrq => f.write_str("there is no such shared receive queue"),
-            SrqError::UnknownDomain => f.write_str("there is no such protection domain"),
-            SrqError::QueueFull => {
-                f.write_str("the shared receive queue is full: poll completions, or make it longer")
-            }
+            SrqError::UnknownSrq => f.write_str("the shared receive queue does not exist"),
+            SrqError::UnknownDomain => f.write_str("the protection domain does not exist"),
+            SrqError::QueueFull => f.write_str(
+                "the shared receive queue is full: poll completions, or create it with a larger depth",
+            ),
             SrqError::TooManySegments => {
-                f.write_str("more segments than the shared receive queue was made for")
+                f.write_str("the request has more segments than the shared receive queue was created for")
             }
-            SrqError::Limit => f.write_str("the limit is above what the shared receive queue holds"),
-            SrqError::InUse { queue_pairs } => {
-                write!(f, "{queue_pairs} queue pairs share the receive queue: destroy them first")
+            SrqError::InvalidLimit => f.write_str("the limit exceeds the shared receive queue's depth"),
+            SrqError::InUse { queue_pair_count } => {
+                write!(f, "{queue_pair_count} queue pairs use the shared receive queue: destroy them first")
             }
         }
     }

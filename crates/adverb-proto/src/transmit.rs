@@ -100,12 +100,12 @@ impl Transmit<'_> {
     }
 }
 
-/// Why a packet couldn't be written.
+/// The error of writing a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteError {
-    /// Its payload couldn't be read.
+    /// The payload could not be read.
     Memory(Fault),
-    /// It isn't a packet: never so for what a device hands out.
+    /// The packet is invalid. This never happens for a packet that a device hands out.
     Emit(EmitError),
 }
 

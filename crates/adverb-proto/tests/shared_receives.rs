@@ -159,7 +159,7 @@ fn queue_pair_with_a_shared_queue_takes_no_receives_itself() {
     let mut end = solo();
     let segments = [end.segment(0, 64)];
     let request = RecvRequest { wr_id: 1, segments: &segments };
-    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::SharedReceives));
+    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::HasSharedReceiveQueue));
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn limit_of_zero_is_none_and_one_beyond_the_depth_is_refused() {
     end.device.arm_srq(srq, 0).unwrap();
     end.hear(0, ONLY, b"abcd");
     assert_eq!(end.notices(), []);
-    assert_eq!(end.device.arm_srq(srq, 1025), Err(SrqError::Limit));
+    assert_eq!(end.device.arm_srq(srq, 1025), Err(SrqError::InvalidLimit));
     assert_eq!(end.device.arm_srq(srq, 1024), Ok(()));
 }
 
@@ -354,7 +354,7 @@ fn shared_queue_belongs_to_its_domain() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let srq = device.create_srq(SrqConfig::new(pd)).unwrap();
-    assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { users: 1 }));
+    assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { user_count: 1 }));
     assert_eq!(device.destroy_srq(srq), Ok(()));
     assert_eq!(device.destroy_domain(pd), Ok(()));
     assert_eq!(device.create_srq(SrqConfig::new(pd)), Err(SrqError::UnknownDomain));
@@ -366,7 +366,7 @@ fn shared_queue_in_use_is_not_destroyed() {
     let other = another(&mut end, Transport::Ud);
     let srq = end.srq.unwrap();
     end.post_shared(1, 0, 64);
-    assert_eq!(end.device.destroy_srq(srq), Err(SrqError::InUse { queue_pairs: 2 }));
+    assert_eq!(end.device.destroy_srq(srq), Err(SrqError::InUse { queue_pair_count: 2 }));
     end.device.destroy_qp(other);
     end.device.destroy_qp(end.qpn);
     assert_eq!(end.device.destroy_srq(srq), Ok(()), "with requests in it");

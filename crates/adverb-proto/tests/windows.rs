@@ -386,7 +386,7 @@ fn region_that_was_invalidated_is_not_shown() {
 fn region_is_not_deregistered_while_windows_show_it() {
     let (mut end, region) = bindable();
     let keys = [bound(&mut end, region, READ_WRITE), bound(&mut end, region, Access::REMOTE_READ)];
-    assert_eq!(end.device.deregister(region), Err(DeregisterError::Shown { windows: 2 }));
+    assert_eq!(end.device.deregister(region), Err(DeregisterError::WindowsBound { window_count: 2 }));
     for (id, key) in keys.into_iter().enumerate() {
         end.post(id as u64, SendOperation::LocalInvalidate(key), 0, 0);
     }

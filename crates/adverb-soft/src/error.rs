@@ -1,4 +1,4 @@
-//! Why an adapter doesn't do what it is asked for.
+//! The errors of a software NIC.
 
 use std::fmt;
 use std::io;
@@ -7,30 +7,30 @@ use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
 use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
 
-/// Declares what the engine may answer.
+/// Declares the errors that wrap those of the protocol engine.
 macro_rules! errors {
     ($($(#[$doc:meta])* $variant:ident($inner:ty);)*) => {
-        /// Why an adapter doesn't do what it is asked for.
+        /// The error of an operation on a software NIC.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[non_exhaustive]
         pub enum Error {
-            /// The adapter has failed: all that was posted has come back, and nothing goes any more.
+            /// The NIC has failed: all outstanding requests were flushed, and every operation fails from now on.
             NicFailed,
-            /// There is no such completion queue, or it is in use, or it can't be made so small.
-            CompletionQueue,
-            /// The network or the system doesn't let the link join a multicast group.
-            Join(io::ErrorKind),
+            /// The completion queue does not exist, is in use, or holds more completions than the new depth.
+            InvalidCompletionQueue,
+            /// The link could not join the multicast group.
+            JoinFailed(io::ErrorKind),
             $($(#[$doc])* $variant($inner),)*
         }
 
         impl fmt::Display for Error {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
-                    Error::NicFailed => f.write_str("the adapter has failed: open it again"),
-                    Error::CompletionQueue => {
-                        f.write_str("no such completion queue, or it is in use, or more is in it than would fit")
-                    }
-                    Error::Join(kind) => write!(f, "the group can't be joined: {kind}"),
+                    Error::NicFailed => f.write_str("the software NIC has failed: open it again"),
+                    Error::InvalidCompletionQueue => f.write_str(
+                        "the completion queue does not exist, is in use, or holds more completions than the new depth",
+                    ),
+                    Error::JoinFailed(kind) => write!(f, "joining the multicast group failed: {kind}"),
                     $(Error::$variant(error) => error.fmt(f),)*
                 }
             }
@@ -45,42 +45,42 @@ macro_rules! errors {
 }
 
 errors! {
-    /// Of a protection domain.
+    /// Using or destroying a protection domain failed.
     Domain(DomainError);
-    /// Memory can't be registered.
+    /// Registering memory failed.
     Register(RegisterError);
-    /// A key can't be deregistered.
+    /// Deregistering memory failed.
     Deregister(DeregisterError);
-    /// Of a memory window.
+    /// Creating or destroying a memory window failed.
     Window(WindowError);
-    /// A queue pair can't be made.
+    /// Creating a queue pair failed.
     CreateQp(CreateQpError);
-    /// A queue pair can't change its state.
+    /// Modifying a queue pair failed.
     Modify(ModifyError);
-    /// A request can't be posted.
+    /// Posting a request failed.
     Post(PostError);
-    /// Of a shared receive queue.
+    /// Creating, using or destroying a shared receive queue failed.
     Srq(SrqError);
-    /// Of a multicast group.
+    /// Attaching to or detaching from a multicast group failed.
     Multicast(MulticastError);
-    /// The connection manager refuses a call.
+    /// A call to the connection manager failed.
     Cm(CallError);
 }
 
 impl std::error::Error for Error {}
 
-/// Posting stopped at a request that can't be posted.
+/// The error of posting several requests: posting stopped at a request that could not be posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchPostError {
-    /// How many requests before it were posted.
+    /// The number of requests posted before it, which is also its index.
     pub posted_count: usize,
-    /// What is wrong with it.
+    /// The request's error.
     pub error: Error,
 }
 
 impl fmt::Display for BatchPostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "request {} can't be posted: {}", self.posted_count, self.error)
+        write!(f, "posting request {} failed: {}", self.posted_count, self.error)
     }
 }
 

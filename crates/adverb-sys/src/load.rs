@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// Why a library of rdma-core can't be used. Its text says what to do about it.
+/// The error of loading a library of rdma-core.
 #[derive(Debug, Clone)]
 pub struct LoadError {
     file: &'static str,
@@ -15,21 +15,40 @@ pub struct LoadError {
 
 #[derive(Debug, Clone)]
 enum Reason {
-    /// The dynamic linker didn't find the file, or couldn't load it; its own words.
+    /// The dynamic linker didn't find the file or couldn't load it; its message.
     NotLoaded(String),
-    /// The library is there and lacks what every release of the last ten years has.
+    /// The library lacks a symbol that every release of the last ten years has.
     NoSymbol(String),
 }
 
 impl LoadError {
-    /// The file that was looked for, such as `libibverbs.so.1`.
+    /// Returns the file's name, such as `libibverbs.so.1`.
     pub fn file(&self) -> &str {
         self.file
     }
 
-    /// Whether the file couldn't be loaded at all, most likely because rdma-core isn't installed.
+    /// Whether the file could not be loaded at all, most likely because rdma-core is not installed.
     pub fn is_not_installed(&self) -> bool {
         matches!(self.reason, Reason::NotLoaded(_))
+    }
+
+    /// Returns the packages to install, or another action to try.
+    pub fn hint(&self) -> &'static str {
+        match (&self.reason, self.file) {
+            (Reason::NotLoaded(_), "librdmacm.so.1") => {
+                "install librdmacm: `apt install librdmacm1` on Debian and Ubuntu, `dnf install librdmacm` on Fedora and \
+                 RHEL, `zypper install librdmacm1` on SUSE, `pacman -S rdma-core` on Arch; if it is installed elsewhere, \
+                 add its directory to LD_LIBRARY_PATH"
+            }
+            (Reason::NotLoaded(_), _) => {
+                "install rdma-core: `apt install libibverbs1 ibverbs-providers` on Debian and Ubuntu, \
+                 `dnf install libibverbs` on Fedora and RHEL, `zypper install libibverbs` on SUSE, \
+                 `pacman -S rdma-core` on Arch; if it is installed elsewhere, add its directory to LD_LIBRARY_PATH"
+            }
+            (Reason::NoSymbol(_), _) => {
+                "install rdma-core 17 or newer, and remove other libraries of this name from LD_LIBRARY_PATH"
+            }
+        }
     }
 }
 
@@ -37,24 +56,13 @@ impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.file;
         match &self.reason {
-            Reason::NotLoaded(words) => {
-                let (debian, fedora, suse) = match file {
-                    "librdmacm.so.1" => ("librdmacm1", "librdmacm", "librdmacm1"),
-                    _ => ("libibverbs1 ibverbs-providers", "libibverbs", "libibverbs"),
-                };
+            Reason::NotLoaded(message) => write!(f, "loading {file} failed: {message}"),
+            Reason::NoSymbol(symbol) => {
                 write!(
                     f,
-                    "{file} can't be loaded ({words}): rdma-core isn't installed, or is where the dynamic \
-                     linker doesn't look. To install it: `apt install {debian}` on Debian and Ubuntu, \
-                     `dnf install {fedora}` on Fedora and RHEL, `zypper install {suse}` on SUSE, \
-                     `pacman -S rdma-core` on Arch; or set LD_LIBRARY_PATH to where it is",
+                    "loading {file} failed: it has no symbol {symbol}, so it is too old or not from rdma-core"
                 )
             }
-            Reason::NoSymbol(symbol) => write!(
-                f,
-                "{file} has no symbol {symbol}: it is older than what we can use, or isn't rdma-core's. \
-                 Install rdma-core 17 or newer, or take the other file out of the dynamic linker's way",
-            ),
         }
     }
 }
@@ -79,8 +87,8 @@ pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
         Ok(library) => Ok(Opened { file, library: ManuallyDrop::new(library) }),
         Err(error) => {
             // libloading's own text only names the call; what the dynamic linker said is its source.
-            let words = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            Err(LoadError { file, reason: Reason::NotLoaded(words) })
+            let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            Err(LoadError { file, reason: Reason::NotLoaded(message) })
         }
     }
 }
@@ -119,22 +127,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_says_what_to_install() {
+    fn missing_library_names_the_packages() {
         let error = open("libnothing-of-adverb.so.1").unwrap_err();
         assert!(error.is_not_installed());
         assert_eq!(error.file(), "libnothing-of-adverb.so.1");
         let text = error.to_string();
-        assert!(text.starts_with("libnothing-of-adverb.so.1 can't be loaded"), "{text}");
+        assert!(text.starts_with("loading libnothing-of-adverb.so.1 failed"), "{text}");
         assert!(text.contains("cannot open shared object file"), "{text}");
-        assert!(text.contains("rdma-core isn't installed"), "{text}");
-        assert!(text.contains("apt install libibverbs1 ibverbs-providers"), "{text}");
+        assert!(error.hint().contains("apt install libibverbs1 ibverbs-providers"), "{}", error.hint());
     }
 
     #[test]
     fn each_library_names_its_own_package() {
         let error = LoadError { file: "librdmacm.so.1", reason: Reason::NotLoaded("no such file".into()) };
-        assert!(error.to_string().contains("apt install librdmacm1"), "{error}");
-        assert!(error.to_string().contains("dnf install librdmacm`"), "{error}");
+        assert!(error.hint().contains("apt install librdmacm1"), "{}", error.hint());
+        assert!(error.hint().contains("dnf install librdmacm`"), "{}", error.hint());
     }
 
     #[test]
@@ -143,7 +150,10 @@ mod tests {
         // SAFETY: the symbol isn't there, so that nothing has a wrong type.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>("ibv_get_device_list\0") }.unwrap_err();
         assert!(!error.is_not_installed());
-        assert!(error.to_string().contains("libc.so.6 has no symbol ibv_get_device_list"), "{error}");
+        assert!(
+            error.to_string().contains("loading libc.so.6 failed: it has no symbol ibv_get_device_list"),
+            "{error}"
+        );
         // SAFETY: as above.
         assert!(unsafe { libc.optional::<unsafe extern "C" fn()>("ibv_reg_dmabuf_mr\0") }.is_none());
     }

@@ -28,7 +28,7 @@ impl AddressHandle {
     pub(super) fn of(queue_pair: &QueuePair, gid: Gid, lid: u16, traffic: Traffic) -> Result<AddressHandle> {
         if queue_pair.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
             return Err(Error::Unsupported {
-                what: "sending datagrams on InfiniBand without the recipient's local identifier".into(),
+                feature: "sending datagrams on InfiniBand without the recipient's local identifier".into(),
                 hint: "have the recipient say its endpoint, and call `ud_destination`".into(),
             });
         }

@@ -109,7 +109,7 @@ impl Completion {
     ///
     /// If it failed: with the status in words, and a hint.
     pub fn success(&self) -> Result<Success> {
-        self.outcome().map_err(|failure| Error::Failed { failure })
+        self.outcome().map_err(|failure| Error::RequestFailed { failure })
     }
 
     /// The memory that the request had.

@@ -132,7 +132,7 @@ impl CompletionQueue {
             }
             let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
             if !self.pause(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
-                return Err(Error::Timeout { timeout, waiting: "waiting for a completion" });
+                return Err(Error::Timeout { timeout, action: "waiting for a completion" });
             }
         }
     }
@@ -437,10 +437,10 @@ impl CompletionQueue {
     fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
         let room = self.depth() - state.reserved;
         if depth > room {
-            return Err(Error::Limit {
-                what: "the number of requests that may complete at once".into(),
-                asked: u64::from(state.reserved) + u64::from(depth),
-                most: u64::from(self.depth()),
+            return Err(Error::LimitExceeded {
+                quantity: "the number of requests that may complete at once".into(),
+                requested: u64::from(state.reserved) + u64::from(depth),
+                max: u64::from(self.depth()),
                 hint: "make the completion queue as deep as all queues that use it together".into(),
             });
         }
@@ -590,10 +590,10 @@ impl Queues {
         if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
             return Ok(());
         }
-        Err(Error::Limit {
-            what: "the number of send and receive queues of a completion queue".into(),
-            asked: MAX_QUEUES as u64 + 1,
-            most: MAX_QUEUES as u64,
+        Err(Error::LimitExceeded {
+            quantity: "the number of send and receive queues of a completion queue".into(),
+            requested: MAX_QUEUES as u64 + 1,
+            max: MAX_QUEUES as u64,
             hint: "spread the queue pairs over several completion queues".into(),
         })
     }
@@ -635,10 +635,10 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
     if (1..=most).contains(&depth) {
         return Ok(());
     }
-    Err(Error::Limit {
-        what: "the depth of a completion queue".into(),
-        asked: depth.into(),
-        most: most.into(),
+    Err(Error::LimitExceeded {
+        quantity: "the depth of a completion queue".into(),
+        requested: depth.into(),
+        max: most.into(),
         hint: "it must be at least 1".into(),
     })
 }
@@ -703,17 +703,17 @@ impl CompletionQueueBuilder {
         check_depth(&self.device, self.depth)?;
         let vectors = self.device.attributes().completion_vector_count;
         if self.vector >= vectors.max(1) {
-            return Err(Error::Limit {
-                what: "the number of a completion vector".into(),
-                asked: self.vector.into(),
-                most: vectors.saturating_sub(1).into(),
+            return Err(Error::LimitExceeded {
+                quantity: "the number of a completion vector".into(),
+                requested: self.vector.into(),
+                max: vectors.saturating_sub(1).into(),
                 hint: "they count from 0".into(),
             });
         }
         if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamp_clock.is_none()
         {
             return Err(Error::Unsupported {
-                what: format!("giving completions timestamps, on {},", self.device.name()).into(),
+                feature: format!("giving completions timestamps, on {},", self.device.name()).into(),
                 hint: "read the clock when a completion is polled".into(),
             });
         }
@@ -746,7 +746,7 @@ mod tests {
         let last = queue.attach(4, Transport::Rc).unwrap();
         assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
         let refused = queue.attach(4, Transport::Rc).map(drop);
-        assert!(matches!(refused, Err(Error::Limit { most: 1_048_576, .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{refused:?}");
         assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
         // A number that is free again is used again.
         drop(last);

@@ -18,10 +18,10 @@ impl CompletionQueue {
         self.check_depth(depth)?;
         self.with_reserved(|reserved| {
             if depth < reserved {
-                return Err(Error::Limit {
-                    what: "the number of requests that may complete at once".into(),
-                    asked: reserved.into(),
-                    most: depth.into(),
+                return Err(Error::LimitExceeded {
+                    quantity: "the number of requests that may complete at once".into(),
+                    requested: reserved.into(),
+                    max: depth.into(),
                     hint: "drop queue pairs that use the completion queue first".into(),
                 });
             }
@@ -43,14 +43,14 @@ impl CompletionQueue {
         let device = self.device();
         let Some(most) = device.attributes().moderation else {
             return Err(Error::Unsupported {
-                what: format!("having completion events wait, on {},", device.name()).into(),
+                feature: format!("having completion events wait, on {},", device.name()).into(),
                 hint: "poll for a while after each event instead, as a poller does".into(),
             });
         };
-        let limit = |what: &'static str, asked: u128, most: u64| Error::Limit {
-            what: what.into(),
-            asked: u64::try_from(asked).unwrap_or(u64::MAX),
-            most,
+        let limit = |what: &'static str, asked: u128, most: u64| Error::LimitExceeded {
+            quantity: what.into(),
+            requested: u64::try_from(asked).unwrap_or(u64::MAX),
+            max: most,
             hint: "the device's attribute `moderation` tells".into(),
         };
         if count > most.max_count {

@@ -123,7 +123,7 @@ impl Device {
             0 => "there is no RDMA device; `ibv_devices` lists them".to_owned(),
             _ => format!("there is {}", found.join(", ")),
         };
-        Err(Error::NoDevice { what: format!("no RDMA device has the address {address}"), hint })
+        Err(Error::NoDevice { reason: format!("no RDMA device has the address {address}"), hint })
     }
 
     /// A new software device.
@@ -172,7 +172,10 @@ impl Device {
             }
             true => "there are devices, but all their ports are down",
         };
-        Err(Error::NoDevice { what: "no RDMA device with an active port".to_owned(), hint: hint.to_owned() })
+        Err(Error::NoDevice {
+            reason: "no RDMA device with an active port".to_owned(),
+            hint: hint.to_owned(),
+        })
     }
 
     /// Its name.
@@ -245,7 +248,7 @@ impl Device {
                 0 => "give its network interface an IP address, and set it up".to_owned(),
                 _ => format!("it has {}", list.join(", ")),
             };
-            Error::NoDevice { what, hint }
+            Error::NoDevice { reason: what, hint }
         })
     }
 

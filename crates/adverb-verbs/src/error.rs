@@ -1,4 +1,4 @@
-//! What can go wrong, and what to try.
+//! The error type of every operation, with hints.
 
 use std::borrow::Cow;
 use std::io;
@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 
 use adverb_proto::types::{Failure, QpState, RejectReason};
 
-/// The result of what can fail.
+/// The result type of fallible operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong: the verb, the object, the reason in words, and where there is one a hint.
+/// An error: the failed operation, the cause and, for most errors, a [hint](Error::hint).
 ///
-/// `Display` is for people: it prints the failed operation, the cause, and the [hint](Error::hint) on a line of its own.
+/// `Display` is for people: it prints the failed operation, the cause, and the hint on a line of its own.
 /// `Debug` prints the variant and its fields. A `main` that returns a `Result` prints `Debug`; to show people the message
 /// and the hint instead:
 ///
@@ -27,103 +27,107 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no RDMA library on this machine.
-    #[error("{reason}")]
+    /// A library of rdma-core is not installed, or cannot be loaded.
+    #[error("{reason}{}", hint_line(.hint))]
     NotInstalled {
-        /// What is missing, and how to get it.
+        /// The library, and the dynamic linker's message.
         reason: String,
+        /// An action to try.
+        hint: Cow<'static, str>,
     },
-    /// There is no such device.
-    #[error("{what}{}", hint_line(.hint))]
+    /// No device matches the request.
+    #[error("{reason}{}", hint_line(.hint))]
     NoDevice {
-        /// Which wasn't found.
-        what: String,
-        /// What there is instead, or why there is none.
+        /// The name, address or property that no device has.
+        reason: String,
+        /// The devices that exist, or an action to try.
         hint: String,
     },
-    /// The device, or Adverb, can't do this.
-    #[error("{what} isn't supported{}", hint_line(.hint))]
+    /// The device, the kernel or Adverb does not support the operation.
+    #[error("{feature} is not supported{}", hint_line(.hint))]
     Unsupported {
-        /// What was asked.
-        what: Cow<'static, str>,
-        /// What to do instead.
+        /// The unsupported operation or property: "multicast on mlx5_0".
+        feature: Cow<'static, str>,
+        /// An alternative.
         hint: Cow<'static, str>,
     },
-    /// A verb failed.
+    /// A call to the device or the operating system failed.
     #[error("{action} failed: {error}{}", hint_line(.hint))]
     Verb {
-        /// What was tried, on what: "creating a queue pair on rxe0".
+        /// The failed operation and its object: "creating a queue pair on rxe0".
         action: String,
-        /// The operating system's answer.
+        /// The operating system's error.
         error: io::Error,
-        /// What to try.
+        /// An action to try, or empty.
         hint: Cow<'static, str>,
     },
-    /// A limit was passed.
-    #[error("{what} is {asked}, and the most is {most}{}", hint_line(.hint))]
-    Limit {
-        /// Of what.
-        what: Cow<'static, str>,
-        /// What was asked.
-        asked: u64,
-        /// What there is.
-        most: u64,
-        /// What to try.
+    /// A requested quantity is outside its limit.
+    #[error("{quantity} {requested} exceeds the maximum of {max}{}", hint_line(.hint))]
+    LimitExceeded {
+        /// The limited quantity: "completion queue depth".
+        quantity: Cow<'static, str>,
+        /// The requested value.
+        requested: u64,
+        /// The largest allowed value.
+        max: u64,
+        /// An action to try, or empty.
         hint: Cow<'static, str>,
     },
-    /// A range of memory doesn't lie where it should.
-    #[error("{len} bytes at offset {offset} don't lie within {room}")]
+    /// A range is not within its memory.
+    #[error("the range of {len} bytes at offset {offset} is out of bounds: the memory has {size} bytes")]
     OutOfBounds {
-        /// Where it begins.
+        /// The range's start.
         offset: usize,
-        /// How long it is.
+        /// The range's length, in bytes.
         len: usize,
-        /// How much there is.
-        room: usize,
+        /// The memory's size, in bytes.
+        size: usize,
     },
-    /// A word isn't aligned to its size.
-    #[error("offset {offset} isn't a multiple of 8")]
+    /// A 64-bit word is not aligned to its size.
+    #[error("the 64-bit word at offset {offset} is not aligned: the offset must be a multiple of 8")]
     Unaligned {
-        /// Where it is.
+        /// The word's offset.
         offset: usize,
     },
-    /// A message is longer than it may be.
-    #[error("{len} bytes are more than the {most} that fit")]
-    TooLong {
-        /// How long it is.
+    /// A message is longer than the queue pair, the request or the peer allows.
+    #[error("a message of {len} bytes exceeds the maximum of {max} bytes{}", hint_line(.hint))]
+    MessageTooLong {
+        /// The message's length, in bytes.
         len: u64,
-        /// How long it may be.
-        most: u64,
-    },
-    /// The queue has no room for the requests.
-    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&QUEUE_FULL_HINT))]
-    QueueFull {
-        /// Which: send or receive.
-        queue: &'static str,
-        /// How many fit.
-        depth: u32,
-    },
-    /// The queue pair's state doesn't allow this.
-    #[error("{action} isn't possible in state “{state}”{}", hint_line(.hint))]
-    WrongState {
-        /// What was tried.
-        action: &'static str,
-        /// The state.
-        state: QpState,
-        /// What to do first.
+        /// The maximum length, in bytes.
+        max: u64,
+        /// The method that returns or sets the maximum.
         hint: &'static str,
     },
-    /// A request doesn't fit the queue pair or its buffers.
-    #[error("{reason}")]
+    /// The queue has no free entries for the requests.
+    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&QUEUE_FULL_HINT))]
+    QueueFull {
+        /// The queue: "send" or "receive".
+        queue: &'static str,
+        /// The queue's depth, in requests.
+        depth: u32,
+    },
+    /// The queue pair's state does not allow the operation.
+    #[error("{action} failed: the queue pair is in state “{state}”{}", hint_line(.hint))]
+    WrongState {
+        /// The failed operation: "posting a send request".
+        action: &'static str,
+        /// The queue pair's state.
+        state: QpState,
+        /// The operation that must precede this one.
+        hint: &'static str,
+    },
+    /// The arguments of an operation are invalid, or do not go together.
+    #[error("invalid request: {reason}")]
     InvalidRequest {
-        /// Why.
+        /// The violated rule.
         reason: Cow<'static, str>,
     },
-    /// A request's memory, or its memory window, belongs to another protection domain than the queue.
-    #[error("posting to {queue} failed: the queue is in {queue_domain}, but the {what} is in {domain}{}", hint_line(&FOREIGN_DOMAIN_HINT))]
+    /// A request's memory or memory window belongs to a different protection domain than the queue.
+    #[error("posting to {queue} failed: the queue is in {queue_domain}, but the {object} is in {domain}{}", hint_line(&FOREIGN_DOMAIN_HINT))]
     ForeignDomain {
         /// The object: "memory" or "memory window".
-        what: &'static str,
+        object: &'static str,
         /// The object's protection domain, with its number and its device.
         domain: String,
         /// The queue: "queue pair 17".
@@ -131,103 +135,113 @@ pub enum Error {
         /// The queue's protection domain, with its number and its device.
         queue_domain: String,
     },
-    /// A request failed.
-    #[error("{}{}{}", .failure.status, vendor_error(.failure), hint_line(&.failure.status.hint().unwrap_or_default()))]
-    Failed {
-        /// How.
+    /// A request completed with an error.
+    #[error("request failed: {}{}{}", .failure.status, vendor_error(.failure), hint_line(&.failure.status.hint().unwrap_or_default()))]
+    RequestFailed {
+        /// The completion's status and vendor error.
         failure: Failure,
     },
-    /// Nothing came in time.
-    #[error("nothing came within {timeout:?} while {waiting}")]
+    /// An operation did not finish within its timeout.
+    #[error("timed out after {timeout:?} while {action}")]
     Timeout {
-        /// How long was waited.
+        /// The timeout.
         timeout: std::time::Duration,
-        /// For what.
-        waiting: &'static str,
+        /// The operation: "waiting for a completion".
+        action: &'static str,
     },
-    /// It would have to be waited for.
-    #[error("there is no room {what} now")]
+    /// The operation cannot finish without waiting.
+    #[error("{action} would block: earlier messages are still queued, or the peer's receive ring is full{}", hint_line(&WOULD_BLOCK_HINT))]
     WouldBlock {
-        /// For what.
-        what: &'static str,
+        /// The operation: "sending a message".
+        action: &'static str,
     },
-    /// A peer couldn't be reached: in time, or at all.
-    #[error("{peer} couldn't be reached while {stage}: {error}{}", hint_line(.hint))]
+    /// A connection could not be established: the peer did not answer, or no route leads to it.
+    #[error("connecting to {peer} failed while {stage}: {error}{}", hint_line(.hint))]
     Unreachable {
-        /// The peer.
+        /// The peer's address.
         peer: SocketAddr,
-        /// How far it came: "asking for a connection".
+        /// The step that failed: "resolving the route".
         stage: &'static str,
-        /// Why not; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if there was no answer.
+        /// The cause; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if the peer did not answer.
         error: io::Error,
-        /// What to try.
+        /// An action to try.
         hint: Cow<'static, str>,
     },
-    /// A peer doesn't want to be connected.
-    #[error("{peer} rejected the connection: {reason}{}", hint_line(.hint))]
-    Rejected {
-        /// The peer.
+    /// The peer's connection manager or program rejected the connect request.
+    #[error("{peer} rejected the connect request: {reason}{}", hint_line(.hint))]
+    CmRejected {
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why.
+        /// The connection manager's reason.
         reason: RejectReason,
-        /// What the peer's program sent along, if it was the program that rejected; zeros may follow.
+        /// The private data from the peer's program, possibly padded with zeros; empty unless the program rejected the
+        /// request.
         private_data: Vec<u8>,
-        /// What to try.
+        /// An action to try.
         hint: Cow<'static, str>,
     },
-    /// A connection has ended, and not because both sides wanted it to.
+    /// The connection is closed or lost.
     #[error("the connection to {peer} has ended: {reason}{}", hint_line(.hint))]
     Disconnected {
-        /// The peer.
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why.
+        /// The cause.
         reason: String,
-        /// What to try.
+        /// An action to try, or empty.
         hint: Cow<'static, str>,
     },
-    /// One side refused to be connected with the other, or that isn't a program that can be.
-    #[error("the connection with {peer} was refused: {reason}")]
-    Refused {
-        /// The peer.
+    /// The handshake of a connection failed: one side rejected the other, or the peer does not speak Adverb's protocol.
+    #[error("the handshake with {peer} failed: {reason}")]
+    HandshakeRejected {
+        /// The peer's address.
         peer: SocketAddr,
-        /// Why: in the peer's words, or because of what it said.
+        /// The cause, as stated by the peer or found by this side.
         reason: String,
     },
-    /// Memory couldn't be had.
+    /// Memory could not be allocated.
     #[error("allocating {len} bytes failed: {error}")]
     Allocation {
-        /// How many bytes.
+        /// The length, in bytes.
         len: usize,
-        /// Why.
+        /// The operating system's error.
         error: io::Error,
     },
 }
 
 impl Error {
-    /// What to try, where there is something.
+    /// Returns an action that may solve the problem, if one is known.
     pub fn hint(&self) -> Option<&str> {
         let hint: &str = match self {
             Error::NoDevice { hint, .. } => hint,
-            Error::Unsupported { hint, .. } | Error::Verb { hint, .. } | Error::Limit { hint, .. } => hint,
-            Error::Unreachable { hint, .. }
-            | Error::Rejected { hint, .. }
+            Error::NotInstalled { hint, .. }
+            | Error::Unsupported { hint, .. }
+            | Error::Verb { hint, .. }
+            | Error::LimitExceeded { hint, .. }
+            | Error::Unreachable { hint, .. }
+            | Error::CmRejected { hint, .. }
             | Error::Disconnected { hint, .. } => hint,
-            Error::WrongState { hint, .. } => hint,
+            Error::MessageTooLong { hint, .. } | Error::WrongState { hint, .. } => hint,
             Error::ForeignDomain { .. } => FOREIGN_DOMAIN_HINT,
-            Error::Failed { failure } => failure.status.hint().unwrap_or_default(),
+            Error::RequestFailed { failure } => failure.status.hint().unwrap_or_default(),
             Error::QueueFull { .. } => QUEUE_FULL_HINT,
-            _ => "",
+            Error::WouldBlock { .. } => WOULD_BLOCK_HINT,
+            Error::OutOfBounds { .. }
+            | Error::Unaligned { .. }
+            | Error::InvalidRequest { .. }
+            | Error::Timeout { .. }
+            | Error::HandshakeRejected { .. }
+            | Error::Allocation { .. } => "",
         };
         (!hint.is_empty()).then_some(hint)
     }
 }
 
-/// For those who read and write streams.
+/// Keeps the message and the hint; the kind follows from the variant.
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
         let kind = match &error {
             Error::Disconnected { .. } => io::ErrorKind::ConnectionReset,
-            Error::Refused { .. } | Error::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Error::HandshakeRejected { .. } | Error::CmRejected { .. } => io::ErrorKind::ConnectionRefused,
             Error::Unreachable { error, .. }
             | Error::Verb { error, .. }
             | Error::Allocation { error, .. } => error.kind(),
@@ -237,7 +251,8 @@ impl From<Error> for io::Error {
             Error::NotInstalled { .. } | Error::NoDevice { .. } => io::ErrorKind::NotFound,
             Error::OutOfBounds { .. }
             | Error::Unaligned { .. }
-            | Error::TooLong { .. }
+            | Error::LimitExceeded { .. }
+            | Error::MessageTooLong { .. }
             | Error::ForeignDomain { .. }
             | Error::InvalidRequest { .. } => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
@@ -248,12 +263,15 @@ impl From<Error> for io::Error {
 
 /// The hint of [`Error::ForeignDomain`].
 const FOREIGN_DOMAIN_HINT: &str = "register the memory in the queue's protection domain, or post the request to a queue of the memory's; \
-     `ProtectionDomain::id` is the number of each";
+     `ProtectionDomain::id` returns the number of each";
 
 /// The hint of [`Error::QueueFull`].
 const QUEUE_FULL_HINT: &str = "poll the completion queue, or create the queue pair with a larger depth";
 
-/// The hint on a line of its own, if there is one.
+/// The hint of [`Error::WouldBlock`].
+const WOULD_BLOCK_HINT: &str = "try again after the peer has received messages, or use the method that waits";
+
+/// Returns the hint on a line of its own, or nothing for an empty hint.
 fn hint_line(hint: &impl AsRef<str>) -> String {
     match hint.as_ref() {
         "" => String::new(),
@@ -261,7 +279,7 @@ fn hint_line(hint: &impl AsRef<str>) -> String {
     }
 }
 
-/// What the device's maker calls it, if there is a name.
+/// Returns the vendor's error code in parentheses, or nothing for code 0.
 fn vendor_error(failure: &Failure) -> String {
     match failure.vendor_error {
         0 => String::new(),
@@ -275,10 +293,11 @@ mod tests {
 
     #[test]
     fn display_prints_the_hint_and_debug_the_fields() {
-        let error = || Error::NoDevice { what: "there is no device mlx5_0".into(), hint: "try soft".into() };
-        let message = "there is no device mlx5_0\n  hint: try soft";
+        let error =
+            || Error::NoDevice { reason: "no RDMA device is named mlx5_0".into(), hint: "try soft".into() };
+        let message = "no RDMA device is named mlx5_0\n  hint: try soft";
         assert_eq!(error().to_string(), message);
-        let fields = r#"NoDevice { what: "there is no device mlx5_0", hint: "try soft" }"#;
+        let fields = r#"NoDevice { reason: "no RDMA device is named mlx5_0", hint: "try soft" }"#;
         assert_eq!(format!("{:?}", error()), fields);
     }
 
@@ -290,11 +309,11 @@ mod tests {
     }
 
     #[test]
-    fn what_caused_an_error_is_said_once() {
+    fn cause_appears_once() {
         use crate::{PostError, raw::RawPostError};
         let error = || Error::Unreachable {
             peer: ([192, 0, 2, 1], 7471).into(),
-            stage: "asking for a connection",
+            stage: "sending the connect request",
             error: io::ErrorKind::TimedOut.into(),
             hint: "".into(),
         };
@@ -306,16 +325,19 @@ mod tests {
         for error in all {
             let causes = std::iter::successors(Some(&*error), |error| error.source());
             let said: Vec<String> = causes.map(ToString::to_string).collect();
-            assert_eq!(said, ["192.0.2.1:7471 couldn't be reached while asking for a connection: timed out"]);
+            assert_eq!(
+                said,
+                ["connecting to 192.0.2.1:7471 failed while sending the connect request: timed out"]
+            );
         }
     }
 
     #[test]
-    fn what_a_maker_calls_a_failure_is_said() {
+    fn vendor_error_appears_in_the_message() {
         use adverb_proto::types::Status;
         let failed = |vendor_error| {
             let failure = Failure { status: Status::LocalProtection, vendor_error };
-            Error::Failed { failure }.to_string()
+            Error::RequestFailed { failure }.to_string()
         };
         assert!(failed(0x51).contains("(vendor error 0x51)"), "{}", failed(0x51));
         assert!(!failed(0).contains("vendor"), "{}", failed(0));

@@ -109,7 +109,7 @@ impl ProtectionDomain {
     pub fn memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
             return Err(Error::Unsupported {
-                what: format!("memory windows of type 2B on {}", self.device().name()).into(),
+                feature: format!("memory windows of type 2B on {}", self.device().name()).into(),
                 hint: "register the memory as a region of its own, with the rights that the peer is to have"
                     .into(),
             });

@@ -132,7 +132,7 @@ impl QueuePair {
     fn group(&self, group: IpAddr) -> Result<Gid> {
         if self.port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Unsupported {
-                what: "naming a group on InfiniBand by an IP address".into(),
+                feature: "naming a group on InfiniBand by an IP address".into(),
                 hint: "have the subnet manager join it, and call `attach_multicast` with what it says".into(),
             });
         }

@@ -263,9 +263,8 @@ impl QueuePair {
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
         if segment.length > self.max_message_size {
-            return Err(
-                Error::TooLong { len: segment.length.into(), most: self.max_message_size.into() }.into()
-            );
+            let (len, max) = (segment.length.into(), self.max_message_size.into());
+            return Err(Error::MessageTooLong { len, max, hint: MESSAGE_HINT }.into());
         }
         let mut queue = self.send.lock();
         let mut batch = std::mem::take(&mut queue.scratch.batch);
@@ -379,8 +378,9 @@ impl QueuePair {
         if !inlined {
             self.domain.check_payload(&request.payload, || self.name())?;
         }
-        let most = if inlined { self.limits.inline } else { self.max_message_size };
-        check_payload(&request.payload, self.limits.send_segments, most)
+        let (max, hint) =
+            if inlined { (self.limits.inline, INLINE_HINT) } else { (self.max_message_size, MESSAGE_HINT) };
+        check_payload(&request.payload, self.limits.send_segments, max, hint)
     }
 
     /// What of a send request doesn't fit the queue pair's transport.
@@ -446,7 +446,7 @@ impl QueuePair {
             let reason = format!("a datagram needs room for {least} bytes: 40, and the port's MTU");
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        check_payload(&request.payload, self.limits.recv_segments, u32::MAX)
+        check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
     }
 
     /// The error of a usual request that the device didn't take.
@@ -609,20 +609,30 @@ fn shared_elsewhere() -> Error {
     Error::InvalidRequest { reason: reason.into() }
 }
 
+/// The hint of a message that exceeds the queue pair's maximum.
+const MESSAGE_HINT: &str = "split the message: `QueuePair::max_message_size` returns the maximum";
+
+/// The hint of inline data that exceeds the queue pair's maximum.
+const INLINE_HINT: &str =
+    "send the message without `inline`, or create the queue pair with a larger `inline`";
+
+/// The hint of receive buffers that are too long together.
+const RECV_HINT: &str = "post shorter buffers: a receive request takes at most 4 GiB";
+
 #[inline]
-fn check_payload(payload: &Payload, segments: u32, most: u32) -> Result<()> {
+fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str) -> Result<()> {
     let pieces = payload.pieces();
     if pieces.len() > segments as usize {
-        return Err(Error::Limit {
-            what: "the number of segments of a request".into(),
-            asked: pieces.len() as u64,
-            most: segments.into(),
+        return Err(Error::LimitExceeded {
+            quantity: "the number of segments of a request".into(),
+            requested: pieces.len() as u64,
+            max: segments.into(),
             hint: "create the queue pair with a larger `max_sge`".into(),
         });
     }
     let len = payload.len() as u64;
-    if len > u64::from(most) {
-        return Err(Error::TooLong { len, most: most.into() });
+    if len > u64::from(max) {
+        return Err(Error::MessageTooLong { len, max: max.into(), hint });
     }
     Ok(())
 }

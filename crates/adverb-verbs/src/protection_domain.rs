@@ -48,8 +48,12 @@ impl ProtectionDomain {
     /// If there is no memory, or it can't be registered (the limit on locked memory is a common reason).
     pub fn buffer(&self, len: usize) -> Result<Buffer> {
         let region = self.region(len, Access::LOCAL_WRITE)?;
-        let too_long =
-            |region: MemoryRegion| Error::TooLong { len: region.len() as u64, most: u64::from(u32::MAX) };
+        let too_long = |region: MemoryRegion| Error::LimitExceeded {
+            quantity: "buffer size".into(),
+            requested: region.len() as u64,
+            max: u64::from(u32::MAX),
+            hint: "create a region, and use slices of it: `ProtectionDomain::region`".into(),
+        };
         region.into_buffer().map_err(too_long)
     }
 
@@ -144,7 +148,7 @@ impl ProtectionDomain {
         }
         if access.contains(Access::ON_DEMAND) && !self.device.attributes().odp.supported {
             return Err(Error::Unsupported {
-                what: format!("registering memory on demand with {}", self.device.name()).into(),
+                feature: format!("registering memory on demand with {}", self.device.name()).into(),
                 hint: "register it without ON_DEMAND: it is pinned then".into(),
             });
         }
@@ -185,7 +189,12 @@ impl ProtectionDomain {
     /// Returns the error for an object that belongs to `other` and was posted to a queue of this domain.
     #[cold]
     pub(super) fn foreign(&self, what: &'static str, other: &ProtectionDomain, queue: String) -> Error {
-        Error::ForeignDomain { what, domain: other.to_string(), queue, queue_domain: self.to_string() }
+        Error::ForeignDomain {
+            object: what,
+            domain: other.to_string(),
+            queue,
+            queue_domain: self.to_string(),
+        }
     }
 }
 

@@ -185,10 +185,10 @@ impl QueuePair {
         let common = remote.common_mtu(self.port.active_mtu);
         let mtu = options.mtu.unwrap_or(common);
         if mtu > common {
-            return Err(Error::Limit {
-                what: "the MTU of a connection".into(),
-                asked: mtu.bytes().into(),
-                most: common.bytes().into(),
+            return Err(Error::LimitExceeded {
+                quantity: "the MTU of a connection".into(),
+                requested: mtu.bytes().into(),
+                max: common.bytes().into(),
                 hint: "both ports must have it".into(),
             });
         }
@@ -327,7 +327,7 @@ impl QueuePair {
                 return Ok(());
             }
             if deadline.left().is_zero() {
-                return Err(Error::Timeout { timeout, waiting: "draining a queue pair" });
+                return Err(Error::Timeout { timeout, action: "draining a queue pair" });
             }
             std::thread::sleep(Duration::from_micros(100));
         }

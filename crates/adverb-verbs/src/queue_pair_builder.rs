@@ -172,16 +172,21 @@ impl QueuePairBuilder {
         for (what, asked, most) in limits {
             if asked == 0 || asked > most {
                 let hint = "it must be at least 1".into();
-                return Err(Error::Limit { what: what.into(), asked: asked.into(), most: most.into(), hint });
+                return Err(Error::LimitExceeded {
+                    quantity: what.into(),
+                    requested: asked.into(),
+                    max: most.into(),
+                    hint,
+                });
             }
         }
         let port = device.port(self.port)?;
         // What is there unless one is set isn't asked about: it is the device's to refuse.
         if self.pkey_index > 0 && self.pkey_index >= port.pkey_table_len {
-            return Err(Error::Limit {
-                what: "the index of a partition key".into(),
-                asked: self.pkey_index.into(),
-                most: port.pkey_table_len.saturating_sub(1).into(),
+            return Err(Error::LimitExceeded {
+                quantity: "the index of a partition key".into(),
+                requested: self.pkey_index.into(),
+                max: port.pkey_table_len.saturating_sub(1).into(),
                 hint: "`Device::pkeys` has the port's table".into(),
             });
         }
@@ -191,17 +196,17 @@ impl QueuePairBuilder {
                 let found =
                     gids.iter().find(|entry| entry.port == self.port && entry.index == u32::from(index));
                 found.cloned().ok_or_else(|| Error::NoDevice {
-                    what: format!("port {} of {} has no GID with index {index}", self.port, device.name()),
+                    reason: format!("port {} of {} has no GID with index {index}", self.port, device.name()),
                     hint: "call `address` instead, and let Adverb choose".into(),
                 })?
             }
             (None, LinkLayer::InfiniBand) => device.gid_for(self.port, None)?,
             (None, _) => device.gid_for(self.port, self.address)?,
         };
-        let gid_index = u8::try_from(gid.index).map_err(|_| Error::Limit {
-            what: "a GID index".into(),
-            asked: gid.index.into(),
-            most: 255,
+        let gid_index = u8::try_from(gid.index).map_err(|_| Error::LimitExceeded {
+            quantity: "a GID index".into(),
+            requested: gid.index.into(),
+            max: 255,
             hint: "only the first 256 can be used by a queue pair".into(),
         })?;
 

@@ -59,7 +59,7 @@ impl QueuePair {
         let end = End(&scope);
         let result = work(&scope);
         std::mem::forget(end);
-        if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, waiting: "ending a scope" }) }
+        if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, action: "ending a scope" }) }
     }
 
     /// Destroys the queue pair before it is dropped, and returns the memory of its requests, which the device no longer
@@ -143,7 +143,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Failed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time, which is also
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time, which is also
     /// so if another caller polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
         let is_recv = self.lent.lock().recvs.contains(&id);

@@ -182,10 +182,10 @@ impl SharedReceiveQueue {
         self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
         let (asked, most) = (request.payload.pieces().len() as u64, u64::from(self.0.segments));
         if asked > most {
-            return Err(Error::Limit {
-                what: "the number of segments of a request".into(),
-                asked,
-                most,
+            return Err(Error::LimitExceeded {
+                quantity: "the number of segments of a request".into(),
+                requested: asked,
+                max: most,
                 hint: "create the shared receive queue with a larger `max_sge`".into(),
             });
         }
@@ -257,10 +257,10 @@ impl SharedReceiveQueueBuilder {
     pub fn create(self) -> Result<SharedReceiveQueue> {
         const MOST: u32 = 1 << 16;
         if self.depth == 0 || self.depth > MOST {
-            return Err(Error::Limit {
-                what: "the depth of a shared receive queue".into(),
-                asked: self.depth.into(),
-                most: MOST.into(),
+            return Err(Error::LimitExceeded {
+                quantity: "the depth of a shared receive queue".into(),
+                requested: self.depth.into(),
+                max: MOST.into(),
                 hint: "it must be at least 1".into(),
             });
         }

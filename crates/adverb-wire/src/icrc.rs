@@ -110,7 +110,7 @@ impl Flow {
     ///
     /// # Errors
     ///
-    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::Payload`] if the opcode
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if the opcode
     /// doesn't allow a payload of this length.
     pub fn emit(
         &self,
@@ -135,7 +135,7 @@ impl Flow {
     ///
     /// # Errors
     ///
-    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::Payload`] if the opcode
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if the opcode
     /// doesn't allow a payload of this length.
     #[inline]
     pub fn begin_emit(
@@ -147,7 +147,7 @@ impl Flow {
     ) -> Result<IcrcHasher, EmitError> {
         let opcode = header.opcode();
         if !opcode.payload_rule().allows(payload_len) {
-            return Err(EmitError::Payload { opcode, payload_len });
+            return Err(EmitError::InvalidPayloadLength { opcode, payload_len });
         }
         let header_len = header.emit(payload_len, head);
         let pad_len = pad_len(payload_len);

@@ -51,7 +51,7 @@ impl<'a> Packet<'a> {
     /// - Returns [`ParseError::BadLength`] if the length is not a multiple of four, or exceeds [`MAX_PACKET_LEN`].
     /// - Returns [`ParseError::UnknownOpcode`] or [`ParseError::UnknownVersion`] if the opcode or the version of the
     ///   base transport header is unknown.
-    /// - Returns [`ParseError::Payload`] if the opcode doesn't allow a payload of this length.
+    /// - Returns [`ParseError::InvalidPayloadLength`] if the opcode doesn't allow a payload of this length.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let (header, opcode, pad_len, body) = Header::parse(bytes)?;
@@ -64,7 +64,7 @@ impl<'a> Packet<'a> {
             return Err(ParseError::Truncated { needed, found: bytes.len() });
         };
         if !opcode.payload_rule().allows(payload.len()) {
-            return Err(ParseError::Payload { opcode, payload_len: payload.len() });
+            return Err(ParseError::InvalidPayloadLength { opcode, payload_len: payload.len() });
         }
         Ok(Packet { header, payload, bytes })
     }
@@ -123,7 +123,7 @@ pub enum ParseError {
     /// The version of the base transport header is not 0.
     UnknownVersion(u8),
     /// The opcode doesn't allow a payload of this length.
-    Payload {
+    InvalidPayloadLength {
         /// The opcode.
         opcode: Opcode,
         /// The payload's length.
@@ -142,7 +142,7 @@ impl fmt::Display for ParseError {
             }
             ParseError::UnknownOpcode(byte) => write!(f, "unknown opcode {byte:#04x}"),
             ParseError::UnknownVersion(version) => write!(f, "unknown transport header version {version}"),
-            ParseError::Payload { opcode, payload_len } => {
+            ParseError::InvalidPayloadLength { opcode, payload_len } => {
                 write!(f, "{opcode} does not allow a payload of {payload_len} bytes")
             }
         }
@@ -161,7 +161,7 @@ pub enum EmitError {
         payload_len: usize,
     },
     /// The opcode doesn't allow a payload of this length.
-    Payload {
+    InvalidPayloadLength {
         /// The opcode.
         opcode: Opcode,
         /// The payload's length.
@@ -175,7 +175,7 @@ impl fmt::Display for EmitError {
             EmitError::TooLong { payload_len } => {
                 write!(f, "{payload_len} bytes of payload exceed a UDP datagram: split at the path MTU")
             }
-            EmitError::Payload { opcode, payload_len } => {
+            EmitError::InvalidPayloadLength { opcode, payload_len } => {
                 write!(f, "{opcode} does not allow a payload of {payload_len} bytes")
             }
         }

@@ -31,7 +31,7 @@ fn an_unknown_opcode_to_the_multicast_queue_pair_is_refused() {
 
 #[test]
 fn an_atomic_write_has_eight_bytes() {
-    let error = |payload_len| ParseError::Payload { opcode: Opcode::RcAtomicWrite, payload_len };
+    let error = |payload_len| ParseError::InvalidPayloadLength { opcode: Opcode::RcAtomicWrite, payload_len };
     assert_eq!(Packet::parse(seed!("atomic-write-of-four-bytes")).unwrap_err(), error(4));
     assert_eq!(Packet::parse(seed!("atomic-write-of-sixteen-bytes")).unwrap_err(), error(16));
 }

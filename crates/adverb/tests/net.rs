@@ -173,7 +173,7 @@ fn a_message_that_is_too_long_is_refused() {
         let (left, _right) = pair(&options);
         let bytes = vec![0; most + 1];
         let error = left.send(&bytes[..]).unwrap_err().error;
-        assert!(matches!(error, Error::TooLong { most: told, .. } if told == most as u64), "{error}");
+        assert!(matches!(error, Error::MessageTooLong { max: told, .. } if told == most as u64), "{error}");
     }
 }
 

@@ -153,7 +153,7 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
         });
         count(&counts.manager);
         match made {
-            Ok(_) | Err(Error::Rejected { .. }) => {}
+            Ok(_) | Err(Error::CmRejected { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }

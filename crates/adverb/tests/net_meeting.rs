@@ -228,7 +228,7 @@ fn messages_longer_than_the_peer_takes_are_refused_here() {
     let (client, server) = meet(&client, &listener);
     for len in [100_001, 1 << 20] {
         let error = client.send(&vec![0; len]).unwrap_err();
-        assert!(matches!(error.error, Error::TooLong { most: 100_000, .. }), "{error}");
+        assert!(matches!(error.error, Error::MessageTooLong { max: 100_000, .. }), "{error}");
     }
     client.send(&vec![0; 100_000]).unwrap();
     assert_eq!(server.recv().unwrap().unwrap().len(), 100_000);
@@ -282,7 +282,7 @@ mod tasks {
                 error = client.connect(address) => error.unwrap_err(),
                 _ = listener.accept() => panic!("nobody is to be connected"),
             };
-            assert!(matches!(error, Error::Refused { .. }), "{error}");
+            assert!(matches!(error, Error::HandshakeRejected { .. }), "{error}");
         }
     }
 }

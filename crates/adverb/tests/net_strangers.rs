@@ -383,7 +383,7 @@ fn no_private_data_stops_a_listener() {
             match made {
                 // It is to prove that it has the key, and doesn't.
                 Ok(connection) => drop(connection),
-                Err(Error::Rejected { private_data, .. }) => {
+                Err(Error::CmRejected { private_data, .. }) => {
                     assert!(private_data.starts_with(b"adverb\r\n\x01\x00\x02"), "{private_data:?}");
                     let reason = String::from_utf8_lossy(&private_data[16..]);
                     assert!(

@@ -140,7 +140,7 @@ fn refusal() {
         scope.spawn(|| listener.accept().map(drop));
         for addr in [ADDR, ADDR_V6] {
             let error = Connector::new().options(&options()).connect((addr, listener.local_addr().port()));
-            let Err(Error::Refused { reason, .. }) = error else { panic!("{error:?}") };
+            let Err(Error::HandshakeRejected { reason, .. }) = error else { panic!("{error:?}") };
             let said =
                 format!("no RDMA device of the listener is at {addr}: bind to that address, or open `soft:");
             assert!(reason.starts_with(&said), "{reason}");
@@ -166,7 +166,7 @@ fn opened() {
         let _stop = Stop(&listener);
         scope.spawn(|| listener.accept().map(drop));
         let error = Connector::new().options(&options()).connect((ADDR_V6, port)).unwrap_err();
-        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        assert!(matches!(error, Error::HandshakeRejected { .. }), "{error}");
     });
     drop(late);
 }
@@ -188,7 +188,7 @@ fn foreign() {
             let _stop = Stop(&listener);
             scope.spawn(|| listener.accept().map(drop));
             let connected = Connector::new().options(connector).connect(listener.local_addr());
-            let Err(Error::Refused { reason, .. }) = connected else { panic!("{connected:?}") };
+            let Err(Error::HandshakeRejected { reason, .. }) = connected else { panic!("{connected:?}") };
             assert!(reason.contains(&format!("GID {gid} is not an address of the TCP peer")), "{reason}");
         });
     }

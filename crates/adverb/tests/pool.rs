@@ -45,7 +45,7 @@ fn what_is_taken_has_its_length_and_goes_home() {
         drop(buffer);
         assert_eq!(pool.stats().used_bytes, 0);
     }
-    assert!(matches!(pool.alloc(Pool::MAX_BUFFER_LEN + 1), Err(Error::TooLong { .. })));
+    assert!(matches!(pool.alloc(Pool::MAX_BUFFER_LEN + 1), Err(Error::LimitExceeded { .. })));
     pool.release_idle();
     assert_eq!((pool.stats().registered_bytes, pool.stats().chunk_count), (0, 0));
 }
@@ -141,7 +141,7 @@ fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
     let pool = Pool::builder().partitions(4).max_bytes(128 << 10).build(&domain());
     let first = pool.alloc(100 << 10).unwrap();
     let error = pool.alloc(100 << 10).unwrap_err();
-    assert!(matches!(error, Error::Limit { .. }), "{error}");
+    assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
     // Another class has nothing, but the chunk of this one can go when it is empty.
     drop(first);
     assert!(pool.alloc(60 << 10).is_ok());

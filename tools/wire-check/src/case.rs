@@ -146,7 +146,7 @@ impl Case {
                 }
             }
             (Own::Rejects { opcode, payload_len }, Err(FrameError::Packet(error))) => {
-                let right = ParseError::Payload { opcode: *opcode, payload_len: *payload_len };
+                let right = ParseError::InvalidPayloadLength { opcode: *opcode, payload_len: *payload_len };
                 check("error", *error == right, format!("{error:?}"));
             }
             (Own::Rejects { .. }, _) | (Own::Parses(_), Err(_)) => {

@@ -42,8 +42,9 @@ pub(super) fn everything() -> Inventory {
 /// Why there is no list.
 fn not_listed(error: &Error) -> Problem {
     let (kind, hints) = match error {
-        // Its text says how to install it.
-        Error::NotInstalled { .. } => (ProblemKind::NoRdmaCore, Vec::new()),
+        Error::NotInstalled { .. } => {
+            (ProblemKind::NoRdmaCore, error.hint().map(str::to_owned).into_iter().collect())
+        }
         Error::NoDevice { .. } => (ProblemKind::NoKernelSupport, how_to_get_a_device()),
         _ => (ProblemKind::Failed, error.hint().map(str::to_owned).into_iter().collect()),
     };
@@ -189,8 +190,10 @@ mod tests {
 
     #[test]
     fn kernel_without_rdma_brings_the_way_to_a_device() {
-        let error =
-            Error::NoDevice { what: "this kernel has no RDMA".to_owned(), hint: "load a driver".to_owned() };
+        let error = Error::NoDevice {
+            reason: "this kernel has no RDMA".to_owned(),
+            hint: "load a driver".to_owned(),
+        };
         let problem = not_listed(&error);
         assert_eq!(problem.kind, ProblemKind::NoKernelSupport);
         assert_eq!(problem.message, "this kernel has no RDMA");
@@ -200,8 +203,12 @@ mod tests {
 
     #[test]
     fn missing_rdma_core_is_told_apart() {
-        let problem = not_listed(&Error::NotInstalled { reason: "install it".to_owned() });
-        assert_eq!((problem.kind, problem.message.as_str()), (ProblemKind::NoRdmaCore, "install it"));
+        let problem = not_listed(&Error::NotInstalled {
+            reason: "loading it failed".to_owned(),
+            hint: "install it".into(),
+        });
+        assert_eq!((problem.kind, problem.message.as_str()), (ProblemKind::NoRdmaCore, "loading it failed"));
+        assert_eq!(problem.hints, ["install it"]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further(fixture: &Fixture
     pair.right.cq.resize(64)?;
     pair.right.cq.resize(8)?;
     let refused = pair.right.cq.resize(7);
-    ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+    ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}");
     ensure!(pair.right.cq.depth() == 8, "its depth is {}", pair.right.cq.depth());
     pair.ping()
 }
@@ -103,7 +103,7 @@ fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
     for depth in [0, fixture.device.attributes().max_completion_queue_depth.saturating_add(1)] {
         let refused = cq.resize(depth);
-        ensure!(matches!(refused, Err(Error::Limit { .. })), "{depth}: {refused:?}");
+        ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{depth}: {refused:?}");
     }
     ensure!(cq.depth() == 8, "its depth is {}", cq.depth());
     Ok(())
@@ -139,7 +139,7 @@ fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result
     let vectors = fixture.device.attributes().completion_vector_count;
     for vector in [vectors, u32::MAX] {
         let made = fixture.device.completion_queue(8).vector(vector).create();
-        ensure!(matches!(made, Err(Error::Limit { .. })), "vector {vector}: {made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "vector {vector}: {made:?}");
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ fn moderation_beyond_what_the_device_can_is_refused_in_words(fixture: &Fixture) 
             let error = refused.err().context("the device can't, and it was done")?;
             ensure!(matches!(error, Error::Unsupported { .. }) && error.hint().is_some(), "{error}");
         }
-        Some(_) => ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}"),
+        Some(_) => ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}"),
     }
     Ok(())
 }

@@ -136,7 +136,7 @@ fn a_rejection_reaches_the_peer_with_its_data(fixture: &Fixture) -> Result<()> {
     let reject = || Ok(request(&listener)?.reject(b"not you")?);
     let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, reject)?;
     match client.map(|_| ()) {
-        Err(Error::Rejected { reason: RejectReason::ConsumerReject, private_data, .. }) => {
+        Err(Error::CmRejected { reason: RejectReason::ConsumerReject, private_data, .. }) => {
             ensure!(private_data.starts_with(b"not you\0"), "{private_data:?}");
             Ok(())
         }
@@ -149,7 +149,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
     let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, || request(&listener).map(drop))?;
     let ended = client.map(|_| ());
     ensure!(
-        matches!(ended, Err(Error::Rejected { reason: RejectReason::ConsumerReject, .. })),
+        matches!(ended, Err(Error::CmRejected { reason: RejectReason::ConsumerReject, .. })),
         "it ended otherwise: {ended:?}"
     );
     Ok(())
@@ -160,7 +160,7 @@ fn a_port_where_nobody_listens_is_said_in_words(fixture: &Fixture) -> Result<()>
     let peer = listen(fixture)?.local_addr();
     let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
     ensure!(
-        matches!(ended, Err(Error::Rejected { reason: RejectReason::InvalidServiceId, .. })),
+        matches!(ended, Err(Error::CmRejected { reason: RejectReason::InvalidServiceId, .. })),
         "it ended otherwise: {ended:?}"
     );
     Ok(())

@@ -62,7 +62,7 @@ fn a_datagram_longer_than_a_packet_is_refused_and_comes_back(fixture: &Fixture) 
     let pair = fixture.pair(Ud).connect()?;
     let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
     let error = pair.left.refuses(request.destination(&way(&pair.left, &pair.right)?))?;
-    ensure!(matches!(error, Error::TooLong { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::MessageTooLong { .. }), "refused otherwise: {error}");
     Ok(())
 }
 

@@ -62,7 +62,7 @@ fn more_inlined_bytes_than_the_limit_are_refused_and_come_back(fixture: &Fixture
     // A device may round the limit up, but not to a page.
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inline())?;
-    ensure!(matches!(error, Error::TooLong { len: 4097, .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::MessageTooLong { len: 4097, .. }), "refused otherwise: {error}");
     pair.ping()
 }
 

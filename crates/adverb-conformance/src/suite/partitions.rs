@@ -23,7 +23,7 @@ fn an_entry_beyond_the_table_is_refused(fixture: &Fixture) -> Result<()> {
     let beyond = fixture.port.pkey_table_len;
     let made = fixture.pair(Rc).pkey_indices(beyond, beyond).create();
     let error = made.err().context("it was accepted")?;
-    ensure!(matches!(error.downcast_ref(), Some(Error::Limit { .. })), "refused otherwise: {error}");
+    ensure!(matches!(error.downcast_ref(), Some(Error::LimitExceeded { .. })), "refused otherwise: {error}");
     Ok(())
 }
 

@@ -133,7 +133,7 @@ fn a_depth_of_none_or_too_many_is_refused_for_queue_pairs(fixture: &Fixture) -> 
     let domain = fixture.device.protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (most + 1, 1), (1, most + 1), (u32::MAX, 1)] {
         let made = domain.queue_pair(Rc).completion_queue(&cq).depth(send, recv).create();
-        ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv}: {made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv}: {made:?}");
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ fn a_queue_pair_deeper_than_its_completion_queue_is_refused(fixture: &Fixture) -
     let depth = cq.depth();
     for (send, recv) in [(depth + 1, 1), (1, depth), (depth, 1)] {
         let made = make(fixture, &cq, send, recv);
-        ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv} on {depth}: {made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv} on {depth}: {made:?}");
     }
     make(fixture, &cq, depth - 1, 1).context("what just fits")?;
     Ok(())
@@ -46,7 +46,7 @@ fn queue_pairs_share_the_room_of_a_completion_queue(fixture: &Fixture) -> Result
     let first = make(fixture, &cq, quarter, quarter)?;
     let second = make(fixture, &cq, quarter, cq.depth() - 3 * quarter)?;
     let made = make(fixture, &cq, 1, 1);
-    ensure!(matches!(made, Err(Error::Limit { .. })), "there was room for more than fits: {made:?}");
+    ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "there was room for more than fits: {made:?}");
     let hint = made.err().and_then(|error| error.hint().map(str::to_owned));
     ensure!(hint.is_some(), "there is no hint");
     drop((first, second));
@@ -66,7 +66,7 @@ fn a_queue_pair_that_was_refused_keeps_no_room(fixture: &Fixture) -> Result<()> 
     for _ in 0..10 {
         // The sends have room, and the receives don't.
         let made = make(fixture, &cq, cq.depth() - 1, 2);
-        ensure!(matches!(made, Err(Error::Limit { .. })), "{made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{made:?}");
     }
     make(fixture, &cq, cq.depth() - 1, 1)?;
     Ok(())
@@ -83,7 +83,7 @@ fn a_completion_queue_is_at_least_as_deep_as_asked(fixture: &Fixture) -> Result<
 fn a_completion_queue_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
     for depth in [0, fixture.device.attributes().max_completion_queue_depth + 1, u32::MAX] {
         let made = fixture.device.completion_queue(depth).create();
-        ensure!(matches!(made, Err(Error::Limit { .. })), "{depth}: {made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{depth}: {made:?}");
     }
     Ok(())
 }

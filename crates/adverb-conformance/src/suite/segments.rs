@@ -154,9 +154,9 @@ fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Re
         (0..count as usize).map(|at| Ok(Piece::Region(region.slice(at..at + 1)?))).collect::<Result<Vec<_>>>()
     };
     let error = pair.left.refuses(SendRequest::send(many()?))?;
-    ensure!(matches!(error, Error::Limit { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused otherwise: {error}");
     let error = pair.left.refuses_recv(RecvRequest::new(many()?))?;
-    ensure!(matches!(error, Error::Limit { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused otherwise: {error}");
     pair.ping()
 }
 
@@ -187,7 +187,7 @@ fn more_pieces_than_the_device_has_are_refused_at_creation(fixture: &Fixture) ->
     let domain = fixture.device.protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (more, 1), (1, more)] {
         let made = domain.queue_pair(Rc).completion_queue(&cq).depth(4, 4).max_sge(send, recv).create();
-        ensure!(matches!(made, Err(Error::Limit { .. })), "{send} and {recv}: {made:?}");
+        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv}: {made:?}");
     }
     Ok(())
 }

@@ -197,7 +197,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let before = shared.outstanding_recv_count();
     // A device may give more segments than were asked for.
     if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {
-        ensure!(matches!(refused.error, Error::Limit { .. }), "refused otherwise: {}", refused.error);
+        ensure!(matches!(refused.error, Error::LimitExceeded { .. }), "refused otherwise: {}", refused.error);
         ensure!(
             refused.requests.len() == 1 && shared.outstanding_recv_count() == before,
             "it didn't come back"
@@ -307,7 +307,7 @@ fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
     let shared = domain.shared_receive_queue(8).create()?;
     // A device may have made the queue deeper than it was asked to.
     let refused = shared.arm(1 << 20);
-    ensure!(matches!(refused, Err(Error::Verb { .. } | Error::Limit { .. })), "{refused:?}");
+    ensure!(matches!(refused, Err(Error::Verb { .. } | Error::LimitExceeded { .. })), "{refused:?}");
     Ok(())
 }
 
@@ -315,7 +315,7 @@ fn a_depth_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     for depth in [0, u32::MAX] {
         let refused = domain.shared_receive_queue(depth).create();
-        ensure!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
+        ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}");
     }
     Ok(())
 }
@@ -399,7 +399,7 @@ fn a_shared_queue_reserves_its_room_once(fixture: &Fixture) -> Result<()> {
     };
     let first = make(depth - 2)?;
     let second = make(2).context("the shared queue's room was reserved twice")?;
-    ensure!(matches!(make(1), Err(Error::Limit { .. })), "there was room for more than fits");
+    ensure!(matches!(make(1), Err(Error::LimitExceeded { .. })), "there was room for more than fits");
     drop(first);
     make(depth - 2).context("the room of a queue pair that is gone isn't given back")?;
     drop(second);

@@ -193,12 +193,12 @@ fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
     if let Some(larger) = larger {
         remote.mtu = larger.bytes();
         let refused = pair.left.qp.connect_with(&remote, &options.mtu(larger));
-        ensure!(matches!(refused, Err(Error::Limit { .. })), "the port's MTU: {refused:?}");
+        ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "the port's MTU: {refused:?}");
     }
     remote.mtu = 256;
     let refused = pair.left.qp.connect_with(&remote, &options.mtu(PathMtu::Mtu512));
     ensure!(
-        matches!(refused, Err(Error::Limit { asked: 512, most: 256, .. })),
+        matches!(refused, Err(Error::LimitExceeded { requested: 512, max: 256, .. })),
         "the peer's MTU: {refused:?}"
     );
     // Nothing has changed: it can still be connected.

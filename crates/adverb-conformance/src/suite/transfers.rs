@@ -59,7 +59,11 @@ pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Re
     let payload = vec![Piece::Region(whole(&region)?), Piece::Region(region.slice(0..longest + 1 - half)?)];
     let refused = pair.left.qp.post_send(SendRequest::send(payload));
     let refused = refused.err().context("a message that is too long was posted")?;
-    ensure!(matches!(refused.error, adverb::Error::TooLong { .. }), "refused otherwise: {}", refused.error);
+    ensure!(
+        matches!(refused.error, adverb::Error::MessageTooLong { .. }),
+        "refused otherwise: {}",
+        refused.error
+    );
     ensure!(refused.requests.len() == 1, "the request didn't come back");
     ensure!(pair.left.qp.outstanding_send_count() == 0, "something was posted");
     pair.ping()

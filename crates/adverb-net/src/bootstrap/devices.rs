@@ -111,7 +111,7 @@ impl Served {
 
 fn no_device() -> Error {
     Error::NoDevice {
-        what: "no RDMA device for a wildcard listener".to_owned(),
+        reason: "no RDMA device for a wildcard listener".to_owned(),
         hint: "`ibv_devices` lists RDMA hardware; the feature `soft` brings a software device".to_owned(),
     }
 }

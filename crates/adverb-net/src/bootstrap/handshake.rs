@@ -393,7 +393,7 @@ fn accept(
 fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     match greeting {
         Ok(Greeting::Side(side)) => Ok(side),
-        Ok(Greeting::Refusal(reason)) => Err(Error::Refused { peer, reason }),
+        Ok(Greeting::Refusal(reason)) => Err(Error::HandshakeRejected { peer, reason }),
         Err(flaw) => Err(refused(peer, &flaw)),
     }
 }
@@ -440,7 +440,7 @@ fn parts_for(
 /// What a listener tells who it doesn't connect.
 fn refusal(error: &Error) -> Greeting {
     Greeting::Refusal(match error {
-        Error::Refused { reason, .. } => reason.clone(),
+        Error::HandshakeRejected { reason, .. } => reason.clone(),
         // What is the matter on this machine isn't for everybody.
         _ => "the connection could not be made; the listener's log says why".to_owned(),
     })
@@ -449,9 +449,9 @@ fn refusal(error: &Error) -> Greeting {
 /// What the connection manager's refusal says, if a listener of ours made it.
 fn rejection(error: Error) -> Error {
     match error {
-        Error::Rejected { peer, reason: cm::RejectReason::ConsumerReject, ref private_data, .. } => {
+        Error::CmRejected { peer, reason: cm::RejectReason::ConsumerReject, ref private_data, .. } => {
             match Greeting::parse(private_data) {
-                Ok(Greeting::Refusal(reason)) => Error::Refused { peer, reason },
+                Ok(Greeting::Refusal(reason)) => Error::HandshakeRejected { peer, reason },
                 _ => error,
             }
         }

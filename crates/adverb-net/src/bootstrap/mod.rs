@@ -58,7 +58,7 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<
 /// Whether another way may lead where this one failed: the peer answered nothing that another would hear too.
 pub(super) fn is_worth_another(error: &Error) -> bool {
     match error {
-        Error::Refused { .. } => false,
+        Error::HandshakeRejected { .. } => false,
         Error::Unreachable { error, .. } => error.kind() != io::ErrorKind::TimedOut,
         _ => true,
     }
@@ -116,7 +116,7 @@ fn explain(flaw: &Flaw) -> String {
 }
 
 fn refused(peer: SocketAddr, flaw: &Flaw) -> Error {
-    Error::Refused { peer, reason: explain(flaw) }
+    Error::HandshakeRejected { peer, reason: explain(flaw) }
 }
 
 pub(super) fn unreachable(peer: SocketAddr, error: io::Error) -> Error {

@@ -442,7 +442,7 @@ impl Link {
             if self.role == Role::Listener && state.in_flight > 0 && state.end.is_none() {
                 return Ok(None);
             }
-            return Err(Error::Refused { peer: self.peer, reason: resume::UNKNOWN.to_owned() });
+            return Err(Error::HandshakeRejected { peer: self.peer, reason: resume::UNKNOWN.to_owned() });
         }
         match (&state.outbound, &state.end) {
             (Some(_), _) => Ok(Some(())),

@@ -60,7 +60,12 @@ impl Link {
         rights: RemoteAccess,
     ) -> Result<(MemoryRegion, Ready<'static>)> {
         if name.len() > LONGEST_NAME {
-            return Err(Error::TooLong { len: name.len() as u64, most: LONGEST_NAME as u64 });
+            return Err(Error::LimitExceeded {
+                quantity: "length of a region's name".into(),
+                requested: name.len() as u64,
+                max: LONGEST_NAME as u64,
+                hint: "use a shorter name".into(),
+            });
         }
         let region = self.lane().pool.protection_domain().region(len, rights.access())?;
         Ok(announcement(region, name, rights.bits()))
@@ -121,7 +126,8 @@ impl Link {
         if len <= most as usize {
             return Ok(());
         }
-        Err(Error::TooLong { len: len as u64, most: most.into() })
+        let hint = "split the transfer: the maximum is that of the device's port";
+        Err(Error::MessageTooLong { len: len as u64, max: most.into(), hint })
     }
 
     /// A request that is to be posted.

@@ -85,7 +85,8 @@ impl Link {
     ) -> Result<Ready<'a>, SendError> {
         let len = message.bytes().len();
         let Some(len) = u32::try_from(len).ok().filter(|len| *len <= most) else {
-            let error = Error::TooLong { len: len as u64, most: most.into() };
+            let hint = "split the message, or raise `Options::max_message_size` on the peer";
+            let error = Error::MessageTooLong { len: len as u64, max: most.into(), hint };
             return Err(message.refused(error));
         };
         let (buffer, is_copy) = match message.0 {
@@ -267,7 +268,7 @@ impl Link {
         let sent = self.try_post(state, &mut ready);
         let failure = match sent {
             Ok(true) => return Ok(()),
-            Ok(false) => Error::WouldBlock { what: "to send" },
+            Ok(false) => Error::WouldBlock { action: "sending a message" },
             Err(error) => error,
         };
         Err(Ready::refused(ready, failure))

@@ -99,7 +99,7 @@ pub(super) fn rep(
         rnr_retry_count: bits(offer.rnr_retry, "rnr_retry")?,
         srq: offer.shared_receives,
         ca_guid: config.ca_guid,
-        private_data: PrivateData::new(data).map_err(CallError::PrivateData)?,
+        private_data: PrivateData::new(data).map_err(CallError::PrivateDataTooLong)?,
     };
     Ok(Mad { transaction_id: connection.transaction_id, message: Message::Rep(rep) })
 }

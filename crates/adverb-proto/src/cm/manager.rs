@@ -185,10 +185,10 @@ impl Manager {
         let offer = &connect.offer;
         self.check(offer)?;
         if !connect.ends.is_one_family() {
-            return Err(CallError::Families);
+            return Err(CallError::AddressFamilyMismatch);
         }
         if connect.path_mtu > self.config.path_mtu {
-            return Err(CallError::Value("path_mtu"));
+            return Err(CallError::OutOfRange("path_mtu"));
         }
         if self.table.len() >= self.config.max_connections {
             return Err(CallError::TooMany);
@@ -263,7 +263,7 @@ impl Manager {
             return Err(CallError::WrongState(connection.state));
         }
         if offer.transport != connection.transport {
-            return Err(CallError::Transport(offer.transport));
+            return Err(CallError::UnsupportedTransport(offer.transport));
         }
         self.check(offer)?;
         let rep = compose::rep(&self.config, connection, offer, private_data)?;
@@ -321,7 +321,7 @@ impl Manager {
         reason: RejectReason,
         private_data: &[u8],
     ) -> Result<(), CallError> {
-        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateData)?;
+        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateDataTooLong)?;
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         if !matches!(connection.state, State::ReqReceived | State::RepReceived) {
             return Err(CallError::WrongState(connection.state));
@@ -451,10 +451,10 @@ impl Manager {
     /// Whether a queue pair can have a connection.
     fn check(&self, offer: &Offer) -> Result<(), CallError> {
         if offer.transport == Transport::Ud {
-            return Err(CallError::Transport(offer.transport));
+            return Err(CallError::UnsupportedTransport(offer.transport));
         }
         if !is_connectable(offer.qpn) {
-            return Err(CallError::Value("qpn"));
+            return Err(CallError::OutOfRange("qpn"));
         }
         if !self.is_free(offer.qpn) {
             return Err(CallError::QpInUse(offer.qpn));

@@ -243,11 +243,13 @@ pub(super) fn private_data<const N: usize>(
             _ if ends.local.is_ipv4() != ends.remote.is_ipv4() => (mapped(ends.local), mapped(ends.remote)),
             Ends { local, remote } => (local, remote),
         };
-        CmaHeader::new((local, source_port).into(), remote).ok_or(CallError::Families)?.prepend_to(data)
+        CmaHeader::new((local, source_port).into(), remote)
+            .ok_or(CallError::AddressFamilyMismatch)?
+            .prepend_to(data)
     } else {
         adverb_wire::cm::PrivateData::new(data)
     };
-    data.map_err(CallError::PrivateData)
+    data.map_err(CallError::PrivateDataTooLong)
 }
 
 /// Whether packets to an address are IPv4's, though it may say a port.
@@ -261,47 +263,57 @@ pub(super) fn has_ip_header(service: ServiceId) -> bool {
 }
 
 pub(super) fn bits<const N: usize>(value: u8, name: &'static str) -> Result<Bits<N>, CallError> {
-    Bits::new(value.into()).ok_or(CallError::Value(name))
+    Bits::new(value.into()).ok_or(CallError::OutOfRange(name))
 }
 
-/// Why a call is refused. Nothing came of it.
+/// The error of a call to the connection manager. A failed call changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CallError {
-    /// There is no such connection, request or listener, or it is over.
+    /// The connection, request or listener does not exist, or has ended.
     Unknown,
-    /// Not in this state.
+    /// The connection's state does not allow the call.
     WrongState(State),
-    /// More private data than the message has room for.
-    PrivateData(DataTooLong),
-    /// The queue pair has a connection, or its last one's timewait isn't over.
+    /// The private data is longer than the message allows.
+    PrivateDataTooLong(DataTooLong),
+    /// The queue pair has a connection, or is still in timewait after its last one.
     QpInUse(Qpn),
-    /// Somebody listens there already.
+    /// Another listener has the service ID.
     ServiceInUse(ServiceId),
     /// One address is IPv4 and the other IPv6.
-    Families,
-    /// Datagram queue pairs aren't connected, and others aren't asked for.
-    Transport(Transport),
-    /// There are as many as the manager may hold.
+    AddressFamilyMismatch,
+    /// The queue pair's transport does not support the call: UD queue pairs are not connected, and RC and UC queue pairs
+    /// are not resolved by service ID.
+    UnsupportedTransport(Transport),
+    /// The connection manager holds its maximum number of connections, requests or listeners.
     TooMany,
-    /// A value is out of its range.
-    Value(&'static str),
+    /// The named value is out of range.
+    OutOfRange(&'static str),
 }
 
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CallError::Unknown => f.write_str("there is no such connection, or it is over"),
-            CallError::WrongState(state) => write!(f, "not possible while the connection is {state}"),
-            CallError::PrivateData(too_long) => write!(f, "too much private data: {too_long}"),
-            CallError::QpInUse(qpn) => {
-                write!(f, "queue pair {qpn} has a connection or is in timewait: make another, or wait")
+            CallError::Unknown => {
+                f.write_str("the connection, request or listener does not exist, or has ended")
             }
-            CallError::ServiceInUse(service) => write!(f, "somebody listens at {service} already"),
-            CallError::Families => f.write_str("one address is IPv4 and the other IPv6"),
-            CallError::Transport(transport) => write!(f, "{transport} queue pairs can't be used for this"),
-            CallError::TooMany => f.write_str("there are as many connections as the manager may hold"),
-            CallError::Value(name) => write!(f, "{name} is out of its range"),
+            CallError::WrongState(state) => write!(f, "not allowed while the connection is {state}"),
+            CallError::PrivateDataTooLong(too_long) => write!(f, "the private data is too long: {too_long}"),
+            CallError::QpInUse(qpn) => {
+                write!(
+                    f,
+                    "queue pair {qpn} has a connection or is in timewait: use another queue pair, or wait"
+                )
+            }
+            CallError::ServiceInUse(service) => write!(f, "another listener has {service}"),
+            CallError::AddressFamilyMismatch => f.write_str("one address is IPv4 and the other is IPv6"),
+            CallError::UnsupportedTransport(transport) => {
+                write!(f, "{transport} queue pairs do not support this call")
+            }
+            CallError::TooMany => {
+                f.write_str("the connection manager is at its limit of connections, requests or listeners")
+            }
+            CallError::OutOfRange(name) => write!(f, "{name} is out of range"),
         }
     }
 }

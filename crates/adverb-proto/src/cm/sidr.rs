@@ -68,7 +68,7 @@ impl Manager {
     ) -> Result<QueryId, CallError> {
         let Resolve { ends, service, source_port, deadline, .. } = *resolve;
         if !ends.is_one_family() {
-            return Err(CallError::Families);
+            return Err(CallError::AddressFamilyMismatch);
         }
         if self.queries.entries.len() >= self.config.max_connections {
             return Err(CallError::TooMany);
@@ -102,7 +102,7 @@ impl Manager {
         qkey: u32,
         private_data: &[u8],
     ) -> Result<(), CallError> {
-        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateData)?;
+        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateDataTooLong)?;
         self.respond(now, id, SidrStatus::Valid, qpn, qkey, private_data)
     }
 
@@ -118,7 +118,7 @@ impl Manager {
         status: SidrStatus,
         private_data: &[u8],
     ) -> Result<(), CallError> {
-        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateData)?;
+        let private_data = PrivateData::new(private_data).map_err(CallError::PrivateDataTooLong)?;
         self.respond(now, id, status, Qpn::truncate(0), 0, private_data)
     }
 

@@ -56,15 +56,15 @@ impl<S: Sink> Device<S> {
     /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, or it is attached already.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
         if !group.is_multicast() {
-            return Err(MulticastError::NotAGroup);
+            return Err(MulticastError::NotMulticast);
         }
         let slot = self.slot(qpn).ok_or(MulticastError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(MulticastError::UnknownQp) };
         if qp.config.transport != Transport::Ud {
-            return Err(MulticastError::Transport(qp.config.transport));
+            return Err(MulticastError::UnsupportedTransport(qp.config.transport));
         }
         if qp.groups.contains(&group) {
-            return Err(MulticastError::Attached);
+            return Err(MulticastError::AlreadyAttached);
         }
         qp.groups.push(group);
         self.groups.members.entry(group).or_default().push(slot);
@@ -133,34 +133,34 @@ impl<S: Sink> Device<S> {
     }
 }
 
-/// Why a queue pair can't be attached to a group, or detached from it.
+/// The error of attaching a queue pair to a multicast group, or detaching it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MulticastError {
-    /// No such queue pair.
+    /// The queue pair does not exist.
     UnknownQp,
-    /// Only datagrams go to groups.
-    Transport(Transport),
-    /// The address isn't that of a group.
-    NotAGroup,
-    /// It is attached already.
-    Attached,
-    /// It isn't attached.
+    /// The queue pair is not UD.
+    UnsupportedTransport(Transport),
+    /// The address is not a multicast address.
+    NotMulticast,
+    /// The queue pair is already attached to the group.
+    AlreadyAttached,
+    /// The queue pair is not attached to the group.
     NotAttached,
 }
 
 impl fmt::Display for MulticastError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            MulticastError::UnknownQp => f.write_str("there is no such queue pair"),
-            MulticastError::Transport(transport) => {
-                write!(f, "{transport} queue pairs have one peer: only datagrams go to groups")
+            MulticastError::UnknownQp => f.write_str("the queue pair does not exist"),
+            MulticastError::UnsupportedTransport(transport) => {
+                write!(f, "{transport} queue pairs do not support multicast: use UD")
             }
-            MulticastError::NotAGroup => {
-                f.write_str("not a group's address: those are 224.0.0.0/4 and ff00::/8")
+            MulticastError::NotMulticast => {
+                f.write_str("not a multicast address: use one in 224.0.0.0/4 or ff00::/8")
             }
-            MulticastError::Attached => f.write_str("the queue pair is attached to the group already"),
-            MulticastError::NotAttached => f.write_str("the queue pair isn't attached to the group"),
+            MulticastError::AlreadyAttached => f.write_str("the queue pair is already attached to the group"),
+            MulticastError::NotAttached => f.write_str("the queue pair is not attached to the group"),
         }
     }
 }

@@ -25,7 +25,7 @@ impl<S: Sink> Device<S> {
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), SrqError> {
         let queue = self.shared_queue(srq)?;
         if queue.users > 0 {
-            return Err(SrqError::InUse { queue_pairs: queue.users });
+            return Err(SrqError::InUse { queue_pair_count: queue.users });
         }
         let pd = queue.config.pd;
         self.free_srqs.vacate(&mut self.srqs, srq.0);

@@ -80,7 +80,7 @@ impl Keys {
                 self.free_domains.vacate(&mut self.domains, pd.0);
                 Ok(())
             }
-            Some(Some(users)) => Err(DomainError::InUse { users: *users }),
+            Some(Some(users)) => Err(DomainError::InUse { user_count: *users }),
             _ => Err(DomainError::Unknown),
         }
     }
@@ -114,10 +114,10 @@ impl Keys {
         mut random: impl FnMut() -> u32,
     ) -> Result<u32, RegisterError> {
         if registration.length == 0 || registration.addr.checked_add(registration.length).is_none() {
-            return Err(RegisterError::Range);
+            return Err(RegisterError::InvalidRange);
         }
         if !registration.access.is_consistent() {
-            return Err(RegisterError::Access);
+            return Err(RegisterError::InvalidAccess);
         }
         if self.regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
@@ -140,7 +140,7 @@ impl Keys {
         let region = *self.regions.get(&key).ok_or(DeregisterError::UnknownKey)?;
         // Whoever has a window's key must not reach what isn't registered any more (vol. 1, 11.2.8).
         if region.windows > 0 {
-            return Err(DeregisterError::Shown { windows: region.windows });
+            return Err(DeregisterError::WindowsBound { window_count: region.windows });
         }
         self.regions.remove(&key);
         #[cfg(feature = "mutants")]
@@ -321,54 +321,52 @@ pub(crate) enum Denied {
     Shown,
 }
 
-/// Why memory can't be registered.
+/// The error of registering memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The range is empty, or runs over the end of the address space.
-    Range,
-    /// Remote writing and atomics need local writing (vol. 1, 10.6.3).
-    Access,
-    /// No such protection domain.
+    /// The range is empty, or exceeds the address space.
+    InvalidRange,
+    /// Remote write and atomic access require local write access (vol. 1, 10.6.3).
+    InvalidAccess,
+    /// The protection domain does not exist.
     UnknownDomain,
-    /// So many regions that their keys could be guessed.
+    /// The maximum number of regions is reached. With more of them, a peer could guess keys.
     TooMany,
 }
 
 impl fmt::Display for RegisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            RegisterError::Range => {
-                "the range is empty or wraps: give at least one byte below the end of the address space"
-            }
-            RegisterError::Access => "a peer can't write what the device may not: add LOCAL_WRITE",
-            RegisterError::UnknownDomain => "there is no such protection domain",
-            RegisterError::TooMany => "too many regions: register larger ones and share them out",
+            RegisterError::InvalidRange => "the range is empty or exceeds the address space",
+            RegisterError::InvalidAccess => "remote write and atomic access require LOCAL_WRITE",
+            RegisterError::UnknownDomain => "the protection domain does not exist",
+            RegisterError::TooMany => "too many memory regions: register fewer, larger ones",
         })
     }
 }
 
 impl core::error::Error for RegisterError {}
 
-/// Why a registration can't be ended.
+/// The error of deregistering memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeregisterError {
-    /// There is no region of this key.
+    /// No region has this key.
     UnknownKey,
-    /// Windows show a part of the region.
-    Shown {
-        /// How many.
-        windows: u32,
+    /// Memory windows are bound to the region.
+    WindowsBound {
+        /// The number of bound windows.
+        window_count: u32,
     },
 }
 
 impl fmt::Display for DeregisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeregisterError::UnknownKey => f.write_str("there is no region of this key"),
-            DeregisterError::Shown { windows } => {
-                write!(f, "{windows} memory windows show a part of the region: invalidate them first")
+            DeregisterError::UnknownKey => f.write_str("no memory region has this key"),
+            DeregisterError::WindowsBound { window_count } => {
+                write!(f, "{window_count} memory windows are bound to the region: invalidate them first")
             }
         }
     }
@@ -376,28 +374,25 @@ impl fmt::Display for DeregisterError {
 
 impl core::error::Error for DeregisterError {}
 
-/// Why a protection domain can't be used, or ended.
+/// The error of using or destroying a protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DomainError {
-    /// There is no such domain.
+    /// The protection domain does not exist.
     Unknown,
-    /// Things belong to it.
+    /// Objects belong to the protection domain.
     InUse {
-        /// How many.
-        users: u32,
+        /// The number of regions, windows, queue pairs and shared receive queues.
+        user_count: u32,
     },
 }
 
 impl fmt::Display for DomainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DomainError::Unknown => f.write_str("there is no such protection domain"),
-            DomainError::InUse { users } => {
-                write!(
-                    f,
-                    "{users} regions or queue pairs belong to the protection domain: destroy them first"
-                )
+            DomainError::Unknown => f.write_str("the protection domain does not exist"),
+            DomainError::InUse { user_count } => {
+                write!(f, "{user_count} objects belong to the protection domain: destroy them first")
             }
         }
     }

@@ -87,13 +87,13 @@ pub trait Memory {
     fn flush(&mut self, span: Span, persistent: bool) -> Result<(), Fault>;
 }
 
-/// Bytes that should be there couldn't be reached.
+/// The error of accessing registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault;
 
 impl core::fmt::Display for Fault {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("registered memory couldn't be reached: the backing is gone, or a word isn't aligned")
+        f.write_str("accessing registered memory failed: the backing is gone, or a word is not aligned")
     }
 }
 

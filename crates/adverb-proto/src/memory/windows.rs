@@ -224,24 +224,24 @@ impl Keys {
     }
 }
 
-/// Why a window can't be made, or ended.
+/// The error of creating or destroying a memory window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum WindowError {
-    /// No such protection domain.
+    /// The protection domain does not exist.
     UnknownDomain,
-    /// No such window.
+    /// The window does not exist.
     UnknownWindow,
-    /// So many windows that their keys could be guessed.
+    /// The maximum number of windows is reached. With more of them, a peer could guess keys.
     TooMany,
 }
 
 impl fmt::Display for WindowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            WindowError::UnknownDomain => "there is no such protection domain",
-            WindowError::UnknownWindow => "there is no such memory window",
-            WindowError::TooMany => "too many memory windows: destroy some",
+            WindowError::UnknownDomain => "the protection domain does not exist",
+            WindowError::UnknownWindow => "the memory window does not exist",
+            WindowError::TooMany => "too many memory windows: destroy some first",
         })
     }
 }

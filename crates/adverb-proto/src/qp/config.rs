@@ -188,104 +188,114 @@ impl Sending {
     }
 }
 
-/// Why a queue pair can't be made.
+/// The error of creating a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CreateQpError {
-    /// No such protection domain.
+    /// The protection domain does not exist.
     UnknownDomain,
-    /// No such completion queue.
+    /// The completion queue does not exist.
     UnknownCq(Cq),
-    /// No such shared receive queue.
+    /// The shared receive queue does not exist.
     UnknownSrq(Srq),
-    /// Every queue pair number is taken.
+    /// All queue pair numbers are in use.
     TooMany,
-    /// There is a queue pair of the general service interface already, or it isn't to be for datagrams.
-    Gsi,
+    /// Queue pair 1 (general service interface, GSI) exists already, or was requested with a transport other than UD.
+    InvalidGsi,
 }
 
 impl fmt::Display for CreateQpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CreateQpError::UnknownDomain => f.write_str("there is no such protection domain"),
-            CreateQpError::UnknownCq(Cq(cq)) => write!(f, "there is no completion queue {cq}"),
-            CreateQpError::Gsi => f.write_str("there is one queue pair 1, and it is for datagrams"),
-            CreateQpError::UnknownSrq(Srq(srq)) => write!(f, "there is no shared receive queue {srq}"),
-            CreateQpError::TooMany => f.write_str("every queue pair number is taken: destroy some"),
+            CreateQpError::UnknownDomain => f.write_str("the protection domain does not exist"),
+            CreateQpError::UnknownCq(Cq(cq)) => write!(f, "completion queue {cq} does not exist"),
+            CreateQpError::InvalidGsi => {
+                f.write_str("queue pair 1 exists already, or its transport is not UD")
+            }
+            CreateQpError::UnknownSrq(Srq(srq)) => write!(f, "shared receive queue {srq} does not exist"),
+            CreateQpError::TooMany => {
+                f.write_str("all queue pair numbers are in use: destroy some queue pairs first")
+            }
         }
     }
 }
 
 impl core::error::Error for CreateQpError {}
 
-/// Why a queue pair can't change its state.
+/// The error of modifying a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ModifyError {
-    /// No such queue pair.
+    /// The queue pair does not exist.
     UnknownQp,
-    /// There is no such way from this state.
+    /// The queue pair's state does not allow the transition.
     WrongState(QpState),
-    /// A value is out of its range.
-    Value(&'static str),
+    /// The named value is out of range.
+    OutOfRange(&'static str),
 }
 
 impl fmt::Display for ModifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ModifyError::UnknownQp => f.write_str("there is no such queue pair"),
+            ModifyError::UnknownQp => f.write_str("the queue pair does not exist"),
             ModifyError::WrongState(state) => {
                 write!(
                     f,
-                    "not possible in state {state}: the way is reset, init, ready to receive, ready to send"
+                    "transition not allowed from state {state}: the order is reset, init, ready to receive, ready to send"
                 )
             }
-            ModifyError::Value(field) => write!(f, "{field} is out of its range"),
+            ModifyError::OutOfRange(field) => write!(f, "{field} is out of range"),
         }
     }
 }
 
 impl core::error::Error for ModifyError {}
 
-/// Why a request can't be posted. Nothing of it was taken in.
+/// The error of posting a request. The request was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum PostError {
-    /// No such queue pair.
+    /// The queue pair does not exist.
     UnknownQp,
-    /// Not in this state.
+    /// The queue pair's state does not allow posting.
     WrongState(QpState),
-    /// The queue is full: poll completions first.
+    /// The queue is full.
     QueueFull,
-    /// More segments than the queue pair was made for.
+    /// The request has more segments than the queue pair was created for.
     TooManySegments,
-    /// More bytes than the operation can have.
-    Length,
-    /// More inline bytes than the queue pair was made for, or an operation whose bytes don't go out.
-    Inline,
-    /// The transport doesn't have the operation.
+    /// The length is not valid for the operation.
+    InvalidLength,
+    /// The request has more inline bytes than the queue pair was created for, or its operation sends no local bytes.
+    InvalidInline,
+    /// The transport does not support the operation.
     Unsupported,
-    /// A datagram needs a destination, and a connection has its own.
-    Destination,
-    /// The queue pair takes its receives from a shared queue.
-    SharedReceives,
+    /// A UD request has no destination, or a request of a connected queue pair has one.
+    InvalidDestination,
+    /// The queue pair uses a shared receive queue, so it has no receive queue of its own.
+    HasSharedReceiveQueue,
 }
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PostError::UnknownQp => f.write_str("there is no such queue pair"),
+            PostError::UnknownQp => f.write_str("the queue pair does not exist"),
             PostError::WrongState(state) => write!(f, "the queue pair is in state {state}"),
-            PostError::QueueFull => f.write_str("the queue is full: poll completions, or make it longer"),
-            PostError::TooManySegments => f.write_str("more segments than the queue pair was made for"),
-            PostError::Length => f.write_str("the length isn't one that the operation can have"),
-            PostError::Inline => {
-                f.write_str("these bytes can't be posted inline: too many, or not to be sent")
+            PostError::QueueFull => f.write_str(
+                "the queue is full: poll completions, or create the queue pair with a larger depth",
+            ),
+            PostError::TooManySegments => {
+                f.write_str("the request has more segments than the queue pair was created for")
             }
-            PostError::Unsupported => f.write_str("the transport doesn't have this operation"),
-            PostError::SharedReceives => f.write_str("receives are posted to the shared receive queue"),
-            PostError::Destination => {
-                f.write_str("a datagram needs a destination, and a connection has its own: give just one")
+            PostError::InvalidLength => f.write_str("the length is not valid for the operation"),
+            PostError::InvalidInline => {
+                f.write_str("inline data is too long, or the operation sends no local data")
+            }
+            PostError::Unsupported => f.write_str("the transport does not support the operation"),
+            PostError::HasSharedReceiveQueue => f.write_str(
+                "the queue pair has no receive queue of its own: post to its shared receive queue",
+            ),
+            PostError::InvalidDestination => {
+                f.write_str("a UD request requires a destination, and a connected queue pair allows none")
             }
         }
     }

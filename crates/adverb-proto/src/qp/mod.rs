@@ -306,10 +306,10 @@ impl QueuePair {
         match (self.config.transport, &request.destination) {
             (Transport::Rc | Transport::Uc, None) => Ok(None),
             (Transport::Ud, Some(Destination { handle, qpn, qkey })) => {
-                let path = *handle.path().ok_or(PostError::Destination)?;
+                let path = *handle.path().ok_or(PostError::InvalidDestination)?;
                 Ok(Some(Destination { handle: path, qpn: *qpn, qkey: *qkey }))
             }
-            _ => Err(PostError::Destination),
+            _ => Err(PostError::InvalidDestination),
         }
     }
 
@@ -320,14 +320,14 @@ impl QueuePair {
         inline: Option<&[u8]>,
     ) -> Result<u32, PostError> {
         if request.flags.contains(SendFlags::INLINE) != inline.is_some() {
-            return Err(PostError::Inline);
+            return Err(PostError::InvalidInline);
         }
         if request.segments.len() > self.config.max_send_sge as usize {
             return Err(PostError::TooManySegments);
         }
         let total = match inline {
             Some(bytes) if bytes.len() <= self.config.max_inline as usize => bytes.len() as u64,
-            Some(_) => return Err(PostError::Inline),
+            Some(_) => return Err(PostError::InvalidInline),
             None => request.segments.iter().map(|segment| u64::from(segment.length)).sum(),
         };
         if !is_offered(self.config.transport, &request.operation) {
@@ -340,11 +340,11 @@ impl QueuePair {
             | SendOperation::Write(_)
             | SendOperation::WriteImmediate(..) => {}
             // What comes back can't be taken from what was posted inline.
-            _ if inline.is_some() => return Err(PostError::Inline),
+            _ if inline.is_some() => return Err(PostError::InvalidInline),
             SendOperation::Read(_) => {}
             SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
                 if total != 8 {
-                    return Err(PostError::Length);
+                    return Err(PostError::InvalidLength);
                 }
             }
             SendOperation::AtomicWrite { .. }
@@ -363,7 +363,7 @@ impl QueuePair {
             Transport::Rc | Transport::Uc => MAX_MESSAGE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED)),
         };
         if total > longest {
-            return Err(PostError::Length);
+            return Err(PostError::InvalidLength);
         }
         Ok(total as u32)
     }
@@ -378,7 +378,7 @@ impl QueuePair {
             return Err(PostError::WrongState(self.state));
         }
         if self.config.srq.is_some() {
-            return Err(PostError::SharedReceives);
+            return Err(PostError::HasSharedReceiveQueue);
         }
         if self.recv_queue.len() >= self.config.max_recv_wr as usize {
             return Err(PostError::QueueFull);
@@ -388,7 +388,7 @@ impl QueuePair {
         }
         // The route header is always there (vol. 1, 11.4.1): what has no room for it can receive nothing.
         if self.config.transport == Transport::Ud && request.length() < GRH_LEN as u64 {
-            return Err(PostError::Length);
+            return Err(PostError::InvalidLength);
         }
         self.recv_queue.push(request);
         cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });

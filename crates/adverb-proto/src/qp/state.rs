@@ -41,7 +41,7 @@ impl QueuePair {
             (Init, Transition::ReadyToReceive(receiving)) if self.config.transport != Transport::Ud => {
                 // Wider packets than the port carries would never arrive.
                 if receiving.path_mtu > cx.mtu {
-                    return Err(ModifyError::Value("path_mtu"));
+                    return Err(ModifyError::OutOfRange("path_mtu"));
                 }
                 self.remote_qpn = receiving.remote_qpn;
                 self.path = Some(receiving.path);
@@ -52,10 +52,10 @@ impl QueuePair {
             }
             (ReadyToReceive, Transition::ReadyToSend(sending)) => {
                 if sending.retry_count > 7 {
-                    return Err(ModifyError::Value("retry_count"));
+                    return Err(ModifyError::OutOfRange("retry_count"));
                 }
                 if sending.rnr_retry > 7 {
-                    return Err(ModifyError::Value("rnr_retry"));
+                    return Err(ModifyError::OutOfRange("rnr_retry"));
                 }
                 // Half of them, so that the next part is under way while one comes in.
                 let read_part = (self.config.read_window / (self.mtu + 512) / 2).max(1);

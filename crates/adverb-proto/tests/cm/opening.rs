@@ -125,7 +125,7 @@ fn an_unreliable_connection_is_made_like_a_reliable_one() {
     assert_eq!(request.transport, Transport::Uc);
     let qpn = pair.qpn();
     let wrong = pair.sides[SERVER].accept(pair.now, request.id, &Offer::new(qpn), &[], pair.deadline());
-    assert_eq!(wrong, Err(CallError::Transport(Transport::Rc)));
+    assert_eq!(wrong, Err(CallError::UnsupportedTransport(Transport::Rc)));
     let mut offer = Offer::new(qpn);
     offer.transport = Transport::Uc;
     pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
@@ -182,7 +182,7 @@ fn two_families_do_not_connect() {
     let mut pair = Pair::new();
     let remote = "fd77::2".parse().unwrap();
     let connect = pair.request_with(|connect| connect.ends.remote = remote);
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Families));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::AddressFamilyMismatch));
 }
 
 #[test]
@@ -264,11 +264,11 @@ fn queue_pairs_for_management_and_groups_are_not_connected() {
     let mut pair = Pair::new();
     for qpn in [0, 1, 0xff_ffff] {
         let connect = pair.request_with(|connect| connect.offer.qpn = Qpn::truncate(qpn));
-        assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("qpn")));
+        assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("qpn")));
     }
     let mut connect = pair.request();
     connect.offer.transport = Transport::Ud;
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Transport(Transport::Ud)));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::UnsupportedTransport(Transport::Ud)));
 }
 
 #[test]
@@ -276,12 +276,12 @@ fn values_out_of_range_are_refused() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.offer.retry_count = 8;
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("retry_count")));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("retry_count")));
     let mut connect = pair.request();
     connect.offer.rnr_retry = 8;
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("rnr_retry")));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("rnr_retry")));
     let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu2048);
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::Value("path_mtu")));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("path_mtu")));
     pair.assert_nothing_left();
 }
 

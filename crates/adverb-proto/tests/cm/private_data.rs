@@ -23,7 +23,7 @@ fn a_request_carries_0_to_56_bytes() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.private_data = &DATA[..57];
-    let refused = Err(CallError::PrivateData(DataTooLong { length: 57, max: 56 }));
+    let refused = Err(CallError::PrivateDataTooLong(DataTooLong { len: 57, max: 56 }));
     assert_eq!(pair.connect_with(CLIENT, &connect), refused);
     pair.assert_nothing_left();
 }
@@ -38,7 +38,7 @@ fn an_acceptance_carries_0_to_196_bytes() {
         let offer = Offer::new(pair.qpn());
         let deadline = pair.deadline();
         let too_long = pair.sides[SERVER].accept(pair.now, id, &offer, &DATA[..197], deadline);
-        assert_eq!(too_long, Err(CallError::PrivateData(DataTooLong { length: 197, max: 196 })));
+        assert_eq!(too_long, Err(CallError::PrivateDataTooLong(DataTooLong { len: 197, max: 196 })));
         pair.sides[SERVER].accept(pair.now, id, &offer, &DATA[..length], deadline).unwrap();
         pair.flow();
         let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
@@ -57,7 +57,7 @@ fn a_rejection_carries_0_to_148_bytes() {
         let id = pair.expect_request().id;
         let reason = RejectReason::ConsumerReject;
         let too_long = pair.sides[SERVER].reject(pair.now, id, reason, &DATA[..149]);
-        assert_eq!(too_long, Err(CallError::PrivateData(DataTooLong { length: 149, max: 148 })));
+        assert_eq!(too_long, Err(CallError::PrivateDataTooLong(DataTooLong { len: 149, max: 148 })));
         pair.sides[SERVER].reject(pair.now, id, reason, &DATA[..length]).unwrap();
         pair.flow();
         let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
@@ -79,9 +79,9 @@ fn a_question_carries_0_to_180_bytes_and_an_answer_136() {
     let udp = ServiceId::udp_port(1);
     assert_eq!(resolve(0, udp), Ok(()));
     assert_eq!(resolve(180, udp), Ok(()));
-    let refused = Err(CallError::PrivateData(DataTooLong { length: 181, max: 180 }));
+    let refused = Err(CallError::PrivateDataTooLong(DataTooLong { len: 181, max: 180 }));
     assert_eq!(resolve(181, udp), refused);
     assert_eq!(resolve(216, ServiceId::new(1)), Ok(()));
-    let refused = Err(CallError::PrivateData(DataTooLong { length: 217, max: 216 }));
+    let refused = Err(CallError::PrivateDataTooLong(DataTooLong { len: 217, max: 216 }));
     assert_eq!(resolve(217, ServiceId::new(1)), refused);
 }

@@ -16,7 +16,7 @@ fn empty_and_wrapping_ranges_are_refused() {
     let pd = device.create_domain();
     for (addr, length) in [(0x1000, 0), (u64::MAX, 1), (1, u64::MAX), (u64::MAX - 4095, 4096)] {
         let registered = device.register(pd, registration(addr, length, Access::empty()), || 5);
-        assert_eq!(registered, Err(RegisterError::Range), "{addr:#x} {length:#x}");
+        assert_eq!(registered, Err(RegisterError::InvalidRange), "{addr:#x} {length:#x}");
     }
     assert!(device.register(pd, registration(u64::MAX - 4096, 4096, Access::empty()), || 5).is_ok());
 }
@@ -27,7 +27,7 @@ fn remote_writing_needs_local_writing() {
     let pd = device.create_domain();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let registered = device.register(pd, registration(0, 8, access), || 5);
-        assert_eq!(registered, Err(RegisterError::Access));
+        assert_eq!(registered, Err(RegisterError::InvalidAccess));
     }
     assert!(device.register(pd, registration(0, 8, Access::REMOTE_READ), || 5).is_ok());
 }
@@ -57,7 +57,7 @@ fn domain_with_regions_is_not_destroyed() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let key = device.register(pd, registration(0, 8, Access::empty()), || 5).unwrap();
-    assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { users: 1 }));
+    assert_eq!(device.destroy_domain(pd), Err(DomainError::InUse { user_count: 1 }));
     device.deregister(key).unwrap();
     assert_eq!(device.destroy_domain(pd), Ok(()));
     assert_eq!(device.destroy_domain(pd), Err(DomainError::Unknown));

@@ -53,7 +53,7 @@ fn atomics_bring_eight_bytes() {
         let mut end = solo();
         let segment = end.segment(0, length);
         let add = SendOperation::FetchAdd { remote: RemoteAddress { addr: 0, rkey: 1 }, add: 1 };
-        assert_eq!(end.try_post(1, add, SendFlags::empty(), &[segment]), Err(PostError::Length));
+        assert_eq!(end.try_post(1, add, SendFlags::empty(), &[segment]), Err(PostError::InvalidLength));
     }
 }
 
@@ -78,32 +78,35 @@ fn message_longer_than_two_to_the_31_is_refused() {
     let half = [segment(1 << 30), segment(1 << 30)];
     let more = [segment(1 << 30), segment(1 << 30), segment(1)];
     assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &half), Ok(()));
-    assert_eq!(end.try_post(2, WRITE, SendFlags::empty(), &more), Err(PostError::Length));
+    assert_eq!(end.try_post(2, WRITE, SendFlags::empty(), &more), Err(PostError::InvalidLength));
     let four = [segment(u32::MAX), segment(u32::MAX), segment(u32::MAX)];
-    assert_eq!(end.try_post(2, READ, SendFlags::empty(), &four), Err(PostError::Length));
+    assert_eq!(end.try_post(2, READ, SendFlags::empty(), &four), Err(PostError::InvalidLength));
 }
 
 #[test]
 fn message_that_would_take_half_of_all_sequence_numbers_is_refused() {
     let mut end = solo_with(&Options { mtu: PathMtu::Mtu256, ..Options::default() });
     let segment = Segment { addr: ADDR, length: 1 << 31, lkey: end.key };
-    assert_eq!(end.try_post(1, READ, SendFlags::empty(), &[segment]), Err(PostError::Length));
+    assert_eq!(end.try_post(1, READ, SendFlags::empty(), &[segment]), Err(PostError::InvalidLength));
 }
 
 #[test]
 fn inline_needs_its_flag_and_the_flag_needs_bytes() {
     let mut end = solo();
     let request = SendRequest { flags: SendFlags::empty(), ..inline_request(WRITE) };
-    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, b"x"), Err(PostError::Inline));
+    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, b"x"), Err(PostError::InvalidInline));
     let request = inline_request(WRITE);
-    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::Inline));
+    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidInline));
 }
 
 #[test]
 fn too_many_inline_bytes_are_refused() {
     let mut end = solo();
     let request = inline_request(WRITE);
-    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 257]), Err(PostError::Inline));
+    assert_eq!(
+        end.device.post_send_inline(end.now, end.qpn, &request, &[1; 257]),
+        Err(PostError::InvalidInline)
+    );
     assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 256]), Ok(()));
 }
 
@@ -111,7 +114,10 @@ fn too_many_inline_bytes_are_refused() {
 fn what_brings_bytes_back_cannot_be_inline() {
     let mut end = solo();
     let request = inline_request(READ);
-    assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, &[1; 8]), Err(PostError::Inline));
+    assert_eq!(
+        end.device.post_send_inline(end.now, end.qpn, &request, &[1; 8]),
+        Err(PostError::InvalidInline)
+    );
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn retry_counts_have_three_bits() {
         let options = Options { retry_count, rnr_retry, ..Options::default() };
         let mut end = end_in(QpState::ReadyToReceive);
         let modified = end.device.modify_qp(end.now, end.qpn, &End::sending(&options));
-        assert!(matches!(modified, Err(ModifyError::Value(_))));
+        assert!(matches!(modified, Err(ModifyError::OutOfRange(_))));
     }
 }
 

@@ -78,7 +78,7 @@ fn datagram_needs_a_destination() {
         segments: &[],
         destination: None,
     };
-    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::Destination));
+    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidDestination));
     let nowhere = Destination { handle: (), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
         wr_id: 1,
@@ -87,14 +87,14 @@ fn datagram_needs_a_destination() {
         segments: &[],
         destination: Some(nowhere),
     };
-    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::Destination));
+    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidDestination));
 }
 
 #[test]
 fn reliable_connection_refuses_a_destination() {
     let mut end = solo_with(&Options::default());
     let destination = Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
-    assert_eq!(post_to(&mut end, 1, destination), Err(PostError::Destination));
+    assert_eq!(post_to(&mut end, 1, destination), Err(PostError::InvalidDestination));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn datagram_is_one_packet_of_the_ports_mtu_and_no_more() {
         end.post(1, SendOperation::Send, 0, bytes);
         let segments = [end.segment(0, bytes + 1)];
         let posted = end.try_post(2, SendOperation::Send, SendFlags::empty(), &segments);
-        assert_eq!(posted, Err(PostError::Length));
+        assert_eq!(posted, Err(PostError::InvalidLength));
         assert_eq!(end.transmits().len(), 1);
     }
 }
@@ -277,9 +277,9 @@ fn general_service_interface_has_number_one_and_there_is_one() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let cq = device.create_cq(8);
-    assert_eq!(device.create_gsi(QpConfig::rc(pd, cq, cq)), Err(CreateQpError::Gsi));
+    assert_eq!(device.create_gsi(QpConfig::rc(pd, cq, cq)), Err(CreateQpError::InvalidGsi));
     assert_eq!(device.create_gsi(QpConfig::ud(pd, cq, cq)), Ok(Qpn::GSI));
-    assert_eq!(device.create_gsi(QpConfig::ud(pd, cq, cq)), Err(CreateQpError::Gsi));
+    assert_eq!(device.create_gsi(QpConfig::ud(pd, cq, cq)), Err(CreateQpError::InvalidGsi));
     let init = Transition::Init(Init::datagrams(GSI_QKEY));
     assert_eq!(device.modify_qp(adverb_proto::Time::ZERO, Qpn::GSI, &init), Ok(()));
     assert!(device.destroy_qp(Qpn::GSI));
@@ -295,7 +295,7 @@ fn path_mtu_above_the_ports_is_refused() {
         end.go_to_init(&options);
         let receiving = end.receiving(Qpn::truncate(7), &options);
         let modified = end.device.modify_qp(end.now, end.qpn, &receiving);
-        assert_eq!(modified, Err(ModifyError::Value("path_mtu")));
+        assert_eq!(modified, Err(ModifyError::OutOfRange("path_mtu")));
         assert_eq!(end.state(), QpState::Init);
         end.device.limit_mtu(PathMtu::Mtu2048);
         assert_eq!(end.device.modify_qp(end.now, end.qpn, &receiving), Ok(()));

@@ -177,13 +177,13 @@ fn only_datagrams_are_attached_and_only_to_groups_and_once() {
     let random = end.randomness();
     let connection = end.device.create_qp(config, random).unwrap();
     let attached = end.device.attach_multicast(connection, group());
-    assert_eq!(attached, Err(MulticastError::Transport(Transport::Rc)));
+    assert_eq!(attached, Err(MulticastError::UnsupportedTransport(Transport::Rc)));
     let one = Gid::from("10.0.0.1".parse::<IpAddr>().unwrap());
-    assert_eq!(end.device.attach_multicast(end.qpn, one), Err(MulticastError::NotAGroup));
+    assert_eq!(end.device.attach_multicast(end.qpn, one), Err(MulticastError::NotMulticast));
     let nobody = Qpn::truncate(0x55);
     assert_eq!(end.device.attach_multicast(nobody, group()), Err(MulticastError::UnknownQp));
     assert_eq!(end.device.attach_multicast(end.qpn, group()), Ok(()));
-    assert_eq!(end.device.attach_multicast(end.qpn, group()), Err(MulticastError::Attached));
+    assert_eq!(end.device.attach_multicast(end.qpn, group()), Err(MulticastError::AlreadyAttached));
     let v6 = Gid::from("ff05::17".parse::<IpAddr>().unwrap());
     assert_eq!(end.device.attach_multicast(end.qpn, v6), Ok(()));
 }

@@ -175,7 +175,7 @@ fn destination_is_refused() {
         segments: &[],
         destination: Some(destination),
     };
-    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::Destination));
+    assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidDestination));
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn longest_message_is_that_of_any_connection() {
     let mut end = solo();
     let segments = [end.segment(0, u32::MAX)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
-    assert_eq!(posted, Err(PostError::Length));
+    assert_eq!(posted, Err(PostError::InvalidLength));
 }
 
 #[test]

@@ -204,7 +204,7 @@ fn receive_without_room_for_the_route_header_is_refused() {
     let mut end = solo();
     let segments = [end.segment(0, 39)];
     let request = RecvRequest { wr_id: 1, segments: &segments };
-    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::Length));
+    assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::InvalidLength));
     let segments = [end.segment(0, 20), end.segment(64, 20)];
     let request = RecvRequest { wr_id: 1, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Ok(()));

@@ -222,7 +222,7 @@ impl Nic {
     ) -> Result<u32, Error> {
         // Nothing here outlasts a loss of power.
         if access.contains(Access::FLUSH_PERSISTENT) {
-            return Err(Error::Register(RegisterError::Access));
+            return Err(Error::Register(RegisterError::InvalidAccess));
         }
         self.ask(|engine| {
             // SAFETY: as the caller says; the backing is removed with its only region.
@@ -293,7 +293,9 @@ impl Nic {
     ///
     /// If there is none, or more than that are in it.
     pub fn resize_cq(&self, cq: Cq, capacity: u32) -> Result<(), Error> {
-        self.ask(|engine| engine.device.resize_cq(cq, capacity).then_some(()).ok_or(Error::CompletionQueue))
+        self.ask(|engine| {
+            engine.device.resize_cq(cq, capacity).then_some(()).ok_or(Error::InvalidCompletionQueue)
+        })
     }
 
     /// Ends a completion queue.
@@ -304,7 +306,7 @@ impl Nic {
     pub fn destroy_cq(&self, cq: Cq) -> Result<(), Error> {
         self.end(|engine| {
             if !engine.device.destroy_cq(cq) {
-                return Err(Error::CompletionQueue);
+                return Err(Error::InvalidCompletionQueue);
             }
             engine.channels.remove(&cq);
             engine.forget(|notice| *notice == Notice::CqOverflow(cq));
@@ -538,7 +540,7 @@ impl Nic {
             engine.device.attach_multicast(qpn, group)?;
             engine.join(group).map_err(|error| {
                 _ = engine.device.detach_multicast(qpn, group);
-                Error::Join(error.kind())
+                Error::JoinFailed(error.kind())
             })
         })
     }

@@ -348,7 +348,7 @@ fn a_completion_queue_is_made_longer_and_not_too_short() {
         other.receive(1, &[]).unwrap();
         one.send(1, SendOperation::Send, &[]).unwrap();
     }
-    assert_eq!(nic.resize_cq(one.cq, 2), Err(Error::CompletionQueue));
+    assert_eq!(nic.resize_cq(one.cq, 2), Err(Error::InvalidCompletionQueue));
     nic.resize_cq(one.cq, 3).unwrap();
     other.receive(1, &[]).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();

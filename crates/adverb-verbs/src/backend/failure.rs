@@ -31,7 +31,7 @@ pub(super) fn queue_pair_is_gone() -> Error {
 /// The error of who waits for an event that can't come.
 pub(super) fn queue_has_no_events() -> Error {
     Error::Unsupported {
-        what: "waiting for an event of a completion queue that was made without".into(),
+        feature: "waiting for an event of a completion queue that was made without".into(),
         hint: "call `events` when you make it".into(),
     }
 }
@@ -45,9 +45,10 @@ pub(super) fn of_two_devices() -> Error {
 
 #[cfg(not(feature = "ibv"))]
 pub(super) fn no_engine() -> Error {
-    let reason =
-        "adverb was built without rdma-core: turn on its feature `ibv`, or `soft` for software devices";
-    Error::NotInstalled { reason: reason.into() }
+    Error::NotInstalled {
+        reason: "adverb was built without support for rdma-core".into(),
+        hint: "enable its feature `ibv`, or `soft` for software devices".into(),
+    }
 }
 
 /// Fails once if the thread's test has asked that an object of this kind can't be destroyed.

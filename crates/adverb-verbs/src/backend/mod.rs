@@ -118,7 +118,7 @@ impl Device {
                 let names: Vec<String> =
                     Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
                 let what = format!("there is no RDMA device {name}");
-                Error::NoDevice { what, hint: format!("there is {}", names.join(", ")) }
+                Error::NoDevice { reason: what, hint: format!("there is {}", names.join(", ")) }
             }
             error => error,
         });

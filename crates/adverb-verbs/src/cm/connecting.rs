@@ -57,7 +57,7 @@ impl PendingConnection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::Rejected`] if it rejected the
+    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::CmRejected`] if it rejected the
     /// request, and the device's error if the queue pair can't be connected. The queue pair is destroyed then.
     pub fn poll(&mut self) -> Result<Option<Connection>> {
         let Some((queue_pair, path)) = self.queue_pair.take().zip(self.path.take()) else {

@@ -168,7 +168,7 @@ impl Connection {
         let deadline = Deadline::new(timeout);
         while !self.ended.load(Ordering::Acquire) {
             if self.wait_event(deadline.left())?.is_none() {
-                return Err(Error::Timeout { timeout, waiting: "waiting for a peer to disconnect" });
+                return Err(Error::Timeout { timeout, action: "waiting for a peer to disconnect" });
             }
         }
         Ok(())

@@ -114,7 +114,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::Rejected`] if
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::CmRejected`] if
     /// the peer rejects the request, and the error of `make`.
     pub fn connect(
         &self,
@@ -131,7 +131,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::Limit`] if the private
+    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::LimitExceeded`] if the private
     /// data is too long.
     pub fn resolve(&self, peer: SocketAddr) -> Result<Route> {
         self.begin_resolve(peer)?.wait()
@@ -141,7 +141,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::Limit`] if the private data is too long.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
         self.begin(peer, Use::Connections)
@@ -340,7 +340,7 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::Rejected`] if it rejects the request, and
+    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::CmRejected`] if it rejects the request, and
     /// otherwise as [`begin_connect`](Route::begin_connect). The queue pair is destroyed then.
     pub fn connect(self, queue_pair: QueuePair) -> Result<Connection> {
         self.begin_connect(queue_pair)?.wait()

@@ -40,8 +40,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::Rejected`] if
-    /// the peer rejects the request or has no listener at that port, and [`Error::Limit`] if the private data is longer
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::CmRejected`] if
+    /// the peer rejects the request or has no listener at that port, and [`Error::LimitExceeded`] if the private data is longer
     /// than [`MAX_DATAGRAM_REQUEST_DATA`] bytes.
     pub fn resolve_service(&self, peer: SocketAddr) -> Result<DatagramService> {
         self.begin_resolve_service(peer)?.wait()
@@ -51,7 +51,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::Limit`] if the private data is too long.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
         check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a question for a datagram queue pair")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
@@ -284,7 +284,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Limit`] if the private data is too long, and [`Error::InvalidRequest`] if the queue pair is of
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue pair is of
     /// another device or port, isn't UD, or has another queue key: create it with [`Path::datagram_queue_pair`]. The request
     /// is rejected then.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
@@ -305,7 +305,7 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Limit`] if the private data is too long. The request is rejected anyway, without private data.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is rejected anyway, without private data.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
         self.identifier.reject(private_data)

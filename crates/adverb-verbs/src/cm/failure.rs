@@ -87,7 +87,7 @@ pub(super) fn rejected(peer: SocketAddr, reason: RejectReason, private_data: Vec
     };
     // Only programs have something to say; the rest is zeros.
     let private_data = if reason == RejectReason::ConsumerReject { private_data } else { Vec::new() };
-    Error::Rejected { peer, reason, private_data, hint }
+    Error::CmRejected { peer, reason, private_data, hint }
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result
             }
             Event::DeviceRemoved => {
                 return Err(Error::NoDevice {
-                    what: format!("the RDMA device of {address} is going away"),
+                    reason: format!("the RDMA device of {address} is going away"),
                     hint: "drop the listener, and what was made from the device".to_owned(),
                 });
             }
@@ -233,7 +233,7 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Limit`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is of another
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is of another
     /// device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`] if it is connected
     /// already, and [`Error::Verb`] if the peer has given up. The queue pair is destroyed then, and the request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
@@ -267,11 +267,11 @@ impl ConnectRequest {
 
     /// Rejects the request, with at most [`MAX_REJECT_DATA`] bytes of private data for the peer.
     ///
-    /// The peer gets [`Error::Rejected`] with the reason [`ConsumerReject`](super::RejectReason::ConsumerReject).
+    /// The peer gets [`Error::CmRejected`] with the reason [`ConsumerReject`](super::RejectReason::ConsumerReject).
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Limit`] if the private data is too long, and [`Error::Verb`] if the peer has given up. The request
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has given up. The request
     /// is rejected anyway.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_REJECT_DATA, "a rejection")?;

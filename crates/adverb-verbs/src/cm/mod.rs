@@ -167,10 +167,10 @@ fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()
     if data.len() <= most {
         return Ok(());
     }
-    Err(Error::Limit {
-        what: format!("the length of private data with {with}").into(),
-        asked: data.len() as u64,
-        most: most as u64,
+    Err(Error::LimitExceeded {
+        quantity: format!("the length of private data with {with}").into(),
+        requested: data.len() as u64,
+        max: most as u64,
         hint: "send the rest as a message, once there is a connection".into(),
     })
 }
@@ -200,7 +200,7 @@ mod tests {
     fn too_much_private_data_is_refused_with_the_limit() {
         check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a request").unwrap();
         let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a request").unwrap_err();
-        assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
+        assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");
         assert!(error.to_string().starts_with("the length of private data with a request is 57"), "{error}");
     }
 }

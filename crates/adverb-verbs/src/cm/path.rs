@@ -82,7 +82,7 @@ impl Path {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Rc {
             return Err(Error::Unsupported {
-                what: format!("connecting a queue pair ({}) by address", queue_pair.transport()).into(),
+                feature: format!("connecting a queue pair ({}) by address", queue_pair.transport()).into(),
                 hint: "make it with `Path::queue_pair`, which makes it reliable".into(),
             });
         }

@@ -58,7 +58,7 @@ impl Buffer {
             }
             _ => {
                 let len = end.saturating_sub(start);
-                Err(Error::OutOfBounds { offset: start, len, room: self.capacity() })
+                Err(Error::OutOfBounds { offset: start, len, size: self.capacity() })
             }
         }
     }
@@ -82,7 +82,7 @@ impl Buffer {
     ///
     /// Returns [`Error::OutOfBounds`] if the capacity is less than `at`. The buffer stays as it was.
     pub fn split_off(&mut self, at: usize) -> Result<Buffer> {
-        let out_of_bounds = Error::OutOfBounds { offset: at, len: 0, room: self.capacity() };
+        let out_of_bounds = Error::OutOfBounds { offset: at, len: 0, size: self.capacity() };
         let Some((first, rest)) =
             u32::try_from(at).ok().and_then(|at| Some((at, self.capacity.checked_sub(at)?)))
         else {

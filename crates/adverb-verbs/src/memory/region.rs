@@ -198,17 +198,21 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the range doesn't lie in the region, and [`Error::TooLong`] if it is 4 GiB or
+    /// Returns [`Error::OutOfBounds`] if the range doesn't lie in the region, and [`Error::LimitExceeded`] if it is 4 GiB or
     /// longer.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
         let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
             offset: range.start,
             len: 0,
-            room: self.len(),
+            size: self.len(),
         })?;
         self.0.check(range.start, len)?;
-        let len =
-            u32::try_from(len).map_err(|_| Error::TooLong { len: len as u64, most: u64::from(u32::MAX) })?;
+        let len = u32::try_from(len).map_err(|_| Error::LimitExceeded {
+            quantity: "region slice size".into(),
+            requested: len as u64,
+            max: u64::from(u32::MAX),
+            hint: "use several slices".into(),
+        })?;
         Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len })
     }
 
@@ -296,7 +300,7 @@ impl Region {
     fn check(&self, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
-            _ => Err(Error::OutOfBounds { offset, len, room: self.len }),
+            _ => Err(Error::OutOfBounds { offset, len, size: self.len }),
         }
     }
 
@@ -304,7 +308,7 @@ impl Region {
     fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
         if self.memory.is_none() {
             return Err(Error::Unsupported {
-                what: "looking at the memory of another device".into(),
+                feature: "looking at the memory of another device".into(),
                 hint: "map the dma-buf where you got it, or have requests move the bytes".into(),
             });
         }

@@ -71,7 +71,7 @@ impl RegisteredBuf {
     pub fn resize(&mut self, len: usize) -> Result<()> {
         match u32::try_from(len) {
             Ok(len) if len <= self.capacity => self.len = len,
-            _ => return Err(Error::OutOfBounds { offset: 0, len, room: self.capacity() }),
+            _ => return Err(Error::OutOfBounds { offset: 0, len, size: self.capacity() }),
         }
         Ok(())
     }
@@ -192,7 +192,7 @@ impl RegisteredBuf {
     fn check(&self, count: usize) -> Result<u32> {
         match u32::try_from(count) {
             Ok(count) if count <= self.len => Ok(count),
-            _ => Err(Error::OutOfBounds { offset: count, len: 0, room: self.len as usize }),
+            _ => Err(Error::OutOfBounds { offset: count, len: 0, size: self.len as usize }),
         }
     }
 

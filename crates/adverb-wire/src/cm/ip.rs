@@ -75,7 +75,7 @@ impl CmaHeader {
     /// Returns [`CmaHeaderError::TooShort`] if there are fewer than 36 bytes, and the errors of
     /// [`from_bytes`](CmaHeader::from_bytes).
     pub fn split(private: &[u8]) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
-        let too_short = CmaHeaderError::TooShort { length: private.len() };
+        let too_short = CmaHeaderError::TooShort { len: private.len() };
         let (bytes, rest) = private.split_first_chunk().ok_or(too_short)?;
         Ok((CmaHeader::from_bytes(bytes)?, rest))
     }
@@ -131,7 +131,7 @@ impl CmaHeader {
     ///
     /// Returns [`DataTooLong`] if `data` is longer than `N` − 36 bytes: 56 in a REQ, 180 in a SIDR_REQ.
     pub fn prepend_to<const N: usize>(&self, data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
-        let too_long = DataTooLong { length: data.len(), max: N.saturating_sub(Self::LEN) };
+        let too_long = DataTooLong { len: data.len(), max: N.saturating_sub(Self::LEN) };
         let mut bytes = [0; N];
         let (header, rest) = bytes.split_first_chunk_mut().ok_or(too_long)?;
         *header = self.to_bytes();
@@ -197,7 +197,7 @@ pub enum CmaHeaderError {
     /// The private data is shorter than the header.
     TooShort {
         /// The length of the private data in bytes.
-        length: usize,
+        len: usize,
     },
     /// The header's version isn't 0.0. The major version is in the high four bits, the minor in the low four.
     Version(u8),
@@ -208,10 +208,10 @@ pub enum CmaHeaderError {
 impl fmt::Display for CmaHeaderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CmaHeaderError::TooShort { length } => {
+            CmaHeaderError::TooShort { len } => {
                 write!(
                     f,
-                    "{length} bytes of private data are too short for the CMA header of {} bytes",
+                    "{len} bytes of private data are too short for the CMA header of {} bytes",
                     CmaHeader::LEN
                 )
             }
@@ -278,7 +278,7 @@ mod tests {
         let good =
             CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap().to_bytes();
         for length in 0..36 {
-            assert_eq!(CmaHeader::split(&good[..length]), Err(CmaHeaderError::TooShort { length }));
+            assert_eq!(CmaHeader::split(&good[..length]), Err(CmaHeaderError::TooShort { len: length }));
         }
         assert_eq!(CmaHeader::split(&good).map(|(_, rest)| rest.len()), Ok(0));
         for version in 1..=255 {
@@ -299,7 +299,7 @@ mod tests {
     fn what_the_consumer_sends_must_fit_behind_the_header() {
         let header = CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap();
         assert!(header.prepend_to::<92>(&[1; 56]).is_ok());
-        assert_eq!(header.prepend_to::<92>(&[1; 57]), Err(DataTooLong { length: 57, max: 56 }));
-        assert_eq!(header.prepend_to::<35>(&[]), Err(DataTooLong { length: 0, max: 0 }));
+        assert_eq!(header.prepend_to::<92>(&[1; 57]), Err(DataTooLong { len: 57, max: 56 }));
+        assert_eq!(header.prepend_to::<35>(&[]), Err(DataTooLong { len: 0, max: 0 }));
     }
 }

@@ -28,7 +28,7 @@ impl<const N: usize> PrivateData<N> {
     /// Returns [`DataTooLong`] if `data` is longer than `N` bytes.
     pub fn new(data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
         let mut bytes = [0; N];
-        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { length: data.len(), max: N })?;
+        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { len: data.len(), max: N })?;
         room.copy_from_slice(data);
         Ok(PrivateData(bytes))
     }
@@ -127,14 +127,14 @@ impl fmt::Debug for AdditionalInfo {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DataTooLong {
     /// The length of the data in bytes.
-    pub length: usize,
+    pub len: usize,
     /// The maximum length in bytes.
     pub max: usize,
 }
 
 impl fmt::Display for DataTooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of data exceed the maximum of {} bytes", self.length, self.max)
+        write!(f, "{} bytes of data exceed the maximum of {} bytes", self.len, self.max)
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     fn data_is_padded_with_zeros_and_never_cut() {
         assert_eq!(*PrivateData::<4>::new(&[1, 2]).unwrap().as_bytes(), [1, 2, 0, 0]);
         assert_eq!(*PrivateData::<4>::new(&[1, 2, 3, 4]).unwrap().as_bytes(), [1, 2, 3, 4]);
-        assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { length: 5, max: 4 }));
+        assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { len: 5, max: 4 }));
         assert_eq!(PrivateData::<4>::new(&[]), Ok(PrivateData::default()));
     }
 

@@ -70,7 +70,7 @@ fn several_connections_go_to_a_server_written_in_c() {
             match connected {
                 Ok(connection) => lines.push((connection, line.unwrap())),
                 // It isn't up yet.
-                Err(Error::Rejected { .. }) if lines.is_empty() && Instant::now() < deadline => {
+                Err(Error::CmRejected { .. }) if lines.is_empty() && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(100));
                 }
                 Err(error) => panic!("{error}"),

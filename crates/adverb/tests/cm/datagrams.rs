@@ -121,7 +121,7 @@ fn a_port_without_a_datagram_listener_is_said_in_words() {
     let (listener, peer) = listen(address);
     drop(listener);
     let error = asking(Connector::new(), peer).join().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
+    assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     assert!(error.to_string().contains("nobody listens on port"), "{error}");
 }
 
@@ -138,7 +138,7 @@ fn a_question_is_rejected_in_words_or_by_dropping_it() {
             drop(request);
         }
         let error = asking.join().unwrap().unwrap_err();
-        let Error::Rejected { reason: RejectReason::ConsumerReject, private_data, .. } = &error else {
+        let Error::CmRejected { reason: RejectReason::ConsumerReject, private_data, .. } = &error else {
             panic!("{error}");
         };
         assert!(!in_words || starts_with(private_data, b"not today"), "{private_data:?}");
@@ -184,7 +184,7 @@ fn what_does_not_fit_datagrams_is_refused() {
     let (listener, peer) = listen(address);
     let long =
         Connector::new().private_data(&[1; MAX_DATAGRAM_REQUEST_DATA + 1]).resolve_service(peer).unwrap_err();
-    assert!(matches!(long, Error::Limit { .. }), "{long}");
+    assert!(matches!(long, Error::LimitExceeded { .. }), "{long}");
     let ask = || {
         let asking = asking(Connector::new().private_data(&[7; MAX_DATAGRAM_REQUEST_DATA]), peer);
         (listener.accept_timeout(PATIENCE).unwrap().expect("a question"), asking)
@@ -200,7 +200,7 @@ fn what_does_not_fit_datagrams_is_refused() {
     let (request, asked) = ask();
     let post = Post::new(request.path(), 1);
     let error = request.accept(&post.queue_pair, &[0; MAX_DATAGRAM_REPLY_DATA + 1]).unwrap_err();
-    assert!(matches!(error, Error::Limit { .. }), "{error}");
+    assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
     assert!(asked.join().unwrap().is_err());
 
     let (request, asked) = ask();
@@ -246,7 +246,7 @@ fn ask_a_server_written_in_c(programs: &Programs, address: IpAddr) {
         match Connector::new().timeout(PATIENCE).resolve_service(peer) {
             Ok(service) => break service,
             // It isn't up yet.
-            Err(Error::Rejected { .. }) if Instant::now() < deadline => {
+            Err(Error::CmRejected { .. }) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(100));
             }
             Err(error) => panic!("{error}"),

@@ -34,7 +34,7 @@ fn a_listener_dropped_with_requests_pending_rejects_them() {
     drop(listener);
     for client in clients {
         let error = client.join().unwrap();
-        assert!(matches!(error, Error::Rejected { .. }), "{error}");
+        assert!(matches!(error, Error::CmRejected { .. }), "{error}");
     }
 }
 

@@ -236,7 +236,7 @@ fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let error = Connector::new().private_data(&[1; MAX_CONNECT_DATA + 1]).resolve(peer).unwrap_err();
-    assert!(matches!(error, Error::Limit { asked: 57, most: 56, .. }), "{error}");
+    assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");
 
     let connector = Connector::new().timeout(PATIENCE).private_data(&[1; MAX_CONNECT_DATA]);
     let client = thread::spawn(move || {
@@ -252,7 +252,7 @@ fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
     request.reject(&[3; MAX_REJECT_DATA]).unwrap();
     let (accepted, error) = client.join().unwrap();
     assert_eq!(accepted, [2; MAX_ACCEPT_DATA]);
-    let Error::Rejected { private_data, .. } = error else { panic!("{error}") };
+    let Error::CmRejected { private_data, .. } = error else { panic!("{error}") };
     assert_eq!(private_data, [3; MAX_REJECT_DATA]);
 }
 
@@ -266,7 +266,7 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     let error = client.join().unwrap();
     println!("{error}");
     assert!(error.hint().is_some());
-    let Error::Rejected { peer: by, reason, private_data, .. } = error else { panic!("{error}") };
+    let Error::CmRejected { peer: by, reason, private_data, .. } = error else { panic!("{error}") };
     assert_eq!((by, reason), (peer, RejectReason::ConsumerReject));
     assert!(starts_with(&private_data, b"not you"));
 
@@ -274,7 +274,7 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
     drop(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     let error = client.join().unwrap();
-    assert!(matches!(error, Error::Rejected { reason: RejectReason::ConsumerReject, .. }), "{error}");
+    assert!(matches!(error, Error::CmRejected { reason: RejectReason::ConsumerReject, .. }), "{error}");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_port_without_listener_is_said_in_words_and_soon() {
     let start = Instant::now();
     let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
     println!("after {:?}: {error}", start.elapsed());
-    assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
+    assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     assert!(error.to_string().contains("nobody listens on port 1 there"), "{error}");
     assert!(start.elapsed() < PATIENCE / 2);
 }
@@ -320,7 +320,7 @@ fn a_host_without_rdma_is_given_up_at_the_deadline() {
     let took = start.elapsed();
     println!("after {took:?}: {error}");
     // Whatever that host is: nobody listens there.
-    assert!(matches!(error, Error::Unreachable { .. } | Error::Rejected { .. }), "{error}");
+    assert!(matches!(error, Error::Unreachable { .. } | Error::CmRejected { .. }), "{error}");
     assert!(took < timeout + Duration::from_secs(2), "{took:?}");
 }
 

@@ -45,7 +45,7 @@ fn play_with_a_server(programs: &Programs, theirs: IpAddr, ours: IpAddr) {
         match connect(&Connector::new().timeout(PATIENCE), peer) {
             Ok(connected) => break connected,
             // It isn't up yet.
-            Err(Error::Rejected { .. }) if Instant::now() < deadline => {
+            Err(Error::CmRejected { .. }) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(100));
             }
             Err(error) => panic!("{error}"),

@@ -90,7 +90,7 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
     // IPv6 isn't IPv4.
     let peer = SocketAddr::new(addresses[2], v4.local_addr().port());
     let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
-    assert!(matches!(error, Error::Rejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
+    assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     // Somebody has the port, on one of the devices.
     let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
     assert!(error.to_string().contains("somebody uses that port already"), "{error}");

@@ -347,7 +347,7 @@ fn a_session_does_not_go_on_without_its_key() {
             scope.spawn(|| other.accept().map(drop));
             let made = connect_link(other.local_addr(), &stranger, &Deadline::new(Duration::from_secs(5)));
             other.stop();
-            assert!(matches!(made, Err(Error::Refused { reason, .. }) if reason == UNKNOWN));
+            assert!(matches!(made, Err(Error::HandshakeRejected { reason, .. }) if reason == UNKNOWN));
         });
         // The connection hasn't noticed.
         assert_eq!(right.link().lock().resume.generation, 0);

@@ -42,7 +42,7 @@ fn unsupported(error: Error, what: impl FnOnce() -> String, hint: &'static str) 
         Error::Verb { error: cause, .. }
             if matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
         {
-            Error::Unsupported { what: what().into(), hint: hint.into() }
+            Error::Unsupported { feature: what().into(), hint: hint.into() }
         }
         _ => error,
     }

@@ -172,7 +172,8 @@ impl Identifier {
             let error = io::Error::from_raw_os_error(libc::ENODEV);
             verb_error(error, "asking a connection for its device".to_owned())
         };
-        let verbs = Ibverbs::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })?;
+        let verbs = Ibverbs::load()
+            .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })?;
         let id = self.id();
         // SAFETY: the identifier is alive, and the fields are plain values.
         let (context, port, gid) =
@@ -360,7 +361,8 @@ impl Drop for Channel {
 
 /// The library, or why there is none.
 fn library() -> Result<&'static RdmaCm> {
-    RdmaCm::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })
+    RdmaCm::load()
+        .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
 }
 
 /// Parameters in the library's form, which borrows the private data.

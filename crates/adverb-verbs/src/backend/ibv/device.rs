@@ -45,11 +45,11 @@ impl Device {
                 0 => "there are no RDMA devices: is the driver loaded?".to_owned(),
                 _ => format!("there is {}", names.join(", ")),
             };
-            return Err(Error::NoDevice { what: format!("there is no RDMA device {name}"), hint });
+            return Err(Error::NoDevice { reason: format!("there is no RDMA device {name}"), hint });
         };
         if let Some(reason) = info.unsupported_reason {
             return Err(Error::Unsupported {
-                what: format!("the device {name}").into(),
+                feature: format!("the device {name}").into(),
                 hint: reason.into(),
             });
         }
@@ -247,7 +247,8 @@ const MOST_GIDS: usize = 2047;
 
 /// The library, or why there is none.
 fn library() -> Result<&'static Ibverbs> {
-    Ibverbs::load().map_err(|error| Error::NotInstalled { reason: error.to_string() })
+    Ibverbs::load()
+        .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
 }
 
 /// The list of devices that libibverbs makes.
@@ -269,7 +270,7 @@ impl DeviceList {
                 match error.raw_os_error() {
                     // What the library says where the kernel has no RDMA at all.
                     Some(libc::ENOSYS | libc::ENOENT) => Err(Error::NoDevice {
-                        what: "this kernel has no RDMA".to_owned(),
+                        reason: "this kernel has no RDMA".to_owned(),
                         hint: "load a driver, or the module ib_uverbs".to_owned(),
                     }),
                     _ => Err(verb_error(error, "listing RDMA devices".to_owned())),

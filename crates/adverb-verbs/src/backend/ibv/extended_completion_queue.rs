@@ -46,7 +46,7 @@ impl Extended {
             let error = io::Error::last_os_error();
             return Err(match error.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => Error::Unsupported {
-                    what: format!("an extended completion queue on {}", device.name).into(),
+                    feature: format!("an extended completion queue on {}", device.name).into(),
                     hint: "make an ordinary one".into(),
                 },
                 _ => verb_error(

@@ -18,7 +18,7 @@ impl QueuePair {
                     if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
                 {
                     Error::Unsupported {
-                        what: format!("multicast on {name}").into(),
+                        feature: format!("multicast on {name}").into(),
                         hint: "send each member a datagram of its own".into(),
                     }
                 }

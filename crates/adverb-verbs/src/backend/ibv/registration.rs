@@ -79,7 +79,7 @@ impl Registration {
             let error = io::Error::last_os_error();
             if says_unsupported(&error) {
                 return Err(Error::Unsupported {
-                    what: format!("registering a dma-buf with {}", device.name).into(),
+                    feature: format!("registering a dma-buf with {}", device.name).into(),
                     hint: "neither rdma-core's part for this device nor its driver can: copy through memory of this \
                            machine instead"
                         .into(),

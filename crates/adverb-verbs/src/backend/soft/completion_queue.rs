@@ -32,15 +32,15 @@ impl CompletionQueue {
         let action = || format!("making a completion queue of {depth} on {}", device.name);
         if kind == CompletionQueueKind::Timestamps {
             return Err(Error::Unsupported {
-                what: format!("the time of completions of {}", device.name).into(),
+                feature: format!("the time of completions of {}", device.name).into(),
                 hint: "look at the clock when you poll: it is the same processor".into(),
             });
         }
         if vector != 0 {
-            return Err(Error::Limit {
-                what: "a completion vector".into(),
-                asked: vector.into(),
-                most: 0,
+            return Err(Error::LimitExceeded {
+                quantity: "a completion vector".into(),
+                requested: vector.into(),
+                max: 0,
                 hint: "".into(),
             });
         }
@@ -66,7 +66,7 @@ impl CompletionQueue {
 
     pub(crate) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
         Err(Error::Unsupported {
-            what: format!("having completion events of {} wait", self.device.name).into(),
+            feature: format!("having completion events of {} wait", self.device.name).into(),
             hint: "poll for a while after each event instead, as a poller does".into(),
         })
     }

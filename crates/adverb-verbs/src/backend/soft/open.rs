@@ -41,7 +41,7 @@ impl Place {
         let address = name.strip_prefix(PREFIX).unwrap_or(name);
         let address = address.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(address);
         address.parse().map(Place::At).map_err(|_| Error::NoDevice {
-            what: format!("there is no software device {name}: {address:?} is no IP address"),
+            reason: format!("there is no software device {name}: {address:?} is no IP address"),
             hint:
                 "one at an address of this machine is `soft:192.0.2.7`, or `soft:2001:db8::7`; one for this \
                    machine alone is `soft`"

@@ -52,10 +52,10 @@ impl QueuePair {
             return Err(backend::of_two_devices());
         }
         if options.inline > MAX_INLINE {
-            return Err(Error::Limit {
-                what: "the number of bytes posted inline".into(),
-                asked: options.inline.into(),
-                most: MAX_INLINE.into(),
+            return Err(Error::LimitExceeded {
+                quantity: "the number of bytes posted inline".into(),
+                requested: options.inline.into(),
+                max: MAX_INLINE.into(),
                 hint: "longer messages gain nothing by it".into(),
             });
         }

@@ -42,7 +42,7 @@ impl Registration {
     /// Memory of other devices can't be reached from here.
     pub(crate) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
         Err(Error::Unsupported {
-            what: format!("registering a dma-buf with {}", domain.device.name).into(),
+            feature: format!("registering a dma-buf with {}", domain.device.name).into(),
             hint: "map it, and register the mapping".into(),
         })
     }

@@ -31,7 +31,12 @@ impl SharedReceiveQueue {
         ] {
             if asked > most {
                 let (asked, most) = (asked.into(), most.into());
-                return Err(Error::Limit { what: what.into(), asked, most, hint: "".into() });
+                return Err(Error::LimitExceeded {
+                    quantity: what.into(),
+                    requested: asked,
+                    max: most,
+                    hint: "".into(),
+                });
             }
         }
         let device = &domain.device;

@@ -150,13 +150,18 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::TooLong`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free, returns
-    /// [`Error::Limit`] if the pool would exceed its [limit](PoolBuilder::max_bytes), [`Error::Allocation`] if the system
+    /// Returns [`Error::LimitExceeded`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free, returns
+    /// [`Error::LimitExceeded`] if the pool would exceed its [limit](PoolBuilder::max_bytes), [`Error::Allocation`] if the system
     /// has no memory, and the device's error if it can't register a chunk: a limit on locked memory is a common reason.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<RegisteredBuf> {
         if len > Pool::MAX_BUFFER_LEN {
-            return Err(Error::TooLong { len: len as u64, most: Pool::MAX_BUFFER_LEN as u64 });
+            return Err(Error::LimitExceeded {
+                quantity: "pool allocation size".into(),
+                requested: len as u64,
+                max: Pool::MAX_BUFFER_LEN as u64,
+                hint: "use a region of its own: `ProtectionDomain::region`".into(),
+            });
         }
         let shared = &self.0.0;
         let (class, partition) = (class::of(len), shared.own_partition());
@@ -301,10 +306,10 @@ impl Shared {
         let len = slot_len * count;
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
-            Error::Limit {
-                what: "the number of registered bytes in a pool".into(),
-                asked: (registered as u64).saturating_add(len as u64),
-                most: self.max_bytes as u64,
+            Error::LimitExceeded {
+                quantity: "the number of registered bytes in a pool".into(),
+                requested: (registered as u64).saturating_add(len as u64),
+                max: self.max_bytes as u64,
                 hint: "drop buffers, or make the pool with a higher `max_bytes`".into(),
             }
         })?;
