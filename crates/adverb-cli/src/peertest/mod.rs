@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// The network loses packets: messages may be absent, but not damaged, where nothing brings them again.
     #[arg(long, requires = "peer")]
     lossy: bool,
-    /// Try only this, such as `rc-write:there`; may be given again.
+    /// Try only this, such as `rc-write:forward`; may be given again.
     #[arg(long, value_name = "OPERATION:DIRECTION", requires = "peer")]
     only: Vec<Case>,
     /// Print a line of JSON for everything that was tried, and nothing else.
@@ -114,8 +114,8 @@ fn tell(result: &CaseResult, json: bool) -> Result<()> {
     let line = if json {
         serde_json::to_string(result)?
     } else {
-        // In columns that line up: the longest name is that of `rc-write-imm:there`.
-        format!("{:18}  {result}", result.case.to_string())
+        // In columns that line up: the longest name is that of `rc-write-imm:forward`.
+        format!("{:20}  {result}", result.case.to_string())
     };
     // Whoever follows wants to see each at once.
     let mut out = io::stdout().lock();

@@ -24,7 +24,7 @@ impl Case {
     }
 }
 
-/// As it is written on command lines: `rc-write-imm:there`.
+/// As it is written on command lines: `rc-write-imm:forward`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.operation, self.direction)
@@ -37,7 +37,7 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Case, String> {
         Case::all().find(|case| case.to_string() == text).ok_or_else(|| {
             let names = Operation::ALL.map(|operation| operation.to_string()).join(", ");
-            format!("no case is called “{text}”: one of {names}, with `:there` or `:back` behind it")
+            format!("no case is called “{text}”: one of {names}, with `:forward` or `:reverse` after it")
         })
     }
 }
@@ -78,13 +78,13 @@ named! {
         /// SEND over a reliable connection.
         RcSend = "rc-send",
         /// SEND with immediate data over a reliable connection.
-        RcSendImmediate = "rc-send-imm",
+        RcSendWithImm = "rc-send-imm",
         /// SEND that invalidates a window of type 2B, which is bound to the connection's queue pair.
         RcSendInvalidate = "rc-send-inv",
         /// WRITE over a reliable connection.
         RcWrite = "rc-write",
         /// WRITE with immediate data over a reliable connection.
-        RcWriteImmediate = "rc-write-imm",
+        RcWriteWithImm = "rc-write-imm",
         /// READ.
         RcRead = "rc-read",
         /// Compare and swap.
@@ -104,9 +104,9 @@ named! {
     /// By which of the two.
     Direction {
         /// By the end that decides, to the other.
-        There = "there",
+        Forward = "forward",
         /// By the end that serves.
-        Back = "back",
+        Reverse = "reverse",
     }
 }
 
@@ -185,14 +185,14 @@ mod tests {
 
     #[test]
     fn a_result_is_flat_for_programs_that_read_it() {
-        let case = Case { operation: Operation::UcWrite, direction: Direction::Back };
+        let case = Case { operation: Operation::UcWrite, direction: Direction::Reverse };
         let outcome = CaseOutcome::Failed { reason: "a byte".into() };
         let counts = Counts { sent: 3, arrived: 2, bytes: 9 };
         let value = serde_json::to_value(CaseResult { case, counts, outcome, seconds: 0.5 }).unwrap();
         assert_eq!(
             value,
             serde_json::json!({
-                "operation": "uc-write", "direction": "back", "sent": 3, "arrived": 2, "bytes": 9,
+                "operation": "uc-write", "direction": "reverse", "sent": 3, "arrived": 2, "bytes": 9,
                 "outcome": "failed", "reason": "a byte", "seconds": 0.5,
             })
         );

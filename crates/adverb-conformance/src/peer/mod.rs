@@ -122,8 +122,8 @@ impl Session {
     pub fn run(&mut self, case: Case) -> Result<CaseResult> {
         let start = Instant::now();
         let (from, to) = match case.direction {
-            Direction::There => (&mut self.here, &mut self.there),
-            Direction::Back => (&mut self.there, &mut self.here),
+            Direction::Forward => (&mut self.here, &mut self.there),
+            Direction::Reverse => (&mut self.there, &mut self.here),
         };
         let mut script = Script::new(from, to, self.settings, self.seed);
         let ended = script.play(case.operation);

@@ -80,10 +80,10 @@ impl<'a> Script<'a> {
     pub(super) fn play(&mut self, operation: Operation) -> Result<()> {
         match operation {
             Operation::RcSend => self.rc_send(Immediate::None),
-            Operation::RcSendImmediate => self.rc_send(Immediate::All),
+            Operation::RcSendWithImm => self.rc_send(Immediate::All),
             Operation::RcSendInvalidate => self.rc_send_invalidate(),
             Operation::RcWrite => self.rc_write(Immediate::None),
-            Operation::RcWriteImmediate => self.rc_write(Immediate::All),
+            Operation::RcWriteWithImm => self.rc_write(Immediate::All),
             Operation::RcRead => self.rc_read(),
             Operation::RcCompareSwap => self.rc_atomics(true),
             Operation::RcFetchAdd => self.rc_atomics(false),

@@ -18,17 +18,17 @@ tests! { "addressing";
     the_gid_table_has_used_entries_only,
     the_chosen_gid_is_the_best_there_is,
     an_address_chooses_its_gid,
-    an_address_that_the_port_lacks_is_answered_with_those_it_has,
+    an_address_that_the_port_lacks_is_an_error_that_lists_its_addresses,
     a_queue_pair_has_the_gid_of_its_address,
     a_gid_index_without_an_entry_is_refused,
     connections_work_over_every_gid,
     [Need::BothFamilies] a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint,
-    an_endpoint_says_what_a_peer_must_know,
+    an_endpoint_has_the_data_that_a_peer_needs,
     connections_work_with_every_mtu,
     the_smaller_mtu_of_both_ends_is_used,
     connections_work_with_every_traffic_class_and_label,
-    endpoints_survive_being_serialised,
-    remote_memory_survives_being_serialised,
+    serialization_keeps_endpoints,
+    serialization_keeps_remote_memory,
     numbers_beyond_24_bits_are_refused,
 }
 
@@ -71,7 +71,7 @@ fn an_address_chooses_its_gid(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_address_that_the_port_lacks_is_answered_with_those_it_has(fixture: &Fixture) -> Result<()> {
+fn an_address_that_the_port_lacks_is_an_error_that_lists_its_addresses(fixture: &Fixture) -> Result<()> {
     let error = fixture.device.gid_for(fixture.port.number, Some(NOBODY)).err().context("it has it")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
@@ -127,7 +127,7 @@ fn a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint(fixture: &Fixture) -> R
     Ok(())
 }
 
-fn an_endpoint_says_what_a_peer_must_know(fixture: &Fixture) -> Result<()> {
+fn an_endpoint_has_the_data_that_a_peer_needs(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(Rc).side(None)?;
     let endpoint = side.qp.endpoint();
     ensure!(endpoint.qpn == side.qp.qpn(), "its number is another");
@@ -179,7 +179,7 @@ fn connections_work_with_every_traffic_class_and_label(fixture: &Fixture) -> Res
     Ok(())
 }
 
-fn endpoints_survive_being_serialised(fixture: &Fixture) -> Result<()> {
+fn serialization_keeps_endpoints(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
     let travel = |endpoint: Endpoint| -> Result<Endpoint> {
         let copy = serde_json::from_str(&serde_json::to_string(&endpoint)?)?;
@@ -191,7 +191,7 @@ fn endpoints_survive_being_serialised(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-fn remote_memory_survives_being_serialised(fixture: &Fixture) -> Result<()> {
+fn serialization_keeps_remote_memory(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let copy: RemoteMemory = serde_json::from_str(&serde_json::to_string(&region.remote())?)?;

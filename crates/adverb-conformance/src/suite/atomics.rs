@@ -12,12 +12,12 @@ use crate::registry::tests;
 tests! { "atomics";
     [Need::Atomics] fetch_add_returns_the_old_word_and_adds,
     [Need::Atomics] fetch_add_wraps,
-    [Need::Atomics] compare_swap_swaps_what_is_equal,
-    [Need::Atomics] compare_swap_leaves_what_differs,
+    [Need::Atomics] compare_swap_swaps_an_equal_word,
+    [Need::Atomics] compare_swap_keeps_a_different_word,
     [Need::Atomics] atomics_touch_only_their_word,
     [Need::Atomics] words_are_in_the_machines_byte_order,
     [Need::Atomics] many_atomics_in_flight_are_executed_once_each_and_in_order,
-    [Need::Atomics] an_atomic_whose_result_has_not_eight_bytes_is_refused,
+    [Need::Atomics] an_atomic_whose_result_buffer_is_not_eight_bytes_is_refused,
     [Need::Atomics] atomics_of_two_queue_pairs_on_one_word_all_count,
 }
 
@@ -48,7 +48,7 @@ fn fetch_add_wraps(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn compare_swap_swaps_what_is_equal(fixture: &Fixture) -> Result<()> {
+fn compare_swap_swaps_an_equal_word(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, ALL)?;
     let mut word = 0;
@@ -63,7 +63,7 @@ fn compare_swap_swaps_what_is_equal(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn compare_swap_leaves_what_differs(fixture: &Fixture) -> Result<()> {
+fn compare_swap_keeps_a_different_word(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, ALL)?;
     region.word(0)?.store(5, Ordering::Relaxed);
@@ -117,7 +117,7 @@ fn many_atomics_in_flight_are_executed_once_each_and_in_order(fixture: &Fixture)
     Ok(())
 }
 
-fn an_atomic_whose_result_has_not_eight_bytes_is_refused(fixture: &Fixture) -> Result<()> {
+fn an_atomic_whose_result_buffer_is_not_eight_bytes_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, ALL)?;
     for len in [0, 4, 7, 9, 16] {

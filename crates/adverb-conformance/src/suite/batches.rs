@@ -16,9 +16,9 @@ tests! { "batches";
     a_batch_may_fill_the_queue,
     a_batch_that_does_not_fit_is_refused_whole,
     a_batch_of_receives_that_does_not_fit_is_refused_whole,
-    a_batch_with_a_request_that_is_wrong_is_refused_whole,
+    a_batch_with_an_invalid_request_is_refused_whole,
     a_batch_may_mix_operations,
-    [Need::Segments(3)] a_batch_may_mix_numbers_of_pieces,
+    [Need::Segments(3)] a_batch_may_mix_segment_counts,
     ids_of_a_batch_are_those_of_its_completions,
     batches_and_single_requests_keep_their_order,
 }
@@ -112,7 +112,7 @@ fn a_batch_of_receives_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> 
     Ok(())
 }
 
-fn a_batch_with_a_request_that_is_wrong_is_refused_whole(fixture: &Fixture) -> Result<()> {
+fn a_batch_with_an_invalid_request_is_refused_whole(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let write =
@@ -152,7 +152,7 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_batch_may_mix_numbers_of_pieces(fixture: &Fixture) -> Result<()> {
+fn a_batch_may_mix_segment_counts(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
     (0..4).try_for_each(|_| pair.right.offer(300).map(drop))?;
     let buffers = |count: u64| (0..count).map(|seed| pair.left.filled(100, seed)).collect::<Result<Vec<_>>>();

@@ -9,14 +9,14 @@ use crate::registry::tests;
 
 tests! { "buffers";
     a_new_buffer_is_all_zeros,
-    a_buffer_narrows_and_widens_within_its_capacity,
-    a_narrowed_buffer_sends_just_that_part,
-    a_narrowed_receive_touches_just_that_part,
-    a_message_is_the_part_that_came,
+    a_buffers_range_stays_within_its_capacity,
+    a_buffer_sends_only_its_range,
+    a_receive_writes_only_the_range_of_its_buffer,
+    the_range_of_a_received_buffer_is_the_message,
     a_split_buffer_is_two,
     both_halves_of_a_split_buffer_are_in_flight_at_once,
-    a_buffer_is_sent_on_as_it_was_received,
-    a_buffer_made_on_another_thread_works,
+    a_received_buffer_can_be_sent,
+    a_buffer_created_on_another_thread_works,
 }
 
 fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
@@ -29,7 +29,7 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_buffer_narrows_and_widens_within_its_capacity(fixture: &Fixture) -> Result<()> {
+fn a_buffers_range_stays_within_its_capacity(fixture: &Fixture) -> Result<()> {
     let mut buffer = fixture.device.protection_domain()?.buffer(100)?;
     fill(&mut buffer, 1);
     buffer.set_range(10..20)?;
@@ -48,7 +48,7 @@ fn a_buffer_narrows_and_widens_within_its_capacity(fixture: &Fixture) -> Result<
     check(&buffer, 1)
 }
 
-fn a_narrowed_buffer_sends_just_that_part(fixture: &Fixture) -> Result<()> {
+fn a_buffer_sends_only_its_range(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.left.filled(1000, 1)?;
     buffer.set_range(100..350)?;
@@ -56,7 +56,7 @@ fn a_narrowed_buffer_sends_just_that_part(fixture: &Fixture) -> Result<()> {
     same(&message, &pattern(1000, 1)[100..350])
 }
 
-fn a_narrowed_receive_touches_just_that_part(fixture: &Fixture) -> Result<()> {
+fn a_receive_writes_only_the_range_of_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.right.filled(1000, 1)?;
     buffer.set_range(100..350)?;
@@ -71,7 +71,7 @@ fn a_narrowed_receive_touches_just_that_part(fixture: &Fixture) -> Result<()> {
     same(&buffer, &expected)
 }
 
-fn a_message_is_the_part_that_came(fixture: &Fixture) -> Result<()> {
+fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.right.buffer(1000)?;
     buffer.set_range(500..1000)?;
@@ -110,7 +110,7 @@ fn both_halves_of_a_split_buffer_are_in_flight_at_once(fixture: &Fixture) -> Res
     Ok(())
 }
 
-fn a_buffer_is_sent_on_as_it_was_received(fixture: &Fixture) -> Result<()> {
+fn a_received_buffer_can_be_sent(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut message = pair.deliver(pair.left.filled(777, 3)?)?;
     for _ in 0..10 {
@@ -123,7 +123,7 @@ fn a_buffer_is_sent_on_as_it_was_received(fixture: &Fixture) -> Result<()> {
 }
 
 /// Two handles to one protection domain are the same domain, wherever they are.
-fn a_buffer_made_on_another_thread_works(fixture: &Fixture) -> Result<()> {
+fn a_buffer_created_on_another_thread_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let domain = pair.left.domain.clone();
     let region = pair.right.region(64, READ_WRITE)?;

@@ -18,14 +18,14 @@ tests! { "completion queues";
     a_queue_is_resized_while_requests_are_in_flight,
     a_queue_of_no_depth_or_too_much_is_refused,
     a_resized_queue_still_has_events,
-    every_completion_vector_makes_events,
-    a_completion_vector_that_is_not_there_is_refused,
-    [Need::Moderation] a_moderated_queue_tells_of_many_at_once,
-    moderation_beyond_what_the_device_can_is_refused_in_words,
-    who_polls_for_solicited_completions_sleeps_through_others,
-    who_polls_for_solicited_completions_is_woken_by_a_failure,
-    who_polls_for_solicited_completions_gets_what_is_there_already,
-    a_queue_without_events_can_not_be_polled_for_solicited_completions,
+    every_completion_vector_delivers_events,
+    an_unknown_completion_vector_is_refused,
+    [Need::Moderation] a_moderated_queue_coalesces_events,
+    moderation_beyond_the_devices_limit_is_refused_with_an_explanation,
+    poll_solicited_sleeps_through_unsolicited_completions,
+    poll_solicited_is_woken_by_a_failure,
+    poll_solicited_returns_completions_that_are_already_queued,
+    poll_solicited_needs_a_queue_with_events,
 }
 
 fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Result<()> {
@@ -119,7 +119,7 @@ fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
     pair.right.take(1).map(drop)
 }
 
-fn every_completion_vector_makes_events(fixture: &Fixture) -> Result<()> {
+fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
     ensure!(vectors > 0, "there is none");
     for vector in 0..vectors.min(16) {
@@ -135,7 +135,7 @@ fn every_completion_vector_makes_events(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result<()> {
+fn an_unknown_completion_vector_is_refused(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
     for vector in [vectors, u32::MAX] {
         let made = fixture.device.completion_queue(8).vector(vector).create();
@@ -144,7 +144,7 @@ fn a_completion_vector_that_is_not_there_is_refused(fixture: &Fixture) -> Result
     Ok(())
 }
 
-fn a_moderated_queue_tells_of_many_at_once(fixture: &Fixture) -> Result<()> {
+fn a_moderated_queue_coalesces_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let most = fixture.device.attributes().moderation.context("it can't be moderated")?;
     let (count, period) = (most.max_count.min(8), most.max_period);
@@ -161,7 +161,7 @@ fn a_moderated_queue_tells_of_many_at_once(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-fn moderation_beyond_what_the_device_can_is_refused_in_words(fixture: &Fixture) -> Result<()> {
+fn moderation_beyond_the_devices_limit_is_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).events().create()?;
     let refused = cq.moderate(u16::MAX, Duration::from_secs(1));
     match fixture.device.attributes().moderation {
@@ -174,7 +174,7 @@ fn moderation_beyond_what_the_device_can_is_refused_in_words(fixture: &Fixture) 
     Ok(())
 }
 
-fn who_polls_for_solicited_completions_sleeps_through_others(fixture: &Fixture) -> Result<()> {
+fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for _ in 0..4 {
         pair.right.offer(8)?;
@@ -203,7 +203,7 @@ fn who_polls_for_solicited_completions_sleeps_through_others(fixture: &Fixture) 
     })
 }
 
-fn who_polls_for_solicited_completions_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
+fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.offer(8)?;
     std::thread::scope(|scope| {
@@ -219,7 +219,7 @@ fn who_polls_for_solicited_completions_is_woken_by_a_failure(fixture: &Fixture) 
     })
 }
 
-fn who_polls_for_solicited_completions_gets_what_is_there_already(fixture: &Fixture) -> Result<()> {
+fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let mut completions = Vec::new();
     ensure!(pair.right.cq.poll_solicited(&mut completions, MOMENT)? == 0, "something was there");
@@ -230,7 +230,7 @@ fn who_polls_for_solicited_completions_gets_what_is_there_already(fixture: &Fixt
     Ok(())
 }
 
-fn a_queue_without_events_can_not_be_polled_for_solicited_completions(fixture: &Fixture) -> Result<()> {
+fn poll_solicited_needs_a_queue_with_events(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
     let polled = cq.poll_solicited(&mut Vec::new(), MOMENT);
     ensure!(matches!(polled, Err(Error::Unsupported { .. })), "{polled:?}");

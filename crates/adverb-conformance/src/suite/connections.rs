@@ -20,8 +20,8 @@ tests! { "connection manager";
     [Need::ConnectionManager] private_data_reaches_both_peers,
     [Need::ConnectionManager] a_rejection_reaches_the_peer_with_its_data,
     [Need::ConnectionManager] a_request_that_is_dropped_is_rejected,
-    [Need::ConnectionManager] a_port_where_nobody_listens_is_said_in_words,
-    [Need::ConnectionManager] a_listener_that_does_not_answer_is_given_up_in_time,
+    [Need::ConnectionManager] connecting_to_a_port_without_a_listener_fails_with_an_explanation,
+    [Need::ConnectionManager] connecting_to_a_silent_listener_times_out,
     [Need::ConnectionManager] a_disconnect_reaches_the_peer_and_flushes_its_receives,
     [Need::ConnectionManager] a_dropped_connection_is_a_disconnect,
     [Need::ConnectionManager] many_connections_are_accepted_from_one_listener,
@@ -155,7 +155,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_port_where_nobody_listens_is_said_in_words(fixture: &Fixture) -> Result<()> {
+fn connecting_to_a_port_without_a_listener_fails_with_an_explanation(fixture: &Fixture) -> Result<()> {
     // A port that somebody had just now is nobody's.
     let peer = listen(fixture)?.local_addr();
     let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
@@ -166,7 +166,7 @@ fn a_port_where_nobody_listens_is_said_in_words(fixture: &Fixture) -> Result<()>
     Ok(())
 }
 
-fn a_listener_that_does_not_answer_is_given_up_in_time(fixture: &Fixture) -> Result<()> {
+fn connecting_to_a_silent_listener_times_out(fixture: &Fixture) -> Result<()> {
     let listener = listen(fixture)?;
     let timeout = Duration::from_millis(500);
     let start = Instant::now();

@@ -8,18 +8,18 @@ use super::datagrams::{exchange, offer, way};
 use crate::fixture::{Fixture, MOMENT, QKEY, READ_WRITE, check, expect};
 use crate::registry::tests;
 
-tests! { "datagrams that are refused";
+tests! { "refused datagrams";
     a_datagram_with_another_queue_key_is_dropped,
     a_datagram_without_a_receive_is_dropped,
-    a_datagram_to_nobody_is_lost_and_nobody_hears_of_it,
-    a_datagram_longer_than_a_packet_is_refused_and_comes_back,
-    a_datagram_without_a_recipient_is_refused_and_comes_back,
-    a_connection_refuses_a_recipient,
-    a_receive_too_small_for_any_datagram_is_refused_and_comes_back,
+    a_datagram_to_an_unknown_queue_pair_is_lost_silently,
+    a_datagram_longer_than_a_packet_is_refused_and_returns_its_buffer,
+    a_datagram_without_a_destination_is_refused_and_returns_its_buffer,
+    a_connected_queue_pair_refuses_a_destination,
+    a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer,
     datagrams_only_send,
     datagrams_are_flushed_when_the_queue_pair_fails,
     a_datagram_queue_pair_recovers_by_a_reset,
-    a_message_of_a_connection_is_no_datagram,
+    a_message_of_a_connection_does_not_convert_to_a_datagram,
 }
 
 /// Vol. 1, 9.6.1.4.2.2: dropped in silence, and the receive is still there.
@@ -46,7 +46,7 @@ fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
     check(&came.message, 2)
 }
 
-fn a_datagram_to_nobody_is_lost_and_nobody_hears_of_it(fixture: &Fixture) -> Result<()> {
+fn a_datagram_to_an_unknown_queue_pair_is_lost_silently(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let gone = fixture.pair(Ud).side(None)?;
     let recipient = way(&pair.left, &gone)?;
@@ -58,7 +58,7 @@ fn a_datagram_to_nobody_is_lost_and_nobody_hears_of_it(fixture: &Fixture) -> Res
     check(&came.message, 2)
 }
 
-fn a_datagram_longer_than_a_packet_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn a_datagram_longer_than_a_packet_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
     let error = pair.left.refuses(request.destination(&way(&pair.left, &pair.right)?))?;
@@ -66,14 +66,14 @@ fn a_datagram_longer_than_a_packet_is_refused_and_comes_back(fixture: &Fixture) 
     Ok(())
 }
 
-fn a_datagram_without_a_recipient_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn a_datagram_without_a_destination_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
     Ok(())
 }
 
-fn a_connection_refuses_a_recipient(fixture: &Fixture) -> Result<()> {
+fn a_connected_queue_pair_refuses_a_destination(fixture: &Fixture) -> Result<()> {
     let datagrams = fixture.pair(Ud).connect()?;
     let recipient = way(&datagrams.left, &datagrams.right)?;
     for transport in [adverb::verbs::Transport::Rc, adverb::verbs::Transport::Uc] {
@@ -85,7 +85,7 @@ fn a_connection_refuses_a_recipient(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_receive_too_small_for_any_datagram_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(Ud).side(None)?;
     for size in [0, 40, fixture.datagram_room() - 1] {
         let error = side.refuses_recv(side.buffer(size)?)?;
@@ -136,7 +136,7 @@ fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
     check(&came.message, 2)
 }
 
-fn a_message_of_a_connection_is_no_datagram(fixture: &Fixture) -> Result<()> {
+fn a_message_of_a_connection_does_not_convert_to_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let receiving = pair.right.offer(100)?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;

@@ -17,18 +17,18 @@ tests! { "datagrams";
     datagrams_of_every_size_arrive_whole,
     a_datagram_brings_all_bits_of_its_immediate_data,
     a_datagram_without_immediate_data_brings_none,
-    a_datagram_says_who_sent_it,
+    a_datagram_names_its_sender,
     a_datagram_can_be_answered,
-    datagrams_go_to_many_recipients,
+    datagrams_reach_many_destinations,
     datagrams_come_from_many_senders,
     a_queue_pair_can_write_to_itself,
     [Need::Ipv6] datagrams_work_over_ipv6,
     datagrams_work_over_every_gid,
     datagrams_are_gathered_and_scattered,
-    datagrams_can_be_inlined,
-    unsignaled_datagrams_come_back,
+    datagrams_can_be_sent_inline,
+    unsignaled_datagrams_return_their_buffers,
     an_address_handle_serves_many_datagrams,
-    an_address_handle_may_go_while_its_datagram_is_in_flight,
+    an_address_handle_may_be_dropped_while_its_datagram_is_in_flight,
     an_address_handle_is_made_from_an_address,
     a_full_queue_of_datagrams_arrives,
 }
@@ -90,7 +90,7 @@ fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-fn a_datagram_says_who_sent_it(fixture: &Fixture) -> Result<()> {
+fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = offer(fixture, &pair.right)?;
     pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).destination(&way(&pair.left, &pair.right)?))?;
@@ -123,7 +123,7 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     check(&came.message, 1)
 }
 
-fn datagrams_go_to_many_recipients(fixture: &Fixture) -> Result<()> {
+fn datagrams_reach_many_destinations(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Ud).depth(16, 16);
     let pair = builder.clone().connect()?;
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
@@ -214,7 +214,7 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     same(&read(&to, 40, size)?, &pattern(size, 6))
 }
 
-fn datagrams_can_be_inlined(fixture: &Fixture) -> Result<()> {
+fn datagrams_can_be_sent_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).max_inline_data(64).connect()?;
     for size in [0, 1, 64] {
         let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inline())?;
@@ -224,7 +224,7 @@ fn datagrams_can_be_inlined(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn unsignaled_datagrams_come_back(fixture: &Fixture) -> Result<()> {
+fn unsignaled_datagrams_return_their_buffers(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(16, 16).connect()?;
     let recipient = way(&pair.left, &pair.right)?;
     for _ in 0..4 {
@@ -249,7 +249,7 @@ fn an_address_handle_serves_many_datagrams(fixture: &Fixture) -> Result<()> {
     in_order(came, 0..50).map(drop)
 }
 
-fn an_address_handle_may_go_while_its_datagram_is_in_flight(fixture: &Fixture) -> Result<()> {
+fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(64, 64).connect()?;
     (0..64).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
     for seed in 0..64 {

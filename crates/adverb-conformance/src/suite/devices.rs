@@ -16,13 +16,13 @@ pub(super) const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 tests! { "devices";
     the_device_is_listed,
     a_device_can_be_opened_twice,
-    an_unknown_name_is_answered_with_those_there_are,
+    an_unknown_name_is_an_error_that_lists_the_devices,
     a_device_is_found_by_each_of_its_addresses,
-    an_unknown_address_is_answered_with_those_there_are,
+    an_unknown_address_is_an_error_that_lists_the_addresses,
     the_first_device_has_an_active_port,
     the_limits_are_plausible,
     ports_count_from_one,
-    a_port_that_is_not_there_is_an_error,
+    an_unknown_port_is_an_error,
     a_port_has_a_plausible_mtu_and_message_length,
     a_port_has_a_partition_key,
     an_idle_device_has_no_events,
@@ -53,7 +53,7 @@ fn a_device_can_be_opened_twice(fixture: &Fixture) -> Result<()> {
     fixture.rc()?.ping()
 }
 
-fn an_unknown_name_is_answered_with_those_there_are(fixture: &Fixture) -> Result<()> {
+fn an_unknown_name_is_an_error_that_lists_the_devices(fixture: &Fixture) -> Result<()> {
     let error = Device::open("no such device").err().context("it was opened")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
     let named = error.hint().is_some_and(|hint| hint.contains(fixture.device.name()));
@@ -69,7 +69,7 @@ fn a_device_is_found_by_each_of_its_addresses(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_unknown_address_is_answered_with_those_there_are(fixture: &Fixture) -> Result<()> {
+fn an_unknown_address_is_an_error_that_lists_the_addresses(fixture: &Fixture) -> Result<()> {
     let error = Device::by_address(NOBODY).err().context("a device was found")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
@@ -117,7 +117,7 @@ fn ports_count_from_one(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_port_that_is_not_there_is_an_error(fixture: &Fixture) -> Result<()> {
+fn an_unknown_port_is_an_error(fixture: &Fixture) -> Result<()> {
     for number in [0, fixture.device.attributes().port_count + 1, u8::MAX] {
         ensure!(fixture.device.port(number).is_err(), "there is a port {number}");
     }

@@ -10,18 +10,18 @@ use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, expect, read};
 use crate::registry::tests;
 
 tests! { "dropping";
-    objects_may_go_in_every_order,
-    objects_may_go_in_every_order_with_requests_in_flight,
-    a_queue_pair_takes_its_requests_with_it,
-    a_completion_outlives_all_that_it_came_from,
+    objects_may_be_dropped_in_every_order,
+    objects_may_be_dropped_in_every_order_with_requests_in_flight,
+    dropping_a_queue_pair_releases_the_memory_of_its_requests,
+    a_completion_outlives_its_queues,
     a_buffer_outlives_its_device,
-    a_region_outlives_its_handle_while_a_request_has_it,
+    a_region_outlives_its_handle_while_a_request_uses_it,
     a_cloned_region_stays_registered,
-    a_queue_pair_may_go_while_its_peer_sends,
-    a_queue_pair_may_go_while_its_peer_reads,
-    a_region_may_go_while_a_peer_writes,
-    objects_are_made_and_dropped_many_times,
-    an_armed_completion_queue_may_go,
+    a_queue_pair_may_be_dropped_while_its_peer_sends,
+    a_queue_pair_may_be_dropped_while_its_peer_reads,
+    a_region_may_be_dropped_while_a_peer_writes,
+    objects_are_created_and_dropped_many_times,
+    an_armed_completion_queue_may_be_dropped,
 }
 
 /// Calls with every order of the numbers below `count`.
@@ -55,7 +55,7 @@ fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
 }
 
 /// Device, domain, completion queue, queue pair, region and buffer: 720 orders.
-fn objects_may_go_in_every_order(fixture: &Fixture) -> Result<()> {
+fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
     let name = fixture.device.name();
     orders(6, &mut |order| {
         let device = Device::open(name)?;
@@ -81,7 +81,7 @@ fn objects_may_go_in_every_order(fixture: &Fixture) -> Result<()> {
 
 /// Domain, completion queue, queue pair, region and a handle to the device, with sends that the peer doesn't take, receives
 /// and a READ that is being answered: 120 orders.
-fn objects_may_go_in_every_order_with_requests_in_flight(fixture: &Fixture) -> Result<()> {
+fn objects_may_be_dropped_in_every_order_with_requests_in_flight(fixture: &Fixture) -> Result<()> {
     orders(5, &mut |order| {
         let pair = fixture.pair(Rc).depth(8, 8).connect()?;
         let region = pair.left.region(64, READ_WRITE)?;
@@ -110,7 +110,7 @@ fn is_free(region: MemoryRegion) -> Result<(), MemoryRegion> {
     region.into_buffer().map(drop)
 }
 
-fn a_queue_pair_takes_its_requests_with_it(fixture: &Fixture) -> Result<()> {
+fn dropping_a_queue_pair_releases_the_memory_of_its_requests(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let pair = fixture.pair(transport).connect()?;
         let region = pair.left.region(64, Access::LOCAL_WRITE)?;
@@ -123,7 +123,7 @@ fn a_queue_pair_takes_its_requests_with_it(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_completion_outlives_all_that_it_came_from(fixture: &Fixture) -> Result<()> {
+fn a_completion_outlives_its_queues(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let receiving = pair.right.offer(64)?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 3)?))?;
@@ -138,7 +138,7 @@ fn a_buffer_outlives_its_device(fixture: &Fixture) -> Result<()> {
     check(&buffer, 5)
 }
 
-fn a_region_outlives_its_handle_while_a_request_has_it(fixture: &Fixture) -> Result<()> {
+fn a_region_outlives_its_handle_while_a_request_uses_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, Access::LOCAL_WRITE)?;
     let receiving = pair.right.recv(adverb::verbs::RecvRequest::new(region.slice(0..64)?))?;
@@ -161,7 +161,7 @@ fn a_cloned_region_stays_registered(fixture: &Fixture) -> Result<()> {
     check(&read(&clone, 0, 64)?, 2)
 }
 
-fn a_queue_pair_may_go_while_its_peer_sends(fixture: &Fixture) -> Result<()> {
+fn a_queue_pair_may_be_dropped_while_its_peer_sends(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         let pair = fixture.pair(Rc).impatient().connect()?;
         let size = 20 * fixture.mtu();
@@ -180,7 +180,7 @@ fn a_queue_pair_may_go_while_its_peer_sends(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_queue_pair_may_go_while_its_peer_reads(fixture: &Fixture) -> Result<()> {
+fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         let pair = fixture.pair(Rc).impatient().connect()?;
         let size = 20 * fixture.mtu();
@@ -195,7 +195,7 @@ fn a_queue_pair_may_go_while_its_peer_reads(fixture: &Fixture) -> Result<()> {
 }
 
 /// A WRITE may come too late, and is refused then; it never reaches memory that was freed.
-fn a_region_may_go_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
+fn a_region_may_be_dropped_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().timeout(16);
     for _ in 0..10 {
         let pair = fixture.pair(Rc).options(options).connect()?;
@@ -213,7 +213,7 @@ fn a_region_may_go_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn objects_are_made_and_dropped_many_times(fixture: &Fixture) -> Result<()> {
+fn objects_are_created_and_dropped_many_times(fixture: &Fixture) -> Result<()> {
     for round in 0..100 {
         let pair = fixture.pair(Rc).depth(4, 4).connect().with_context(|| format!("round {round}"))?;
         pair.ping()?;
@@ -221,7 +221,7 @@ fn objects_are_made_and_dropped_many_times(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_armed_completion_queue_may_go(fixture: &Fixture) -> Result<()> {
+fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
     for take in [false, true] {
         let pair = fixture.pair(Rc).events().connect()?;
         pair.right.offer(8)?;

@@ -15,20 +15,20 @@ use crate::registry::tests;
 const MANY: u64 = 1_000_000;
 
 tests! { "events";
-    only_a_queue_made_for_them_has_events,
-    an_armed_queue_tells_of_a_completion,
-    a_queue_that_is_not_armed_tells_nothing,
-    arming_is_good_for_one_event,
-    what_came_before_arming_is_found_by_polling_again,
-    who_waits_for_solicited_completions_is_not_woken_by_others,
-    a_failure_wakes_who_waits_for_solicited_completions,
-    waiting_sleeps_until_the_completion_comes,
-    waiting_without_a_limit_ends_with_the_completion,
-    a_wait_for_an_event_ends_with_it_or_in_time,
-    waits_with_and_without_a_limit_may_be_mixed,
+    only_a_queue_created_with_events_has_them,
+    an_armed_queue_delivers_an_event,
+    an_unarmed_queue_delivers_no_event,
+    arming_delivers_one_event,
+    completions_from_before_arming_are_found_by_polling_again,
+    unsolicited_completions_do_not_end_a_wait_for_solicited_ones,
+    a_failure_ends_a_wait_for_solicited_completions,
+    waiting_sleeps_until_a_completion_arrives,
+    waiting_without_a_timeout_ends_with_the_completion,
+    a_wait_for_an_event_ends_with_the_event_or_the_timeout,
+    waits_with_and_without_a_timeout_may_be_mixed,
     waiting_for_one_of_many_finds_it,
-    events_that_nobody_took_are_no_hindrance,
-    [Need::Depth(1024)] no_completion_is_lost_among_a_great_many_that_come_through_events,
+    unread_events_do_not_block_new_ones,
+    [Need::Depth(1024)] no_completion_is_lost_among_many_delivered_by_events,
 }
 
 /// Sends a message from left to right, where there is a receive.
@@ -51,7 +51,7 @@ fn told(pair: &Pair) -> Result<bool> {
     }
 }
 
-fn only_a_queue_made_for_them_has_events(fixture: &Fixture) -> Result<()> {
+fn only_a_queue_created_with_events_has_them(fixture: &Fixture) -> Result<()> {
     let without = fixture.device.completion_queue(4).create()?;
     ensure!(without.event_fd().is_none(), "a queue without events has a descriptor");
     let taken = without.try_event();
@@ -62,7 +62,7 @@ fn only_a_queue_made_for_them_has_events(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_armed_queue_tells_of_a_completion(fixture: &Fixture) -> Result<()> {
+fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(false)?;
     ensure!(!pair.right.cq.try_event()?, "there is an event, and nothing has come");
@@ -72,14 +72,14 @@ fn an_armed_queue_tells_of_a_completion(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_queue_that_is_not_armed_tells_nothing(fixture: &Fixture) -> Result<()> {
+fn an_unarmed_queue_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(!told(&pair)?, "it was told");
     pair.right.take(1).map(drop)
 }
 
-fn arming_is_good_for_one_event(fixture: &Fixture) -> Result<()> {
+fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(false)?;
     for _ in 0..5 {
@@ -91,7 +91,7 @@ fn arming_is_good_for_one_event(fixture: &Fixture) -> Result<()> {
 }
 
 /// Vol. 1, 11.4.2.2: arming is for the next completion. Whoever doesn't look once more sleeps on one that has come.
-fn what_came_before_arming_is_found_by_polling_again(fixture: &Fixture) -> Result<()> {
+fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     std::thread::sleep(MOMENT);
@@ -103,7 +103,7 @@ fn what_came_before_arming_is_found_by_polling_again(fixture: &Fixture) -> Resul
     Ok(())
 }
 
-fn who_waits_for_solicited_completions_is_not_woken_by_others(fixture: &Fixture) -> Result<()> {
+fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(true)?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
@@ -120,7 +120,7 @@ fn who_waits_for_solicited_completions_is_not_woken_by_others(fixture: &Fixture)
 }
 
 /// Vol. 1, 11.4.2.2: a completion in error counts as solicited.
-fn a_failure_wakes_who_waits_for_solicited_completions(fixture: &Fixture) -> Result<()> {
+fn a_failure_ends_a_wait_for_solicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.offer(8)?;
     pair.right.cq.arm(true)?;
@@ -129,7 +129,7 @@ fn a_failure_wakes_who_waits_for_solicited_completions(fixture: &Fixture) -> Res
     pair.right.take(1).map(drop)
 }
 
-fn waiting_sleeps_until_the_completion_comes(fixture: &Fixture) -> Result<()> {
+fn waiting_sleeps_until_a_completion_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for seed in 0..20 {
         let receiving = pair.right.offer(8)?;
@@ -143,7 +143,7 @@ fn waiting_sleeps_until_the_completion_comes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn waiting_without_a_limit_ends_with_the_completion(fixture: &Fixture) -> Result<()> {
+fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let id = pair.right.offer(8)?;
     std::thread::scope(|scope| {
@@ -155,7 +155,7 @@ fn waiting_without_a_limit_ends_with_the_completion(fixture: &Fixture) -> Result
     })
 }
 
-fn a_wait_for_an_event_ends_with_it_or_in_time(fixture: &Fixture) -> Result<()> {
+fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(false)?;
     let start = Instant::now();
@@ -175,7 +175,7 @@ fn a_wait_for_an_event_ends_with_it_or_in_time(fixture: &Fixture) -> Result<()> 
 }
 
 /// Who waits without a limit must not keep others from looking, and takes no event for good that another saw.
-fn waits_with_and_without_a_limit_may_be_mixed(fixture: &Fixture) -> Result<()> {
+fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()> {
     const ROUNDS: usize = 200;
     let pair = fixture.pair(Rc).events().connect()?;
     for round in 0..ROUNDS {
@@ -208,7 +208,7 @@ fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
     pair.right.stays_silent()
 }
 
-fn events_that_nobody_took_are_no_hindrance(fixture: &Fixture) -> Result<()> {
+fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for _ in 0..3 {
         pair.right.cq.arm(false)?;
@@ -224,7 +224,7 @@ fn events_that_nobody_took_are_no_hindrance(fixture: &Fixture) -> Result<()> {
 }
 
 /// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
-fn no_completion_is_lost_among_a_great_many_that_come_through_events(fixture: &Fixture) -> Result<()> {
+fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Result<()> {
     let many = if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.many(MANY) };
     let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;

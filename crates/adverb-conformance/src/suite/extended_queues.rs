@@ -15,19 +15,19 @@ use crate::registry::tests;
 
 tests! { "extended queues";
     messages_of_every_size_arrive_through_an_extended_queue,
-    an_extended_queue_tells_what_was_done,
+    an_extended_queue_reports_the_operation,
     [Need::Atomics] atomics_complete_in_an_extended_queue,
-    an_extended_queue_brings_immediate_data,
-    an_extended_queue_tells_who_sent_a_datagram,
-    [Need::MemoryWindows] an_extended_queue_tells_of_an_invalidated_key,
-    an_extended_queue_tells_of_failures,
-    unsignaled_requests_come_back_through_an_extended_queue,
-    more_completions_than_are_taken_at_once_come_through_an_extended_queue,
+    an_extended_queue_delivers_immediate_data,
+    an_extended_queue_reports_the_sender_of_a_datagram,
+    [Need::MemoryWindows] an_extended_queue_reports_an_invalidated_key,
+    an_extended_queue_reports_failures,
+    an_extended_queue_returns_unsignaled_requests,
+    an_extended_queue_delivers_more_completions_than_one_poll_takes,
     an_extended_queue_has_events,
     an_extended_queue_can_be_resized,
-    completions_have_no_timestamp_unless_it_was_asked_for,
+    completions_have_no_timestamp_unless_requested,
     [Need::Timestamps] timestamps_grow,
-    timestamps_that_the_device_does_not_have_are_refused_in_words,
+    unsupported_timestamps_are_refused_with_an_explanation,
 }
 
 fn messages_of_every_size_arrive_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
@@ -42,7 +42,7 @@ fn messages_of_every_size_arrive_through_an_extended_queue(fixture: &Fixture) ->
     Ok(())
 }
 
-fn an_extended_queue_tells_what_was_done(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_reports_the_operation(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
     let at = region.remote().at(0);
@@ -65,7 +65,7 @@ fn atomics_complete_in_an_extended_queue(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_extended_queue_brings_immediate_data(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let receiving = [pair.right.offer(8)?, pair.right.offer(8)?, pair.right.offer(8)?];
@@ -79,7 +79,7 @@ fn an_extended_queue_brings_immediate_data(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_extended_queue_tells_who_sent_a_datagram(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_reports_the_sender_of_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).extended().connect()?;
     let came = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
     ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
@@ -89,7 +89,7 @@ fn an_extended_queue_tells_who_sent_a_datagram(fixture: &Fixture) -> Result<()> 
     offer(fixture, &pair.right).map(drop)
 }
 
-fn an_extended_queue_tells_of_an_invalidated_key(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
     let window = pair.right.domain.memory_window()?;
@@ -107,7 +107,7 @@ fn an_extended_queue_tells_of_an_invalidated_key(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-fn an_extended_queue_tells_of_failures(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_reports_failures(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
@@ -118,7 +118,7 @@ fn an_extended_queue_tells_of_failures(fixture: &Fixture) -> Result<()> {
     expect("the receive", &pair.right.wait(receiving)?, Status::Flushed)
 }
 
-fn unsignaled_requests_come_back_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_returns_unsignaled_requests(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for _ in 0..5 {
@@ -131,7 +131,7 @@ fn unsignaled_requests_come_back_through_an_extended_queue(fixture: &Fixture) ->
     Ok(())
 }
 
-fn more_completions_than_are_taken_at_once_come_through_an_extended_queue(fixture: &Fixture) -> Result<()> {
+fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(64, 64).extended().connect()?;
     for _ in 0..10 {
         let mut last = None;
@@ -167,7 +167,7 @@ fn an_extended_queue_can_be_resized(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn completions_have_no_timestamp_unless_it_was_asked_for(fixture: &Fixture) -> Result<()> {
+fn completions_have_no_timestamp_unless_requested(fixture: &Fixture) -> Result<()> {
     for builder in [fixture.pair(Rc), fixture.pair(Rc).extended()] {
         let pair = builder.connect()?;
         let receiving = pair.right.offer(8)?;
@@ -199,7 +199,7 @@ fn timestamps_grow(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn timestamps_that_the_device_does_not_have_are_refused_in_words(fixture: &Fixture) -> Result<()> {
+fn unsupported_timestamps_are_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {
     let made = fixture.device.completion_queue(8).timestamps().create();
     match (fixture.device.attributes().timestamp_clock, made) {
         (Some(_), made) => made.map(drop)?,

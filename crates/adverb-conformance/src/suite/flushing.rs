@@ -14,12 +14,12 @@ tests! { "flushing";
     receives_of_an_unreliable_connection_are_flushed,
     a_refused_peers_receives_are_flushed,
     the_requests_behind_a_refused_one_are_flushed,
-    flushed_buffers_come_back_whole,
-    draining_brings_back_what_is_in_flight,
-    draining_what_is_idle_is_done_at_once,
+    flushed_requests_return_their_buffers,
+    draining_returns_requests_in_flight,
+    draining_an_idle_queue_pair_returns_at_once,
     draining_keeps_the_completions_of_others,
-    a_send_posted_to_a_failed_queue_pair_comes_back,
-    a_receive_posted_to_a_failed_queue_pair_comes_back,
+    a_send_posted_to_a_failed_queue_pair_is_flushed,
+    a_receive_posted_to_a_failed_queue_pair_is_flushed,
 }
 
 /// Whether these are the completions of requests with tags from `first`, flushed, each once and in order.
@@ -132,7 +132,7 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
     pair.right.stays_silent()
 }
 
-fn flushed_buffers_come_back_whole(fixture: &Fixture) -> Result<()> {
+fn flushed_requests_return_their_buffers(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut buffer = pair.left.filled(1000, 5)?;
     buffer.set_range(100..300)?;
@@ -145,7 +145,7 @@ fn flushed_buffers_come_back_whole(fixture: &Fixture) -> Result<()> {
     crate::fixture::check(&buffer, 5)
 }
 
-fn draining_brings_back_what_is_in_flight(fixture: &Fixture) -> Result<()> {
+fn draining_returns_requests_in_flight(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(512, 512).connect()?;
     offer(&pair, 1000, 512)?;
     send(&pair, 0, 512)?;
@@ -159,7 +159,7 @@ fn draining_brings_back_what_is_in_flight(fixture: &Fixture) -> Result<()> {
     pair.left.stays_silent()
 }
 
-fn draining_what_is_idle_is_done_at_once(fixture: &Fixture) -> Result<()> {
+fn draining_an_idle_queue_pair_returns_at_once(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let side = fixture.pair(transport).side(None)?;
         side.qp.drain(MOMENT)?;
@@ -186,12 +186,12 @@ fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
 }
 
 /// The device knows that the queue pair has failed, and the program doesn't yet: vol. 1, 10.3.1.7.
-fn a_send_posted_to_a_failed_queue_pair_comes_back(fixture: &Fixture) -> Result<()> {
+fn a_send_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
     let pair = failed(fixture)?;
     pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::Flushed)
 }
 
-fn a_receive_posted_to_a_failed_queue_pair_comes_back(fixture: &Fixture) -> Result<()> {
+fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
     let pair = failed(fixture)?;
     let receiving = pair.left.offer(8)?;
     let mut completions = Vec::new();

@@ -12,15 +12,15 @@ use crate::registry::tests;
 const INLINE: u32 = 64;
 
 tests! { "inline data";
-    inlined_messages_up_to_the_limit_arrive,
-    inlined_writes_arrive,
-    inlined_messages_of_several_pieces_arrive,
-    more_inlined_bytes_than_the_limit_are_refused_and_come_back,
-    reads_and_atomics_can_not_be_inlined,
-    inlined_bytes_are_those_of_the_moment_of_posting,
+    inline_messages_up_to_the_limit_arrive,
+    inline_writes_arrive,
+    inline_messages_of_several_segments_arrive,
+    inline_data_beyond_the_limit_is_refused_and_returns_its_buffer,
+    reads_and_atomics_can_not_be_inline,
+    inline_data_is_copied_when_posted,
 }
 
-fn inlined_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
+fn inline_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let pair = fixture.pair(transport).max_inline_data(INLINE).connect()?;
         for size in [0, 1, 3, 63, INLINE as usize] {
@@ -34,7 +34,7 @@ fn inlined_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn inlined_writes_arrive(fixture: &Fixture) -> Result<()> {
+fn inline_writes_arrive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
     for size in [1, 17, 64] {
@@ -44,7 +44,7 @@ fn inlined_writes_arrive(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn inlined_messages_of_several_pieces_arrive(fixture: &Fixture) -> Result<()> {
+fn inline_messages_of_several_segments_arrive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).max_sge(4, 1).connect()?;
     let bytes = pattern(60, 4);
     let mut pieces = Vec::new();
@@ -58,7 +58,7 @@ fn inlined_messages_of_several_pieces_arrive(fixture: &Fixture) -> Result<()> {
     same(&pair.right.wait(receiving)?.into_message()?, &bytes)
 }
 
-fn more_inlined_bytes_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Result<()> {
+fn inline_data_beyond_the_limit_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     // A device may round the limit up, but not to a page.
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inline())?;
@@ -66,7 +66,7 @@ fn more_inlined_bytes_than_the_limit_are_refused_and_come_back(fixture: &Fixture
     pair.ping()
 }
 
-fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
+fn reads_and_atomics_can_not_be_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region =
         pair.right.region(64, if fixture.device.attributes().has_atomics { ALL } else { READ_WRITE })?;
@@ -84,7 +84,7 @@ fn reads_and_atomics_can_not_be_inlined(fixture: &Fixture) -> Result<()> {
 }
 
 /// Memory that is shared may change while the message waits for a receive; what was inlined may not.
-fn inlined_bytes_are_those_of_the_moment_of_posting(fixture: &Fixture) -> Result<()> {
+fn inline_data_is_copied_when_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.left.region(64, READ_WRITE)?;
     region.write(0, &pattern(64, 1))?;

@@ -9,8 +9,8 @@ use crate::fixture::{Fixture, MOMENT, Pair, check, fill};
 use crate::registry::tests;
 
 tests! { "loss";
-    of_datagrams_hardly_more_are_lost_than_the_network_loses,
-    of_unreliable_messages_hardly_more_are_lost_than_the_network_loses,
+    datagram_loss_is_close_to_the_networks_loss,
+    unreliable_message_loss_is_close_to_the_networks_loss,
 }
 
 /// How many messages are sent where packets are lost on purpose: enough for chance to be small beside what is expected.
@@ -23,11 +23,11 @@ const FEW: u64 = 500;
 const BATCH: u64 = 32;
 const RECEIVES: u32 = 256;
 
-fn of_datagrams_hardly_more_are_lost_than_the_network_loses(fixture: &Fixture) -> Result<()> {
+fn datagram_loss_is_close_to_the_networks_loss(fixture: &Fixture) -> Result<()> {
     hardly_more_are_lost(fixture, Transport::Ud)
 }
 
-fn of_unreliable_messages_hardly_more_are_lost_than_the_network_loses(fixture: &Fixture) -> Result<()> {
+fn unreliable_message_loss_is_close_to_the_networks_loss(fixture: &Fixture) -> Result<()> {
     hardly_more_are_lost(fixture, Transport::Uc)
 }
 

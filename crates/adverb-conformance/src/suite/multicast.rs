@@ -14,18 +14,18 @@ use crate::registry::tests;
 tests! { "multicast";
     [Need::Multicast] a_datagram_to_a_group_reaches_all_its_members,
     [Need::Multicast, Need::Ipv6] a_datagram_to_a_group_of_ipv6_reaches_all_its_members,
-    [Need::Multicast] a_datagram_to_a_group_says_to_which_and_who_sent_it,
+    [Need::Multicast] a_datagram_to_a_group_names_the_group_and_its_sender,
     [Need::Multicast] a_member_may_send_to_its_own_group,
-    [Need::Multicast] who_is_no_member_gets_nothing,
-    [Need::Multicast] who_has_left_gets_nothing_more,
-    [Need::Multicast] who_has_left_may_join_again,
-    [Need::Multicast] a_member_of_two_groups_gets_what_goes_to_either,
+    [Need::Multicast] non_members_receive_nothing,
+    [Need::Multicast] former_members_receive_nothing,
+    [Need::Multicast] former_members_may_join_again,
+    [Need::Multicast] a_member_of_two_groups_receives_from_both,
     [Need::Multicast] a_datagram_to_a_group_needs_the_members_queue_key,
     [Need::Multicast] a_datagram_to_a_group_brings_its_immediate_data,
     [Need::Multicast] a_member_may_be_dropped,
-    [Need::Multicast] a_member_still_gets_what_is_sent_to_it_alone,
+    [Need::Multicast] a_member_still_receives_unicast_datagrams,
     [Need::Multicast] joining_twice_is_refused,
-    [Need::Multicast] leaving_where_one_is_no_member_is_refused,
+    [Need::Multicast] leaving_a_group_without_membership_is_refused,
     [Need::Multicast] only_groups_can_be_joined,
     [Need::Multicast, Need::BothFamilies] a_group_of_another_family_is_refused,
     only_datagram_queue_pairs_can_join_groups,
@@ -103,7 +103,7 @@ fn a_datagram_to_a_group_of_ipv6_reaches_all_its_members(fixture: &Fixture) -> R
     reaches(fixture, &sides[0], &[&sides[1], &sides[2]], group_of_ipv6(1), 1)
 }
 
-fn a_datagram_to_a_group_says_to_which_and_who_sent_it(fixture: &Fixture) -> Result<()> {
+fn a_datagram_to_a_group_names_the_group_and_its_sender(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 2);
     sides[1].qp.join_multicast(group)?;
@@ -126,7 +126,7 @@ fn a_member_may_send_to_its_own_group(fixture: &Fixture) -> Result<()> {
     reaches(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
-fn who_is_no_member_gets_nothing(fixture: &Fixture) -> Result<()> {
+fn non_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 3, None)?;
     let [sender, member, other] = &sides[..] else { unreachable!() };
     member.qp.join_multicast(group_for(sender, 4))?;
@@ -136,7 +136,7 @@ fn who_is_no_member_gets_nothing(fixture: &Fixture) -> Result<()> {
     other.stays_silent()
 }
 
-fn who_has_left_gets_nothing_more(fixture: &Fixture) -> Result<()> {
+fn former_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 3, None)?;
     let [sender, member, leaving] = &sides[..] else { unreachable!() };
     let group = group_for(sender, 6);
@@ -149,7 +149,7 @@ fn who_has_left_gets_nothing_more(fixture: &Fixture) -> Result<()> {
     leaving.stays_silent()
 }
 
-fn who_has_left_may_join_again(fixture: &Fixture) -> Result<()> {
+fn former_members_may_join_again(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 7);
     for seed in 0..5 {
@@ -160,7 +160,7 @@ fn who_has_left_may_join_again(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_member_of_two_groups_gets_what_goes_to_either(fixture: &Fixture) -> Result<()> {
+fn a_member_of_two_groups_receives_from_both(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let groups = [8, 9].map(|number| group_for(&sides[0], number));
     for group in groups {
@@ -218,7 +218,7 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     reaches(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
-fn a_member_still_gets_what_is_sent_to_it_alone(fixture: &Fixture) -> Result<()> {
+fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
     let receiving = offer(fixture, &sides[1])?;
@@ -241,7 +241,7 @@ fn joining_twice_is_refused(fixture: &Fixture) -> Result<()> {
     reaches(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
-fn leaving_where_one_is_no_member_is_refused(fixture: &Fixture) -> Result<()> {
+fn leaving_a_group_without_membership_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
     let groups = [15, 16].map(|number| group_for(&sides[0], number));
     is_refused(sides[0].qp.leave_multicast(groups[0]))?;

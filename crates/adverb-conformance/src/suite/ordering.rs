@@ -13,15 +13,15 @@ tests! { "ordering";
     messages_arrive_in_the_order_of_posting,
     messages_of_an_unreliable_connection_arrive_in_the_order_of_posting,
     requests_of_all_kinds_complete_in_the_order_of_posting,
-    the_last_of_several_writes_stays,
-    a_write_is_there_when_the_message_behind_it_comes,
+    the_last_of_several_writes_wins,
+    a_write_is_visible_when_the_following_message_arrives,
     a_read_sees_the_write_before_it,
     [Need::Atomics] an_atomic_sees_the_write_before_it,
     [Need::Atomics] a_read_sees_the_atomic_before_it,
-    a_fenced_message_sends_what_the_read_before_it_brought,
-    [Need::Atomics] a_fenced_write_writes_what_the_atomic_before_it_brought,
-    a_write_behind_a_read_does_not_change_what_was_read,
-    more_reads_than_may_be_outstanding_wait,
+    a_fenced_message_sends_the_result_of_the_read_before_it,
+    [Need::Atomics] a_fenced_write_writes_the_result_of_the_atomic_before_it,
+    a_write_after_a_read_does_not_change_its_result,
+    reads_beyond_the_outstanding_limit_wait,
     one_read_at_a_time_is_enough,
 }
 
@@ -89,7 +89,7 @@ fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> 
     Ok(())
 }
 
-fn the_last_of_several_writes_stays(fixture: &Fixture) -> Result<()> {
+fn the_last_of_several_writes_wins(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 3 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
@@ -107,7 +107,7 @@ fn the_last_of_several_writes_stays(fixture: &Fixture) -> Result<()> {
 }
 
 /// The way in which one-sided protocols tell that they are done: vol. 1, 9.5, and table 76.
-fn a_write_is_there_when_the_message_behind_it_comes(fixture: &Fixture) -> Result<()> {
+fn a_write_is_visible_when_the_following_message_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 10 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
@@ -167,7 +167,7 @@ fn a_read_sees_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
 }
 
 /// Vol. 1, 10.8.3.3: without the fence the message may leave before the READ's answer is there.
-fn a_fenced_message_sends_what_the_read_before_it_brought(fixture: &Fixture) -> Result<()> {
+fn a_fenced_message_sends_the_result_of_the_read_before_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 4 * fixture.mtu();
     let theirs = pair.right.region(size, READ_WRITE)?;
@@ -183,7 +183,7 @@ fn a_fenced_message_sends_what_the_read_before_it_brought(fixture: &Fixture) -> 
     Ok(())
 }
 
-fn a_fenced_write_writes_what_the_atomic_before_it_brought(fixture: &Fixture) -> Result<()> {
+fn a_fenced_write_writes_the_result_of_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let theirs = pair.right.region(16, ALL)?;
     let ours = pair.left.region(8, READ_WRITE)?;
@@ -197,7 +197,7 @@ fn a_fenced_write_writes_what_the_atomic_before_it_brought(fixture: &Fixture) ->
     Ok(())
 }
 
-fn a_write_behind_a_read_does_not_change_what_was_read(fixture: &Fixture) -> Result<()> {
+fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for round in 0..20 {
@@ -213,7 +213,7 @@ fn a_write_behind_a_read_does_not_change_what_was_read(fixture: &Fixture) -> Res
 }
 
 /// Vol. 1, 9.4.4: as many as both ends agreed on; the others wait.
-fn more_reads_than_may_be_outstanding_wait(fixture: &Fixture) -> Result<()> {
+fn reads_beyond_the_outstanding_limit_wait(fixture: &Fixture) -> Result<()> {
     reads_at_once(fixture, ConnectOptions::new())
 }
 

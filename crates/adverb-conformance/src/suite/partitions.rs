@@ -13,13 +13,13 @@ use crate::fixture::{Fixture, Pair, PairBuilder, check, expect};
 use crate::registry::{tests, two_partitions};
 
 tests! { "partitions";
-    an_entry_beyond_the_table_is_refused,
-    [Need::TwoPartitions] queue_pairs_of_every_partition_talk_to_their_own,
-    [Need::TwoPartitions] a_message_of_another_partition_is_dropped_until_its_sender_gives_up,
+    a_pkey_index_beyond_the_table_is_refused,
+    [Need::TwoPartitions] queue_pairs_of_one_partition_exchange_messages,
+    [Need::TwoPartitions] a_message_of_another_partition_is_dropped_until_retries_are_exhausted,
     [Need::TwoPartitions] a_datagram_of_another_partition_is_dropped,
 }
 
-fn an_entry_beyond_the_table_is_refused(fixture: &Fixture) -> Result<()> {
+fn a_pkey_index_beyond_the_table_is_refused(fixture: &Fixture) -> Result<()> {
     let beyond = fixture.port.pkey_table_len;
     let made = fixture.pair(Rc).pkey_indices(beyond, beyond).create();
     let error = made.err().context("it was accepted")?;
@@ -32,7 +32,7 @@ fn entries(fixture: &Fixture) -> Result<(u16, u16)> {
     two_partitions(&fixture.device)?.context("there are two, or the test is skipped")
 }
 
-fn queue_pairs_of_every_partition_talk_to_their_own(fixture: &Fixture) -> Result<()> {
+fn queue_pairs_of_one_partition_exchange_messages(fixture: &Fixture) -> Result<()> {
     let (one, other) = entries(fixture)?;
     for index in [one, other] {
         fixture.pair(Rc).pkey_indices(index, index).connect()?.ping()?;
@@ -47,7 +47,7 @@ fn apart(fixture: &Fixture, pair: PairBuilder) -> Result<Pair> {
 }
 
 /// Vol. 1, 9.6.1.2.2: the packet is dropped, and who sent it hears nothing.
-fn a_message_of_another_partition_is_dropped_until_its_sender_gives_up(fixture: &Fixture) -> Result<()> {
+fn a_message_of_another_partition_is_dropped_until_retries_are_exhausted(fixture: &Fixture) -> Result<()> {
     let pair = apart(fixture, fixture.pair(Rc).impatient())?;
     pair.right.offer(64)?;
     let id = pair.left.post(SendRequest::send(pair.left.filled(64, 1)?))?;

@@ -11,12 +11,12 @@ use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE, takes_less};
 use crate::registry::tests;
 
 tests! { "pollers";
-    a_poller_hands_over_a_hundred_thousand_completions,
-    completions_come_without_events_too,
+    a_poller_delivers_a_hundred_thousand_completions,
+    a_poller_works_without_events,
     a_poller_stops_at_once,
-    what_has_completed_is_handed_over_at_the_end,
+    a_stopping_poller_delivers_finished_completions,
     a_handler_that_panics_loses_no_other_completion,
-    what_is_drained_goes_to_the_poller,
+    drained_completions_go_to_the_poller,
 }
 
 fn pair(fixture: &Fixture, events: bool) -> Result<Pair> {
@@ -56,11 +56,11 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     Ok(())
 }
 
-fn a_poller_hands_over_a_hundred_thousand_completions(fixture: &Fixture) -> Result<()> {
+fn a_poller_delivers_a_hundred_thousand_completions(fixture: &Fixture) -> Result<()> {
     all_come(fixture, true, fixture.many(100_000))
 }
 
-fn completions_come_without_events_too(fixture: &Fixture) -> Result<()> {
+fn a_poller_works_without_events(fixture: &Fixture) -> Result<()> {
     all_come(fixture, false, fixture.many(10_000))
 }
 
@@ -81,7 +81,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn what_has_completed_is_handed_over_at_the_end(fixture: &Fixture) -> Result<()> {
+fn a_stopping_poller_delivers_finished_completions(fixture: &Fixture) -> Result<()> {
     for events in [true, false] {
         let pair = pair(fixture, events)?;
         (0..20).try_for_each(|_| pair.right.offer(8).map(drop))?;
@@ -121,7 +121,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-fn what_is_drained_goes_to_the_poller(fixture: &Fixture) -> Result<()> {
+fn drained_completions_go_to_the_poller(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         let pair = pair(fixture, true)?;
         let (sender, came) = mpsc::channel();

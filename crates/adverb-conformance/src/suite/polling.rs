@@ -9,20 +9,20 @@ use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, take, takes_less};
 use crate::registry::tests;
 
 tests! { "polling";
-    an_idle_queue_has_nothing,
-    waiting_for_nothing_ends_in_time,
+    an_idle_queue_has_no_completions,
+    waiting_on_an_idle_queue_times_out,
     every_request_completes_once,
-    waiting_for_one_keeps_the_others,
-    waiting_twice_for_one_finds_it_once,
-    tags_come_back,
-    buffers_come_back_as_they_went,
+    waiting_for_one_request_keeps_other_completions,
+    waiting_twice_for_a_request_finds_it_once,
+    completions_have_the_tags_of_their_requests,
+    completions_return_the_buffers_of_their_requests,
     sends_and_receives_may_complete_on_different_queues,
     many_queue_pairs_share_a_completion_queue,
     completions_of_destroyed_queue_pairs_are_counted_and_not_delivered,
     a_new_queue_pair_never_gets_the_completions_of_an_old_one,
 }
 
-fn an_idle_queue_has_nothing(fixture: &Fixture) -> Result<()> {
+fn an_idle_queue_has_no_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut completions = Vec::new();
     ensure!(pair.left.cq.poll(&mut completions)? == 0, "there is something");
@@ -31,7 +31,7 @@ fn an_idle_queue_has_nothing(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn waiting_for_nothing_ends_in_time(fixture: &Fixture) -> Result<()> {
+fn waiting_on_an_idle_queue_times_out(fixture: &Fixture) -> Result<()> {
     for events in [false, true] {
         let builder = fixture.pair(Rc);
         let pair = if events { builder.events() } else { builder }.connect()?;
@@ -68,7 +68,7 @@ fn every_request_completes_once(fixture: &Fixture) -> Result<()> {
     pair.right.stays_silent()
 }
 
-fn waiting_for_one_keeps_the_others(fixture: &Fixture) -> Result<()> {
+fn waiting_for_one_request_keeps_other_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let write = |tag| {
@@ -84,7 +84,7 @@ fn waiting_for_one_keeps_the_others(fixture: &Fixture) -> Result<()> {
     pair.left.stays_silent()
 }
 
-fn waiting_twice_for_one_finds_it_once(fixture: &Fixture) -> Result<()> {
+fn waiting_twice_for_a_request_finds_it_once(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let id = pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
@@ -94,7 +94,7 @@ fn waiting_twice_for_one_finds_it_once(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn tags_come_back(fixture: &Fixture) -> Result<()> {
+fn completions_have_the_tags_of_their_requests(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for tag in [0, 1, 1 << 32, u64::MAX] {
         let receiving = pair.right.recv(RecvRequest::new(pair.right.buffer(8)?).tag(!tag))?;
@@ -106,7 +106,7 @@ fn tags_come_back(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn buffers_come_back_as_they_went(fixture: &Fixture) -> Result<()> {
+fn completions_return_the_buffers_of_their_requests(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
     pair.right.offer(1000)?;
     let mut buffers = Vec::new();

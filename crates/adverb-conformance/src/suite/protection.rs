@@ -21,9 +21,9 @@ tests! { "protection";
     a_write_with_immediate_data_beyond_the_end_is_refused_by_the_peer,
     a_read_beyond_the_end_is_refused_by_the_peer,
     [Need::Atomics] an_atomic_beyond_the_end_is_refused_by_the_peer,
-    [Need::Atomics] an_atomic_on_a_word_that_is_not_aligned_is_refused,
+    [Need::Atomics] an_unaligned_atomic_is_refused,
     a_wrong_key_is_refused_by_the_peer,
-    the_key_of_a_region_that_is_gone_is_refused_by_the_peer,
+    the_key_of_a_deregistered_region_is_refused_by_the_peer,
     the_key_of_another_domain_is_refused_by_the_peer,
     a_write_of_no_bytes_needs_no_key,
     a_read_of_no_bytes_needs_no_key,
@@ -165,7 +165,7 @@ fn an_atomic_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<
 
 /// Vol. 1, 9.4.5 and 9.7.5.2.2: an atomic's address is a multiple of eight, and anything else an invalid request. A driver
 /// may know that before it posts it.
-fn an_atomic_on_a_word_that_is_not_aligned_is_refused(fixture: &Fixture) -> Result<()> {
+fn an_unaligned_atomic_is_refused(fixture: &Fixture) -> Result<()> {
     for offset in [1, 4] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, ALL)?;
@@ -189,7 +189,7 @@ fn a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn the_key_of_a_region_that_is_gone_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
+fn the_key_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     for reads in [false, true] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;

@@ -11,14 +11,14 @@ use crate::registry::tests;
 tests! { "queues";
     queues_of_depth_one_work,
     [Need::Depth(1024)] queues_of_depth_1024_fill_and_drain,
-    a_full_send_queue_refuses_and_gives_back,
-    a_full_receive_queue_refuses_and_gives_back,
-    a_refused_buffer_is_as_it_was,
-    a_send_queue_has_room_again_after_a_completion,
-    a_receive_queue_has_room_again_after_a_completion,
-    queues_are_used_round_and_round,
-    a_depth_of_none_or_too_many_is_refused_for_queue_pairs,
-    the_deepest_queues_of_the_device_can_be_made,
+    a_full_send_queue_refuses_and_returns_the_buffer,
+    a_full_receive_queue_refuses_and_returns_the_buffer,
+    a_refused_buffer_is_unchanged,
+    a_completion_frees_a_send_queue_entry,
+    a_completion_frees_a_receive_queue_entry,
+    queues_wrap_around,
+    a_queue_depth_of_zero_or_beyond_the_limit_is_refused,
+    queues_of_the_devices_maximum_depth_can_be_created,
 }
 
 fn queues_of_depth_one_work(fixture: &Fixture) -> Result<()> {
@@ -42,7 +42,7 @@ fn queues_of_depth_1024_fill_and_drain(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_full_send_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
+fn a_full_send_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
     for depth in [1, 7, 64] {
         let pair = fixture.pair(Rc).depth(depth, 1).connect()?;
         for _ in 0..depth {
@@ -54,7 +54,7 @@ fn a_full_send_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_full_receive_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
+fn a_full_receive_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
     for depth in [1, 7, 64] {
         let pair = fixture.pair(Rc).depth(1, depth).connect()?;
         (0..depth).try_for_each(|_| pair.left.offer(8).map(drop))?;
@@ -64,7 +64,7 @@ fn a_full_receive_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> 
     Ok(())
 }
 
-fn a_refused_buffer_is_as_it_was(fixture: &Fixture) -> Result<()> {
+fn a_refused_buffer_is_unchanged(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(1, 1).connect()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     pair.left.offer(8)?;
@@ -79,7 +79,7 @@ fn a_refused_buffer_is_as_it_was(fixture: &Fixture) -> Result<()> {
     check(&offered, 2)
 }
 
-fn a_send_queue_has_room_again_after_a_completion(fixture: &Fixture) -> Result<()> {
+fn a_completion_frees_a_send_queue_entry(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(2, 8).connect()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     let second = pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
@@ -92,7 +92,7 @@ fn a_send_queue_has_room_again_after_a_completion(fixture: &Fixture) -> Result<(
     pair.left.refuses(SendRequest::send(pair.left.buffer(8)?)).map(drop)
 }
 
-fn a_receive_queue_has_room_again_after_a_completion(fixture: &Fixture) -> Result<()> {
+fn a_completion_frees_a_receive_queue_entry(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(2, 2).connect()?;
     let first = pair.right.offer(8)?;
     pair.right.offer(8)?;
@@ -104,7 +104,7 @@ fn a_receive_queue_has_room_again_after_a_completion(fixture: &Fixture) -> Resul
 }
 
 /// Depths that aren't powers of two, and many more requests than fit.
-fn queues_are_used_round_and_round(fixture: &Fixture) -> Result<()> {
+fn queues_wrap_around(fixture: &Fixture) -> Result<()> {
     for depth in [1, 2, 3, 5, 13] {
         let pair = fixture.pair(Rc).depth(depth, depth).connect()?;
         let mut seed = 0;
@@ -127,7 +127,7 @@ fn queues_are_used_round_and_round(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_depth_of_none_or_too_many_is_refused_for_queue_pairs(fixture: &Fixture) -> Result<()> {
+fn a_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
     let most = fixture.device.attributes().max_queue_depth;
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.protection_domain()?;
@@ -138,7 +138,7 @@ fn a_depth_of_none_or_too_many_is_refused_for_queue_pairs(fixture: &Fixture) -> 
     Ok(())
 }
 
-fn the_deepest_queues_of_the_device_can_be_made(fixture: &Fixture) -> Result<()> {
+fn queues_of_the_devices_maximum_depth_can_be_created(fixture: &Fixture) -> Result<()> {
     let depth = fixture.device.attributes().max_queue_depth.min(16_384);
     let room = fixture.device.attributes().max_completion_queue_depth.min(depth);
     let pair = fixture.pair(Rc).depth(room - 1, 1).connect()?;

@@ -9,35 +9,35 @@ use crate::registry::tests;
 
 tests! { "reliable connection";
     rc_messages_of_every_size_arrive_whole,
-    rc_the_longest_message_arrives_whole,
-    rc_a_message_longer_than_the_longest_is_refused_and_comes_back,
+    rc_a_message_of_maximum_size_arrives_whole,
+    rc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer,
     rc_empty_messages_arrive,
     rc_a_message_brings_all_bits_of_its_immediate_data,
     rc_a_message_without_immediate_data_brings_none,
     rc_a_message_shorter_than_its_receive_leaves_the_rest_untouched,
     rc_writes_of_every_size_arrive_whole,
-    rc_the_longest_write_arrives_whole,
+    rc_a_write_of_maximum_size_arrives_whole,
     rc_a_write_touches_nothing_beside_its_range,
-    rc_a_write_takes_no_receive,
-    rc_a_write_with_immediate_data_takes_a_receive_and_leaves_its_buffer_alone,
+    rc_a_write_consumes_no_receive,
+    rc_a_write_with_immediate_data_consumes_a_receive_and_leaves_its_buffer_unchanged,
     rc_both_directions_work_at_once,
-    a_read_of_every_size_brings_the_peers_bytes,
-    the_longest_read_brings_the_peers_bytes,
+    a_read_of_every_size_returns_the_peers_bytes,
+    a_read_of_maximum_size_returns_the_peers_bytes,
     a_read_touches_nothing_beside_its_buffer,
-    a_read_begins_where_it_is_told,
+    a_read_starts_at_its_remote_address,
     reads_and_messages_cross,
-    every_completion_says_what_was_done,
+    every_completion_names_its_operation,
 }
 
 fn rc_messages_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     transfers::messages_of_every_size(fixture, Rc)
 }
 
-fn rc_the_longest_message_arrives_whole(fixture: &Fixture) -> Result<()> {
+fn rc_a_message_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
     transfers::longest_message(fixture, Rc)
 }
 
-fn rc_a_message_longer_than_the_longest_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn rc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     transfers::longer_than_longest(fixture, Rc)
 }
 
@@ -61,7 +61,7 @@ fn rc_writes_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     transfers::writes_of_every_size(fixture, Rc)
 }
 
-fn rc_the_longest_write_arrives_whole(fixture: &Fixture) -> Result<()> {
+fn rc_a_write_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
     transfers::longest_write(fixture, Rc)
 }
 
@@ -69,11 +69,11 @@ fn rc_a_write_touches_nothing_beside_its_range(fixture: &Fixture) -> Result<()> 
     transfers::writes_only_its_range(fixture, Rc)
 }
 
-fn rc_a_write_takes_no_receive(fixture: &Fixture) -> Result<()> {
+fn rc_a_write_consumes_no_receive(fixture: &Fixture) -> Result<()> {
     transfers::write_takes_no_receive(fixture, Rc)
 }
 
-fn rc_a_write_with_immediate_data_takes_a_receive_and_leaves_its_buffer_alone(
+fn rc_a_write_with_immediate_data_consumes_a_receive_and_leaves_its_buffer_unchanged(
     fixture: &Fixture,
 ) -> Result<()> {
     transfers::write_immediate(fixture, Rc)
@@ -83,7 +83,7 @@ fn rc_both_directions_work_at_once(fixture: &Fixture) -> Result<()> {
     transfers::both_directions(fixture, Rc)
 }
 
-fn a_read_of_every_size_brings_the_peers_bytes(fixture: &Fixture) -> Result<()> {
+fn a_read_of_every_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let most = fixture.sizes().into_iter().max().unwrap_or(1);
     let region = pair.right.region(most, READ_WRITE)?;
@@ -98,7 +98,7 @@ fn a_read_of_every_size_brings_the_peers_bytes(fixture: &Fixture) -> Result<()> 
     Ok(())
 }
 
-fn the_longest_read_brings_the_peers_bytes(fixture: &Fixture) -> Result<()> {
+fn a_read_of_maximum_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()> {
     let longest = fixture.longest().min(64 << 20);
     let pair = fixture.rc()?;
     let region = pair.right.region(longest, READ_WRITE)?;
@@ -125,7 +125,7 @@ fn a_read_touches_nothing_beside_its_buffer(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_read_begins_where_it_is_told(fixture: &Fixture) -> Result<()> {
+fn a_read_starts_at_its_remote_address(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(10_000, READ_WRITE)?;
     let bytes = pattern(10_000, 7);
@@ -156,7 +156,7 @@ fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn every_completion_says_what_was_done(fixture: &Fixture) -> Result<()> {
+fn every_completion_names_its_operation(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let remote = region.remote().at(0);

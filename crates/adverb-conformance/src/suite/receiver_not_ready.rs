@@ -13,9 +13,9 @@ tests! { "receiver not ready";
     a_write_with_immediate_data_waits_for_a_receive,
     messages_that_waited_arrive_in_order_and_once,
     a_write_does_not_wait_for_a_receive,
-    without_a_receive_a_sender_gives_up_when_told,
-    a_sender_that_may_not_retry_gives_up_at_once,
-    who_gave_up_has_failed_and_the_receiver_has_not,
+    without_a_receive_a_sender_fails_after_its_rnr_retries,
+    a_sender_without_rnr_retries_fails_at_once,
+    after_rnr_retries_the_sender_has_failed_and_the_receiver_has_not,
 }
 
 fn a_message_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
@@ -65,7 +65,7 @@ fn a_write_does_not_wait_for_a_receive(fixture: &Fixture) -> Result<()> {
     check(&read(&region, 0, 500)?, 1)
 }
 
-fn without_a_receive_a_sender_gives_up_when_told(fixture: &Fixture) -> Result<()> {
+fn without_a_receive_a_sender_fails_after_its_rnr_retries(fixture: &Fixture) -> Result<()> {
     // Code 12 is 0.64 ms.
     let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(3).min_rnr_timer(12)).connect()?;
     let start = Instant::now();
@@ -75,7 +75,7 @@ fn without_a_receive_a_sender_gives_up_when_told(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-fn a_sender_that_may_not_retry_gives_up_at_once(fixture: &Fixture) -> Result<()> {
+fn a_sender_without_rnr_retries_fails_at_once(fixture: &Fixture) -> Result<()> {
     // Code 0 is 655.36 ms, the longest.
     takes_less(Duration::from_millis(600), || {
         let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(0).min_rnr_timer(0)).connect()?;
@@ -85,7 +85,7 @@ fn a_sender_that_may_not_retry_gives_up_at_once(fixture: &Fixture) -> Result<()>
     })
 }
 
-fn who_gave_up_has_failed_and_the_receiver_has_not(fixture: &Fixture) -> Result<()> {
+fn after_rnr_retries_the_sender_has_failed_and_the_receiver_has_not(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
     let behind = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;

@@ -18,10 +18,10 @@ tests! { "memory regions";
     words_and_bytes_are_the_same_memory,
     slices_keep_within_bounds,
     a_region_without_bytes_is_refused,
-    rights_that_do_not_go_together_are_refused,
+    inconsistent_access_rights_are_refused,
     regions_have_their_own_keys,
-    a_region_says_what_a_peer_needs,
-    a_region_becomes_a_buffer_only_when_nobody_else_has_it,
+    a_region_has_the_data_that_a_peer_needs,
+    a_region_becomes_a_buffer_only_when_it_is_not_shared,
     a_region_of_a_memfd_works,
     a_region_of_odd_length_works_to_its_last_byte,
     a_region_of_many_pages_works,
@@ -110,7 +110,7 @@ fn a_region_without_bytes_is_refused(fixture: &Fixture) -> Result<()> {
 }
 
 /// Vol. 1, 10.6.3.1: a peer may not write what the device itself may not.
-fn rights_that_do_not_go_together_are_refused(fixture: &Fixture) -> Result<()> {
+fn inconsistent_access_rights_are_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ] {
         let made = domain.region(64, access);
@@ -131,7 +131,7 @@ fn regions_have_their_own_keys(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_region_says_what_a_peer_needs(fixture: &Fixture) -> Result<()> {
+fn a_region_has_the_data_that_a_peer_needs(fixture: &Fixture) -> Result<()> {
     let region = region(fixture, 100)?;
     let remote = region.remote();
     ensure!(remote.len == 100 && remote.rkey == region.remote().rkey, "{remote:?}");
@@ -140,7 +140,7 @@ fn a_region_says_what_a_peer_needs(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_region_becomes_a_buffer_only_when_nobody_else_has_it(fixture: &Fixture) -> Result<()> {
+fn a_region_becomes_a_buffer_only_when_it_is_not_shared(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let shared = domain.region(64, READ_WRITE)?;
     ensure!(shared.into_buffer().is_err(), "a peer could write it");

@@ -20,13 +20,13 @@ tests! { "registration";
     a_zero_based_region_begins_with_address_zero,
     a_zero_based_region_becomes_a_buffer_that_works,
     [Need::MemoryWindows] a_window_on_chosen_addresses_shows_the_right_bytes,
-    an_address_at_another_place_of_its_page_is_refused,
+    an_address_with_another_page_offset_is_refused,
     addresses_beyond_the_last_are_refused,
     a_zero_based_region_can_not_begin_elsewhere,
-    memory_under_other_addresses_than_its_own_is_not_inlined,
+    memory_under_chosen_addresses_is_not_sent_inline,
     a_region_with_relaxed_ordering_works,
     [Need::OnDemand] memory_on_demand_is_written_and_read,
-    what_the_device_can_not_register_is_refused_in_words,
+    unsupported_registrations_are_refused_with_an_explanation,
 }
 
 /// Far from where any process has memory, and a multiple of every page size that there is.
@@ -136,7 +136,7 @@ fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Resu
     check(&read(&region, 4096, 100)?, 4)
 }
 
-fn an_address_at_another_place_of_its_page_is_refused(fixture: &Fixture) -> Result<()> {
+fn an_address_with_another_page_offset_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     for iova in [CHOSEN + 1, CHOSEN + 2048, CHOSEN - 8] {
         let made = domain.register_at(Pages::new(100)?, iova, READ_WRITE);
@@ -161,7 +161,7 @@ fn a_zero_based_region_can_not_begin_elsewhere(fixture: &Fixture) -> Result<()> 
 }
 
 /// What is inlined is read by this process, where the request says that it is: it must be there.
-fn memory_under_other_addresses_than_its_own_is_not_inlined(fixture: &Fixture) -> Result<()> {
+fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(64).connect()?;
     let domain = &pair.left.domain;
     let regions = [
@@ -191,7 +191,7 @@ fn memory_on_demand_is_written_and_read(fixture: &Fixture) -> Result<()> {
     writes_and_reads(&pair, &pair.right.region(1 << 20, READ_WRITE | Access::ON_DEMAND)?)
 }
 
-fn what_the_device_can_not_register_is_refused_in_words(fixture: &Fixture) -> Result<()> {
+fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let on_demand = domain.region(4096, READ_WRITE | Access::ON_DEMAND);
     let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);

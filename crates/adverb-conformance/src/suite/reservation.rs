@@ -9,12 +9,12 @@ use crate::registry::tests;
 
 tests! { "reservation";
     a_queue_pair_deeper_than_its_completion_queue_is_refused,
-    queue_pairs_share_the_room_of_a_completion_queue,
-    the_room_of_a_queue_pair_that_is_gone_is_given_back,
-    a_queue_pair_that_was_refused_keeps_no_room,
-    a_completion_queue_is_at_least_as_deep_as_asked,
-    a_completion_queue_of_none_or_too_many_is_refused,
-    a_completion_queue_that_is_full_loses_nothing,
+    queue_pairs_share_the_capacity_of_a_completion_queue,
+    a_dropped_queue_pair_releases_its_capacity,
+    a_refused_queue_pair_reserves_no_capacity,
+    a_completion_queue_is_at_least_as_deep_as_requested,
+    a_completion_queue_depth_of_zero_or_beyond_the_limit_is_refused,
+    a_full_completion_queue_loses_nothing,
 }
 
 /// Makes a queue pair of these depths on a completion queue.
@@ -40,7 +40,7 @@ fn a_queue_pair_deeper_than_its_completion_queue_is_refused(fixture: &Fixture) -
     Ok(())
 }
 
-fn queue_pairs_share_the_room_of_a_completion_queue(fixture: &Fixture) -> Result<()> {
+fn queue_pairs_share_the_capacity_of_a_completion_queue(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(64).create()?;
     let quarter = cq.depth() / 4;
     let first = make(fixture, &cq, quarter, quarter)?;
@@ -53,7 +53,7 @@ fn queue_pairs_share_the_room_of_a_completion_queue(fixture: &Fixture) -> Result
     Ok(())
 }
 
-fn the_room_of_a_queue_pair_that_is_gone_is_given_back(fixture: &Fixture) -> Result<()> {
+fn a_dropped_queue_pair_releases_its_capacity(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(16).create()?;
     for round in 0..20 {
         make(fixture, &cq, cq.depth() - 8, 8).with_context(|| format!("round {round}"))?;
@@ -61,7 +61,7 @@ fn the_room_of_a_queue_pair_that_is_gone_is_given_back(fixture: &Fixture) -> Res
     Ok(())
 }
 
-fn a_queue_pair_that_was_refused_keeps_no_room(fixture: &Fixture) -> Result<()> {
+fn a_refused_queue_pair_reserves_no_capacity(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(16).create()?;
     for _ in 0..10 {
         // The sends have room, and the receives don't.
@@ -72,7 +72,7 @@ fn a_queue_pair_that_was_refused_keeps_no_room(fixture: &Fixture) -> Result<()> 
     Ok(())
 }
 
-fn a_completion_queue_is_at_least_as_deep_as_asked(fixture: &Fixture) -> Result<()> {
+fn a_completion_queue_is_at_least_as_deep_as_requested(fixture: &Fixture) -> Result<()> {
     for depth in [1, 2, 3, 100, 1000] {
         let cq = fixture.device.completion_queue(depth).create()?;
         ensure!(cq.depth() >= depth, "{depth} was asked for, and it has {}", cq.depth());
@@ -80,7 +80,7 @@ fn a_completion_queue_is_at_least_as_deep_as_asked(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-fn a_completion_queue_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
+fn a_completion_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
     for depth in [0, fixture.device.attributes().max_completion_queue_depth + 1, u32::MAX] {
         let made = fixture.device.completion_queue(depth).create();
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{depth}: {made:?}");
@@ -88,7 +88,7 @@ fn a_completion_queue_of_none_or_too_many_is_refused(fixture: &Fixture) -> Resul
     Ok(())
 }
 
-fn a_completion_queue_that_is_full_loses_nothing(fixture: &Fixture) -> Result<()> {
+fn a_full_completion_queue_loses_nothing(fixture: &Fixture) -> Result<()> {
     // As many as fit, of a device that made it just as deep as asked: nobody polls until all have come.
     let pair = fixture.pair(Rc).depth(31, 32).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;

@@ -15,12 +15,12 @@ tests! { "segments";
     [Need::Segments(4)] writes_are_gathered,
     [Need::Segments(4)] reads_are_scattered,
     [Need::Segments(4)] messages_of_an_unreliable_connection_are_gathered_and_scattered,
-    [Need::Segments(4)] a_short_message_fills_the_first_pieces_only,
-    [Need::Segments(4)] pieces_may_overlap_where_they_are_only_read,
+    [Need::Segments(4)] a_short_message_fills_only_the_first_segments,
+    [Need::Segments(4)] segments_may_overlap_if_they_are_only_read,
     [Need::Segments(4)] buffers_and_regions_may_be_mixed,
-    more_pieces_than_the_limit_are_refused_and_come_back,
-    requests_of_as_many_pieces_as_the_device_has_work,
-    more_pieces_than_the_device_has_are_refused_at_creation,
+    more_segments_than_the_limit_are_refused_and_their_buffers_returned,
+    requests_with_the_maximum_segment_count_work,
+    more_segments_than_the_device_supports_are_refused_at_creation,
 }
 
 /// Ways to split a message in four: even, uneven, with pieces that are empty or a byte, across packets.
@@ -109,7 +109,7 @@ fn reads_are_scattered(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_short_message_fills_the_first_pieces_only(fixture: &Fixture) -> Result<()> {
+fn a_short_message_fills_only_the_first_segments(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(1, 4).connect()?;
     let to = pair.right.region(100, READ_WRITE)?;
     to.write(0, &pattern(100, 99))?;
@@ -121,7 +121,7 @@ fn a_short_message_fills_the_first_pieces_only(fixture: &Fixture) -> Result<()> 
     same(&read(&to, 0, 100)?, &expected)
 }
 
-fn pieces_may_overlap_where_they_are_only_read(fixture: &Fixture) -> Result<()> {
+fn segments_may_overlap_if_they_are_only_read(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(4, 1).connect()?;
     let region = pair.left.region(100, READ_WRITE)?;
     let bytes = pattern(100, 6);
@@ -145,7 +145,7 @@ fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
     check(&message[80..], 9)
 }
 
-fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Result<()> {
+fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).connect()?;
     // A device may give more than were asked for, but not more than it has.
     let count = fixture.device.attributes().max_sge + 1;
@@ -160,7 +160,7 @@ fn more_pieces_than_the_limit_are_refused_and_come_back(fixture: &Fixture) -> Re
     pair.ping()
 }
 
-fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Result<()> {
+fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()> {
     let count = fixture.device.attributes().max_sge;
     // Some devices have fewer for one queue than for another, and say the larger.
     let most = [count, count / 2, 4, 2, 1];
@@ -181,7 +181,7 @@ fn requests_of_as_many_pieces_as_the_device_has_work(fixture: &Fixture) -> Resul
     check(&read(&to, 0, size)?, 1)
 }
 
-fn more_pieces_than_the_device_has_are_refused_at_creation(fixture: &Fixture) -> Result<()> {
+fn more_segments_than_the_device_supports_are_refused_at_creation(fixture: &Fixture) -> Result<()> {
     let more = fixture.device.attributes().max_sge + 1;
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.protection_domain()?;

@@ -17,27 +17,27 @@ use crate::fixture::{
 use crate::registry::tests;
 
 tests! { "shared receive queues";
-    [Need::SharedReceives] a_message_takes_a_shared_receive,
+    [Need::SharedReceives] a_message_consumes_a_shared_receive,
     [Need::SharedReceives] many_queue_pairs_share_receives,
-    [Need::SharedReceives] a_shared_receive_says_to_whom_its_message_came,
-    [Need::SharedReceives] shared_receives_go_out_in_order,
-    [Need::SharedReceives] a_write_with_immediate_data_takes_a_shared_receive,
+    [Need::SharedReceives] a_shared_receive_names_the_receiving_queue_pair,
+    [Need::SharedReceives] shared_receives_are_consumed_in_order,
+    [Need::SharedReceives] a_write_with_immediate_data_consumes_a_shared_receive,
     [Need::SharedReceives] a_message_waits_for_a_shared_receive,
     [Need::SharedReceives] shared_receives_are_scattered,
-    [Need::SharedReceives] datagrams_take_shared_receives,
-    [Need::SharedReceives] a_full_shared_queue_refuses_and_gives_back,
-    [Need::SharedReceives] a_shared_queue_is_used_round_and_round,
-    [Need::SharedReceives] a_queue_pair_with_a_shared_queue_takes_no_receives_itself,
-    [Need::SharedReceives] a_limit_is_told_once,
-    [Need::SharedReceives] a_limit_that_is_not_reached_is_not_told,
+    [Need::SharedReceives] datagrams_consume_shared_receives,
+    [Need::SharedReceives] a_full_shared_queue_refuses_and_returns_the_buffer,
+    [Need::SharedReceives] a_shared_queue_wraps_around,
+    [Need::SharedReceives] a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own,
+    [Need::SharedReceives] a_limit_event_is_delivered_once,
+    [Need::SharedReceives] a_limit_that_is_not_reached_delivers_no_event,
     [Need::SharedReceives] a_limit_beyond_the_depth_is_refused,
-    [Need::SharedReceives] a_depth_of_none_or_too_many_is_refused,
+    [Need::SharedReceives] a_shared_queue_depth_of_zero_or_beyond_the_limit_is_refused,
     [Need::SharedReceives] a_failed_queue_pair_leaves_the_others_their_receives,
     [Need::SharedReceives] a_message_too_long_for_a_shared_receive_fails_only_its_connection,
     [Need::SharedReceives] shared_receives_survive_their_handle,
     [Need::SharedReceives] shared_receives_complete_on_the_receivers_queue,
-    [Need::SharedReceives] a_shared_queue_goes_with_requests_in_it,
-    [Need::SharedReceives] a_shared_queue_reserves_its_room_once,
+    [Need::SharedReceives] a_shared_queue_may_be_dropped_with_requests_in_it,
+    [Need::SharedReceives] a_shared_queue_reserves_its_capacity_once,
 }
 
 /// A queue pair that takes its receives from a shared queue, connected to one that has its own.
@@ -85,7 +85,7 @@ fn send(side: &Side, len: usize, seed: u64) -> Result<()> {
     side.done(SendRequest::send(side.filled(len, seed)?))
 }
 
-fn a_message_takes_a_shared_receive(fixture: &Fixture) -> Result<()> {
+fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
     ensure!(
         shared.outstanding_recv_count() == 0,
@@ -133,7 +133,7 @@ fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_shared_receive_says_to_whom_its_message_came(fixture: &Fixture) -> Result<()> {
+fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<()> {
     let (shared, sides) = several(fixture, 16, 4)?;
     (0..4).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
     for (seed, side) in (0..).zip(&sides) {
@@ -150,7 +150,7 @@ fn a_shared_receive_says_to_whom_its_message_came(fixture: &Fixture) -> Result<(
     Ok(())
 }
 
-fn shared_receives_go_out_in_order(fixture: &Fixture) -> Result<()> {
+fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 32)?;
     (0..32).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     (0..32).try_for_each(|seed| send(&side.sender, 8, seed))?;
@@ -161,7 +161,7 @@ fn shared_receives_go_out_in_order(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_write_with_immediate_data_takes_a_shared_receive(fixture: &Fixture) -> Result<()> {
+fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
     let region = side.receiver.region(64, READ_WRITE)?;
     let receiving = offer(&shared, 8, 0)?;
@@ -206,7 +206,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn datagrams_take_shared_receives(fixture: &Fixture) -> Result<()> {
+fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let cq = fixture.device.completion_queue(16).create()?;
@@ -230,7 +230,7 @@ fn datagrams_take_shared_receives(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_full_shared_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
+fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 8)?;
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
@@ -241,7 +241,7 @@ fn a_full_shared_queue_refuses_and_gives_back(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_shared_queue_is_used_round_and_round(fixture: &Fixture) -> Result<()> {
+fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
     for tag in 0..4 {
         offer(&shared, 8, tag)?;
@@ -256,7 +256,7 @@ fn a_shared_queue_is_used_round_and_round(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself(fixture: &Fixture) -> Result<()> {
+fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixture) -> Result<()> {
     let (_shared, side) = one(fixture, 4)?;
     let error = side.receiver.refuses_recv(side.receiver.buffer(8)?)?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
@@ -274,7 +274,7 @@ fn told(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
     })
 }
 
-fn a_limit_is_told_once(fixture: &Fixture) -> Result<()> {
+fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     shared.arm(6)?;
@@ -293,7 +293,7 @@ fn a_limit_is_told_once(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_limit_that_is_not_reached_is_not_told(fixture: &Fixture) -> Result<()> {
+fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     shared.arm(2)?;
@@ -311,7 +311,7 @@ fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_depth_of_none_or_too_many_is_refused(fixture: &Fixture) -> Result<()> {
+fn a_shared_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     for depth in [0, u32::MAX] {
         let refused = domain.shared_receive_queue(depth).create();
@@ -375,7 +375,7 @@ fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-fn a_shared_queue_goes_with_requests_in_it(fixture: &Fixture) -> Result<()> {
+fn a_shared_queue_may_be_dropped_with_requests_in_it(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let region = domain.region(64, adverb::verbs::Access::LOCAL_WRITE)?;
     let shared = domain.shared_receive_queue(8).create()?;
@@ -388,7 +388,7 @@ fn a_shared_queue_goes_with_requests_in_it(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_shared_queue_reserves_its_room_once(fixture: &Fixture) -> Result<()> {
+fn a_shared_queue_reserves_its_capacity_once(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let cq = fixture.device.completion_queue(16).create()?;

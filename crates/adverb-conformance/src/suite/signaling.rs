@@ -7,14 +7,14 @@ use crate::fixture::{Fixture, Pair, READ_WRITE, expect};
 use crate::registry::tests;
 
 tests! { "signaling";
-    unsignaled_requests_come_back_with_the_next_signaled,
+    unsignaled_requests_are_returned_with_the_next_signaled_one,
     an_unsignaled_request_alone_stays_silent,
     a_signal_is_forced_before_the_queue_is_full,
     a_queue_of_depth_one_signals_everything,
-    batches_of_unsignaled_requests_come_back,
+    batches_of_unsignaled_requests_are_returned,
     an_unsignaled_request_that_fails_completes,
     unsignaled_reads_bring_their_bytes,
-    what_an_unsignaled_completion_says_was_done,
+    unsignaled_completions_name_their_operation,
     waiting_for_an_unsignaled_request_finds_it,
 }
 
@@ -22,7 +22,7 @@ fn write(pair: &Pair, region: &adverb::memory::MemoryRegion, tag: u64) -> Result
     Ok(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag))
 }
 
-fn unsignaled_requests_come_back_with_the_next_signaled(fixture: &Fixture) -> Result<()> {
+fn unsignaled_requests_are_returned_with_the_next_signaled_one(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for count in [1, 2, 10, 20] {
@@ -87,7 +87,7 @@ fn a_queue_of_depth_one_signals_everything(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn batches_of_unsignaled_requests_come_back(fixture: &Fixture) -> Result<()> {
+fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(32, 1).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for _ in 0..10 {
@@ -144,7 +144,7 @@ fn unsignaled_reads_bring_their_bytes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn what_an_unsignaled_completion_says_was_done(fixture: &Fixture) -> Result<()> {
+fn unsignaled_completions_name_their_operation(fixture: &Fixture) -> Result<()> {
     use adverb::verbs::CompletedOperation::{Read, Send, Write};
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;

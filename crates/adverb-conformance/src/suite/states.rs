@@ -10,15 +10,15 @@ use crate::registry::tests;
 tests! { "states";
     a_queue_pair_goes_from_init_to_ready_to_error,
     receives_may_be_posted_before_connecting,
-    sending_before_connecting_is_refused_and_comes_back,
-    posting_after_failing_is_refused_and_comes_back,
+    sending_before_connecting_is_refused_and_returns_its_buffer,
+    posting_after_failing_is_refused_and_returns_its_buffer,
     connecting_twice_is_refused_with_a_hint,
-    datagrams_are_not_connected_and_connections_not_activated,
+    datagram_queue_pairs_refuse_connect_and_others_refuse_move_to_rts,
     a_reset_queue_pair_is_as_new_and_connects_again,
     a_failed_queue_pair_recovers_by_a_reset,
     a_reset_gives_back_the_memory_of_all_requests,
     a_reset_queue_pair_connects_to_another_peer,
-    completions_from_before_a_reset_are_not_mistaken,
+    completions_from_before_a_reset_are_not_delivered,
     queue_pairs_have_their_own_numbers,
     a_mtu_larger_than_the_ports_is_refused,
     queue_pairs_need_a_completion_queue,
@@ -45,7 +45,7 @@ fn receives_may_be_posted_before_connecting(fixture: &Fixture) -> Result<()> {
     check(&pair.right.wait(receiving)?.into_message()?, 1)
 }
 
-fn sending_before_connecting_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn sending_before_connecting_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let side = fixture.pair(transport).side(None)?;
         let error = side.refuses(SendRequest::send(side.buffer(8)?))?;
@@ -57,7 +57,7 @@ fn sending_before_connecting_is_refused_and_comes_back(fixture: &Fixture) -> Res
     Ok(())
 }
 
-fn posting_after_failing_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn posting_after_failing_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     pair.left.qp.move_to_error()?;
     let send = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
@@ -80,7 +80,7 @@ fn connecting_twice_is_refused_with_a_hint(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-fn datagrams_are_not_connected_and_connections_not_activated(fixture: &Fixture) -> Result<()> {
+fn datagram_queue_pairs_refuse_connect_and_others_refuse_move_to_rts(fixture: &Fixture) -> Result<()> {
     let datagrams = fixture.pair(Transport::Ud).side(None)?;
     let connection = fixture.pair(Rc).side(None)?;
     let connect = datagrams.qp.connect(&connection.qp.endpoint());
@@ -152,7 +152,7 @@ fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> 
 
 /// Completions that the device had made before the reset, and nobody had polled, belong to requests whose memory was given
 /// back.
-fn completions_from_before_a_reset_are_not_mistaken(fixture: &Fixture) -> Result<()> {
+fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     for _ in 0..8 {

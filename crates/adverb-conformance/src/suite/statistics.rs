@@ -12,8 +12,8 @@ tests! { "statistics";
     failures_and_flushes_are_counted,
     refused_requests_are_not_counted,
     unsignaled_requests_are_counted,
-    the_most_outstanding_are_counted,
-    outstanding_requests_are_known,
+    the_maximum_of_outstanding_requests_is_counted,
+    outstanding_requests_are_counted,
 }
 
 /// Posted, succeeded, flushed, failed, bytes.
@@ -90,7 +90,7 @@ fn unsignaled_requests_are_counted(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn the_most_outstanding_are_counted(fixture: &Fixture) -> Result<()> {
+fn the_maximum_of_outstanding_requests_is_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for count in [3, 17, 5] {
         (0..count).try_for_each(|_| pair.right.offer(8).map(drop))?;
@@ -105,7 +105,7 @@ fn the_most_outstanding_are_counted(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn outstanding_requests_are_known(fixture: &Fixture) -> Result<()> {
+fn outstanding_requests_are_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for count in 1..=10 {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;

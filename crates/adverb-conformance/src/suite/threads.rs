@@ -25,8 +25,8 @@ tests! { "threads";
     many_threads_wait_on_one_queue_with_events,
     [Need::Atomics] atomics_of_many_threads_all_count,
     [Need::Atomics] a_lock_of_compare_and_swap_excludes,
-    buffers_travel_between_threads,
-    queue_pairs_come_and_go_while_others_work,
+    buffers_move_between_threads,
+    queue_pairs_are_created_and_dropped_while_others_work,
     posting_and_failing_at_once_loses_no_request,
 }
 
@@ -284,7 +284,7 @@ fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn buffers_travel_between_threads(fixture: &Fixture) -> Result<()> {
+fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let side = &pair.left;
     let mut buffer = side.filled(64, 1)?;
@@ -303,7 +303,7 @@ fn buffers_travel_between_threads(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn queue_pairs_come_and_go_while_others_work(fixture: &Fixture) -> Result<()> {
+fn queue_pairs_are_created_and_dropped_while_others_work(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(8, 8);
     let cq = fixture.device.completion_queue(256).create()?;
     let domain = fixture.device.protection_domain()?;

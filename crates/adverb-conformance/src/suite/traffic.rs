@@ -14,20 +14,20 @@ use crate::fixture::{Fixture, Pair, QKEY};
 use crate::registry::tests;
 
 tests! { "traffic";
-    a_datagram_carries_what_its_address_handle_says,
-    [Need::Ipv6] a_datagram_over_ipv6_carries_what_its_address_handle_says,
+    a_datagram_has_the_settings_of_its_address_handle,
+    [Need::Ipv6] a_datagram_over_ipv6_has_the_settings_of_its_address_handle,
     [Need::Ipv6] a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle,
-    a_datagram_carries_what_its_queue_pair_says,
+    a_datagram_has_the_settings_of_its_queue_pair,
     a_datagram_has_the_hop_limit_of_its_address_handle,
     a_connection_has_the_hop_limit_of_its_options,
-    a_datagram_carries_what_the_process_says,
-    the_nearest_has_its_say_about_datagrams,
-    an_answer_is_treated_as_the_answering_queue_pair_says,
-    a_connection_carries_what_its_options_say,
-    a_connection_carries_what_the_process_says,
-    a_queue_pair_tells_how_it_is_connected,
-    a_queue_pair_that_is_not_connected_tells_no_peer,
-    the_same_address_has_the_same_handle_as_long_as_it_is_treated_the_same,
+    a_datagram_has_the_settings_of_the_process,
+    the_most_specific_settings_apply_to_datagrams,
+    a_reply_has_the_settings_of_the_replying_queue_pair,
+    a_connection_has_the_settings_of_its_options,
+    a_connection_has_the_settings_of_the_process,
+    a_queue_pair_reports_its_connection,
+    an_unconnected_queue_pair_reports_no_peer,
+    equal_addresses_with_equal_settings_share_a_handle,
     a_thousand_addresses_can_be_answered,
 }
 
@@ -84,7 +84,7 @@ fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
     Ok(())
 }
 
-fn a_datagram_carries_what_its_address_handle_says(fixture: &Fixture) -> Result<()> {
+fn a_datagram_has_the_settings_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     handles_say(fixture, &datagrams(fixture, None)?)
 }
 
@@ -96,7 +96,7 @@ fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
     datagrams(fixture, global.map(Gid::ip))
 }
 
-fn a_datagram_over_ipv6_carries_what_its_address_handle_says(fixture: &Fixture) -> Result<()> {
+fn a_datagram_over_ipv6_has_the_settings_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     handles_say(fixture, &datagrams_over_ipv6(fixture)?)
 }
 
@@ -110,7 +110,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
     Ok(())
 }
 
-fn a_datagram_carries_what_its_queue_pair_says(fixture: &Fixture) -> Result<()> {
+fn a_datagram_has_the_settings_of_its_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(26)).connect()?;
     let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
     let (class, _) = carried(fixture, &pair, &recipient)?;
@@ -141,7 +141,7 @@ fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-fn a_datagram_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
+fn a_datagram_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let marks_now = || {
         let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
@@ -156,7 +156,7 @@ fn a_datagram_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn the_nearest_has_its_say_about_datagrams(fixture: &Fixture) -> Result<()> {
+fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()> {
     let _default = ProcessDefault::new(Traffic::new().dscp(1));
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
     let remote = pair.right.qp.endpoint();
@@ -168,7 +168,7 @@ fn the_nearest_has_its_say_about_datagrams(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn an_answer_is_treated_as_the_answering_queue_pair_says(fixture: &Fixture) -> Result<()> {
+fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
     let answer = offer(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
@@ -179,7 +179,7 @@ fn an_answer_is_treated_as_the_answering_queue_pair_says(fixture: &Fixture) -> R
     Ok(())
 }
 
-fn a_connection_carries_what_its_options_say(fixture: &Fixture) -> Result<()> {
+fn a_connection_has_the_settings_of_its_options(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let traffic = Traffic::new().traffic_class(0x6a).flow_label(0x4_5678).service_level(3);
         let pair = fixture.pair(transport).options(ConnectOptions::new().traffic(traffic)).connect()?;
@@ -191,7 +191,7 @@ fn a_connection_carries_what_its_options_say(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_connection_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
+fn a_connection_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
     let _default = ProcessDefault::new(Traffic::new().dscp(11).flow_label(7));
     let options = ConnectOptions::new().traffic(Traffic::new().flow_label(8));
     let pair = fixture.pair(Rc).options(options).connect()?;
@@ -200,7 +200,7 @@ fn a_connection_carries_what_the_process_says(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-fn a_queue_pair_tells_how_it_is_connected(fixture: &Fixture) -> Result<()> {
+fn a_queue_pair_reports_its_connection(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().mtu(PathMtu::Mtu256).timeout(13).retry_count(5);
     let pair = fixture.pair(Rc).options(options.rnr_retry(4).min_rnr_timer(3)).create()?;
     let remote: Endpoint = pair.right.qp.endpoint();
@@ -220,7 +220,7 @@ fn a_queue_pair_tells_how_it_is_connected(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_queue_pair_that_is_not_connected_tells_no_peer(fixture: &Fixture) -> Result<()> {
+fn an_unconnected_queue_pair_reports_no_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
     let attributes = pair.left.qp.query()?;
     ensure!(attributes.state == QpState::Init && attributes.peer.is_none(), "{attributes:?}");
@@ -231,7 +231,7 @@ fn a_queue_pair_that_is_not_connected_tells_no_peer(fixture: &Fixture) -> Result
 }
 
 /// Making a handle is a system call: whoever answers the same peer again and again makes one.
-fn the_same_address_has_the_same_handle_as_long_as_it_is_treated_the_same(fixture: &Fixture) -> Result<()> {
+fn equal_addresses_with_equal_settings_share_a_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let remote = pair.right.qp.endpoint();
     let handle =

@@ -10,34 +10,34 @@ use crate::registry::tests;
 
 tests! { "unreliable connection";
     uc_messages_of_every_size_arrive_whole,
-    uc_the_longest_message_arrives_whole,
-    uc_a_message_longer_than_the_longest_is_refused_and_comes_back,
+    uc_a_message_of_maximum_size_arrives_whole,
+    uc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer,
     uc_empty_messages_arrive,
     uc_a_message_brings_all_bits_of_its_immediate_data,
     uc_a_message_without_immediate_data_brings_none,
     uc_a_message_shorter_than_its_receive_leaves_the_rest_untouched,
     uc_writes_of_every_size_arrive_whole,
-    uc_the_longest_write_arrives_whole,
+    uc_a_write_of_maximum_size_arrives_whole,
     uc_a_write_touches_nothing_beside_its_range,
-    uc_a_write_takes_no_receive,
-    uc_a_write_with_immediate_data_takes_a_receive_and_leaves_its_buffer_alone,
+    uc_a_write_consumes_no_receive,
+    uc_a_write_with_immediate_data_consumes_a_receive_and_leaves_its_buffer_unchanged,
     uc_both_directions_work_at_once,
     uc_a_message_without_a_receive_is_lost_and_a_later_one_arrives,
-    uc_a_message_to_nobody_succeeds,
+    uc_a_message_to_an_unknown_queue_pair_succeeds,
     uc_a_write_that_the_peer_does_not_allow_is_lost,
-    uc_a_read_is_refused_and_comes_back,
-    [Need::Atomics] uc_an_atomic_is_refused_and_comes_back,
+    uc_a_read_is_refused_and_returns_its_buffer,
+    [Need::Atomics] uc_an_atomic_is_refused_and_returns_its_buffer,
 }
 
 fn uc_messages_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     transfers::messages_of_every_size(fixture, Uc)
 }
 
-fn uc_the_longest_message_arrives_whole(fixture: &Fixture) -> Result<()> {
+fn uc_a_message_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
     transfers::longest_message(fixture, Uc)
 }
 
-fn uc_a_message_longer_than_the_longest_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn uc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     transfers::longer_than_longest(fixture, Uc)
 }
 
@@ -61,7 +61,7 @@ fn uc_writes_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     transfers::writes_of_every_size(fixture, Uc)
 }
 
-fn uc_the_longest_write_arrives_whole(fixture: &Fixture) -> Result<()> {
+fn uc_a_write_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
     transfers::longest_write(fixture, Uc)
 }
 
@@ -69,11 +69,11 @@ fn uc_a_write_touches_nothing_beside_its_range(fixture: &Fixture) -> Result<()> 
     transfers::writes_only_its_range(fixture, Uc)
 }
 
-fn uc_a_write_takes_no_receive(fixture: &Fixture) -> Result<()> {
+fn uc_a_write_consumes_no_receive(fixture: &Fixture) -> Result<()> {
     transfers::write_takes_no_receive(fixture, Uc)
 }
 
-fn uc_a_write_with_immediate_data_takes_a_receive_and_leaves_its_buffer_alone(
+fn uc_a_write_with_immediate_data_consumes_a_receive_and_leaves_its_buffer_unchanged(
     fixture: &Fixture,
 ) -> Result<()> {
     transfers::write_immediate(fixture, Uc)
@@ -94,7 +94,7 @@ fn uc_a_message_without_a_receive_is_lost_and_a_later_one_arrives(fixture: &Fixt
     check(&pair.right.wait(receiving)?.into_message()?, 2)
 }
 
-fn uc_a_message_to_nobody_succeeds(fixture: &Fixture) -> Result<()> {
+fn uc_a_message_to_an_unknown_queue_pair_succeeds(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).create()?;
     let nobody = pair.right.qp.endpoint();
     drop(pair.right);
@@ -117,14 +117,14 @@ fn uc_a_write_that_the_peer_does_not_allow_is_lost(fixture: &Fixture) -> Result<
     pair.ping()
 }
 
-fn uc_a_read_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn uc_a_read_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
     pair.left.refuses(SendRequest::read(pair.left.buffer(100)?, region.remote().at(0)))?;
     pair.ping()
 }
 
-fn uc_an_atomic_is_refused_and_comes_back(fixture: &Fixture) -> Result<()> {
+fn uc_an_atomic_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
     let remote = region.remote().at(0);

@@ -9,23 +9,23 @@ use crate::fixture::{Fixture, READ_WRITE, expect};
 use crate::registry::tests;
 
 tests! { "unreachable peers";
-    a_message_to_nobody_fails_when_all_retries_are_used,
-    a_write_and_a_read_to_nobody_fail_too,
+    a_message_to_an_unknown_queue_pair_fails_after_all_retries,
+    a_write_and_a_read_to_an_unknown_queue_pair_fail,
     a_peer_that_is_not_connected_does_not_answer,
     a_peer_that_has_failed_does_not_answer,
     a_peer_that_was_destroyed_in_flight_does_not_answer,
     more_retries_take_longer,
-    what_is_behind_a_failure_is_flushed_in_order,
+    requests_after_a_failure_are_flushed_in_order,
 }
 
-fn a_message_to_nobody_fails_when_all_retries_are_used(fixture: &Fixture) -> Result<()> {
+fn a_message_to_an_unknown_queue_pair_fails_after_all_retries(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).impatient().connect()?;
     drop(pair.right);
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
     pair.left.is(QpState::Error)
 }
 
-fn a_write_and_a_read_to_nobody_fail_too(fixture: &Fixture) -> Result<()> {
+fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result<()> {
     for reads in [false, true] {
         let pair = fixture.pair(Rc).impatient().connect()?;
         let region = pair.right.region(500, READ_WRITE)?;
@@ -84,7 +84,7 @@ fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn what_is_behind_a_failure_is_flushed_in_order(fixture: &Fixture) -> Result<()> {
+fn requests_after_a_failure_are_flushed_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).impatient().connect()?;
     drop(pair.right);
     for tag in 0..20 {

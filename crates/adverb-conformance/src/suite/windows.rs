@@ -16,7 +16,7 @@ tests! { "windows";
     [Need::MemoryWindows] a_write_needs_the_windows_right,
     [Need::MemoryWindows] a_read_needs_the_windows_right,
     [Need::MemoryWindows] a_window_shows_no_more_than_its_range,
-    [Need::MemoryWindows] a_window_gives_what_its_region_does_not,
+    [Need::MemoryWindows] a_window_grants_access_that_its_region_does_not,
     [Need::MemoryWindows] a_window_is_for_one_connection,
     [Need::MemoryWindows] a_window_that_was_invalidated_here_is_refused,
     [Need::MemoryWindows] a_window_that_the_peer_invalidated_is_refused,
@@ -24,7 +24,7 @@ tests! { "windows";
     [Need::MemoryWindows] a_window_that_was_invalidated_is_not_invalidated_again,
     [Need::MemoryWindows] every_binding_has_its_own_key,
     [Need::MemoryWindows] a_region_stays_while_a_window_shows_it,
-    [Need::MemoryWindows] a_window_that_is_gone_is_refused,
+    [Need::MemoryWindows] a_dropped_window_is_refused,
     [Need::MemoryWindows] a_window_ends_with_its_queue_pair,
     [Need::MemoryWindows] a_reset_queue_pair_has_no_windows,
 }
@@ -126,7 +126,7 @@ fn a_window_shows_no_more_than_its_range(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_window_gives_what_its_region_does_not(fixture: &Fixture) -> Result<()> {
+fn a_window_grants_access_that_its_region_does_not(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
     let (_window, remote) = bound(&pair.right, &region, READ_WRITE)?;
@@ -236,7 +236,7 @@ fn a_region_stays_while_a_window_shows_it(fixture: &Fixture) -> Result<()> {
     check(&completion.into_buffer().context("the completion has no buffer")?, 3)
 }
 
-fn a_window_that_is_gone_is_refused(fixture: &Fixture) -> Result<()> {
+fn a_dropped_window_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
     let (window, remote) = bound(&pair.right, &region, READ_WRITE)?;

@@ -209,7 +209,8 @@ pub(super) fn dropped(said: &str) -> u64 {
 mod tests {
     use super::*;
 
-    const CASES: &[&str] = &["rc-send:there", "rc-send:back", "ud:there", "ud:back", "uc-send:there"];
+    const CASES: &[&str] =
+        &["rc-send:forward", "rc-send:reverse", "ud:forward", "ud:reverse", "uc-send:forward"];
 
     #[test]
     fn tenths_are_all_cells_together_and_each_has_every_mtu() {
@@ -244,10 +245,10 @@ mod tests {
         let all = cells(CASES);
         let groups = groups(all.iter());
         assert_eq!(groups.len(), 18);
-        let said = "noise\n{\"operation\":\"ud\",\"direction\":\"back\",\"outcome\":\"passed\"}\n{\"operation\":\"x\"}\n";
+        let said = "noise\n{\"operation\":\"ud\",\"direction\":\"reverse\",\"outcome\":\"passed\"}\n{\"operation\":\"x\"}\n";
         let outcomes = groups[0].outcomes(said);
         assert_eq!(outcomes.len(), 1);
-        assert_eq!(outcomes[0].0, "256 ipv4 clean ud:back");
+        assert_eq!(outcomes[0].0, "256 ipv4 clean ud:reverse");
         assert_eq!(outcomes[0].1["network"], "clean");
     }
 

@@ -27,7 +27,7 @@ use matrix::{Group, Mtu};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A cell is an MTU, an address family, a network and an operation with its direction:
-`1024 ipv6 loss5 rc-write:back`. The direction `there` is from the software NIC to
+`1024 ipv6 loss5 rc-write:reverse`. The direction `forward` is from the software NIC to
 soft-RoCE. Each cell sends messages of several lengths.")]
 pub(crate) struct Args {
     /// Run all cells instead of a tenth.

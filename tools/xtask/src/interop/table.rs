@@ -79,10 +79,10 @@ mod tests {
     fn every_cell_has_its_place_and_what_is_missing_has_failed() {
         let cell = |ip, network, case: &str| Cell { mtu: Mtu::Mtu256, ip, network, case: case.to_owned() };
         let cells = [
-            cell(Ip::V4, Network::Clean, "ud:back"),
-            cell(Ip::V4, Network::Loss1, "ud:back"),
-            cell(Ip::V6, Network::Loss5, "ud:back"),
-            cell(Ip::V6, Network::Clean, "ud:back"),
+            cell(Ip::V4, Network::Clean, "ud:reverse"),
+            cell(Ip::V4, Network::Loss1, "ud:reverse"),
+            cell(Ip::V6, Network::Loss5, "ud:reverse"),
+            cell(Ip::V6, Network::Clean, "ud:reverse"),
         ];
         let outcomes = Outcomes::from([
             (cells[0].name(), json!({"outcome": "passed", "arrived": 7, "sent": 7})),
@@ -91,9 +91,12 @@ mod tests {
         ]);
         let expected = "\n\
             MTU 256               ipv4 clean  ipv4 loss1  ipv4 loss5  ipv6 clean  ipv6 loss1  ipv6 loss5\n\
-            ud:back                     ok 7      ok 6/7           ·     NOT RUN           ·      FAILED\n\n";
+            ud:reverse                  ok 7      ok 6/7           ·     NOT RUN           ·      FAILED\n\n";
         assert_eq!(table(&cells, &outcomes), expected);
         let failures = failures(&cells, &outcomes);
-        assert_eq!(failures, ["256 ipv6 loss5 ud:back: a byte", "256 ipv6 clean ud:back: it did not finish"]);
+        assert_eq!(
+            failures,
+            ["256 ipv6 loss5 ud:reverse: a byte", "256 ipv6 clean ud:reverse: it did not finish"]
+        );
     }
 }
