@@ -1,4 +1,4 @@
-//! Connections for tasks: what has to wait lets others run.
+//! Connections for tasks: calls that wait let other tasks run.
 
 mod address_space;
 mod remote;
@@ -34,16 +34,16 @@ use crate::readiness::readable_by_tasks;
 ///
 /// # Errors
 ///
-/// As [`Connector::connect`].
+/// Returns the errors of [`Connector::connect`].
 ///
 /// # Cancel safety
 ///
-/// Dropped, it leaves nothing behind.
+/// Dropping the future leaves nothing behind.
 pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
     Connector::new().connect(address).await
 }
 
-/// Connects to listeners.
+/// A builder of connections to listeners.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Connector {
@@ -52,37 +52,42 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// With the default options.
+    /// Creates a connector with the default options.
     pub fn new() -> Connector {
         Connector::default()
     }
 
-    /// How its connections are to be.
+    /// Sets the options of the connections.
     pub fn options(mut self, options: &Options) -> Connector {
         self.options = options.clone();
         self
     }
 
-    /// Other addresses at which the same program listens, as `host:port`: tried when those that are named to
-    /// [`connect`](Connector::connect) can't be reached, and when a connection is to [go on](Options::reconnect) over another
-    /// path. Names are looked up each time. Which device of this machine is used follows from the route to the address, unless
-    /// the options name one.
+    /// Adds another address of the same program, as `host:port`.
+    ///
+    /// The connector tries it if the addresses passed to [`connect`](Connector::connect) are unreachable, and when a
+    /// connection [reconnects](Options::reconnect). Host names are resolved again each time. The route to each
+    /// address determines the local device, unless the options name one.
     pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
         self.alternate_addr.push(address.into());
         self
     }
 
-    /// Connects to a listener. If the name has several addresses, they are tried one after the other.
+    /// Connects to a listener. If the host name has several addresses, they are tried one after the other.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if nobody answers there, [`HandshakeRejected`](Error::HandshakeRejected) if
-    /// who does doesn't want the connection, or isn't of the same protocol; if there is no device that reaches the
-    /// peer; all within the options' [`connect_timeout`](Options::connect_timeout).
+    /// - Returns [`Error::Unreachable`] if no listener answers within [`Options::connect_timeout`].
+    /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not speak Adverb's
+    ///   protocol.
+    /// - Returns [`Error::CmRejected`] if the peer's connection manager rejects the request, for example because no
+    ///   listener has the port.
+    /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
+    /// - Returns [`Error::Verb`] if the host name cannot be resolved.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves nothing behind.
+    /// Dropping the future leaves nothing behind.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
         let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
@@ -143,46 +148,49 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     }
 }
 
-/// Accepts connections at an address.
+/// A listener, which accepts connections at an address.
 ///
-/// It has a TCP port of that number, over which both sides tell each other of their queue pairs, and where its device has a
-/// connection manager, a port of that too: see [`Bootstrap`](super::Bootstrap). All else is between the queue pairs.
+/// It listens at a TCP port, over which both sides exchange the attributes of their queue pairs, and if its device
+/// has a connection manager, at the same port number of the connection manager: see [`Bootstrap`](super::Bootstrap).
+/// Everything after that goes over the queue pairs.
 ///
-/// It listens from the beginning, until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start)
-/// again. Connections don't need it any more.
+/// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
+/// Connections that it has accepted do not depend on it.
 pub struct Listener {
     listening: Arc<Listening>,
 }
 
 impl Listener {
-    /// Listens at this address, with the default options; at a free port if it is 0.
+    /// Listens at an address, with the default options. Port 0 selects a free port.
     ///
-    /// The listener opens its devices now, and no others later. At a wildcard address (`0.0.0.0`, `[::]`) it serves all RDMA
-    /// hardware, the software devices that this process has open, and the software device `soft` for loopback addresses. It
-    /// opens no software device at a routable address: to serve one, bind to that address, or
-    /// [open](adverb_verbs::Device::open) `soft:ADDRESS` first. A connector that dials an address without a device is refused
-    /// with an error that says so. Addresses and devices that appear after the call are not served.
+    /// The listener opens its devices in this call, and opens no others later. At a wildcard address (`0.0.0.0`,
+    /// `[::]`) it serves all RDMA hardware, the software devices that this process has open, and the software device
+    /// `soft` for loopback addresses. It opens no software device at a routable address: to serve one, bind to that
+    /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that
+    /// dials an address without a device, with an error that says so. Addresses and devices that appear after the
+    /// call are not served.
     ///
     /// # Errors
     ///
-    /// If the address isn't of this machine, or no device has it, or the port is taken.
+    /// - Returns [`Error::NoDevice`] if no device has the address.
+    /// - Returns [`Error::Verb`] if the address does not belong to this machine, or if the port is in use.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves nothing behind.
+    /// Dropping the future leaves nothing behind.
     pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
         Listener::bind_with(address, &Options::new()).await
     }
 
-    /// Listens at this address.
+    /// Listens at an address, with these options.
     ///
     /// # Errors
     ///
-    /// As [`bind`](Listener::bind).
+    /// Returns the errors of [`bind`](Listener::bind).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves nothing behind.
+    /// Dropping the future leaves nothing behind.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
         let options = options.clone();
@@ -192,24 +200,25 @@ impl Listener {
         Ok(Listener { listening: Arc::new(listening) })
     }
 
-    /// Where it listens.
+    /// Returns the address at which the listener listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.listening.address()
     }
 
-    /// Waits for a connection. Several tasks may.
+    /// Waits for a connection. Several tasks may wait at the same time.
     ///
-    /// A peer that fails to become one, or doesn't in [time](Options::connect_timeout), is logged, and the wait goes on;
-    /// others needn't wait for it. (If very many come, or descriptors are short, who does nothing for a second is given up.)
+    /// A peer whose handshake fails, or does not finish within [`Options::connect_timeout`], is logged, and the call
+    /// continues to wait. Handshakes do not delay each other. If more than 256 handshakes are pending, or file
+    /// descriptors run out, the listener drops handshakes without progress for a second.
     ///
     /// # Errors
     ///
-    /// If the listener is stopped, also while this waits; if no more can be accepted: the system has too few descriptors, for
-    /// one.
+    /// Returns [`Error::Verb`] if the listener is stopped, before or during the call, or if the system cannot accept
+    /// another connection, for example for lack of file descriptors.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it loses no connection: the next call goes on where this one was.
+    /// Dropping the future loses no connection: the next call continues its handshakes.
     pub async fn accept(&self) -> Result<Connection> {
         let accepting = self.listening.accepting();
         loop {
@@ -222,22 +231,23 @@ impl Listener {
         }
     }
 
-    /// Stops listening: the port is free, who [waits](Listener::accept) for a connection gets an error, and peers that weren't
-    /// accepted are refused. Connections that were live on.
+    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and peers that
+    /// were not accepted yet are rejected. Accepted connections continue.
     pub fn stop(&self) {
         self.listening.stop();
     }
 
-    /// Listens again, at the same address and port, after it was [stopped](Listener::stop); otherwise does nothing.
+    /// Listens again at the same address and port, after the listener was [stopped](Listener::stop). Otherwise, it
+    /// has no effect.
     ///
     /// # Errors
     ///
-    /// If the port was taken by somebody else meanwhile.
+    /// Returns [`Error::Verb`] if the port is in use by now.
     pub fn start(&self) -> Result<()> {
         self.listening.start()
     }
 
-    /// Whether it listens.
+    /// Whether the listener is listening.
     pub fn is_listening(&self) -> bool {
         self.listening.is_listening()
     }
@@ -256,13 +266,16 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// A connection to a peer: messages of any length up to the peer's [`max_message_size`](Options::max_message_size), in
-/// order, both ways. May be used by many tasks.
+/// A connection to a peer, which carries messages in order in both directions. Many tasks may use it at the same
+/// time.
 ///
-/// Sending waits while the peer has no room; so a receiver that is slow slows the sender, and memory stays bounded. Dropping
-/// it ends it at once; [`close`](Connection::close) first sees to it that the peer has all. (If the peer has closed it, a task of
-/// the runtime stays until the peer has heard that all has come, which takes no time unless packets are lost, and two seconds at
-/// most.)
+/// Messages have up to [`max_message_size`](Options::max_message_size) bytes, which the receiver sets. A send waits
+/// while the peer has granted no credits; so a slow receiver slows its sender, and memory stays bounded.
+///
+/// Dropping a connection ends it at once; [`close`](Connection::close) first waits until the peer has received
+/// everything. If the peer has closed the connection, a task of the runtime keeps its queue pair after the drop until
+/// the peer knows that its last messages have arrived. That takes no time unless packets are lost, and two seconds at
+/// most.
 ///
 /// ```
 /// use adverb::net::{Listener, connect};
@@ -272,7 +285,7 @@ impl fmt::Debug for Listener {
 /// let address = listener.local_addr();
 /// tokio::spawn(async move {
 ///     let connection = listener.accept().await?;
-///     // The buffer goes back as it came.
+///     // Sends the received buffer; copies nothing.
 ///     while let Some(message) = connection.recv().await? {
 ///         connection.send(message).await?;
 ///     }
@@ -286,10 +299,10 @@ impl fmt::Debug for Listener {
 /// # }).unwrap();
 /// ```
 ///
-/// # Cancelling
+/// # Cancellation
 ///
-/// A future that is dropped takes nothing with it that the device has: buffers stay until their requests are done, and the
-/// connection goes on. What else happens is said of each method.
+/// A dropped future frees no memory that the device uses: buffers stay allocated until their requests are complete,
+/// and the connection continues. The documentation of each method says what else happens.
 pub struct Connection {
     link: Arc<Link>,
     /// Readable when the completion queue has an event.
@@ -301,7 +314,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// For tasks, a connection whose peer has said hello.
+    /// Makes an established link usable by tasks.
     fn new(link: Box<Link>, origin: Origin) -> Result<Connection> {
         let broken = |error| {
             bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
@@ -321,34 +334,40 @@ impl Connection {
         Ok(Connection { link, events, news: Notify::new(), runtime: Handle::current() })
     }
 
-    /// Sends a message. Returns when it is on its way, which doesn't mean that the peer has it.
+    /// Sends a message. Returns when the message is in flight, which does not mean that the peer has received it.
     ///
-    /// Bytes are copied. A [`RegisteredBuf`](adverb_verbs::memory::RegisteredBuf) (from this connection's [`pool`](Connection::pool),
-    /// say, or a [`Message`] that came) isn't, if it is long: the peer reads it from where it is.
+    /// A byte slice is copied. A [`RegisteredBuf`](adverb_verbs::memory::RegisteredBuf), for example from this
+    /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
+    /// [`Options::eager_threshold`]: the peer's device reads it in place.
     ///
     /// # Errors
     ///
-    /// If the connection has ended, or there is no room within the options' [`timeout`](Options::timeout), or no memory. A
-    /// buffer comes back with the error, unless the message was taken: after a timeout it may have been, and is then sent once
-    /// there is room.
+    /// - Returns [`Error::Disconnected`] if the connection has ended, or if this side has [shut it
+    ///   down](Connection::shutdown).
+    /// - Returns [`Error::Timeout`] if the peer grants no credits within [`Options::timeout`].
+    /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
+    /// - Returns the errors of [`Pool::alloc`] if there is no memory.
+    ///
+    /// The error contains the registered buffer, unless the connection has taken the message. After a timeout it may
+    /// have: then the message is sent when there are credits.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the message is sent or not, but never in part; one that was taken already is sent when there is room and this
-    /// connection is used again.
+    /// If the future is dropped, the whole message is sent, or nothing. A message that the connection has taken is
+    /// sent when there are credits and the connection is used again.
     pub async fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_message(message.into(), None).await
     }
 
-    /// Sends a message with 32 bits beside it.
+    /// Sends a message with 32 bits of immediate data.
     ///
     /// # Errors
     ///
-    /// As [`send`](Connection::send).
+    /// Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// As [`send`](Connection::send).
+    /// Dropping the future has the same effect as for [`send`](Connection::send).
     pub async fn send_with_imm<'a>(
         &self,
         message: impl Into<SendData<'a>>,
@@ -357,18 +376,19 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
-    /// Takes a message that is to go together with others: for many short ones in a row, which cost far less so.
+    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less than
+    /// [`send`](Connection::send).
     ///
-    /// They go when enough have gathered, with the next [`send`](Connection::send), or when this connection is waited for or
-    /// [flushed](Connection::flush); until then the peer doesn't see them.
+    /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits
+    /// for this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.
     ///
     /// # Errors
     ///
-    /// As [`send`](Connection::send).
+    /// Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the message was taken or not.
+    /// If the future is dropped, the message may or may not be queued.
     pub async fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message.into(), None)?);
         let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
@@ -376,25 +396,26 @@ impl Connection {
         fed.map_err(|error| Ready::refused(ready, error))
     }
 
-    /// Returns when all that was [fed](Connection::feed) is on its way.
+    /// Waits until all messages queued by [`feed`](Connection::feed) are in flight.
     ///
     /// # Errors
     ///
-    /// As [`send`](Connection::send).
+    /// Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it has lost nothing.
+    /// Dropping the future loses no message.
     pub async fn flush(&self) -> Result<()> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
         self.wait(timeout, waiting, |link, state| link.is_flushed(state)).await
     }
 
-    /// Sends a message, if there is room for it now.
+    /// Sends a message, if there are credits for it.
     ///
     /// # Errors
     ///
-    /// [`WouldBlock`](Error::WouldBlock) if there is none; if the connection has ended.
+    /// Returns [`Error::WouldBlock`] if there are no credits, and the other errors of [`send`](Connection::send)
+    /// except [`Error::Timeout`].
     pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let ready = self.link.ready(message.into(), None)?;
         let mut state = self.link.lock();
@@ -419,56 +440,62 @@ impl Connection {
             .await
     }
 
-    /// Waits for a message; `None` when the peer has sent its last.
+    /// Waits for a message. Returns `None` after the last message, when the peer has shut down or closed the
+    /// connection.
     ///
     /// # Errors
     ///
-    /// If the connection has ended otherwise, or nothing came within the options' [`timeout`](Options::timeout).
+    /// - Returns [`Error::Disconnected`] if the connection has ended otherwise.
+    /// - Returns [`Error::Timeout`] if no message arrives within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it loses no message.
+    /// Dropping the future loses no message.
     pub async fn recv(&self) -> Result<Option<Message>> {
         self.recv_timeout(self.link.options.timeout).await
     }
 
-    /// Waits for a message, but not longer than this.
+    /// Waits for a message, but no longer than `timeout`.
     ///
     /// # Errors
     ///
-    /// As [`recv`](Connection::recv).
+    /// Returns the errors of [`recv`](Connection::recv).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it loses no message.
+    /// Dropping the future loses no message.
     pub async fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
         self.wait(timeout, "waiting for a message", |link, state| link.try_recv(state)).await
     }
 
-    /// Says that nothing more is sent: the peer's [`recv`](Connection::recv) returns `None` after all that was. Messages can
-    /// still come.
+    /// Ends this side's direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages. This
+    /// side can still receive.
     ///
     /// # Errors
     ///
-    /// As [`send`](Connection::send).
+    /// Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it was said or not; it can be called again, and then is an error if it was.
+    /// If the future is dropped, the direction may or may not be ended. The method can be called again; if the
+    /// direction is ended, it then returns [`Error::Disconnected`].
     pub async fn shutdown(&self) -> Result<()> {
         self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout).await
     }
 
-    /// Ends the connection when the peer has all that was sent: in its memory, though its program needn't have looked at it;
-    /// except for long messages, which it must have asked for.
+    /// Closes the connection after the peer has received everything that was sent.
+    ///
+    /// Eager messages count as received when they are in the peer's memory, even if its program has not read them
+    /// yet. A rendezvous message counts as received when the peer has read it.
     ///
     /// # Errors
     ///
-    /// If that isn't so within the options' [`connect_timeout`](Options::connect_timeout), or the connection had ended.
+    /// - Returns [`Error::Timeout`] if the peer does not receive everything within [`Options::connect_timeout`].
+    /// - Returns [`Error::Disconnected`] if the connection had ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it ends the connection at once.
+    /// Dropping the future ends the connection at once.
     pub async fn close(self) -> Result<()> {
         let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
         let closed = self
@@ -481,13 +508,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Where buffers for its messages come from.
+    /// Returns the pool from which the connection allocates the memory of its messages.
     pub fn pool(&self) -> Pool {
         self.link.pool()
     }
 
-    /// The messages that were sent and that the peer may not have, once a connection that was to
-    /// [go on](Options::reconnect) has ended; taken from it, so that the next call has none. Without that option, none are kept.
+    /// Returns the messages that the peer may not have received, after a connection with [`Options::reconnect`] has
+    /// ended.
+    ///
+    /// The call takes the messages, so the next call returns none. Without that option the connection keeps no
+    /// messages, and the result is empty.
     pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
         self.link.take_unacknowledged()
     }
@@ -497,7 +527,7 @@ impl Connection {
         &self.link
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.link.peer()
     }

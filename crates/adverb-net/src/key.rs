@@ -1,4 +1,4 @@
-//! The key that both sides of a connection have.
+//! Pre-shared keys of connections.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,16 +8,15 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::protocol::proof::{Digest, Purpose, Role};
 
-/// A key that both sides of a connection must have: see [`Options::key`](super::Options::key).
+/// A pre-shared key that both sides of a connection must have: see [`Options::key`](super::Options::key).
 ///
-/// It is made of a secret, which should be as hard to guess as a random number of 128 bits: 32 bytes of `/dev/urandom`, say.
-/// Who hears two sides meet can try secrets against what they said as fast as it can compute, so that what people remember
-/// isn't one.
+/// A key is derived from a secret that must be as hard to guess as a random number of 128 bits, such as 32 bytes from
+/// `/dev/urandom`. Passwords are not secure: an attacker who records one handshake can test guesses offline.
 ///
 /// ```
 /// use adverb::net::{Key, Options};
 ///
-/// let secret = [0x5a; 32]; // from a file that only those who may connect can read
+/// let secret = [0x5a; 32]; // from a file that only the programs on both sides can read
 /// let options = Options::new().key(&Key::new(secret)?);
 /// assert!(Key::new("short").is_err());
 /// # Ok::<(), adverb::Error>(())
@@ -25,7 +24,7 @@ use super::protocol::proof::{Digest, Purpose, Role};
 #[derive(Clone)]
 pub struct Key(Arc<Derived>);
 
-/// A key for each purpose, so that what is said for one is no good for another. Overwritten when it is dropped.
+/// One key per purpose, so that a digest for one purpose is invalid for all others. Zeroed on drop.
 struct Derived {
     answer: Zeroizing<Digest>,
     connectors_hello: Zeroizing<Digest>,
@@ -33,11 +32,11 @@ struct Derived {
 }
 
 impl Key {
-    /// The key that is made of this secret.
+    /// Derives a key from a secret.
     ///
     /// # Errors
     ///
-    /// If it has fewer than 16 bytes.
+    /// Returns [`Error::InvalidRequest`] if the secret has fewer than 16 bytes.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Key> {
         let secret = secret.as_ref();
         if secret.len() < SHORTEST {
@@ -60,18 +59,18 @@ impl Key {
         })))
     }
 
-    /// A hash of the parts, which only who has the key can make.
+    /// Returns a keyed hash of the parts.
     pub(super) fn digest(&self, purpose: Purpose, parts: &[&[u8]]) -> Digest {
         *self.hash(purpose, parts).as_bytes()
     }
 
-    /// Whether a digest is of these parts, in a time that doesn't tell how wrong it is.
+    /// Whether a digest belongs to these parts. The comparison takes constant time.
     pub(super) fn verifies(&self, digest: &Digest, purpose: Purpose, parts: &[&[u8]]) -> bool {
         // blake3 compares its hashes in constant time.
         self.hash(purpose, parts) == blake3::Hash::from_bytes(*digest)
     }
 
-    /// Whether both sides of a comparison have the same key, or both none.
+    /// Whether both options have the same key, or both have none.
     pub(super) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => {
@@ -97,10 +96,10 @@ impl Key {
     }
 }
 
-/// The fewest bytes of a secret.
+/// Minimum length of a secret in bytes.
 const SHORTEST: usize = 16;
 
-/// It says nothing.
+/// Prints nothing about the secret.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key")

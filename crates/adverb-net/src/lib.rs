@@ -1,26 +1,33 @@
-//! Connections: RDMA without the expertise.
+//! Connections over RDMA: messages, byte streams, and access to a peer's memory.
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::net`.
 //!
-//! The crate has listeners, connectors and messages of any length up to 64 MiB (or 1 GiB, see
-//! [`Options::max_message_size`]), without queue pairs. [`blocking`] has them for threads. With the feature `tokio`, which is on
-//! by default, the types of this module are for tasks, with the same methods.
+//! [`blocking`] has the API for threads. With the feature `tokio`, which is on by default, this module has the same
+//! API for tasks. The caller opens no device, creates no queue pair and registers no memory: listeners and connectors
+//! do that.
 //!
-//! Short messages are written into a ring in the receiver's memory, and longer ones are read by the receiver's device from
-//! where they are. Senders have credits, so that a receiver is never overrun: who doesn't receive isn't sent to. What the two
-//! ends say to each other is written down in `docs/protocol.md`.
+//! # Messages
 //!
-//! A side can also expose memory under a name; the other finds it and reads, writes and counts in it, and none of the
-//! owner's program runs for that.
+//! A connection carries messages of up to 64 MiB, or of up to 1 GiB with [`Options::max_message_size`]. The sender
+//! writes short messages into a ring in the receiver's memory (eager). The receiver's device reads long messages from
+//! the sender's memory (rendezvous). Credits stop a sender whose peer does not receive. `docs/protocol.md` specifies
+//! the protocol.
 //!
-//! # Who is connected
+//! # One-sided access
 //!
-//! Whoever reaches a listener is connected, unless both sides have a [`Key`] ([`Options::key`]): then they show each other that
-//! they have it, before either tells where its memory is. That says who is connected, and protects nothing of what is said
-//! afterwards: RDMA's packets are neither encrypted nor signed.
+//! A side can expose memory under a name. The peer then reads and writes that memory, and executes atomic operations
+//! on it, without running any code of the owner.
 //!
-//! Nothing runs in the background: a connection is driven by the calls that use it. Only while one is broken and to be
-//! [made again](Options::reconnect), a thread sees to that.
+//! # Authentication
+//!
+//! A listener accepts every peer that reaches it, unless both sides have a [`Key`] (see [`Options::key`]). With a
+//! key, each side proves to the other that it has the key before either side sends an address of its memory. A key
+//! authenticates the handshake only: RDMA packets are neither encrypted nor signed.
+//!
+//! # Progress
+//!
+//! A connection has no background thread: the calls that use it drive it. The exception is a connection that has
+//! failed and is [reconnecting](Options::reconnect), which has a thread until it is established again.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

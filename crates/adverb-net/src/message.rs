@@ -1,4 +1,4 @@
-//! What is sent and received.
+//! Messages, and data to send.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,10 +7,11 @@ use adverb_verbs::Error;
 use adverb_verbs::memory::RegisteredBuf;
 use bytes::Bytes;
 
-/// A message that came: its bytes, and 32 bits beside them if the sender gave any.
+/// A received message: its bytes, and its immediate data if the sender attached any.
 ///
-/// The bytes are registered memory with one owner, so that a message can be sent on as it is. Short messages that came together
-/// are parts of one piece of memory, which goes home when all of them are dropped: of what is kept for long, make a copy.
+/// The bytes are registered memory with a single owner, so a message can be sent on without a copy. Short messages
+/// that arrive together share one buffer, which returns to the pool when the last of them is dropped. Copy a message
+/// that you keep for long.
 #[derive(Debug)]
 pub struct Message {
     pub(super) buffer: RegisteredBuf,
@@ -18,17 +19,18 @@ pub struct Message {
 }
 
 impl Message {
-    /// The 32 bits that were [sent with it](super::blocking::Connection::send_with_imm).
+    /// Returns the 32 bits of immediate data [sent with the message](super::blocking::Connection::send_with_imm), if
+    /// any.
     pub fn immediate(&self) -> Option<u32> {
         self.immediate
     }
 
-    /// Its memory.
+    /// Returns the registered memory of the message.
     pub fn into_buffer(self) -> RegisteredBuf {
         self.buffer
     }
 
-    /// The bytes, to be shared.
+    /// Converts the message into [`Bytes`], which can be shared. This copies nothing.
     pub fn freeze(self) -> Bytes {
         self.buffer.freeze()
     }
@@ -54,7 +56,10 @@ impl AsRef<[u8]> for Message {
     }
 }
 
-/// What can be sent: bytes, which are copied, or registered memory, of which a long message is sent without a copy.
+/// Data to send: bytes, which are copied, or registered memory, which is not copied if the message is long.
+///
+/// Conversions from references to bytes, from [`RegisteredBuf`] and from [`Message`] create it, so callers seldom
+/// name it.
 #[derive(Debug)]
 pub struct SendData<'a>(pub(super) Source<'a>);
 
@@ -73,7 +78,7 @@ impl SendData<'_> {
 }
 
 impl SendData<'_> {
-    /// Why it wasn't sent, with the buffer that it is.
+    /// Returns an error with the data's buffer, if the data is one.
     pub(super) fn refused(self, error: Error) -> SendError {
         let buffer = match self.0 {
             Source::Buffer(buffer) => Some(buffer),
@@ -101,26 +106,26 @@ impl From<Message> for SendData<'_> {
     }
 }
 
-/// A message that was sent, and of which nobody knows whether the peer has it.
+/// A sent message that the peer may not have received.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct UnacknowledgedMessage {
-    /// How many messages were sent before it over this connection.
+    /// Number of messages that this side sent before it over this connection.
     pub index: u64,
-    /// Its bytes.
+    /// Bytes of the message.
     pub buffer: RegisteredBuf,
-    /// The 32 bits beside it.
+    /// Immediate data of the message.
     pub immediate: Option<u32>,
 }
 
-/// Sending, or writing to a peer's memory, failed: why, and what was to be sent.
+/// An error of a send, or of a write to a peer's memory, with the buffer that was not sent.
 ///
-/// `?` makes an [`Error`] of it; so who doesn't want the buffer back needn't care.
+/// The operator `?` converts it into an [`Error`], and drops the buffer.
 ///
 /// ```
 /// use adverb::net::blocking::Connection;
 ///
-/// /// Sends it over the first connection that is well.
+/// /// Sends a message over the first connection that works.
 /// fn send_anywhere(connections: &[Connection], mut message: adverb::memory::RegisteredBuf) -> adverb::Result<()> {
 ///     for connection in connections {
 ///         match connection.send(message) {
@@ -131,15 +136,15 @@ pub struct UnacknowledgedMessage {
 ///             },
 ///         }
 ///     }
-///     Err(adverb::Error::InvalidRequest { reason: "no connection is well".into() })
+///     Err(adverb::Error::InvalidRequest { reason: "no connection works".into() })
 /// }
 /// ```
 #[derive(Debug)]
 pub struct SendError {
-    /// Why.
+    /// Cause of the failure.
     pub error: Error,
-    /// The registered memory that was to be sent. None if it was bytes, of which only a copy would have been sent; or if the
-    /// message was taken all the same, and is on its way or in the device's hands.
+    /// Registered memory that was to be sent. `None` if the data was a byte slice, or if the connection had taken the
+    /// message: then the message may be queued or in flight.
     pub buffer: Option<RegisteredBuf>,
 }
 
@@ -157,14 +162,14 @@ impl From<Error> for SendError {
     }
 }
 
-/// Drops the buffer, which goes home.
+/// Drops the buffer, which returns to its pool.
 impl From<SendError> for Error {
     fn from(error: SendError) -> Error {
         error.error
     }
 }
 
-/// Drops the buffer, which goes home.
+/// Drops the buffer, which returns to its pool.
 impl From<SendError> for std::io::Error {
     fn from(error: SendError) -> std::io::Error {
         error.error.into()

@@ -1,8 +1,10 @@
-//! How connections are to be.
+//! Options of connections.
 
 use std::time::Duration;
 
 use adverb_verbs::Device;
+#[allow(unused_imports, reason = "for links")]
+use adverb_verbs::Error;
 use adverb_verbs::memory::Pool;
 
 use super::Key;
@@ -11,10 +13,10 @@ use super::protocol::{
     FEWEST_WRITES, HEADER_LEN, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
 };
 
-/// The longest message that is taken from the peer, unless the option is set.
+/// Default of [`Options::max_message_size`].
 const DEFAULT_LONGEST_MESSAGE: u32 = 64 << 20;
 
-/// How connections are to be: each side chooses for itself, and they needn't agree.
+/// Options of a connection. Each side chooses its own; the two sides do not have to agree.
 ///
 /// ```
 /// use std::time::Duration;
@@ -66,157 +68,188 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults.
+    /// Returns the default options.
     pub fn new() -> Options {
         Options::default()
     }
 
-    /// The device to use. Unless set, it is the one that has the address over which the peer is reached.
+    /// Sets the device. By default, a connection uses the device with the local address of the route to the peer.
     pub fn device(mut self, device: &Device) -> Options {
         self.device = Some(device.clone());
         self
     }
 
-    /// Where the memory of messages comes from; it must be of the [device](Options::device) that is used, which is taken
-    /// from it unless set. Unless set, each connection has a pool of its own.
+    /// Sets the pool for the memory of messages. By default, each connection has a pool of its own.
     ///
-    /// Connections of one pool are in one protection domain, where a key of memory is good for all of their peers: one that
-    /// guesses the key of what another may reach could reach it too (a wrong guess ends its connection). Where that must not
-    /// be, give each its own pool.
+    /// The pool must belong to the [device](Options::device) of the connection. If no device is set yet, this method
+    /// also sets the pool's device.
+    ///
+    /// Connections that share a pool share its protection domain, and a memory key is valid for every connection of
+    /// its domain. A peer that guesses the key of memory exposed to another peer can therefore access that memory. (A
+    /// wrong guess ends the connection of the peer that guessed.) Use one pool per connection if peers must not
+    /// access each other's memory.
     pub fn pool(mut self, pool: &Pool) -> Options {
         self.device.get_or_insert_with(|| pool.protection_domain().device().clone());
         self.pool = Some(pool.clone());
         self
     }
 
-    /// How many bytes of short messages the peer may send ahead: 256 KiB, unless set; from 512 bytes to 16 MiB.
+    /// Sets the size of the receive ring in bytes: the amount of eager messages that the peer may send before this
+    /// side reads them. The default is 256 KiB. The value is clamped to the range from 512 bytes to 16 MiB, and
+    /// rounded down to a multiple of 16 bytes.
     pub fn recv_ring_size(mut self, bytes: u32) -> Options {
         self.recv_ring_size = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
         self
     }
 
-    /// How many writes the peer may have on their way or unread, each of one message or several: 64, unless set; from 4 to
-    /// 256.
+    /// Sets the maximum number of the peer's writes that are in flight or unread. A write carries one or more
+    /// messages. The default is 64. The value is clamped to the range from 4 to 256.
     pub fn max_outstanding_writes(mut self, count: u32) -> Options {
         self.max_outstanding_writes = count.clamp(FEWEST_WRITES, MOST_WRITES);
         self
     }
 
-    /// Up to which length messages are copied into the peer's ring: 16 KiB, unless set, and at most a quarter of the ring.
-    /// The peer reads longer ones from where they are.
+    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB; the peer's ring limits it to a
+    /// quarter of the ring.
+    ///
+    /// This side copies messages up to this size into the peer's ring. The peer's device reads longer messages from
+    /// this side's memory (rendezvous).
     pub fn eager_threshold(mut self, bytes: u32) -> Options {
         self.eager_threshold = bytes;
         self
     }
 
-    /// How many bytes of messages that nobody has asked for yet are taken in: 4 MiB, unless set. (Each counts 64 bytes more
-    /// than it has; and one always is.)
+    /// Sets the maximum number of bytes in received messages that wait for the application to receive them. The
+    /// default is 4 MiB.
+    ///
+    /// Each message counts as 64 bytes more than its size. One message is always buffered, whatever its size.
     pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
         self.recv_buffer_limit = bytes;
         self
     }
 
-    /// The longest message that is taken from the peer: 64 MiB, unless set; at most 1 GiB. The peer is told, and its `send`
-    /// refuses longer ones; a peer that offers one all the same is disconnected, before there is memory for it.
+    /// Sets the maximum size of a message that this side accepts, in bytes. The default is 64 MiB, and the upper
+    /// limit is 1 GiB.
     ///
-    /// A peer makes this side allocate that much with a frame of 32 bytes, so raise it only as far as the messages need.
-    /// Streams aren't limited by it.
+    /// The peer learns the value in the handshake, and its `send` returns [`Error::MessageTooLong`] for longer
+    /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory
+    /// for the message.
+    ///
+    /// A frame of 32 bytes makes this side allocate memory for a message of this size, so raise the value only as far
+    /// as the application needs. The value does not limit streams.
     pub fn max_message_size(mut self, bytes: u32) -> Options {
         self.max_message_size = bytes.min(LONGEST_MESSAGE);
         self
     }
 
-    /// How the two sides find each other: [`Auto`](Bootstrap::Auto), unless set.
+    /// Sets the channel over which the two sides connect their queue pairs. The default is [`Bootstrap::Auto`].
     pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Options {
         self.bootstrap = bootstrap;
         self
     }
 
-    /// The key that the peer must have too: none, unless set. Both sides then show each other that they have it, before either
-    /// tells where its memory is or lets the other reach it; who has another key, or none, isn't connected.
+    /// Sets the key that the peer must have too. By default, there is no key.
     ///
-    /// This protects who is connected to whom, and nothing of what is said afterwards: RDMA's packets are neither signed nor
-    /// encrypted, so that who sees them can read them, and who can forge them can take the peer's place. Use it in a network
-    /// where others can connect, but can't watch or forge.
+    /// Each side proves to the other that it has the key before either side sends an address of its memory or grants
+    /// access to it. A side with a key rejects a peer that has another key or none.
+    ///
+    /// A key authenticates the handshake, and nothing after it. RDMA packets are neither signed nor encrypted: an
+    /// attacker who sees the packets can read them, and an attacker who can forge packets can impersonate the peer.
+    /// Use a key in networks where attackers can connect, but can neither observe nor forge packets.
     pub fn key(mut self, key: &Key) -> Options {
         self.key = Some(key.clone());
         self
     }
 
-    /// Whether a peer that connects over TCP may name a GID that isn't the address of its end of the TCP connection: no,
-    /// unless set.
+    /// Sets whether a peer that connects over TCP may send a GID that is not the address of its end of the TCP
+    /// connection. The default is `false`.
     ///
-    /// Either side sends its RDMA packets to the GID that the other names in its greeting. The check keeps a peer from aiming
-    /// them at a third party. Set this on both sides where the RDMA network has other addresses than the one that TCP goes
-    /// over, or where a device has only a link-local GID (`fe80::…`); then let only trusted peers reach the listener, or use a
-    /// [key](Options::key). GIDs with a UDP port count as their address, and all loopback addresses as one. There is no check
-    /// on InfiniBand, where GIDs aren't IP addresses, nor on networks in memory.
+    /// Each side sends its RDMA packets to the GID in the peer's greeting. The check keeps a peer from directing
+    /// these packets at a third party. Set this option on both sides if the RDMA network has other addresses than the
+    /// network of the TCP connection, or if a device has only a link-local GID (`fe80::…`). Then let only trusted
+    /// peers reach the listener, or use a [key](Options::key).
+    ///
+    /// A GID with a UDP port counts as its address, and all loopback addresses count as one. There is no check on
+    /// InfiniBand, where GIDs are not IP addresses, and none on networks in memory.
     pub fn allow_foreign_gid(mut self, allow: bool) -> Options {
         self.allow_foreign_gid = allow;
         self
     }
 
-    /// How long connecting may take, and closing: 5 s, unless set.
+    /// Sets the time limit for connecting, and for closing. The default is 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Options {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long to wait for a message, and for room to send one: as long as it takes, unless set.
+    /// Sets the time limit of the other calls that wait: for a message, for credits to send one, for a one-sided
+    /// operation. By default, there is none.
     pub fn timeout(mut self, timeout: Duration) -> Options {
         self.timeout = timeout;
         self
     }
 
-    /// After which silence who waits asks whether the peer is there: 5 s, unless set. The peer's device answers, whatever
-    /// its program does; if it doesn't, the connection ends, within another second or so. `Duration::MAX` is never. (A program
-    /// that dies is noticed at once where the connection was made by the connection manager of hardware: the kernel says so.)
+    /// Sets the silence after which a waiting call probes the peer. The default is 5 s, and `Duration::MAX` disables
+    /// the probes.
+    ///
+    /// The peer's device answers the probe, whatever its program does. If it does not answer, the connection ends
+    /// within about another second. If the connection manager of RDMA hardware established the connection, the kernel
+    /// also reports the end of the peer's program at once.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self
     }
 
-    /// Has the connection go on when its link breaks, if it can be made again within this time: over the same path or
-    /// [another](super::blocking::Connector::alternate_addr). Both sides must want it.
+    /// Enables reconnecting, and sets its time limit. By default, a connection ends when it fails. Both sides must
+    /// enable it.
     ///
-    /// A break is noticed by who uses the connection, as it is [otherwise](Options::keepalive), and not while nobody does. From
-    /// then on it is made again by itself: who connected connects again, and the other side lets it in, if its listener is still
-    /// there. That side must have noticed too, or somebody must be [accepting](super::blocking::Listener::accept); so let the
-    /// keepalive be a small part of this time.
+    /// A connection that fails is reconnected over the same path, or over
+    /// [another](super::blocking::Connector::alternate_addr). Calls that use the connection notice the failure, as
+    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not noticed. From then on, a
+    /// thread reconnects: the connector dials again, and the listener accepts, if it still exists. The accepting side
+    /// must have noticed the failure too, or a caller must be in [`accept`](super::blocking::Listener::accept); so
+    /// set the keepalive to a small part of this time limit.
     ///
-    /// What was sent and hadn't come is sent again, so that no message is lost or comes twice as long as both programs live; who
-    /// waits goes on waiting. One-sided operations that were under way fail, because nobody knows whether they were done;
-    /// memory that was exposed is announced again, and must be [found](super::blocking::Connection::remote_region) again.
+    /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while
+    /// both programs run, and waiting calls keep waiting. One-sided operations in flight fail, because it is unknown
+    /// whether the peer's device has executed them. Exposed memory is exposed again, and the peer must look it up
+    /// again with [`remote_region`](super::blocking::Connection::remote_region).
     ///
-    /// If the time passes, or the peer doesn't know the connection any more, because its program has ended, the connection
-    /// ends, and [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) has the messages that the peer may not have.
-    /// Until the peer has read them, messages are kept in this side's memory for that.
+    /// The connection ends if the time limit expires, or if the peer does not know the connection because its program
+    /// was restarted. [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) then returns the
+    /// messages that the peer may not have received. To make replay possible, this side keeps messages in memory
+    /// until the peer has read them.
     pub fn reconnect(mut self, within: Duration) -> Options {
         self.reconnect = Some(within);
         self
     }
 
-    /// The longest message that fits a write into a ring of the peer's.
+    /// Returns the maximum size of an eager message for a peer with a ring of this size.
     pub(super) fn eager_for(&self, ring: u32) -> u32 {
         self.eager_threshold.min(longest_write(ring) - HEADER_LEN as u32)
     }
 }
 
-/// How two sides find each other.
+/// The channel over which two sides exchange the attributes of their queue pairs.
 ///
-/// Both ways lead to the same connection, over the same device.
+/// Each channel leads to the same kind of connection, over the same device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Bootstrap {
-    /// A listener can be found in both ways, where its device has a connection manager; who connects over hardware asks the
-    /// connection manager, and TCP if the peer has none there, and who connects over a software device asks TCP: on one
-    /// machine several processes can have the same address for TCP, but not for RDMA. (So a listener that only the connection
-    /// manager serves is found from a software device only by who chooses that too. It isn't asked where TCP is refused:
-    /// where nobody listens nobody answers there, and connecting would fail after seconds instead of at once.)
+    /// Whichever channel reaches the peer.
+    ///
+    /// A listener accepts connections over TCP, and from the connection manager if its device has one.
+    ///
+    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not answer there.
+    /// A connector over a software device uses TCP only, because several processes of one machine can share an
+    /// address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such a connector
+    /// must set the same option: after a refused TCP connection it does not try the connection manager, where
+    /// connecting to a missing listener fails after seconds instead of at once.
     #[default]
     Auto,
-    /// The connection manager of RDMA, with the port of its own that has the same number. No TCP is needed.
+    /// The RDMA connection manager (`rdma_cm`), at the same port number in its own port space. No TCP connection is
+    /// needed.
     ConnectionManager,
-    /// A TCP connection, over which the sides tell each other of their queue pairs, and which is then closed.
+    /// A TCP connection, which both sides close after the handshake.
     Tcp,
 }

@@ -1,4 +1,4 @@
-//! Memory that peers reach without this side's program.
+//! One-sided access to a peer's memory: permissions and requests.
 
 use std::ops::{BitOr, Range};
 
@@ -9,7 +9,7 @@ use super::link::{Asked, Link};
 use super::protocol::Announced;
 use super::{SendData, SendError};
 
-/// What a peer may do to memory that is exposed to it.
+/// The operations that a peer may execute on exposed memory.
 ///
 /// ```
 /// use adverb::net::RemoteAccess;
@@ -21,14 +21,14 @@ use super::{SendData, SendError};
 pub struct RemoteAccess(u8);
 
 impl RemoteAccess {
-    /// To read.
+    /// Permission to read.
     pub const READ: RemoteAccess = RemoteAccess(1);
-    /// To write.
+    /// Permission to write.
     pub const WRITE: RemoteAccess = RemoteAccess(2);
-    /// To add to words, and to compare and swap them.
+    /// Permission to execute atomic operations: fetch-and-add, and compare-and-swap.
     pub const ATOMIC: RemoteAccess = RemoteAccess(4);
 
-    /// Whether all of those are among these.
+    /// Whether all permissions in `other` are in this set.
     pub const fn contains(self, other: RemoteAccess) -> bool {
         self.0 & other.0 == other.0
     }
@@ -37,7 +37,7 @@ impl RemoteAccess {
         self.0
     }
 
-    /// The bits of memory that is named by its addresses.
+    /// Returns the bits for memory that the peer addresses by its addresses.
     pub(super) fn bits_by_address(self) -> u8 {
         self.0 | BY_ADDRESS
     }
@@ -51,7 +51,7 @@ impl RemoteAccess {
     }
 }
 
-/// Beside the rights: that peers name the memory by its addresses.
+/// Flag next to the permissions: the peer addresses the memory by its addresses.
 const BY_ADDRESS: u8 = 8;
 
 impl BitOr for RemoteAccess {

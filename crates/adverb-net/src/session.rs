@@ -54,7 +54,7 @@ impl Paths {
         for name in &self.names {
             match name.to_socket_addrs() {
                 Ok(addresses) => found.extend(addresses),
-                Err(error) => tracing::debug!(name, %error, "a name could not be looked up"),
+                Err(error) => tracing::debug!(name, %error, "could not resolve a host name"),
             }
         }
         let mut known = Vec::new();

@@ -1,7 +1,9 @@
-//! Memory that is named by its addresses, for tasks.
+//! One-sided operations by address, for tasks.
 
 use std::ops::Range;
 
+#[allow(unused_imports, reason = "for links")]
+use adverb_verbs::Error;
 use adverb_verbs::Result;
 use adverb_verbs::memory::{Memory, MemoryRegion, RegisteredBuf};
 
@@ -10,24 +12,27 @@ use super::{Connection, RemoteRegion};
 use crate::Options;
 use crate::{RemoteAccess, SendData, SendError};
 
-/// One-sided, by address alone.
+/// One-sided access, by address.
 impl Connection {
-    /// Exposes memory to the peer under addresses of your choice, from `base` on: it [reads and writes](AddressSpace) there
-    /// by the address alone, with no name and no key for each buffer. May be called for several pieces; where their addresses
-    /// overlap, the last counts. It stays exposed as long as the connection is there.
+    /// Exposes memory to the peer at addresses that the caller chooses, from `base` on. The memory stays exposed
+    /// until the connection ends.
     ///
-    /// [`Pages`](adverb_verbs::memory::Pages) can be exposed by anybody; memory of your own, an arena that pointers lead into say,
-    /// is for an `unsafe impl` of [`Memory`], which promises what that asks for. This side reads and writes the memory
-    /// through what is returned, which copies: the peer may change it at any moment.
+    /// The peer [reads and writes](AddressSpace) the memory by address, without a name or a key for each buffer. The
+    /// method may be called for several pieces of memory; where their addresses overlap, the last piece counts.
+    ///
+    /// [`Pages`](adverb_verbs::memory::Pages) are safe to expose. To expose other memory, such as an arena that the
+    /// program has pointers into, implement the unsafe trait [`Memory`], which lists the requirements. The returned
+    /// region copies bytes in and out, because the peer may change the memory at any time.
     ///
     /// # Errors
     ///
-    /// If it can't be registered: `base` must lie as far into its page as the memory does, which begins with one if it is
-    /// `Pages`; or as [`send`](Connection::send).
+    /// - Returns an error if the memory cannot be registered. The offset of `base` within its page must equal that of
+    ///   the memory, which is 0 for `Pages`.
+    /// - Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the peer was told of it or not.
+    /// If the future is dropped, the memory may or may not be exposed.
     pub async fn expose_addresses(
         &self,
         base: u64,
@@ -39,18 +44,19 @@ impl Connection {
         Ok(region)
     }
 
-    /// The peer's memory, by its addresses: waits until the peer has exposed any.
+    /// Waits until the peer has exposed memory at addresses, and returns its address space.
     ///
-    /// The peer's word for what it exposes comes among its messages: what it exposed before it sent a message is known when
-    /// that was received.
+    /// The peer announces exposed memory in order with its messages: memory that the peer exposed before it sent a
+    /// message is available once that message is received.
     ///
     /// # Errors
     ///
-    /// If the connection ends before, or it takes longer than the options' [`timeout`](Options::timeout).
+    /// - Returns [`Error::Disconnected`] if the connection ends before, or if the peer shuts down its direction.
+    /// - Returns [`Error::Timeout`] if the peer does not expose memory within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves nothing behind.
+    /// Dropping the future leaves nothing behind.
     pub async fn address_space(&self) -> Result<AddressSpace<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose addresses");
         self.wait(timeout, waiting, |link, state| link.has_addresses(state)).await?;
@@ -58,12 +64,12 @@ impl Connection {
     }
 }
 
-/// The peer's memory, as far as it [exposes addresses](Connection::expose_addresses): none of its program runs for what is
-/// done to it.
+/// The memory that the peer [exposes at addresses](Connection::expose_addresses). Operations on it run no code of the
+/// peer.
 ///
-/// This is what remains of access by physical address, which some devices once had: addresses that the application chooses, and
-/// nothing else to be told; but only of memory that was exposed on purpose. What isn't exposed, or there is no right to, is
-/// refused here.
+/// The application chooses the addresses, and both sides use them without exchanging keys. Unlike access by physical
+/// address, which some devices once had, this reaches only memory that was exposed on purpose. Operations on other
+/// addresses, or without permission, return an error on this side.
 ///
 /// ```
 /// use adverb::memory::Pages;
@@ -73,8 +79,9 @@ impl Connection {
 /// let listener = Listener::bind("127.0.0.1:0").await?;
 /// let (client, server) = tokio::join!(connect(listener.local_addr()), listener.accept());
 /// let (client, server) = (client?, server?);
-/// // The addresses are agreed on, by whatever means: they needn't be those of any pointer.
-/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, RemoteAccess::READ | RemoteAccess::WRITE).await?;
+/// // The application chooses the addresses. They need not be the addresses of any pointer.
+/// let access = RemoteAccess::READ | RemoteAccess::WRITE;
+/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, access).await?;
 ///
 /// let space = client.address_space().await?;
 /// space.write(0x1000_2000, b"hello").await?;
@@ -91,29 +98,35 @@ pub struct AddressSpace<'a> {
 }
 
 impl AddressSpace<'_> {
-    /// Reads the bytes at these addresses.
+    /// Reads a range of addresses.
     ///
     /// # Errors
     ///
-    /// If the peer hasn't exposed all of them in one piece, there is no right to read them, or the connection has ended.
+    /// - Returns [`Error::InvalidRequest`] if the peer has not exposed the whole range in one piece, or has not
+    ///   granted read access.
+    /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
+    /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected during the operation.
+    /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
         let (remote, range) = self.find(&addresses)?;
         remote.read(range).await
     }
 
-    /// Reads several pieces, all at once.
+    /// Reads several ranges of addresses. All requests are in flight at the same time.
     ///
     /// # Errors
     ///
-    /// As [`read`](AddressSpace::read).
+    /// Returns the errors of [`read`](AddressSpace::read).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the
+    /// device is done with them.
     pub async fn read_many(
         &self,
         addresses: impl IntoIterator<Item = Range<u64>>,
@@ -127,18 +140,19 @@ impl AddressSpace<'_> {
         self.connection.finish_many(&mut asked).await
     }
 
-    /// Writes bytes, from this address on. Returns when they are in the peer's memory.
+    /// Writes bytes at an address. Returns when the bytes are in the peer's memory.
     ///
     /// # Errors
     ///
-    /// As [`read`](AddressSpace::read).
+    /// Returns the errors of [`read`](AddressSpace::read), for writing.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let bytes = bytes.into();
-        // An end beyond all addresses is before its beginning, and so in nobody's memory.
+        // An end that wraps around lies before the start, and so in no exposed memory.
         let end = address.wrapping_add(bytes.bytes().len() as u64);
         match self.find(&(address..end)) {
             Ok((remote, range)) => remote.write(range.start, bytes).await,
@@ -146,15 +160,17 @@ impl AddressSpace<'_> {
         }
     }
 
-    /// Writes bytes, and then tells the peer so: it [receives](Connection::recv) a message of no bytes with these 32 bits.
+    /// Writes bytes, and then notifies the peer: the peer [receives](Connection::recv) an empty message with this
+    /// immediate data.
     ///
     /// # Errors
     ///
-    /// As [`read`](AddressSpace::read).
+    /// Returns the errors of [`write`](AddressSpace::write) and of [`Connection::send`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the bytes are written or not, and the peer is told or not; if it is, they are.
+    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If it
+    /// is notified, the bytes are written.
     pub async fn write_with_imm<'a>(
         &self,
         address: u64,
@@ -165,36 +181,39 @@ impl AddressSpace<'_> {
         self.connection.send_with_imm(&[], immediate).await
     }
 
-    /// Adds to the word at an address, wrapping, and returns what it was. The word must be aligned, in the peer's memory as
-    /// well as by its address.
+    /// Adds `add` to the 64-bit word at an address, with wrap-around, and returns the previous value. Both the
+    /// address and the word in the peer's memory must be aligned to 8 bytes.
     ///
     /// # Errors
     ///
-    /// As [`read`](AddressSpace::read), and if it isn't aligned.
+    /// Returns [`Error::Unaligned`] if the word is not aligned, and the errors of [`read`](AddressSpace::read), for
+    /// atomic operations.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn fetch_add(&self, address: u64, add: u64) -> Result<u64> {
         let (remote, range) = self.find(&(address..address.wrapping_add(8)))?;
         remote.fetch_add(range.start, add).await
     }
 
-    /// Makes the word at an address `swap` if it is `compare`, and returns what it was.
+    /// Replaces the 64-bit word at an address by `swap` if it equals `compare`, and returns the previous value.
     ///
     /// # Errors
     ///
-    /// As [`fetch_add`](AddressSpace::fetch_add).
+    /// Returns the errors of [`fetch_add`](AddressSpace::fetch_add).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64> {
         let (remote, range) = self.find(&(address..address.wrapping_add(8)))?;
         remote.compare_swap(range.start, compare, swap).await
     }
 
-    /// The piece of memory that has these addresses, and which part of it they are.
+    /// Returns the region that contains these addresses, and their offsets in it.
     fn find(&self, addresses: &Range<u64>) -> Result<(RemoteRegion<'_>, Range<u64>)> {
         let (memory, range) = self.connection.link.find(addresses)?;
         Ok((RemoteRegion { connection: self.connection, memory }, range))

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[allow(unused_imports, reason = "for links")]
+use adverb_verbs::Error;
 use adverb_verbs::Result;
 use adverb_verbs::memory::{MemoryRegion, RegisteredBuf};
 
@@ -13,38 +15,41 @@ use crate::protocol::Announced;
 use crate::remote::{RemoteAccess, word};
 use crate::{SendData, SendError};
 
-/// One-sided: memory that the peer reaches without this side's program, and the peer's.
+/// One-sided access, by name.
 impl Connection {
-    /// Exposes `len` zeros to the peer, under a name by which it [finds](Connection::remote_region) them. They stay exposed as long as
-    /// the connection is there.
+    /// Exposes `len` bytes of zeroed memory to the peer, under a name by which the peer
+    /// [finds](Connection::remote_region) it. The memory stays exposed until the connection ends.
     ///
-    /// This side reads and writes the memory through what is returned, which copies: the peer may change it at any moment.
+    /// The returned region copies bytes in and out, because the peer may change the memory at any time.
     ///
     /// # Errors
     ///
-    /// If there is no memory, the name has more than 64 bytes, or as [`send`](Connection::send).
+    /// - Returns [`Error::MessageTooLong`] if the name has more than 64 bytes.
+    /// - Returns an error if the memory cannot be allocated or registered.
+    /// - Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the peer was told of it or not.
+    /// If the future is dropped, the memory may or may not be exposed.
     pub async fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion> {
         let (region, announcement) = self.link.expose(name, len, access)?;
         self.send_ready(&mut Some(announcement), self.link.options.timeout).await?;
         Ok(region)
     }
 
-    /// The peer's memory of this name: waits until the peer has exposed it.
+    /// Waits until the peer has exposed memory under this name, and returns it.
     ///
-    /// The peer's word for it comes among its messages: if more of them are unread than are taken in
-    /// [ahead](Options::recv_buffer_limit), they must be received first.
+    /// The peer announces exposed memory in order with its messages. If the messages before the announcement exceed
+    /// [`Options::recv_buffer_limit`], they must be received first.
     ///
     /// # Errors
     ///
-    /// If the connection ends before, or it takes longer than the options' [`timeout`](Options::timeout).
+    /// - Returns [`Error::Disconnected`] if the connection ends before, or if the peer shuts down its direction.
+    /// - Returns [`Error::Timeout`] if the peer does not expose the memory within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves nothing behind.
+    /// Dropping the future leaves nothing behind.
     pub async fn remote_region(&self, name: &str) -> Result<RemoteRegion<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
         let memory = self.wait(timeout, waiting, |link, state| link.announced(state, name)).await?;
@@ -52,10 +57,10 @@ impl Connection {
     }
 }
 
-/// Memory that the peer exposes: none of its program runs for what is done to it.
+/// Memory that the peer exposes. Operations on it run no code of the peer.
 ///
-/// What doesn't lie within it, or there is no right to, is refused here. A request that the peer's device refuses ends the
-/// connection.
+/// Operations that are out of bounds, or that the peer has not permitted, return an error on this side. A request
+/// that the peer's device rejects would end the connection.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteRegion<'a> {
     pub(super) connection: &'a Connection,
@@ -63,35 +68,42 @@ pub struct RemoteRegion<'a> {
 }
 
 impl RemoteRegion<'_> {
-    /// How many bytes it has.
+    /// Returns the size of the memory in bytes.
     #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
     pub fn len(&self) -> u64 {
         self.memory.len
     }
 
-    /// Reads these bytes.
+    /// Reads a range of bytes.
     ///
     /// # Errors
     ///
-    /// If they don't lie within the memory, there is no right to read them, or the connection has ended.
+    /// - Returns [`Error::OutOfBounds`] if the range is not within the memory.
+    /// - Returns [`Error::InvalidRequest`] if the peer has not granted read access, or if the range ends before it
+    ///   starts.
+    /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
+    /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected since this region was found.
+    /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
         let mut asked = self.memory.read(&self.connection.link, &range)?;
         self.connection.finish_read(&mut asked).await
     }
 
-    /// Reads several pieces, all at once.
+    /// Reads several ranges. All requests are in flight at the same time.
     ///
     /// # Errors
     ///
-    /// As [`read`](RemoteRegion::read).
+    /// Returns the errors of [`read`](RemoteRegion::read).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the
+    /// device is done with them.
     pub async fn read_many(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -102,15 +114,16 @@ impl RemoteRegion<'_> {
         self.connection.finish_many(&mut asked).await
     }
 
-    /// Writes bytes. Returns when they are in the peer's memory.
+    /// Writes bytes at an offset. Returns when the bytes are in the peer's memory.
     ///
     /// # Errors
     ///
-    /// As [`read`](RemoteRegion::read).
+    /// Returns the errors of [`read`](RemoteRegion::read), for writing.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
         match self.connection.finish(&mut asked).await {
@@ -119,15 +132,17 @@ impl RemoteRegion<'_> {
         }
     }
 
-    /// Writes bytes, and then tells the peer so: it [receives](Connection::recv) a message of no bytes with these 32 bits.
+    /// Writes bytes, and then notifies the peer: the peer [receives](Connection::recv) an empty message with this
+    /// immediate data.
     ///
     /// # Errors
     ///
-    /// As [`read`](RemoteRegion::read).
+    /// Returns the errors of [`write`](RemoteRegion::write) and of [`Connection::send`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the bytes are written or not, and the peer is told or not; if it is, they are.
+    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If it
+    /// is notified, the bytes are written.
     pub async fn write_with_imm<'a>(
         &self,
         offset: u64,
@@ -138,36 +153,39 @@ impl RemoteRegion<'_> {
         self.connection.send_with_imm(&[], immediate).await
     }
 
-    /// Adds to a word, wrapping, and returns what it was. The offset must be a multiple of 8.
+    /// Adds `add` to the 64-bit word at an offset, with wrap-around, and returns the previous value.
     ///
     /// # Errors
     ///
-    /// As [`read`](RemoteRegion::read), and if the offset isn't.
+    /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the errors of
+    /// [`read`](RemoteRegion::read), for atomic operations.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
         self.connection.finish(&mut asked).await.map(word)
     }
 
-    /// Makes a word `swap` if it is `compare`, and returns what it was. The offset must be a multiple of 8.
+    /// Replaces the 64-bit word at an offset by `swap` if it equals `compare`, and returns the previous value.
     ///
     /// # Errors
     ///
-    /// As [`fetch_add`](RemoteRegion::fetch_add).
+    /// Returns the errors of [`fetch_add`](RemoteRegion::fetch_add).
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it is done or not; its buffer stays until then.
+    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
+    /// device is done.
     pub async fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
         self.connection.finish(&mut asked).await.map(word)
     }
 }
 
-/// What is asked of the peer's memory, until it is done.
+/// Completion of requests to the peer's memory.
 impl Connection {
     pub(super) async fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<RegisteredBuf>> {
         let mut buffers = Vec::with_capacity(asked.len());

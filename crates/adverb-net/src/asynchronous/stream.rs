@@ -1,4 +1,4 @@
-//! Streams of bytes for tasks.
+//! Byte streams for tasks.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -23,22 +23,23 @@ use crate::bootstrap;
 use crate::link::{Link, State, Taken};
 use crate::wait::Patience;
 
-/// A connection as a stream of bytes, as TCP's are: for all that reads and writes those, hyper and tonic among them.
+/// A connection as a byte stream like TCP's, for code that reads and writes TCP streams, such as hyper and tonic.
 ///
-/// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
-///   peer reads too slowly. Whatever waits is sent when there is room, whether anybody flushes or not. Of long writes the
-///   peer's device reads copies from this side's memory.
-/// - **Flushing** returns when all is on its way.
-/// - **Shutting down** ends what this side sends, and returns when the peer's device has all of it. Reading goes on.
-/// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
-///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
-///   [`AsyncBufRead`] gives it where it lies, and spares a copy.
-/// - **Dropping** it closes the connection, in a task of its own, as [`Connection::close`] does: the peer gets what was
-///   written, and the end, if it reads within the options' [`connect_timeout`](Options::connect_timeout). If the runtime
-///   has ended, nobody can wait for that, and the connection ends at once.
+/// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
+///   peer reads too slowly. Queued bytes are sent when there are credits, even without a flush. A long write is
+///   copied into registered memory, from which the peer's device reads it.
+/// - **Flushing** waits until all written bytes are in flight.
+/// - **Shutting down** ends this side's direction, and waits until the peer's device has all written bytes. Reading
+///   continues.
+/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut
+///   down or dropped its stream. If the peer dies or becomes unreachable, reading returns an error after
+///   [`Options::keepalive`] and about a second. [`AsyncBufRead`] provides the bytes in place, without a copy.
+/// - **Dropping** the stream closes the connection like [`Connection::close`], in a task of its own. The peer
+///   receives the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If
+///   the runtime has shut down, the connection ends at once.
 ///
-/// Nothing is timed out: the options' [`timeout`](Options::timeout) isn't looked at. Where messages begin and end isn't seen,
-/// nor are the 32 bits beside them; so the peer may as well send and receive messages.
+/// A stream ignores [`Options::timeout`]: its calls have no time limit. It has no message boundaries and no immediate
+/// data, so the peer can use messages instead of a stream.
 ///
 /// ```
 /// use adverb::net::{Listener, connect};
@@ -64,15 +65,15 @@ use crate::wait::Patience;
 ///
 /// # Cancel safety
 ///
-/// Whoever is no longer polled has taken and lost nothing: of a read that didn't end no byte is gone, of a write that didn't
-/// end no byte was taken. What tokio's `read_exact` and `write_all` say of themselves holds all the same.
+/// A read that is no longer polled has taken no byte, and a write that is no longer polled has sent none. The remarks
+/// of tokio's `read_exact` and `write_all` still apply.
 #[derive(Debug)]
 pub struct Stream {
     reader: ReadHalf,
     writer: WriteHalf,
 }
 
-/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+/// The reading half of a [`Stream`]: see [`Stream::into_split`].
 pub struct ReadHalf {
     shared: Arc<Shared>,
     /// What was received and not yet read.
@@ -80,7 +81,7 @@ pub struct ReadHalf {
     wait: Wait,
 }
 
-/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends.
+/// The writing half of a [`Stream`]: see [`Stream::into_split`]. Dropping it ends this side's direction.
 pub struct WriteHalf {
     shared: Arc<Shared>,
     wait: Wait,
@@ -114,7 +115,7 @@ const KEEPER: usize = 2;
 const PATIENCE: Duration = Duration::from_millis(1);
 
 impl Connection {
-    /// The connection as a stream of bytes.
+    /// Converts the connection into a byte stream.
     pub fn into_stream(self) -> Stream {
         self.into()
     }
@@ -140,26 +141,26 @@ impl From<Connection> for Stream {
 }
 
 impl Stream {
-    /// Its two halves, for two tasks. The connection is closed when both are dropped.
+    /// Splits the stream into two halves, for two tasks. The connection is closed when both are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.reader.peer_addr()
     }
 }
 
 impl ReadHalf {
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.connection().peer_addr()
     }
 }
 
 impl WriteHalf {
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.connection().peer_addr()
     }
@@ -181,7 +182,7 @@ impl AsyncBufRead for ReadHalf {
 
     fn consume(self: Pin<&mut Self>, count: usize) {
         if let Some(rest) = &mut self.get_mut().rest {
-            rest.advance(count).expect("no more is consumed than there was");
+            rest.advance(count).expect("consume() of more bytes than poll_fill_buf() returned");
         }
     }
 }
@@ -292,7 +293,7 @@ impl Drop for WriteHalf {
 
 impl Shared {
     fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("it is there until this is dropped")
+        self.connection.as_ref().expect("the connection is present until drop")
     }
 
     /// Polls for what `ready` returns.
@@ -397,7 +398,7 @@ impl Shared {
                 })
             });
             if let Err(error) = sent.await {
-                tracing::debug!(%error, "what was written last could not be sent");
+                tracing::debug!(%error, "could not send the last bytes written to a stream");
             }
         });
     }
@@ -421,7 +422,7 @@ impl Drop for Shared {
             runtime.spawn(async move {
                 let peer = connection.peer_addr();
                 if let Err(error) = connection.close().await {
-                    tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
+                    tracing::debug!(%peer, %error, "could not close the connection of a dropped stream");
                 }
             });
         }

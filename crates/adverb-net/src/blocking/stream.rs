@@ -1,4 +1,4 @@
-//! Streams of bytes for threads.
+//! Byte streams for threads.
 
 use std::fmt;
 use std::io::{self, BufRead, IoSlice, Read, Write};
@@ -13,21 +13,21 @@ use super::Connection;
 use crate::Options;
 use crate::link::{Link, Taken};
 
-/// A connection as a stream of bytes, as TCP's are.
+/// A connection as a byte stream like TCP's.
 ///
-/// - **Writing** returns when the bytes are on their way, or wait for room together with others; it waits itself while the
-///   peer reads too slowly. What waits is sent when this side writes, flushes or reads again. Of long writes the
-///   peer's device reads copies from this side's memory.
-/// - **Flushing** returns when all is on its way.
-/// - [**Shutting down**](Stream::shutdown) ends what this side sends. Reading goes on.
-/// - **Reading** gives what is there, and nothing, the end, when the peer has shut down or dropped its stream. If the peer dies
-///   or can't be reached any more, it is an error, within the options' [`keepalive`](Options::keepalive) and a second or so.
-///   [`BufRead`] gives it where it lies, and spares a copy.
-/// - **Dropping** it closes the connection as [`Connection::close`] does, which may take as long as the options'
-///   [`connect_timeout`](Options::connect_timeout): the peer gets what was written, and the end.
+/// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
+///   peer reads too slowly. Queued bytes are sent when this side next writes, flushes or reads. A long write is
+///   copied into registered memory, from which the peer's device reads it.
+/// - **Flushing** waits until all written bytes are in flight.
+/// - [**Shutting down**](Stream::shutdown) ends this side's direction. Reading continues.
+/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut
+///   down or dropped its stream. If the peer dies or becomes unreachable, reading returns an error after
+///   [`Options::keepalive`] and about a second. [`BufRead`] provides the bytes in place, without a copy.
+/// - **Dropping** the stream closes the connection like [`Connection::close`], which waits for up to
+///   [`Options::connect_timeout`]: the peer receives the written bytes and the end of the stream.
 ///
-/// Reading and writing wait no longer than the options' [`timeout`](Options::timeout). Where messages begin and end isn't seen,
-/// nor are the 32 bits beside them; so the peer may as well send and receive messages.
+/// Reads and writes wait no longer than [`Options::timeout`]. A stream has no message boundaries and no immediate
+/// data, so the peer can use messages instead of a stream.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -54,15 +54,16 @@ pub struct Stream {
     writer: WriteHalf,
 }
 
-/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+/// The reading half of a [`Stream`]: see [`Stream::into_split`].
 pub struct ReadHalf {
     shared: Arc<Shared>,
     /// What was received and not yet read.
     rest: Option<RegisteredBuf>,
 }
 
-/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it ends what this side sends, and waits while the
-/// peer has no room for that, up to the options' [`connect_timeout`](Options::connect_timeout).
+/// The writing half of a [`Stream`]: see [`Stream::into_split`].
+///
+/// Dropping it ends this side's direction, and waits up to [`Options::connect_timeout`] if there are no credits.
 pub struct WriteHalf {
     shared: Arc<Shared>,
 }
@@ -71,7 +72,7 @@ pub struct WriteHalf {
 struct Shared(Option<Connection>);
 
 impl Connection {
-    /// The connection as a stream of bytes.
+    /// Converts the connection into a byte stream.
     pub fn into_stream(self) -> Stream {
         self.into()
     }
@@ -88,45 +89,45 @@ impl From<Connection> for Stream {
 }
 
 impl Stream {
-    /// Its two halves, for two threads. The connection is closed when both are dropped.
+    /// Splits the stream into two halves, for two threads. The connection is closed when both are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }
 
-    /// Ends what this side sends, and returns when the peer's device has all of it.
+    /// Ends this side's direction, and waits until the peer's device has all written bytes.
     ///
     /// # Errors
     ///
-    /// If the connection has ended, or it takes longer than the options' [`timeout`](Options::timeout).
+    /// Returns an error if the connection has ended, or if the call takes longer than [`Options::timeout`].
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.writer.shutdown()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.reader.peer_addr()
     }
 }
 
 impl ReadHalf {
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.connection().peer_addr()
     }
 }
 
 impl WriteHalf {
-    /// As [`Stream::shutdown`].
+    /// Ends this side's direction, like [`Stream::shutdown`].
     ///
     /// # Errors
     ///
-    /// As [`Stream::shutdown`].
+    /// Returns the errors of [`Stream::shutdown`].
     pub fn shutdown(&mut self) -> io::Result<()> {
         let link = self.shared.link();
         Ok(link.wait(link.options.timeout, "waiting for the peer to have all", Link::end_stream)?)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.connection().peer_addr()
     }
@@ -145,7 +146,7 @@ impl BufRead for ReadHalf {
 
     fn consume(&mut self, count: usize) {
         if let Some(rest) = &mut self.rest {
-            rest.advance(count).expect("no more is consumed than there was");
+            rest.advance(count).expect("consume() of more bytes than fill_buf() returned");
         }
     }
 }
@@ -215,7 +216,7 @@ impl Write for WriteHalf {
 
 impl Shared {
     fn connection(&self) -> &Connection {
-        self.0.as_ref().expect("it is there until this is dropped")
+        self.0.as_ref().expect("the connection is present until drop")
     }
 
     fn link(&self) -> &Link {
@@ -231,7 +232,7 @@ impl Drop for Shared {
         }
         let peer = connection.peer_addr();
         if let Err(error) = connection.close() {
-            tracing::debug!(%peer, %error, "a stream that was dropped could not be closed");
+            tracing::debug!(%peer, %error, "could not close the connection of a dropped stream");
         }
     }
 }
@@ -244,7 +245,7 @@ impl Drop for WriteHalf {
             let ended: Result<()> =
                 link.wait(link.options.connect_timeout, "waiting for room to send", Link::send_end);
             if let Err(error) = ended {
-                tracing::debug!(%error, "a stream's end could not be sent");
+                tracing::debug!(%error, "could not send the end of a dropped stream");
             }
         }
     }

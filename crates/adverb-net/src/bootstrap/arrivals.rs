@@ -134,7 +134,7 @@ impl Listening {
             match arrivals.poll(&self.options) {
                 Ok(Some(link)) => arrivals.connected.push_back(link),
                 Ok(None) => {}
-                Err(error) => tracing::debug!(%error, "nobody can be accepted"),
+                Err(error) => tracing::debug!(%error, "could not accept a connection"),
             }
             bell = Some(Arc::clone(&arrivals.bell));
         }
@@ -209,7 +209,7 @@ impl Arrivals {
                 Ok(manager) => Some(manager),
                 Err(error) if is_taken(&error) => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%address, %error, "only TCP, not the connection manager");
+                    tracing::debug!(%address, %error, "the connection manager cannot listen at this address; listening over TCP only");
                     None
                 }
             },

@@ -52,7 +52,7 @@ impl ServedDevices {
             return Err(failure.unwrap_or_else(no_device));
         }
         if let Some(error) = failure {
-            tracing::warn!(%error, "a wildcard listener can't serve loopback addresses");
+            tracing::warn!(%error, "a wildcard listener cannot serve loopback addresses");
         }
         Ok(ServedDevices::Wildcard(devices.into_iter().map(Served::new).collect()))
     }

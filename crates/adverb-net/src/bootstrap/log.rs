@@ -29,7 +29,7 @@ impl FailureLog {
             report(count);
         }
         if self.admit() {
-            tracing::warn!(%peer, %error, "a peer could not be connected");
+            tracing::warn!(%peer, %error, "a peer's handshake failed");
         }
     }
 
@@ -70,7 +70,7 @@ impl FailureLog {
 }
 
 fn report(suppressed: u64) {
-    tracing::warn!(suppressed, "more peers could not be connected");
+    tracing::warn!(suppressed, "handshakes of more peers failed");
 }
 
 #[cfg(test)]

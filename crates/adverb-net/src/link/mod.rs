@@ -668,7 +668,7 @@ fn end_for_good(state: &mut State, reason: String, hint: &'static str) {
 fn break_off(state: &mut State, violation: Violation) {
     end_for_good(state, violation.to_string(), "is the peer of the same version?");
     if let Err(error) = state.lane.queue_pair.move_to_error() {
-        tracing::warn!(%error, "a queue pair whose peer doesn't keep the protocol wasn't stopped");
+        tracing::warn!(%error, "could not stop a queue pair after a protocol violation");
     }
 }
 

@@ -220,7 +220,7 @@ impl Link {
             return None;
         }
         if let Err(error) = state.lane.queue_pair.move_to_error() {
-            tracing::debug!(%error, "a queue pair of a connection that is to go on wasn't stopped");
+            tracing::debug!(%error, "could not stop the failed queue pair of a connection");
         }
         // A thread that waits for events may have taken some, and looks again soon.
         while state.waiting.leader && state.resume.received.is_none() && state.end.is_none() {
@@ -267,7 +267,7 @@ impl Link {
     fn drain(&self, state: &mut State) {
         let lane = Arc::clone(&state.lane);
         if let Err(error) = lane.queue_pair.move_to_error() {
-            tracing::debug!(%error, "a queue pair of a connection that is to go on wasn't stopped");
+            tracing::debug!(%error, "could not stop the failed queue pair of a connection");
         }
         let (mut done, mut quiet) = (Vec::new(), 0);
         // What has come to something without anybody asking is never heard of, so that there is no telling when all was.
@@ -292,7 +292,7 @@ impl Link {
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "requests of a queue pair that failed are lost"),
+            Err(error) => tracing::warn!(%error, "lost the outstanding requests of a failed queue pair"),
         }
         operation::abandon(state);
     }
@@ -302,7 +302,7 @@ impl Link {
         if let (Some(home), Some(time)) = (self.home.get(), self.options.reconnect) {
             let session = Session { id: state.resume.id, received: state.resume.received };
             let reason = state.resume.down.clone().unwrap_or_default();
-            tracing::info!(peer = %self.peer, %reason, "a connection is broken, and to be made again");
+            tracing::info!(peer = %self.peer, %reason, "a connection failed; reconnecting");
             if let Err(error) = home.revive(session, state.resume.generation, time) {
                 self.give_up(state, &error.to_string());
             }
@@ -381,7 +381,7 @@ impl Link {
         if let Err(error) = result {
             end_for_good(&mut state, error.to_string(), "");
         }
-        tracing::info!(peer = %state.lane.peer, resent = state.resume.replay.len(), "a connection goes on");
+        tracing::info!(peer = %state.lane.peer, replayed = state.resume.replay.len(), "reconnected");
         if let Some(bell) = self.bell.get()
             && let Some(events) = state.lane.completions.event_fd()
             && let Err(error) = bell.watch(events, state.lane.manager_events())
