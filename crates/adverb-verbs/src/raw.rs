@@ -1,7 +1,7 @@
 //! Unchecked requests, as C programs post them: Adverb doesn't own their memory, check them or count them.
 //!
-//! This is for layers above that track requests and memory themselves. Requests are built in place in a list that can be
-//! reused, and completions are read where the device wrote them. The cost is that of the C API.
+//! This is for layers above that track requests and memory themselves. Requests are built in place in a list that can
+//! be reused, and completions are read where the device wrote them. The cost is that of the C API.
 //!
 //! ```no_run
 //! # use adverb::memory::{MemoryRegion, RemoteMemory};
@@ -15,8 +15,8 @@
 //! for n in 0..4 {
 //!     writes.add(n, SendOperation::Write(table.at(n * 64)), SendFlags::SIGNALED, &[segment]);
 //! }
-//! // SAFETY: the region is of the queue pair's domain and outlives it, nothing writes to it meanwhile, and only this function
-//! // polls the queue, raw.
+//! // SAFETY: the region is of the queue pair's domain and outlives it, nothing writes to it meanwhile, and only this
+//! // function polls the queue, raw.
 //! unsafe { queue_pair.post_raw_sends(&mut writes) }?;
 //! writes.clear();
 //! queue.poll_raw(&mut completions)?;
@@ -121,25 +121,26 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// - Until a request has completed, or the queue pair has been destroyed, its memory stays registered and allocated,
-    ///   nothing writes to the bytes that it reads, and nothing reads or writes the bytes that it writes.
-    /// - Every segment lies in memory that is registered in this queue pair's protection domain, and has that memory's lkey.
-    ///   An lkey is unique within one device only: the same number may be the lkey of memory that safe code uses as a
-    ///   `[u8]`.
-    /// - With [`INLINE`](SendFlags::INLINE), `addr` is dereferenced while the request is posted, and `lkey` is ignored: the
-    ///   `length` bytes at that address of this process can be read, and no thread writes to them meanwhile.
-    /// - A datagram has a destination ([`add_datagram`](SendList::add_datagram)) that was created with this queue pair's
-    ///   protection domain, and that isn't dropped before the request has completed.
+    /// - Until a request has completed, or the queue pair has been destroyed, its memory stays registered and
+    ///   allocated, nothing writes to the bytes that it reads, and nothing reads or writes the bytes that it writes.
+    /// - Every segment lies in memory that is registered in this queue pair's protection domain, and has that memory's
+    ///   lkey. An lkey is unique within one device only: the same number may be the lkey of memory that safe code uses
+    ///   as a `[u8]`.
+    /// - With [`INLINE`](SendFlags::INLINE), `addr` is dereferenced while the request is posted, and `lkey` is ignored:
+    ///   the `length` bytes at that address of this process can be read, and no thread writes to them meanwhile.
+    /// - A datagram has a destination ([`add_datagram`](SendList::add_datagram)) that was created with this queue
+    ///   pair's protection domain, and that isn't dropped before the request has completed.
     /// - From the first raw request on, the completions of this queue pair's send queue are taken only with
     ///   [`poll_raw`](CompletionQueue::poll_raw), and never by `poll`, `wait`, a [`Poller`](super::Poller) or
-    ///   [`drain`](QueuePair::drain): those take any id for that of a safe request, and return its memory. So a queue pair
-    ///   with safe requests must not share that completion queue.
-    /// - The queue pair is connected (or, for datagrams, in the state RTS), and never has more requests outstanding than its
-    ///   depth.
+    ///   [`drain`](QueuePair::drain): those take any id for that of a safe request, and return its memory. So a queue
+    ///   pair with safe requests must not share that completion queue.
+    /// - The queue pair is connected (or, for datagrams, in the state RTS), and never has more requests outstanding
+    ///   than its depth.
     ///
     /// # Errors
     ///
-    /// Returns the device's error if it refuses a request, with the number of requests that it accepted if that is known.
+    /// Returns the device's error if it refuses a request, with the number of requests that it accepted if that is
+    /// known.
     #[inline]
     pub unsafe fn post_raw_sends(&self, list: &mut SendList) -> Result<(), RawPostError> {
         self.backend.post_sends(&mut list.0).map_err(RawPostError::from)
@@ -149,8 +150,8 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// As [`post_raw_sends`](QueuePair::post_raw_sends), for the completions of the receive queue. The queue pair has no
-    /// shared receive queue.
+    /// As [`post_raw_sends`](QueuePair::post_raw_sends), for the completions of the receive queue. The queue pair has
+    /// no shared receive queue.
     ///
     /// # Errors
     ///
@@ -182,8 +183,8 @@ impl CompletionQueue {
     /// Polls completions as the device wrote them, up to the capacity of `completions`, and returns their number. They
     /// replace the completions of the last call.
     ///
-    /// This also takes the completions of safe requests. Such a completion is lost, and the request keeps its memory until
-    /// its queue pair has been destroyed.
+    /// This also takes the completions of safe requests. Such a completion is lost, and the request keeps its memory
+    /// until its queue pair has been destroyed.
     ///
     /// # Errors
     ///
@@ -232,8 +233,8 @@ impl Completion<'_> {
         self.0.outcome.status == 0
     }
 
-    /// Returns the number of the request's queue pair. The number is meaningless if the completion queue was created with
-    /// timestamps.
+    /// Returns the number of the request's queue pair. The number is meaningless if the completion queue was created
+    /// with timestamps.
     pub fn qpn(&self) -> Qpn {
         Qpn::truncate(self.0.outcome.qpn)
     }
@@ -249,8 +250,8 @@ impl Completion<'_> {
 pub struct RawPostError {
     /// The cause.
     pub error: Error,
-    /// The number of requests that were posted before the failure. `None` if the device doesn't report it: any number may
-    /// have been posted.
+    /// The number of requests that were posted before the failure. `None` if the device doesn't report it: any number
+    /// may have been posted.
     pub posted: Option<usize>,
 }
 

@@ -17,8 +17,8 @@ use crate::memory::{Buffer, Payload};
 impl QueuePair {
     /// Runs `work` with a scope in which requests can borrow buffers instead of owning them.
     ///
-    /// A SEND or WRITE borrows its buffer immutably, so the caller may read the buffer and post it any number of times. A
-    /// READ or receive borrows it exclusively until the scope ends.
+    /// A SEND or WRITE borrows its buffer immutably, so the caller may read the buffer and post it any number of times.
+    /// A READ or receive borrows it exclusively until the scope ends.
     ///
     /// ```no_run
     /// # use adverb::memory::{Buffer, RemoteMemory};
@@ -35,10 +35,10 @@ impl QueuePair {
     /// # }
     /// ```
     ///
-    /// The end of the scope, even by a panic, waits for all requests that borrow. If they haven't completed when `timeout`
-    /// has passed since the start of the scope, the queue pair is destroyed, which ends them. Every later operation on the
-    /// queue pair fails. If destroying it fails, the process is aborted, because the device could still write to memory
-    /// whose borrow has ended.
+    /// The end of the scope, even by a panic, waits for all requests that borrow. If they haven't completed when
+    /// `timeout` has passed since the start of the scope, the queue pair is destroyed, which ends them. Every later
+    /// operation on the queue pair fails. If destroying it fails, the process is aborted, because the device could
+    /// still write to memory whose borrow has ended.
     ///
     /// # Errors
     ///
@@ -143,8 +143,8 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time, which is also
-    /// so if another caller polled its completion.
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time,
+    /// which is also so if another caller polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
         let is_recv = self.lent.lock().recvs.contains(&id);
         let queue = match is_recv {

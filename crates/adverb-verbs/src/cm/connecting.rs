@@ -15,9 +15,9 @@ use crate::{ConnectOptions, Endpoint, QueuePair};
 /// A connection that is being established.
 ///
 /// [`Route::begin_connect`](super::Route::begin_connect) and
-/// [`ConnectRequest::begin_accept`](super::ConnectRequest::begin_accept) return it. Its file descriptor is readable when
-/// [`poll`](PendingConnection::poll) may make progress. Dropping it cancels: the peer is notified, and the queue pair is
-/// destroyed.
+/// [`ConnectRequest::begin_accept`](super::ConnectRequest::begin_accept) return it. Its file descriptor is readable
+/// when [`poll`](PendingConnection::poll) may make progress. Dropping it cancels: the peer is notified, and the queue
+/// pair is destroyed.
 #[must_use = "a pending connection makes progress only when it is polled or waited for"]
 pub struct PendingConnection {
     // Dropped in this order: the queue pair is destroyed before the connection ends.
@@ -52,13 +52,13 @@ impl PendingConnection {
 
     /// Returns the connection if it is established, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingConnection::deadline). Drop this value
-    /// after `poll` has returned the connection.
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingConnection::deadline). Drop this
+    /// value after `poll` has returned the connection.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::CmRejected`] if it rejected the
-    /// request, and the device's error if the queue pair can't be connected. The queue pair is destroyed then.
+    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::CmRejected`] if it rejected
+    /// the request, and the device's error if the queue pair can't be connected. The queue pair is destroyed then.
     pub fn poll(&mut self) -> Result<Option<Connection>> {
         let Some((queue_pair, path)) = self.queue_pair.take().zip(self.path.take()) else {
             let reason = "the pending connection has already returned its result";
@@ -164,7 +164,8 @@ pub(super) fn make_ready(
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
     send.max_rd_atomic = send.max_rd_atomic.min(depths.max_rd_atomic);
     remote.mtu = remote.mtu.min(queue_pair.port.active_mtu).min(options.mtu.unwrap_or(remote.mtu));
-    // The connection manager's defaults are an RNR timer of 655 ms, and an ACK timeout of 2 s if it has no better value.
+    // The connection manager's defaults are an RNR timer of 655 ms, and an ACK timeout of 2 s if it has no better
+    // value.
     remote.min_rnr_timer = options.min_rnr_timer;
     send.timeout = options.timeout;
     send.retry_count = options.retry_count;

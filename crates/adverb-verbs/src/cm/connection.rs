@@ -14,8 +14,8 @@ use crate::{Endpoint, QueuePair};
 /// A queue pair that the connection manager has connected to a peer's queue pair.
 ///
 /// Dropping it disconnects: the queue pair is destroyed, outstanding requests are lost, and the peer is sent one
-/// disconnect request, without retransmission. [`close`](Connection::close) retransmits the disconnect request until the
-/// peer replies.
+/// disconnect request, without retransmission. [`close`](Connection::close) retransmits the disconnect request until
+/// the peer replies.
 ///
 /// The connection manager doesn't detect a peer that crashed. Requests to such a peer fail.
 pub struct Connection {
@@ -36,10 +36,11 @@ pub struct Connection {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// The peer disconnected, or replied to this side's disconnect request. The queue pair is in the error state, and its
-    /// outstanding requests are flushed.
+    /// The peer disconnected, or replied to this side's disconnect request. The queue pair is in the error state, and
+    /// its outstanding requests are flushed.
     Disconnected,
-    /// The device is being removed. The removal waits until everything that was created from the device has been dropped.
+    /// The device is being removed. The removal waits until everything that was created from the device has been
+    /// dropped.
     DeviceRemoved,
     /// The address moved to another network interface, as in a failover of a bond. The connection may or may not still
     /// work.
@@ -81,8 +82,8 @@ impl Connection {
         &self.private_data
     }
 
-    /// Whether neither side has disconnected. A disconnect by the peer counts once [`try_event`](Connection::try_event) or
-    /// [`wait_event`](Connection::wait_event) has returned it.
+    /// Whether neither side has disconnected. A disconnect by the peer counts once [`try_event`](Connection::try_event)
+    /// or [`wait_event`](Connection::wait_event) has returned it.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
@@ -138,8 +139,8 @@ impl Connection {
         }
     }
 
-    /// Disconnects: moves the queue pair to the error state, which flushes its outstanding requests, and sends the peer a
-    /// disconnect request.
+    /// Disconnects: moves the queue pair to the error state, which flushes its outstanding requests, and sends the peer
+    /// a disconnect request.
     ///
     /// This doesn't wait for the peer's reply, which is reported as
     /// [`Disconnected`](ConnectionEvent::Disconnected). Further calls do nothing.
@@ -177,8 +178,8 @@ impl Connection {
 
 event_source!(Connection);
 
-/// Keeps a connection up whose queue pair has another owner. Dropping it, after the queue pair, disconnects: the peer is sent
-/// one disconnect request.
+/// Keeps a connection up whose queue pair has another owner. Dropping it, after the queue pair, disconnects: the peer
+/// is sent one disconnect request.
 pub struct CmHandle(Arc<Identifier>);
 
 impl CmHandle {

@@ -17,8 +17,8 @@ use crate::{ConnectOptions, QueuePair, Traffic};
 
 /// A connector to [`Listener`](super::Listener)s, with its options. It can be used any number of times.
 ///
-/// [`connect`](Connector::connect) does everything in one call. It takes a function that creates the queue pair once the
-/// device is known:
+/// [`connect`](Connector::connect) does everything in one call. It takes a function that creates the queue pair once
+/// the device is known:
 ///
 /// ```no_run
 /// # use adverb::verbs::cm::Connector;
@@ -32,8 +32,8 @@ use crate::{ConnectOptions, QueuePair, Traffic};
 /// # }
 /// ```
 ///
-/// Connecting can also be done in two steps, either blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or not
-/// ([`begin_resolve`](Connector::begin_resolve), [`Route::begin_connect`]).
+/// Connecting can also be done in two steps, either blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or
+/// not ([`begin_resolve`](Connector::begin_resolve), [`Route::begin_connect`]).
 #[derive(Clone, Debug)]
 #[must_use = "a connector does nothing until `connect` or `resolve` is called"]
 pub struct Connector {
@@ -114,8 +114,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::CmRejected`] if
-    /// the peer rejects the request, and the error of `make`.
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time,
+    /// [`Error::CmRejected`] if the peer rejects the request, and the error of `make`.
     pub fn connect(
         &self,
         peer: SocketAddr,
@@ -131,8 +131,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::LimitExceeded`] if the private
-    /// data is too long.
+    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::LimitExceeded`] if
+    /// the private data is too long.
     pub fn resolve(&self, peer: SocketAddr) -> Result<Route> {
         self.begin_resolve(peer)?.wait()
     }
@@ -141,7 +141,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data is too long.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
+    /// is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
         self.begin(peer, Use::Connections)
@@ -193,16 +194,17 @@ pub struct PendingRoute {
     done: bool,
 }
 
-/// The kernel waits for a neighbor's reply, and misses one that arrives before it starts to wait, as replies of the same
-/// machine do (rdma_resolve_ip in its addr.c). It retries only when its timeout expires, so the first timeout is short.
+/// The kernel waits for a neighbor's reply, and misses one that arrives before it starts to wait, as replies of the
+/// same machine do (rdma_resolve_ip in its addr.c). It retries only when its timeout expires, so the first timeout is
+/// short.
 const FIRST_SLICE: Duration = Duration::from_millis(20);
 const LAST_SLICE: Duration = Duration::from_secs(1);
 
 impl PendingRoute {
     /// Returns the route if it is resolved, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingRoute::deadline). Drop this value after
-    /// `poll` has returned the route.
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingRoute::deadline). Drop this value
+    /// after `poll` has returned the route.
     ///
     /// # Errors
     ///
@@ -340,8 +342,8 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::CmRejected`] if it rejects the request, and
-    /// otherwise as [`begin_connect`](Route::begin_connect). The queue pair is destroyed then.
+    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::CmRejected`] if it rejects the
+    /// request, and otherwise as [`begin_connect`](Route::begin_connect). The queue pair is destroyed then.
     pub fn connect(self, queue_pair: QueuePair) -> Result<Connection> {
         self.begin_connect(queue_pair)?.wait()
     }
@@ -350,9 +352,9 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port, [`Error::Unsupported`] if it isn't
-    /// reliable connected, [`Error::WrongState`] if it is connected already, and [`Error::Verb`] if the request can't be
-    /// sent. The queue pair is destroyed then.
+    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port, [`Error::Unsupported`] if it
+    /// isn't reliable connected, [`Error::WrongState`] if it is connected already, and [`Error::Verb`] if the request
+    /// can't be sent. The queue pair is destroyed then.
     pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let Connector { timeout, private_data, options, .. } = self.connector;

@@ -40,9 +40,9 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time, [`Error::CmRejected`] if
-    /// the peer rejects the request or has no listener at that port, and [`Error::LimitExceeded`] if the private data is longer
-    /// than [`MAX_DATAGRAM_REQUEST_DATA`] bytes.
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time,
+    /// [`Error::CmRejected`] if the peer rejects the request or has no listener at that port, and
+    /// [`Error::LimitExceeded`] if the private data is longer than [`MAX_DATAGRAM_REQUEST_DATA`] bytes.
     pub fn resolve_service(&self, peer: SocketAddr) -> Result<DatagramService> {
         self.begin_resolve_service(peer)?.wait()
     }
@@ -51,7 +51,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data is too long.
+    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
+    /// is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
         check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a question for a datagram queue pair")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
@@ -74,8 +75,8 @@ pub struct PendingService {
 impl PendingService {
     /// Returns the peer's queue pair if it is resolved, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingService::deadline). Drop this value after
-    /// `poll` has returned the result.
+    /// Call it when the file descriptor is readable, and at the [deadline](PendingService::deadline). Drop this value
+    /// after `poll` has returned the result.
     ///
     /// # Errors
     ///
@@ -183,8 +184,8 @@ impl DatagramService {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port or isn't UD, and [`Error::Verb`] if
-    /// the device can't create the address handle.
+    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port or isn't UD, and
+    /// [`Error::Verb`] if the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
@@ -205,8 +206,8 @@ pub struct DatagramListener {
 impl DatagramListener {
     /// Listens at an address of an RDMA device, or at every address of IPv4 (`0.0.0.0`) or of both families (`[::]`).
     ///
-    /// With port 0 the system chooses a free port. Datagram listeners and connection listeners have separate ports, like
-    /// UDP and TCP.
+    /// With port 0 the system chooses a free port. Datagram listeners and connection listeners have separate ports,
+    /// like UDP and TCP.
     ///
     /// # Errors
     ///
@@ -279,14 +280,14 @@ impl DatagramRequest {
     /// Accepts the request: gives the peer the number of `queue_pair`, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of
     /// private data.
     ///
-    /// Post receives to the queue pair first. One queue pair may serve any number of peers. The request doesn't contain the
-    /// number of the peer's queue pair; each datagram of the peer does.
+    /// Post receives to the queue pair first. One queue pair may serve any number of peers. The request doesn't contain
+    /// the number of the peer's queue pair; each datagram of the peer does.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue pair is of
-    /// another device or port, isn't UD, or has another queue key: create it with [`Path::datagram_queue_pair`]. The request
-    /// is rejected then.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue
+    /// pair is of another device or port, isn't UD, or has another queue key: create it with
+    /// [`Path::datagram_queue_pair`]. The request is rejected then.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "an answer")?;
         self.path.check_datagrams(queue_pair)?;
@@ -305,7 +306,8 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is rejected anyway, without private data.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is rejected anyway, without
+    /// private data.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
         self.identifier.reject(private_data)

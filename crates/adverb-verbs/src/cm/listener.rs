@@ -163,8 +163,8 @@ impl ListenerBuilder {
 
     /// Sets the timeouts, retries and traffic options of the accepted connections.
     ///
-    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the peer's
-    /// request.
+    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the
+    /// peer's request.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self
@@ -233,9 +233,10 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is of another
-    /// device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`] if it is connected
-    /// already, and [`Error::Verb`] if the peer has given up. The queue pair is destroyed then, and the request is rejected.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is
+    /// of another device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`] if it is
+    /// connected already, and [`Error::Verb`] if the peer has given up. The queue pair is destroyed then, and the
+    /// request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }
@@ -271,8 +272,8 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has given up. The request
-    /// is rejected anyway.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has given up.
+    /// The request is rejected anyway.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_REJECT_DATA, "a rejection")?;
         self.identifier.reject(private_data)

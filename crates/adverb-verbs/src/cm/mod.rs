@@ -1,10 +1,10 @@
 //! The connection manager (CM): connects queue pairs by IP address and port, like TCP connections.
 //!
-//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s themselves, for example over TCP. With it, one
-//! program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The connection
-//! manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the peer
-//! [disconnects]. It speaks InfiniBand's communication management protocol with IP addresses, so the peer may be any
-//! program that uses librdmacm, or a kernel service such as NVMe over Fabrics.
+//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s themselves, for example over TCP. With it,
+//! one program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The
+//! connection manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the
+//! peer [disconnects]. It speaks InfiniBand's communication management protocol with IP addresses, so the peer may be
+//! any program that uses librdmacm, or a kernel service such as NVMe over Fabrics.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -75,29 +75,29 @@
 //! A software device at a network address must be opened first, by its name
 //! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network by
 //! accident. A connector needs no further setting: the routing table gives the local address that leads to the peer. A
-//! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is set.
-//! A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, or on
-//! hardware if there are none.
+//! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is
+//! set. A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment,
+//! or on hardware if there are none.
 //!
-//! Each process of one machine needs its own loopback address: one listens at 127.0.0.1, another at 127.0.0.2. A process
-//! that only connects gets a free address in 127.0.0.0/8.
+//! Each process of one machine needs its own loopback address: one listens at 127.0.0.1, another at 127.0.0.2. A
+//! process that only connects gets a free address in 127.0.0.0/8.
 //!
 //! # Blocking and non-blocking use
 //!
 //! Each step that waits for a peer has a method that blocks until a deadline, and one that doesn't block:
-//! [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. The types of
-//! the latter have a file descriptor for event loops. It is readable when the method may return something.
+//! [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. The types
+//! of the latter have a file descriptor for event loops. It is readable when the method may return something.
 //!
 //! # Private data
 //!
-//! The private data of a request, reply or rejection arrives padded with zeros to its maximum length, because the protocol
-//! carries no length. Put the length into the data if trailing zeros matter.
+//! The private data of a request, reply or rejection arrives padded with zeros to its maximum length, because the
+//! protocol carries no length. Put the length into the data if trailing zeros matter.
 //!
 //! # Datagrams
 //!
-//! A [`DatagramListener`] gives peers that [resolve](Connector::resolve_service) its address and port the number of a UD
-//! queue pair (InfiniBand's service ID resolution, SIDR). This creates no connection, and no event reports that a peer has
-//! gone.
+//! A [`DatagramListener`] gives peers that [resolve](Connector::resolve_service) its address and port the number of a
+//! UD queue pair (InfiniBand's service ID resolution, SIDR). This creates no connection, and no event reports that a
+//! peer has gone.
 //!
 //! # Limitations
 //!
@@ -153,8 +153,8 @@ pub const MAX_ACCEPT_DATA: usize = 196;
 pub const MAX_REJECT_DATA: usize = 148;
 /// The queue key (Q_Key) of UD queue pairs that are resolved by address and port. The connection manager uses no other.
 pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// The maximum length of the private data of a request for a UD queue pair: the protocol's 216 bytes minus 36 for the IP
-/// addresses.
+/// The maximum length of the private data of a request for a UD queue pair: the protocol's 216 bytes minus 36 for the
+/// IP addresses.
 pub const MAX_DATAGRAM_REQUEST_DATA: usize = 180;
 /// The maximum length of the private data of the reply to a request for a UD queue pair.
 pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;

@@ -44,8 +44,8 @@ impl Path {
 
     /// Opens the device that leads to the peer.
     ///
-    /// All paths over one device return the same handle, so that connections can share protection domains and completion
-    /// queues. The device is closed when everything that uses it has been dropped.
+    /// All paths over one device return the same handle, so that connections can share protection domains and
+    /// completion queues. The device is closed when everything that uses it has been dropped.
     ///
     /// A device from [`Device::open`] works too, if it has the same [name](Path::device_name).
     ///

@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 
 /// Registered memory with one owner, which no peer can access.
 ///
-/// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion returns
-/// it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates one.
+/// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion
+/// returns it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates one.
 ///
 /// A buffer has an active range: the bytes that the slice shows and that a request transfers. It is the whole buffer at
-/// first. [`set_range`](Buffer::set_range) changes it, and [`reset_range`](Buffer::reset_range) makes it the whole buffer
-/// again.
+/// first. [`set_range`](Buffer::set_range) changes it, and [`reset_range`](Buffer::reset_range) makes it the whole
+/// buffer again.
 pub struct Buffer {
     region: Arc<Region>,
     /// The offset of the whole buffer in the region, whose length fits 32 bits.
@@ -30,8 +30,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Creates a buffer of the `len` bytes at `base` of the region. They must lie in the region, and no other buffer, no
-    /// [`MemoryRegion`](super::MemoryRegion) and no remote rights may reach them.
+    /// Creates a buffer of the `len` bytes at `base` of the region. They must lie in the region, and no other buffer,
+    /// no [`MemoryRegion`](super::MemoryRegion) and no remote rights may reach them.
     pub(super) fn new(region: Arc<Region>, base: u32, len: u32) -> Buffer {
         debug_assert!(base as usize + len as usize <= region.len);
         Buffer { region, base, capacity: len, start: 0, end: len }

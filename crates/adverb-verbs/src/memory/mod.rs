@@ -1,10 +1,10 @@
 //! Memory that a device reads and writes.
 //!
-//! - [`Memory`] is an unsafe trait for memory that can be registered: a pointer and a length that don't change. [`Pages`]
-//!   is the memory that Adverb allocates: ordinary pages, huge pages, or a memfd.
-//! - A [`Buffer`] is registered memory with one owner. No peer can access it, so the owner uses it as a `[u8]`. Posting a
-//!   request moves the buffer into the request, and the completion returns it. So the program can't read, write or free
-//!   the bytes while the device uses them.
+//! - [`Memory`] is an unsafe trait for memory that can be registered: a pointer and a length that don't change.
+//!   [`Pages`] is the memory that Adverb allocates: ordinary pages, huge pages, or a memfd.
+//! - A [`Buffer`] is registered memory with one owner. No peer can access it, so the owner uses it as a `[u8]`. Posting
+//!   a request moves the buffer into the request, and the completion returns it. So the program can't read, write or
+//!   free the bytes while the device uses them.
 //! - A [`MemoryRegion`] is registered memory that may be shared with the device and with peers. It can change at any
 //!   moment, so it is never a `[u8]`: reads and writes copy bytes.
 //! - A [`Pool`] registers memory in large chunks and allocates [`RegisteredBuf`]s from them. A `RegisteredBuf` has one

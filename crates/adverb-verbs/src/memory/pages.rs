@@ -30,8 +30,9 @@ unsafe impl Send for Pages {}
 // SAFETY: no method gives access to the bytes.
 unsafe impl Sync for Pages {}
 
-// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. A memfd
-// may be changed by any process that has the descriptor, so it isn't exclusive; it is sealed, so nobody can truncate it.
+// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. A
+// memfd may be changed by any process that has the descriptor, so it isn't exclusive; it is sealed, so nobody can
+// truncate it.
 unsafe impl Memory for Pages {
     fn as_ptr(&self) -> NonNull<u8> {
         self.address
@@ -112,8 +113,8 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0 or
-    /// `name` contains a NUL.
+    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0
+    /// or `name` contains a NUL.
     pub fn memfd(name: &str, len: usize) -> io::Result<Pages> {
         let name = CString::new(name)?;
         // SAFETY: the name is a C string that outlives the call.

@@ -24,8 +24,8 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Region>);
 
-/// The rights that let only the local device access the memory; any other right may let a peer access it. (WINDOW_BIND may
-/// even when no window is bound anymore: rxe finishes writing a message that was arriving.)
+/// The rights that let only the local device access the memory; any other right may let a peer access it. (WINDOW_BIND
+/// may even when no window is bound anymore: rxe finishes writing a message that was arriving.)
 const PRIVATE: Access = Access::LOCAL_WRITE
     .union(Access::ZERO_BASED)
     .union(Access::ON_DEMAND)
@@ -42,12 +42,13 @@ pub(crate) struct Region {
     access: Access,
     /// The domain that it is registered in: only queues of this domain may use it.
     domain: ProtectionDomain,
-    /// Owns the memory that `address` and `len` describe. `None`, with a dangling address, for memory of another device.
+    /// Owns the memory that `address` and `len` describe. `None`, with a dangling address, for memory of another
+    /// device.
     memory: Option<Box<dyn Memory>>,
 }
 
-// SAFETY: the address is that of a `Memory`, which may be used from any thread; this type copies, and has atomics on words, as
-// `access` says, and access through a `Buffer` is exclusive.
+// SAFETY: the address is that of a `Memory`, which may be used from any thread; this type copies, and has atomics on
+// words, as `access` says, and access through a `Buffer` is exclusive.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -155,11 +156,12 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::Unsupported`] if the region
-    /// isn't [mapped](MemoryRegion::is_mapped).
+    /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::Unsupported`] if the
+    /// region isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.shared(offset, bytes.len())?;
-        // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed exclusively.
+        // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed
+        // exclusively.
         unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
         Ok(())
     }
@@ -176,12 +178,13 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Returns the 64-bit word at `offset`, in the byte order of this machine. Peers may change it with atomic operations.
+    /// Returns the 64-bit word at `offset`, in the byte order of this machine. Peers may change it with atomic
+    /// operations.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the word doesn't lie in the region, [`Error::Unaligned`] if its address isn't a
-    /// multiple of 8, and [`Error::Unsupported`] if the region isn't [mapped](MemoryRegion::is_mapped).
+    /// Returns [`Error::OutOfBounds`] if the word doesn't lie in the region, [`Error::Unaligned`] if its address isn't
+    /// a multiple of 8, and [`Error::Unsupported`] if the region isn't [mapped](MemoryRegion::is_mapped).
     pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
         self.0.check_mapped(offset, 8)?;
         // SAFETY: within the region, as checked.
@@ -198,8 +201,8 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the range doesn't lie in the region, and [`Error::LimitExceeded`] if it is 4 GiB or
-    /// longer.
+    /// Returns [`Error::OutOfBounds`] if the range doesn't lie in the region, and [`Error::LimitExceeded`] if it is 4
+    /// GiB or longer.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
         let len = range.end.checked_sub(range.start).ok_or(Error::OutOfBounds {
             offset: range.start,
@@ -279,9 +282,9 @@ impl MemoryRegion {
 /// Memory that is already registered, in another domain.
 struct Again(MemoryRegion);
 
-// SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was
-// checked when this was made. Who has either region reaches the bytes by
-// copies and atomics only, as peers do, and neither becomes a buffer: it isn't exclusive, and the first has another handle.
+// SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was checked when this
+// was made. Who has either region reaches the bytes by copies and atomics only, as peers do, and neither becomes a
+// buffer: it isn't exclusive, and the first has another handle.
 unsafe impl Memory for Again {
     fn as_ptr(&self) -> NonNull<u8> {
         self.0.0.address
@@ -422,7 +425,8 @@ mod tests {
         std::thread::scope(|threads| {
             let copying = threads.spawn(|| {
                 for round in 0..20_000usize {
-                    // From words to words, with blocks and without; and a few bytes of none of the words that are looked at.
+                    // From words to words, with blocks and without; and a few bytes of none of the words that are
+                    // looked at.
                     region.write(0, &[round as u8; 128][..8 * (1 + round % 16)]).unwrap();
                     region.write(251, &[round as u8; 5]).unwrap();
                 }

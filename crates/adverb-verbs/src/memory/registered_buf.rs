@@ -17,11 +17,12 @@ use crate::error::{Error, Result};
 
 /// A buffer allocated from a [`Pool`](super::Pool), with one owner, which no peer can access.
 ///
-/// The owner uses the buffer as a `[u8]`. Posting a request moves it into the request, and the completion returns it, as
-/// with a [`Buffer`](super::Buffer). Dropping it returns the memory to the pool.
+/// The owner uses the buffer as a `[u8]`. Posting a request moves it into the request, and the completion returns it,
+/// as with a [`Buffer`](super::Buffer). Dropping it returns the memory to the pool.
 ///
-/// A buffer may be shorter than its [capacity](RegisteredBuf::capacity), and it can be [split](RegisteredBuf::split_off)
-/// without copying. The memory returns to the pool when the last part has been dropped.
+/// A buffer may be shorter than its [capacity](RegisteredBuf::capacity), and it can be
+/// [split](RegisteredBuf::split_off) without copying. The memory returns to the pool when the last part has been
+/// dropped.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
@@ -108,8 +109,8 @@ impl RegisteredBuf {
     ///
     /// # Errors
     ///
-    /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both stay
-    /// as they were.
+    /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both
+    /// stay as they were.
     pub fn unsplit(&mut self, rest: RegisteredBuf) -> std::result::Result<(), RegisteredBuf> {
         let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
             && self.index == rest.index
@@ -137,15 +138,16 @@ impl RegisteredBuf {
 
     /// Converts the buffer into shared, immutable bytes without copying.
     ///
-    /// This makes one small allocation. The memory returns to the pool when the last handle to the bytes has been dropped.
+    /// This makes one small allocation. The memory returns to the pool when the last handle to the bytes has been
+    /// dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
     /// Registers the buffer as a region with its own access rights, so that a peer can access just this buffer.
     ///
-    /// When the last handle to the region has been dropped, the region is deregistered, which ends the peer's access, and
-    /// the memory returns to the pool.
+    /// When the last handle to the region has been dropped, the region is deregistered, which ends the peer's access,
+    /// and the memory returns to the pool.
     ///
     /// # Errors
     ///
@@ -173,8 +175,8 @@ impl RegisteredBuf {
         self.chunk.region.segment(self.start as usize, self.len)
     }
 
-    /// Creates another share in the slot, with the same bytes. Before either is returned to the caller, each byte must be
-    /// given up by one of the two.
+    /// Creates another share in the slot, with the same bytes. Before either is returned to the caller, each byte must
+    /// be given up by one of the two.
     fn share(&self) -> RegisteredBuf {
         let Slot { chunk, index } = Slot::share(&self.chunk, self.index);
         let RegisteredBuf { start, len, capacity, .. } = *self;
@@ -206,8 +208,8 @@ impl RegisteredBuf {
 /// A buffer that is registered again, as a region.
 struct Lent(RegisteredBuf);
 
-// SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are initialised; the
-// buffer is the only owner, and has no methods here. No other process can reach them.
+// SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are
+// initialised; the buffer is the only owner, and has no methods here. No other process can reach them.
 unsafe impl Memory for Lent {
     fn as_ptr(&self) -> NonNull<u8> {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
@@ -233,9 +235,9 @@ impl Deref for RegisteredBuf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes lie within the chunk's region, whose memory is initialised and lives as long as `self`; a slot
-        // is taken by one at a time, and of those who share it each has other bytes; no request has them (it would own the
-        // buffer), and no peer has rights to them: the region is private.
+        // SAFETY: the bytes lie within the chunk's region, whose memory is initialised and lives as long as `self`; a
+        // slot is taken by one at a time, and of those who share it each has other bytes; no request has them (it would
+        // own the buffer), and no peer has rights to them: the region is private.
         unsafe { std::slice::from_raw_parts(self.address(), self.len as usize) }
     }
 }

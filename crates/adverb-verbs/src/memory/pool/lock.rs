@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A spin lock for short critical sections.
 ///
-/// Releasing it is a plain store, while a lock with sleeping waiters must check for them. That halves the atomic operations,
-/// which are most of the cost of a pool's buffer. Holders never block or call the system. If the system preempts a holder,
-/// waiters yield.
+/// Releasing it is a plain store, while a lock with sleeping waiters must check for them. That halves the atomic
+/// operations, which are most of the cost of a pool's buffer. Holders never block or call the system. If the system
+/// preempts a holder, waiters yield.
 #[derive(Default)]
 pub(super) struct Lock<T> {
     is_locked: AtomicBool,

@@ -20,8 +20,8 @@ use lock::Lock;
 /// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///
 /// Registering memory takes a system call and pins pages. A pool registers memory in chunks, and [`alloc`](Pool::alloc)
-/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`RegisteredBuf`], on any thread, returns its
-/// slot. Slots have one of about ninety lengths, so less than a fifth of a slot is unused.
+/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`RegisteredBuf`], on any thread, returns
+/// its slot. Slots have one of about ninety lengths, so less than a fifth of a slot is unused.
 ///
 /// - **Threads** are spread over partitions, each with its own chunks, so that they rarely contend for a lock.
 /// - **Chunks** start at 64 KiB and grow with use to 2 MiB. Chunks of 2 MiB or more use huge pages if the system has
@@ -96,8 +96,8 @@ struct Class {
     vacant: Vec<usize>,
     /// The number of bytes in idle chunks: all their slots are free.
     empty: usize,
-    /// The maximum of `empty` since the last `settle`, which counts against the pool's `max_idle_bytes`. So a chunk that
-    /// becomes idle again and again counts once, without an access to the shared counter each time.
+    /// The maximum of `empty` since the last `settle`, which counts against the pool's `max_idle_bytes`. So a chunk
+    /// that becomes idle again and again counts once, without an access to the shared counter each time.
     counted: usize,
     /// The number of bytes in its chunks.
     bytes: usize,
@@ -150,9 +150,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free, returns
-    /// [`Error::LimitExceeded`] if the pool would exceed its [limit](PoolBuilder::max_bytes), [`Error::Allocation`] if the system
-    /// has no memory, and the device's error if it can't register a chunk: a limit on locked memory is a common reason.
+    /// Returns [`Error::LimitExceeded`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free,
+    /// returns [`Error::LimitExceeded`] if the pool would exceed its [limit](PoolBuilder::max_bytes),
+    /// [`Error::Allocation`] if the system has no memory, and the device's error if it can't register a chunk: a limit
+    /// on locked memory is a common reason.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<RegisteredBuf> {
         if len > Pool::MAX_BUFFER_LEN {
@@ -266,9 +267,9 @@ impl Shared {
         let slot = ManuallyDrop::new(slot);
         let Chunk { pool, partition, class: number, .. } = &*slot.chunk;
         let mut class = pool.partitions[*partition].classes[*number].lock();
-        // SAFETY: it is moved out of `slot`, which isn't looked at again but while the class is locked: until then it is there.
-        // The lock lies in the pool, which isn't gone before the lock is released: whoever ends it takes the lock of every class
-        // first.
+        // SAFETY: it is moved out of `slot`, which isn't looked at again but while the class is locked: until then it
+        // is there. The lock lies in the pool, which isn't gone before the lock is released: whoever ends it takes the
+        // lock of every class first.
         match class.put(unsafe { std::ptr::read(&*slot) }) {
             Emptied::Stays => {}
             Emptied::Goes(slots) => {
