@@ -1,4 +1,4 @@
-//! Address handles: how to reach a peer with datagrams.
+//! Address handles: routes to peers for datagrams.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use super::{Endpoint, LinkLayer, QueuePair, Traffic};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// How to reach a port with datagrams: made once per peer, and used for any number of them. Queue pairs remember those that
-/// they made last. Cloning gives another handle to it.
+/// A route to a port for datagrams. It is created once per peer and used for any number of datagrams; queue pairs
+/// cache the handles they used last. Cloning returns another handle to the same object.
 ///
-/// [`QueuePair::address_handle`] makes one from an address, and
-/// [`Datagram::reply_to`](super::Datagram::reply_to) from a datagram that came.
+/// [`QueuePair::address_handle`] creates one from an IP address, and
+/// [`Datagram::reply_to`](super::Datagram::reply_to) from a received datagram.
 #[derive(Clone)]
 pub struct AddressHandle(Arc<Inner>);
 
@@ -24,7 +24,7 @@ struct Inner {
 }
 
 impl AddressHandle {
-    /// The way from a queue pair to a port: one that was made before, if it was.
+    /// Returns a route from a queue pair to a port, cached if possible.
     pub(super) fn of(queue_pair: &QueuePair, gid: Gid, lid: u16, traffic: Traffic) -> Result<AddressHandle> {
         if queue_pair.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
             return Err(Error::Unsupported {
@@ -35,7 +35,7 @@ impl AddressHandle {
         AddressHandle::at(queue_pair, &queue_pair.address_of(gid, lid, traffic))
     }
 
-    /// The handle for an address: one that was made before, if it was.
+    /// Returns the handle for an address, cached if possible.
     pub(super) fn at(queue_pair: &QueuePair, address: &backend::Address) -> Result<AddressHandle> {
         queue_pair.addresses.get(address, || {
             let backend = queue_pair.domain.backend().address_handle(address)?;
@@ -43,12 +43,12 @@ impl AddressHandle {
         })
     }
 
-    /// Whether both are handles to the same.
+    /// Whether both are handles to the same object.
     pub fn is_same(&self, other: &AddressHandle) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whom it reaches.
+    /// Returns the GID of the destination port.
     pub fn gid(&self) -> Gid {
         self.0.gid
     }
@@ -64,51 +64,52 @@ impl fmt::Debug for AddressHandle {
     }
 }
 
-/// To whom a datagram goes: a port, a queue pair there, and that one's queue key.
+/// The destination of a datagram: a port, a queue pair at that port, and the queue key of that queue pair.
 #[derive(Clone, Debug)]
 pub struct UdDestination {
-    /// The way to the port.
+    /// The route to the port.
     pub address: AddressHandle,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub qpn: Qpn,
-    /// Its queue key: a datagram with another is dropped.
+    /// The queue key. The peer drops datagrams that carry a different one.
     pub qkey: u32,
 }
 
 impl QueuePair {
-    /// Makes an address handle for the port that has this IP address, or gives one that was made before.
+    /// Creates an address handle for the port that has this IP address, or returns a cached one.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the address may be of another family than the queue pair's own. [`Error::Unsupported`] on
-    /// InfiniBand, where an address alone doesn't tell the way: see [`ud_destination`](QueuePair::ud_destination).
+    /// Returns [`Error::Verb`] if the device fails, for example because the address family differs from that of the
+    /// queue pair, and [`Error::Unsupported`] on InfiniBand, where an IP address doesn't identify a route: see
+    /// [`ud_destination`](QueuePair::ud_destination).
     pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {
         self.address_handle_with(address, Traffic::new())
     }
 
-    /// The same, with a say in how the network is to treat the packets.
+    /// Does the same as [`address_handle`](QueuePair::address_handle), with traffic options for the packets.
     ///
     /// # Errors
     ///
-    /// As [`address_handle`](QueuePair::address_handle).
+    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
     pub fn address_handle_with(&self, address: IpAddr, traffic: Traffic) -> Result<AddressHandle> {
         AddressHandle::of(self, Gid::from(address), 0, traffic)
     }
 
-    /// Whom to send datagrams to reach another queue pair, with the queue key that it was made with.
+    /// Returns the destination for datagrams to another queue pair, which was created with the queue key `qkey`.
     ///
     /// # Errors
     ///
-    /// As [`address_handle`](QueuePair::address_handle).
+    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
     pub fn ud_destination(&self, remote: &Endpoint, qkey: u32) -> Result<UdDestination> {
         self.ud_destination_with(remote, qkey, Traffic::new())
     }
 
-    /// The same, with a say in how the network is to treat the packets.
+    /// Does the same as [`ud_destination`](QueuePair::ud_destination), with traffic options for the packets.
     ///
     /// # Errors
     ///
-    /// As [`address_handle`](QueuePair::address_handle).
+    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
     pub fn ud_destination_with(
         &self,
         remote: &Endpoint,

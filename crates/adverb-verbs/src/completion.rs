@@ -1,4 +1,4 @@
-//! What became of a request.
+//! Completions: the results of requests.
 
 use std::fmt;
 
@@ -9,27 +9,27 @@ use crate::backend::RawOutcome;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, RegisteredBuf};
 
-/// Which request: what posting returned, and its completion repeats.
+/// The identifier of a posted request: posting returns it, and the request's completion contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RequestId(pub(super) u64);
 
-/// The requests of a batch, in order: what posting it returned.
+/// The identifiers of the requests of a batch, in the order of posting.
 #[derive(Clone, Debug)]
 pub struct RequestIds {
-    /// What all ids of the queue begin with.
+    /// The upper bits, which all identifiers of the queue share.
     base: u64,
     next: u32,
     left: u32,
 }
 
 impl RequestId {
-    /// What the ids of a queue for datagrams have. (That of a shared receive queue may come to be one when it has requests
-    /// already: there the outcomes say so.)
+    /// The bit that marks identifiers of UD queues. (Requests of a shared receive queue may be posted before a UD
+    /// queue pair uses it, so their outcomes carry a flag instead.)
     pub(super) const DATAGRAM: u64 = 1 << 62;
 }
 
 impl RequestIds {
-    /// The ids of the next `count` requests of a queue.
+    /// Returns the identifiers of the next `count` requests of a queue.
     pub(super) fn new(queue: &Posting, count: u32) -> RequestIds {
         let [_, _, _, _, position @ ..] = queue.id(0).to_be_bytes();
         let next = u32::from_be_bytes(position);
@@ -54,11 +54,11 @@ impl Iterator for RequestIds {
 
 impl ExactSizeIterator for RequestIds {}
 
-/// What became of a request, and the memory that it had.
+/// The result of a request, with the memory of the request.
 ///
-/// Every request that was posted has exactly one, also those that didn't ask the device for one: theirs come with the
-/// next that did.
-#[must_use = "it holds the request's buffers, and may say that it failed"]
+/// Every posted request has exactly one. Completions of unsignaled requests are returned together with that of the
+/// next signaled request.
+#[must_use = "a completion holds the request's buffers and may report a failure"]
 #[derive(Debug)]
 pub struct Completion {
     pub(super) id: RequestId,
@@ -68,80 +68,85 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Which request: what posting it returned.
+    /// Returns the identifier that posting returned.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// The number that the request was given by its maker, 0 if none.
+    /// Returns the tag of the request, 0 if none was set.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// How it ended. A failure has neither operation nor length: devices leave them undefined.
+    /// Returns the result of the request. A failure contains neither operation nor length, because devices leave them
+    /// undefined.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
     }
 
-    /// The queue pair that the request was executed by: for a receive of a
-    /// [shared queue](super::SharedReceiveQueue), the one that its message came to. Completions that the device wasn't
-    /// asked for, and those with a [timestamp](Completion::timestamp), don't say.
+    /// Returns the number of the queue pair that executed the request: for a receive of a [shared receive
+    /// queue](super::SharedReceiveQueue), the queue pair that received the message.
+    ///
+    /// Returns `None` for completions of unsignaled requests and for those with a [timestamp](Completion::timestamp).
     pub fn qpn(&self) -> Option<Qpn> {
         self.outcome.qpn()
     }
 
-    /// When it was completed, in ticks of the device's [clock](super::DeviceAttributes::timestamp_clock). Only completions of a
-    /// queue that was made with [timestamps](super::CompletionQueueBuilder::timestamps) have it, and of these not the ones
-    /// that the device wasn't asked for.
+    /// Returns the time of completion, in ticks of the device's [clock](super::DeviceAttributes::timestamp_clock).
+    ///
+    /// Only signaled requests on a queue created with [timestamps](super::CompletionQueueBuilder::timestamps) have
+    /// one.
     pub fn timestamp(&self) -> Option<u64> {
         self.outcome.timestamp()
     }
 
-    /// Whether it succeeded.
+    /// Whether the request succeeded.
     #[inline]
     pub fn is_ok(&self) -> bool {
         self.outcome.status == 0
     }
 
-    /// What the request did.
+    /// Returns the operation and the length of a successful request.
     ///
     /// # Errors
     ///
-    /// If it failed: with the status in words, and a hint.
+    /// Returns [`Error::RequestFailed`], with the status and a hint, if the request failed.
     pub fn success(&self) -> Result<Success> {
         self.outcome().map_err(|failure| Error::RequestFailed { failure })
     }
 
-    /// The memory that the request had.
+    /// Returns the memory of the request.
     pub fn payload(&self) -> &Payload {
         self.settle();
         &self.payload
     }
 
-    /// The memory that the request had, to use again. The request may have failed all the same.
+    /// Returns the memory of the request for reuse, whether the request succeeded or failed.
     pub fn into_payload(self) -> Payload {
         self.settle();
         self.payload
     }
 
-    /// The buffer that the request had, if it had just one, to use again. The request may have failed all the same.
+    /// Returns the buffer of the request for reuse, whether the request succeeded or failed. Returns `None` if the
+    /// payload is not exactly one [`Buffer`].
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
         self.payload.into_buffer()
     }
 
-    /// The buffer of a pool that the request had, if it had just one, to use again. The request may have failed all the
-    /// same.
+    /// Returns the pool buffer of the request for reuse, whether the request succeeded or failed. Returns `None` if
+    /// the payload is not exactly one [`RegisteredBuf`].
     #[inline]
     pub fn into_registered(self) -> Option<RegisteredBuf> {
         self.payload.into_registered()
     }
 
-    /// The message that a receive request got: its buffer, narrowed to the bytes that came.
+    /// Returns the received message: the buffer of the receive request, with its range set to the received bytes.
     ///
     /// # Errors
     ///
-    /// If the request failed, or isn't a receive into one buffer.
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
+    /// into exactly one [`Buffer`].
     pub fn into_message(self) -> Result<Buffer> {
         let length = self.success()?.length as usize;
         let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
@@ -150,11 +155,12 @@ impl Completion {
         Ok(buffer)
     }
 
-    /// The message that a receive request got into a buffer of a pool, cut to the bytes that came.
+    /// Returns the received message: the pool buffer of the receive request, resized to the received bytes.
     ///
     /// # Errors
     ///
-    /// If the request failed, or isn't a receive into one such buffer.
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
+    /// into exactly one [`RegisteredBuf`].
     pub fn into_registered_message(self) -> Result<RegisteredBuf> {
         let length = self.success()?.length as usize;
         let mut buffer = self.into_registered().ok_or_else(not_one_buffer)?;

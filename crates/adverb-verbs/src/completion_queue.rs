@@ -1,4 +1,4 @@
-//! Completion queues: what became of requests.
+//! Completion queues.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -18,10 +18,10 @@ use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag}
 use crate::error::{Error, Result};
 use crate::memory::Payload;
 
-/// A completion queue: tells what became of the requests of the queue pairs that use it. Cloning gives another handle
-/// to it.
+/// A completion queue: it receives the completions of the queue pairs that use it. Cloning returns another handle to
+/// the same queue.
 ///
-/// It can't overflow: each queue pair reserves room for all of its requests when it is created.
+/// It can't overflow: each queue pair reserves an entry for every request it may have outstanding when it is created.
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Inner>);
 
@@ -29,41 +29,42 @@ struct Inner {
     device: Device,
     backend: backend::CompletionQueue,
     state: Mutex<State>,
-    /// Told when completions were kept, or when nobody waits for events any more.
+    /// Notified when completions were kept, or when no thread waits for events any more.
     news: Condvar,
-    /// Told when completions were kept, too.
+    /// Woken when completions were kept.
     poller: WakerCell,
 }
 
-/// What is behind the lock. It is taken by polling, and by queue pairs that come and go; posting never takes it.
+/// The state behind the lock. Polling takes the lock, and so do creating and destroying queue pairs; posting never
+/// does.
 struct State {
     queues: Queues,
-    /// How many completions the queue pairs may make at once.
+    /// The number of requests of all queue pairs that may complete at once.
     reserved: u32,
-    /// Completions that came while somebody waited for another.
+    /// Completions that were polled while a caller waited for another one.
     ready: Vec<Completion>,
-    /// Whether somebody waits for an event. Others then wait for news of that one: an event wakes just one.
+    /// Whether a thread waits for an event. Other threads then wait to be notified by it: an event wakes only one.
     someone_waits: bool,
-    /// How many of those others there are.
+    /// The number of those other threads.
     others_wait: u32,
-    /// Completions that came.
+    /// Polled completions.
     polled: u64,
     /// The most that came at once.
     max_poll_batch: usize,
-    /// Where the device puts completions.
+    /// The array into which the device puts completions.
     room: [RawCompletion; 16],
 }
 
-/// Whose completions come here.
+/// The queues whose completions are delivered here.
 #[derive(Default)]
 struct Queues {
-    /// By the number in their ids.
+    /// Queues by the number in their identifiers.
     own: Vec<Entry>,
-    /// Numbers that nobody has.
+    /// Unused numbers.
     free: Vec<u32>,
     /// The shared receive queues whose completions may come here.
     shared: Vec<SharedEntry>,
-    /// Completions of requests that aren't known: of queue pairs that are gone.
+    /// Completions that match no request, because their queue pair was destroyed.
     stale: u64,
 }
 
@@ -84,12 +85,12 @@ impl Default for State {
 
 #[derive(Default)]
 struct Entry {
-    /// Counts how often the number was used, so that a completion of an earlier owner is known as such.
+    /// Counts the uses of the number, to detect completions of an earlier owner.
     generation: u32,
     queue: Option<Completing>,
 }
 
-/// A shared receive queue, and by how many queue pairs it is used that complete here.
+/// A shared receive queue, and the number of its queue pairs that complete here.
 struct SharedEntry {
     id: u32,
     users: u32,
@@ -98,11 +99,11 @@ struct SharedEntry {
 }
 
 impl CompletionQueue {
-    /// Takes the completions that there are, adds them to `out`, and says how many. It doesn't wait.
+    /// Polls: moves the available completions to `out` and returns their number. It doesn't wait.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns [`Error::Verb`] if polling the device fails.
     #[inline(always)]
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut state = self.lock();
@@ -116,14 +117,16 @@ impl CompletionQueue {
         Ok(out.len() - before)
     }
 
-    /// Waits for the completion of one request. Others that come meanwhile are kept for [`poll`](CompletionQueue::poll)
-    /// and other waiters.
+    /// Waits for the completion of one request. Other completions that arrive meanwhile are kept for
+    /// [`poll`](CompletionQueue::poll) and for other waiting callers.
     ///
-    /// `Duration::MAX` is no limit, and cheaper than one: with events, a single system call waits and takes the event.
+    /// A `timeout` of `Duration::MAX` means no limit. It is also faster, because a single system call then waits for
+    /// the event and consumes it.
     ///
     /// # Errors
     ///
-    /// If it doesn't come in time, or the device can't be asked.
+    /// Returns [`Error::Timeout`] if the request doesn't complete in time, and [`Error::Verb`] if polling the device
+    /// fails.
     pub fn wait(&self, id: RequestId, timeout: Duration) -> Result<Completion> {
         let mut deadline = None;
         loop {
@@ -137,14 +140,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits until there are completions, takes them, adds them to `out`, and says how many. 0 if none came in time.
+    /// Waits until completions are available, moves them to `out` and returns their number: 0 after `timeout`.
     ///
-    /// A queue that was made with [events](CompletionQueueBuilder::events) sleeps meanwhile; others are asked over and
-    /// over. As with [`wait`](CompletionQueue::wait), `Duration::MAX` is no limit.
+    /// The caller sleeps if the queue was created with [events](CompletionQueueBuilder::events); otherwise it polls
+    /// repeatedly. As with [`wait`](CompletionQueue::wait), `Duration::MAX` means no limit.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns [`Error::Verb`] if polling the device fails.
     pub fn poll_timeout(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let mut deadline = None;
         loop {
@@ -159,34 +162,38 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for an event at the next completion, or with `solicited_only` at the next that its sender marked.
+    /// Requests one event for the next completion, or for the next solicited completion.
     ///
-    /// A completion that is there already makes no event: poll once more after this, and only then wait for
+    /// A completion that is already in the queue raises no event. Poll once more after arming, and only then wait for
     /// [`event_fd`](CompletionQueue::event_fd) to become readable.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns [`Error::Verb`] if the device fails.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.0.backend.arm(solicited_only)
     }
 
-    /// The descriptor that becomes readable when there is an event, for any event loop; `None` if the queue was made
-    /// without events. It doesn't block. After it, call [`try_event`](CompletionQueue::try_event).
+    /// Returns the file descriptor that becomes readable when an event is pending, for use in an event loop, or
+    /// `None` if the queue was created without events. The descriptor is non-blocking. Call
+    /// [`try_event`](CompletionQueue::try_event) when it is readable.
     ///
-    /// Who uses it doesn't also [wait](CompletionQueue::wait) for the queue: an event that one takes the other misses.
+    /// Don't combine it with [`wait`](CompletionQueue::wait) on the same queue: an event that one consumes is lost to
+    /// the other.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.backend.event_fd()
     }
 
-    /// Waits for an event, takes and acknowledges it; `false` if none came in time. `Duration::MAX` is no limit.
+    /// Waits for an event, consumes and acknowledges it. Returns `false` after `timeout`. `Duration::MAX` means no
+    /// limit.
     ///
-    /// For programs that [arm](CompletionQueue::arm) the queue themselves. [`wait`](CompletionQueue::wait) and
-    /// [`poll_timeout`](CompletionQueue::poll_timeout) do that where they have to, and look first, which is faster.
+    /// This is for programs that [arm](CompletionQueue::arm) the queue themselves. [`wait`](CompletionQueue::wait)
+    /// and [`poll_timeout`](CompletionQueue::poll_timeout) arm it as needed, and poll first, which is faster.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked, or the queue was made without events.
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the device
+    /// fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
         if timeout == Duration::MAX {
             // A signal may end the wait though nothing has come.
@@ -205,26 +212,27 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes and acknowledges an event, if there is one; says whether there was.
+    /// Consumes and acknowledges a pending event without waiting. Returns whether there was one.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked, or the queue was made without events.
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the device
+    /// fails.
     pub fn try_event(&self) -> Result<bool> {
         self.0.backend.try_event()
     }
 
-    /// How many completions fit.
+    /// Returns the number of entries.
     pub fn depth(&self) -> u32 {
         self.0.backend.depth()
     }
 
-    /// How many completions came for requests that aren't known, because their queue pair was destroyed.
+    /// Returns the number of polled completions that match no request, because their queue pair was destroyed.
     pub fn stale_completion_count(&self) -> u64 {
         self.lock().queues.stale
     }
 
-    /// What it has done.
+    /// Returns the statistics.
     pub fn stats(&self) -> CompletionQueueStats {
         let state = self.lock();
         CompletionQueueStats {
@@ -235,13 +243,13 @@ impl CompletionQueue {
         }
     }
 
-    /// The device that it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Waits for an event, or for news from who waits for one, or a moment where there are none; not at all if what is
-    /// waited for is among those kept. `false` if the deadline has passed.
+    /// Waits for an event, or for a notification by the thread that waits for one, or yields if the queue has no
+    /// events. Returns at once if `is_there` accepts the kept completions, and `false` if the deadline has passed.
     fn pause(&self, deadline: &Deadline, is_there: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.left();
         if left.is_zero() {
@@ -273,8 +281,8 @@ impl CompletionQueue {
         Ok(true)
     }
 
-    /// Waits for an event. Only one thread does so at a time, and that one arms: an event that another took, or that
-    /// another's arming was for, would be missed.
+    /// Waits for an event. Only one thread does so at a time, and that thread arms the queue: an event that another
+    /// thread consumed, or for which another thread armed the queue, would be missed.
     fn arm_and_wait(&self, left: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
         self.0.backend.arm(false)?;
         // What came before the arming makes no event: look again before waiting.
@@ -288,7 +296,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Has those who wait for news look.
+    /// Wakes the threads that wait for a notification.
     fn tell_others(&self, state: &State) {
         // It would be a system call even if nobody waits.
         if state.others_wait > 0 {
@@ -296,7 +304,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The completion of a request, if it has come.
+    /// Returns the completion of a request, if it is available.
     fn find(&self, id: RequestId) -> Result<Option<Completion>> {
         let mut state = self.lock();
         self.gather_into(&mut state)?;
@@ -304,22 +312,22 @@ impl CompletionQueue {
         Ok(at.map(|at| state.ready.remove(at)))
     }
 
-    /// Drops the completions of these requests, if they are kept.
+    /// Drops the kept completions of these requests.
     pub(super) fn discard(&self, requests: &[RequestId]) {
         if !requests.is_empty() {
             self.lock().ready.retain(|completion| !requests.contains(&completion.id));
         }
     }
 
-    /// Takes what the device has, and keeps it for those who ask.
+    /// Polls the device and keeps the completions for later callers.
     pub(super) fn gather(&self) -> Result<()> {
         self.gather_into(&mut self.lock())
     }
 
-    /// Takes what the device has, with the lock that the caller has.
+    /// Polls the device with the caller's lock, and keeps the completions.
     ///
-    /// This also comes before a number or room is given to a queue pair: completions that an earlier owner left behind
-    /// take up room, and numbers come round again, so that they could be taken for the new owner's.
+    /// Queue pairs are attached after this, too: completions of an earlier owner take up entries, and numbers are
+    /// reused, so that such completions could be mistaken for the new owner's.
     fn gather_into(&self, state: &mut State) -> Result<()> {
         let mut ready = std::mem::take(&mut state.ready);
         let before = ready.len();
@@ -448,7 +456,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Does something while nobody can reserve room, with how much is; and takes what the device has first.
+    /// Calls `work` with the number of reserved entries while no queue pair can reserve more, after polling the
+    /// device.
     pub(super) fn with_reserved<T>(&self, work: impl FnOnce(u32) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
         self.gather_into(&mut state)?;
@@ -465,7 +474,7 @@ impl CompletionQueue {
         self.0.state.lock()
     }
 
-    /// Where its poller leaves its waker.
+    /// Returns the cell in which the poller leaves its waker.
     pub(super) fn waker_cell(&self) -> &WakerCell {
         &self.0.poller
     }
@@ -523,7 +532,7 @@ impl Attached {
         retracted
     }
 
-    /// What it has done.
+    /// Returns the statistics.
     pub(super) fn stats(&self) -> QueueStats {
         let posting = self.lock().stats;
         QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
@@ -643,8 +652,8 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
     })
 }
 
-/// Makes a completion queue: see [`Device::completion_queue`].
-#[must_use = "nothing is made until `create` is called"]
+/// A builder of completion queues: see [`Device::completion_queue`].
+#[must_use = "a builder does nothing until `create` is called"]
 #[derive(Clone, Debug)]
 pub struct CompletionQueueBuilder {
     device: Device,
@@ -665,27 +674,28 @@ impl CompletionQueueBuilder {
         }
     }
 
-    /// Lets the queue make events, so that one can sleep until there are completions.
+    /// Enables events, so that callers can sleep until completions are available.
     pub fn events(mut self) -> CompletionQueueBuilder {
         self.events = true;
         self
     }
 
-    /// Which of the device's [interrupts](super::DeviceAttributes::completion_vector_count) makes the events: 0 unless set. Queues
-    /// whose threads run on different processors want different ones.
+    /// Sets the [completion vector](super::DeviceAttributes::completion_vector_count) that raises the events. The
+    /// default is 0. Queues whose threads run on different cores should use different vectors.
     pub fn vector(mut self, vector: u32) -> CompletionQueueBuilder {
         self.vector = vector;
         self
     }
 
-    /// Gives completions the time at which the device had them: [`Completion::timestamp`]. Polling costs a little more.
+    /// Gives each completion the time at which the device produced it: [`Completion::timestamp`]. Polling is slightly
+    /// slower.
     pub fn timestamps(mut self) -> CompletionQueueBuilder {
         self.kind = CompletionQueueKind::Timestamps;
         self
     }
 
-    /// Has completions taken one by one, through the library's newer interface, as those with
-    /// [timestamps](CompletionQueueBuilder::timestamps) are: some devices are faster so, most aren't.
+    /// Polls completions one at a time through libibverbs' extended interface, as queues with
+    /// [timestamps](CompletionQueueBuilder::timestamps) do. Some devices are faster this way, most are not.
     pub fn extended(mut self) -> CompletionQueueBuilder {
         if self.kind == CompletionQueueKind::Plain {
             self.kind = CompletionQueueKind::Extended;
@@ -693,12 +703,13 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Makes it.
+    /// Creates the completion queue.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if it is to have timestamps and the device [has none](super::DeviceAttributes::timestamp_clock).
-    /// If the depth is 0 or more than the device can, there is no such vector, or the device has no more.
+    /// Returns [`Error::Unsupported`] if timestamps are requested and the device [has
+    /// none](super::DeviceAttributes::timestamp_clock), [`Error::LimitExceeded`] if the depth is 0 or exceeds the
+    /// device's limit or the vector doesn't exist, and [`Error::Verb`] if the device fails.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
         let vectors = self.device.attributes().completion_vector_count;

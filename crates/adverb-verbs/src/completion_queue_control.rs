@@ -1,4 +1,4 @@
-//! What can be changed about a completion queue, and waiting for marked completions.
+//! Changes to a completion queue, and waiting for solicited completions.
 
 use std::time::Duration;
 
@@ -7,13 +7,14 @@ use super::{Completion, CompletionQueue};
 use crate::error::{Error, Result};
 
 impl CompletionQueue {
-    /// Gives it room for so many completions: more, so that more queue pairs can use it, or less, but at least for those
-    /// that do. Requests may be in flight meanwhile.
+    /// Changes the number of entries: to more, so that more queue pairs can use the queue, or to fewer, but not fewer
+    /// than the queue pairs have reserved. Requests may be in flight meanwhile.
     ///
     /// # Errors
     ///
-    /// If the queue pairs that use it need more, or the device has less. [`Error::Unsupported`] if the device can't: then
-    /// make a larger one.
+    /// Returns [`Error::LimitExceeded`] if the queue pairs reserve more than `depth` or if `depth` exceeds the
+    /// device's limit, [`Error::Unsupported`] if the device can't resize (create a larger queue instead), and
+    /// [`Error::Verb`] if it fails.
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.check_depth(depth)?;
         self.with_reserved(|reserved| {
@@ -29,16 +30,17 @@ impl CompletionQueue {
         })
     }
 
-    /// Has events wait for company: until there are `count` completions, or `period` has passed since the first. Fewer
-    /// interrupts, for a delay. One completion makes an event at once unless this was called; `count` 0 or 1 and no period
-    /// undo it.
+    /// Sets event moderation: an event is raised once `count` completions are available, or `period` after the first
+    /// of them. Moderation trades latency for fewer interrupts. It is off by default; a `count` of 0 or 1 with a zero
+    /// period turns it off again.
     ///
-    /// Also see [`poller`](CompletionQueue::poller), which takes many completions per wake-up under load without delay.
+    /// See also [`poller`](CompletionQueue::poller), which polls many completions per wake-up under load without
+    /// added latency.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the device can't; its [`moderation`](super::DeviceAttributes::moderation) says so, and how
-    /// much it can.
+    /// Returns [`Error::Unsupported`] if the device doesn't support moderation, and [`Error::LimitExceeded`] if the
+    /// values exceed its [limits](super::DeviceAttributes::moderation).
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         let device = self.device();
         let Some(most) = device.attributes().moderation else {
@@ -64,15 +66,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the completions that there are, adds them to `out`, and says how many; if there are none, sleeps until one
-    /// comes that its sender marked as [solicited](super::SendRequest::solicited), or that failed. So many unmarked ones cost
-    /// one wake-up. 0 if none came in time; unmarked ones that did come are taken then.
+    /// Moves the available completions to `out` and returns their number. If none are available, the caller sleeps
+    /// until a [solicited](super::SendRequest::solicited) or failed completion arrives, so that any number of
+    /// unsolicited completions costs a single wake-up. After `timeout`, only unsolicited completions may be
+    /// available; the function returns those, or 0.
     ///
-    /// One thread at a time does so: one that [waits](CompletionQueue::wait) otherwise wants to be woken by all.
+    /// Only one thread may call it at a time, and no other may [wait](CompletionQueue::wait) on the same queue,
+    /// because waiting arms the queue for all completions.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked, or the queue was made without [events](super::CompletionQueueBuilder::events).
+    /// Returns [`Error::InvalidRequest`] if the queue was created without
+    /// [events](super::CompletionQueueBuilder::events), and [`Error::Verb`] if the device fails.
     pub fn poll_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Deadline::new(timeout);
         loop {

@@ -1,13 +1,13 @@
-//! The options of a connection between two queue pairs.
+//! Options of connections.
 
 use adverb_proto::types::PathMtu;
 
 use super::Traffic;
 
-/// How to connect: timeouts, retries, and what the packets carry.
+/// Options of a connection: timeouts, retries, MTU and traffic options.
 ///
-/// The defaults suit a network that is well: retries for about half a second, and a receiver that is never ready for
-/// ever. A connection that has flow control of its own doesn't meet the latter.
+/// The defaults suit a healthy network: a request is retransmitted for about half a second, and RNR retries are
+/// unlimited. A protocol with its own flow control doesn't cause RNR NAKs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct ConnectOptions {
@@ -35,50 +35,53 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The defaults.
+    /// Returns the default options.
     pub fn new() -> ConnectOptions {
         ConnectOptions::default()
     }
 
-    /// How long to wait for an acknowledgement: 4.096 µs × 2 to this power; 0 is for ever. 14, about 67 ms, unless set;
-    /// at most 31.
+    /// Sets the ACK timeout to 4.096 µs × 2<sup>`code`</sup>; 0 means no timeout. The default is 14, about 67 ms; the
+    /// maximum is 31.
     pub fn timeout(mut self, code: u8) -> ConnectOptions {
         self.timeout = code.min(31);
         self
     }
 
-    /// How often to send again when no acknowledgement comes: 6 unless set, at most 7.
+    /// Sets the maximum number of retransmissions after ACK timeouts. The default is 6, the maximum 7.
     pub fn retry_count(mut self, count: u8) -> ConnectOptions {
         self.retry_count = count.min(7);
         self
     }
 
-    /// How often to send again when the peer has no receive posted: 7, the default and the most, is for ever.
+    /// Sets the maximum number of retransmissions after RNR NAKs (the peer has no receive posted). 7, the default and
+    /// the maximum, means unlimited.
     pub fn rnr_retry(mut self, count: u8) -> ConnectOptions {
         self.rnr_retry = count.min(7);
         self
     }
 
-    /// How long the peer is to wait when this side has no receive posted, as a code: 12, or 0.64 ms, unless set.
+    /// Sets the RNR backoff that this side demands of the peer when it has no receive posted, as a code. The default
+    /// is 12, which means 0.64 ms.
     pub fn min_rnr_timer(mut self, code: u8) -> ConnectOptions {
         self.min_rnr_timer = code.min(31);
         self
     }
 
-    /// How many READs and atomics may be outstanding, in each direction: as many as the device can, up to 16, unless
-    /// set. Both ends must set the same.
+    /// Sets the maximum number of outstanding READs and atomics in each direction. Both ends must set the same. The
+    /// default is the device's limit, but at most 16.
     pub fn max_rd_atomic(mut self, count: u8) -> ConnectOptions {
         self.max_rd_atomic = Some(count);
         self
     }
 
-    /// The MTU, if it is to be smaller than what both ports have.
+    /// Sets a path MTU that is smaller than the MTUs of both ports. The default is the smaller of the two.
     pub fn mtu(mut self, mtu: PathMtu) -> ConnectOptions {
         self.mtu = Some(mtu);
         self
     }
 
-    /// How the network is to treat the packets: what isn't said here is as the queue pair's, or the process'.
+    /// Sets the traffic options of the packets. Fields that are not set here have the values of the queue pair, or of
+    /// the process.
     pub fn traffic(mut self, traffic: Traffic) -> ConnectOptions {
         self.traffic = traffic;
         self

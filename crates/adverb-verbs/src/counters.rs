@@ -1,4 +1,4 @@
-//! What only the device knows: its counters.
+//! Counters of devices.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use adverb_proto::ResourceCounts;
 use super::Device;
 use crate::error::Result;
 
-/// What a device has counted for one of its ports, at one moment: packets, bytes, retransmissions, errors.
+/// The counters of one port of a device at one point in time: packets, bytes, retransmissions, errors.
 ///
-/// Which counters there are, and what they are called, is the driver's choice; Adverb passes on the names that the kernel
-/// gives them. They count from when the device was started, and are shared by all programs that use it. The kernel
-/// keeps what it has read for a moment (usually 10 ms), so that asking more often tells nothing new.
+/// The driver decides which counters exist and how they are named; Adverb uses the kernel's names. They count from
+/// the start of the device and are shared by all programs that use it. The kernel caches the values for a short time
+/// (usually 10 ms), so reading them more often returns the same values.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct Counters {
     values: BTreeMap<String, u64>,
 }
 
-/// By how much counters grew from one moment to another.
+/// The increase of counters between two points in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CountersDelta {
     elapsed: Duration,
@@ -40,17 +40,17 @@ pub struct CountersDelta {
 }
 
 impl Device {
-    /// What the device has counted for one of its ports. A device that counts nothing has no counters.
+    /// Reads the counters of one of the device's ports. A device without counters returns an empty set.
     ///
     /// # Errors
     ///
-    /// If there is no such port, or it can't be asked.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the port doesn't exist or its counters can't be read.
     pub fn counters(&self, port: u8) -> Result<Counters> {
         Ok(Counters { captured_at: Instant::now(), values: self.backend().counters(port)? })
     }
 
-    /// What the device holds for this process, of objects and of what is under way: for finding leaks. Only software devices
-    /// say.
+    /// Returns the numbers of objects and of work in progress that the device holds for this process, for finding
+    /// leaks. Only software devices return them.
     ///
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
@@ -65,23 +65,23 @@ impl Device {
 }
 
 impl Counters {
-    /// One of them, by the kernel's name for it: `rcvd_pkts`, say.
+    /// Returns one counter by the kernel's name for it, for example `rcvd_pkts`.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.values.get(name).copied()
     }
 
-    /// All of them, by name.
+    /// Returns all counters, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
         self.values.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// When they were read.
+    /// Returns the time at which the counters were read.
     pub fn captured_at(&self) -> Instant {
         self.captured_at
     }
 
-    /// By how much they grew since an earlier reading. One that is smaller than it was has been reset, and counts from
-    /// there; one that wasn't there before is left out.
+    /// Returns the increase since an earlier reading. A counter that is smaller than before has been reset, and its
+    /// value counts as the increase. A counter that is missing from the earlier reading is left out.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> CountersDelta {
         let grown = self.values.iter().filter_map(|(name, value)| {
@@ -94,8 +94,8 @@ impl Counters {
         }
     }
 
-    /// Whether a counter of this name counts something that shouldn't happen on a healthy network: what was lost,
-    /// refused, late, out of order, or sent again. Judged by the name, since the kernel says no more.
+    /// Whether a counter of this name counts events that should not happen on a healthy network: packets lost,
+    /// rejected, late, out of order, or retransmitted. The name decides, because the kernel provides nothing else.
     pub fn is_error(name: &str) -> bool {
         const SIGNS: [&str; 17] = [
             "err",
@@ -123,22 +123,22 @@ impl Counters {
 }
 
 impl CountersDelta {
-    /// By how much one of them grew.
+    /// Returns the increase of one counter.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.values.get(name).copied()
     }
 
-    /// All of them, by name.
+    /// Returns the increases of all counters, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
         self.values.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// How much time lies between.
+    /// Returns the time between the two readings.
     pub fn elapsed(&self) -> Duration {
         self.elapsed
     }
 
-    /// By how much one of them grew per second; `None` also if no time lies between.
+    /// Returns the increase of one counter per second, or `None` if it doesn't exist or no time elapsed.
     #[expect(clippy::cast_precision_loss, reason = "a rate of more than 2⁵³ is exact enough")]
     pub fn rate(&self, name: &str) -> Option<f64> {
         let seconds = self.elapsed.as_secs_f64();

@@ -1,4 +1,4 @@
-//! Datagrams that came.
+//! Received datagrams.
 
 use adverb_proto::types::{CompletedOperation, Gid, Qpn};
 use adverb_wire::{GRH_LEN, IpHeader};
@@ -7,26 +7,27 @@ use super::{AddressHandle, Completion, QueuePair, Traffic, UdDestination};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
-/// A datagram that came: what it says, and from whom.
+/// A received datagram.
 #[derive(Debug)]
 pub struct Datagram {
-    /// What it says: the buffer that received it, narrowed to that.
+    /// The message: the buffer of the receive request, with its range set to the received bytes.
     pub message: Buffer,
-    /// The queue pair that sent it.
+    /// The number of the sending queue pair.
     pub source: Qpn,
-    /// The header of the IP packet that it came in, with RoCE.
+    /// The header of the IP packet that carried the datagram, on RoCE.
     pub ip: Option<IpHeader>,
-    /// Immediate data.
+    /// The immediate data, if the sender added any.
     pub immediate: Option<u32>,
 }
 
 impl Datagram {
-    /// Whom to answer, on the queue pair that received it. The address handle is kept for the next that comes from there.
+    /// Returns the destination for a reply from `queue_pair`, the queue pair that received the datagram. The address
+    /// handle is cached for the next datagram from the same sender.
     ///
     /// # Errors
     ///
-    /// If the datagram came without a route header, or the device refuses. [`Error::Unsupported`] on InfiniBand: have the
-    /// sender say its [endpoint](super::Endpoint).
+    /// Returns [`Error::InvalidRequest`] if the datagram has no IP header, [`Error::Unsupported`] on InfiniBand (let
+    /// the sender transmit its [endpoint](super::Endpoint) instead), and [`Error::Verb`] if the device fails.
     pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the datagram came without a route header".into() };
         let source = self.ip.ok_or(no_header)?.source();
@@ -36,11 +37,12 @@ impl Datagram {
 }
 
 impl Completion {
-    /// The datagram that a receive request got.
+    /// Returns the datagram that a receive request received.
     ///
     /// # Errors
     ///
-    /// If the request failed, or isn't a receive of a datagram into one buffer.
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
+    /// of a datagram into exactly one [`Buffer`].
     pub fn into_datagram(self) -> Result<Datagram> {
         let CompletedOperation::Recv { immediate, source: Some(source), has_grh, .. } =
             self.success()?.operation

@@ -1,30 +1,30 @@
-//! Time limits.
+//! Deadlines.
 
 use std::time::{Duration, Instant};
 
-/// Until when something has to be done.
+/// A point in time until which an operation may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    /// How long it may take, altogether.
+    /// The total time that the operation may take.
     pub timeout: Duration,
-    /// `None` is never: a time that the clock can't tell doesn't come.
+    /// `None` means never: the clock can't represent the time.
     at: Option<Instant>,
 }
 
 impl Deadline {
-    /// Returns the time that lies `timeout` ahead.
+    /// Returns the deadline that lies `timeout` ahead.
     pub fn new(timeout: Duration) -> Deadline {
         // Who waits for ever needs no clock.
         let at = if timeout == Duration::MAX { None } else { Instant::now().checked_add(timeout) };
         Deadline { timeout, at }
     }
 
-    /// When it is, for event loops: one that never comes is far away.
+    /// Returns the point in time, for event loops: far in the future if the deadline never comes.
     pub fn at(&self) -> Instant {
         self.at.unwrap_or_else(|| Instant::now() + Duration::from_secs(u32::MAX.into()))
     }
 
-    /// How much time there is: zero if none, `Duration::MAX` if it never comes.
+    /// Returns the remaining time: zero after the deadline, `Duration::MAX` if it never comes.
     pub fn left(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }

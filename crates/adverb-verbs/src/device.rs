@@ -1,4 +1,4 @@
-//! Devices: finding one, and what it is.
+//! Devices.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -12,8 +12,8 @@ use super::{CompletionQueueBuilder, ProtectionDomain};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// A device that is open. Cloning gives another handle to it; it is closed when the last handle, and the last object
-/// that was made from it, is gone.
+/// An open RDMA device. Cloning returns another handle to it. The device is closed when the last handle to it, and
+/// the last object created from it, is dropped.
 ///
 /// ```no_run
 /// use adverb::verbs::Device;
@@ -35,41 +35,43 @@ struct Inner {
 }
 
 impl Device {
-    /// All RDMA devices of this machine. Software devices come last: `soft`, which is always there, and those that
-    /// are open in this process.
+    /// Lists all RDMA devices of this machine. Software devices come last: `soft`, which always exists, and those
+    /// that this process has open.
     ///
     /// # Errors
     ///
-    /// If there can be no devices: without the feature `soft`, if rdma-core isn't installed, or can't be asked.
+    /// Without the feature `soft`, returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`]
+    /// if it fails.
     pub fn list() -> Result<Vec<DeviceInfo>> {
         backend::Device::list()
     }
 
-    /// The RDMA devices of this machine that aren't this library's own software.
+    /// Lists the RDMA devices of this machine except Adverb's software devices.
     ///
     /// # Errors
     ///
-    /// Why there can be none: rdma-core isn't installed, or can't be asked.
+    /// Returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if it fails.
     pub fn list_hardware() -> Result<Vec<DeviceInfo>> {
         backend::Device::list_hardware()
     }
 
-    /// Opens the device of this name: `mlx5_0`, say.
+    /// Opens a device by name, for example `mlx5_0`.
     ///
-    /// There are software devices on any machine, which need no privilege. They speak RoCEv2 from UDP port 4791.
+    /// Software devices exist on any machine and need no privilege. They speak RoCEv2 on UDP port 4791.
     ///
-    /// - `soft` is for programs on this machine. It has 127.0.0.1 and ::1, or, if another process has them, another address
-    ///   in 127.0.0.0/8, and another port of ::1.
-    /// - `soft:192.0.2.7` or `soft:2001:db8::7` is at this address of the machine, for anybody who can reach it. Whoever
-    ///   can send UDP packets there can send RDMA packets, so that it must be named.
+    /// - `soft` is for programs on this machine. It has the addresses 127.0.0.1 and ::1, or, if another process uses
+    ///   them, another address in 127.0.0.0/8 and another port of ::1.
+    /// - `soft:192.0.2.7` or `soft:2001:db8::7` has this address of the machine. Any host that can send UDP packets
+    ///   to it can send RDMA packets, so the address must be given explicitly.
     ///
-    /// In one process, opening a software device that is open gives another handle to the same one.
+    /// Opening a software device that this process already has open returns another handle to it.
     ///
-    /// Where another process has port 4791 of an IPv4 address that is named, or of ::1, or Linux's soft-RoCE has that of
-    /// every address, the device takes one of the 256 ports behind it, and a warning is logged. Its GID then says the port:
-    /// 192.0.2.7's 4792 is `100::12b8:c000:207` ([`Gid::udp_address`]). Devices of Adverb that are told this GID as any other
-    /// send there; RDMA adapters and soft-RoCE can't. So between machines leave 4791 to the device. `soft:` and such a GID
-    /// opens one at just that port.
+    /// If another process uses port 4791 of an IPv4 address that was given, or of ::1, or if Linux's soft-RoCE uses
+    /// port 4791 of every address, the device uses one of the 256 ports above it and logs a warning. Its GID then
+    /// contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207` ([`Gid::udp_address`]). Adverb's devices
+    /// send to such a GID like to any other; RDMA adapters and soft-RoCE can't. For connections between machines,
+    /// therefore, keep port 4791 free for the device. `soft:` followed by such a GID opens a device at exactly that
+    /// port.
     ///
     /// ```
     /// # #[cfg(feature = "soft")] {
@@ -83,7 +85,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// If there is none, or it can't be opened.
+    /// Returns [`Error::NoDevice`] if the device doesn't exist, and [`Error::Verb`] if it can't be opened.
     pub fn open(name: &str) -> Result<Device> {
         let backend = backend::Device::open(name)?;
         match backend.shared_name().map(str::to_owned) {
@@ -92,11 +94,12 @@ impl Device {
         }
     }
 
-    /// Opens the device that has this IP address: hardware if there is any that has it, else a software device.
+    /// Opens the device that has this IP address: hardware if possible, otherwise a software device.
     ///
     /// # Errors
     ///
-    /// If no device has it; then the error lists the addresses that there are.
+    /// Returns [`Error::NoDevice`] if no device has the address; the hint lists the addresses of all devices. Returns
+    /// [`Error::Verb`] if the device can't be opened.
     pub fn by_address(address: IpAddr) -> Result<Device> {
         let hardware = match Device::list_hardware() {
             Err(error) if !cfg!(feature = "soft") => return Err(error),
@@ -126,7 +129,7 @@ impl Device {
         Err(Error::NoDevice { reason: format!("no RDMA device has the address {address}"), hint })
     }
 
-    /// A new software device.
+    /// Creates a software device.
     #[cfg(feature = "soft")]
     pub(super) fn soft(options: &backend::SoftOptions) -> Result<Device> {
         let backend = backend::Device::soft(options)?;
@@ -140,7 +143,7 @@ impl Device {
         Ok(Device(Arc::new(Inner { backend, name, attributes, windows })))
     }
 
-    /// The handle to a device that is opened once for all in this process: another one to the same, if there is one.
+    /// Returns the handle to a device that is opened once per process, or another handle if it is already open.
     fn known(backend: backend::Device, name: String) -> Result<Device> {
         let mut known = Known::lock();
         if let Some(device) = known.find(|device| device.backend.is(&backend)) {
@@ -151,11 +154,11 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens the first device with a port that carries data; a software device if there is no other.
+    /// Opens the first device with an active port: a software device if there is no other.
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// Returns [`Error::NoDevice`] if there is none.
     pub fn first() -> Result<Device> {
         let mut found = false;
         let is_active = |device: &Device| {
@@ -178,52 +181,53 @@ impl Device {
         })
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// What it is and can do.
+    /// Returns the identity, the capabilities and the limits of the device.
     pub fn attributes(&self) -> &DeviceAttributes {
         &self.0.attributes
     }
 
-    /// One of its ports, as it is now. They count from 1.
+    /// Queries one of the device's ports. Ports are numbered from 1.
     ///
     /// # Errors
     ///
-    /// If there is no such port, or it can't be asked.
+    /// Returns [`Error::Verb`] if the port doesn't exist or the query fails.
     pub fn port(&self, number: u8) -> Result<Port> {
         self.0.backend.port(number)
     }
 
-    /// Its ports, as they are now.
+    /// Queries all ports.
     ///
     /// # Errors
     ///
-    /// If they can't be asked.
+    /// Returns [`Error::Verb`] if a query fails.
     pub fn ports(&self) -> Result<Vec<Port>> {
         (1..=self.attributes().port_count).map(|number| self.port(number)).collect()
     }
 
-    /// The addresses that its ports have now: the used entries of their GID tables.
+    /// Queries the GID tables of all ports and returns the entries in use.
     ///
     /// # Errors
     ///
-    /// If they can't be asked.
+    /// Returns [`Error::Verb`] if the query fails.
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
         self.0.backend.gid_table()
     }
 
-    /// The entry of the GID table to use for a port, and for `address` if one is given.
+    /// Chooses an entry of a port's GID table, for `address` if one is given.
     ///
-    /// Which index is right is the first thing that goes wrong with RoCE: the table has link-local addresses, and the
-    /// same address twice, for RoCE v1 and v2. This takes the given address, or the best there is: RoCE v2 before v1,
-    /// IPv4 before IPv6 before those that say a port, which only Adverb reaches, before link-local.
+    /// A wrong GID index is the most common mistake with RoCE: the table contains link-local addresses, and each
+    /// address twice, for RoCE v1 and v2. This function chooses the given address, or the best available one: RoCE v2
+    /// before v1, then IPv4 before IPv6, then GIDs that contain a UDP port, which only Adverb can reach, then
+    /// link-local addresses.
     ///
     /// # Errors
     ///
-    /// If the port has no such address, or none at all; then the error lists those that there are.
+    /// Returns [`Error::NoDevice`] if the port doesn't have the address, or has none; the hint lists its addresses.
     pub fn gid_for(&self, port: u8, address: Option<IpAddr>) -> Result<GidEntry> {
         let gids: Vec<GidEntry> = self.gids()?.into_iter().filter(|entry| entry.port == port).collect();
         let rank = |entry: &GidEntry| {
@@ -252,41 +256,41 @@ impl Device {
         })
     }
 
-    /// Makes a protection domain: what memory and queue pairs belong to that may use each other.
+    /// Creates a protection domain. Memory and queue pairs can be used together only within one.
     ///
     /// # Errors
     ///
-    /// If the device has no more.
+    /// Returns [`Error::Verb`] if the device can't create another one.
     pub fn protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
     }
 
-    /// The partition keys of a port, by their index: what a queue pair's
-    /// [`pkey_index`](super::QueuePairBuilder::pkey_index) means.
+    /// Returns the partition key table of a port. [`pkey_index`](super::QueuePairBuilder::pkey_index) is an index
+    /// into it.
     ///
     /// # Errors
     ///
-    /// If there is no such port, or it can't be asked.
+    /// Returns [`Error::Verb`] if the port doesn't exist or the query fails.
     pub fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
         self.0.backend.pkeys(port)
     }
 
-    /// Whether it can register memory of other devices: [dma-bufs](ProtectionDomain::register_dmabuf).
+    /// Whether the device can register memory of other devices: [dma-bufs](ProtectionDomain::register_dmabuf).
     ///
     /// # Errors
     ///
-    /// If it can't be asked.
+    /// Returns [`Error::Verb`] if the query fails.
     pub fn can_register_dmabuf(&self) -> Result<bool> {
         Ok(self.protection_domain()?.can_register_dmabuf())
     }
 
-    /// Begins to make a completion queue with room for `depth` completions.
+    /// Returns a builder of a completion queue with `depth` entries.
     pub fn completion_queue(&self, depth: u32) -> CompletionQueueBuilder {
         CompletionQueueBuilder::new(self, depth)
     }
 
-    /// The device of this name, opened once for all who ask here while any of them keeps it: what they make of it goes
-    /// together.
+    /// Opens a device that all callers of this function share while any of them keeps it, so that their objects can
+    /// be used together.
     pub(super) fn shared(name: &str) -> Result<Device> {
         // Of the others, one that was removed, and came back under its name, is another: the old one doesn't answer.
         let is_shared = |device: &Inner| {
@@ -314,12 +318,12 @@ impl Device {
         devices.filter(Device::is_software).collect()
     }
 
-    /// Whether this is a software NIC of Adverb's.
+    /// Whether this is one of Adverb's software devices.
     pub fn is_software(&self) -> bool {
         self.0.backend.shared_name().is_some()
     }
 
-    /// Whether its packets go over an IP network, and not over a network in memory.
+    /// Whether the device sends its packets over an IP network, not over a network in memory.
     pub fn is_on_ip_network(&self) -> bool {
         self.0.backend.is_on_ip_network()
     }
@@ -329,13 +333,14 @@ impl Device {
         self.gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
     }
 
-    /// Whether this process opened it. In a forked child it is the parent's, as is whatever was made from it, and locks
-    /// may be held by threads that the child doesn't have: what is dropped there does nothing.
+    /// Whether this process opened the device. In a forked child the device, and all objects created from it, are the
+    /// parent's, and their locks may be held by threads that the child doesn't have: dropping them there does
+    /// nothing.
     pub(super) fn is_ours(&self) -> bool {
         self.0.backend.is_ours()
     }
 
-    /// The memory windows that are bound.
+    /// Returns the memory windows that are bound.
     pub(super) fn windows(&self) -> &Windows {
         &self.0.windows
     }
@@ -345,7 +350,7 @@ impl Device {
     }
 }
 
-/// Devices that are opened once for all who ask.
+/// Devices that are opened once and shared by all callers.
 struct Known(MutexGuard<'static, Vec<(u32, Weak<Inner>)>>);
 
 impl Known {
@@ -368,8 +373,7 @@ impl Known {
     }
 }
 
-/// Opens those of these devices that Adverb can use, one after the other. One that can't be opened doesn't keep others from
-/// being found.
+/// Opens the devices of the list that Adverb supports, one after the other. A device that can't be opened is skipped.
 fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
     let usable = list.into_iter().filter(|info| info.unsupported_reason.is_none());
     usable.filter_map(|info| {

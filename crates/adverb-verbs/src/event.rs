@@ -1,4 +1,4 @@
-//! What happens to a device outside any completion queue.
+//! Asynchronous events of devices.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use super::Device;
 use crate::error::Result;
 
 impl Device {
-    /// Waits for what happens to the device; `None` if nothing does in time.
+    /// Waits for an event of the device. Returns `None` after `timeout`.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the device fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<DeviceEvent>> {
         self.backend().wait_event(Some(timeout))
     }
 
-    /// The descriptor that becomes readable when something has happened, for any event loop. After it, call
-    /// [`wait_event`](Device::wait_event) with no time to wait.
+    /// Returns the file descriptor that becomes readable when an event is pending, for use in an event loop. When it
+    /// is readable, call [`wait_event`](Device::wait_event) with a zero timeout.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.backend().event_fd()
     }

@@ -1,36 +1,38 @@
-//! Devices, queue pairs and completion queues: safe RDMA verbs with every option, over rdma-core and over a software NIC.
+//! Safe RDMA verbs over two engines: rdma-core's drivers and Adverb's software NIC.
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::verbs`.
 //!
-//! The objects, each made from the one before it:
+//! The objects, each created from one before it:
 //!
-//! - a [`Device`], found by name or address;
-//! - a [`ProtectionDomain`], within which memory and queue pairs may meet;
-//! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s, registered in it;
-//! - a [`CompletionQueue`], which tells what became of requests;
-//! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted; a [`SharedReceiveQueue`] supplies many
-//!   of them with receives;
-//! - a [`MemoryWindow`], with which a peer gets rights to a part of a region, and loses them again;
-//! - a [`Poller`], a thread that hands the completions of a queue to a function.
+//! - a [`Device`], opened by name or IP address;
+//! - a [`ProtectionDomain`]: memory and queue pairs can be used together only within one;
+//! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s: registered memory;
+//! - a [`CompletionQueue`], which receives the completions of requests;
+//! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted;
+//! - a [`SharedReceiveQueue`], which supplies several queue pairs with receive requests;
+//! - a [`MemoryWindow`], which gives a peer revocable access to a part of a region;
+//! - a [`Poller`], a thread that calls a function with each completion of a queue.
 //!
-//! Objects hold what they stand on, so that they can be dropped in any order.
+//! Each object keeps the objects that it was created from alive, so they can be dropped in any order.
 //!
-//! # What isn't here
+//! # Not supported
 //!
-//! Extended reliable connections (XRC), raw packets, steering rules and device memory. Devices that aren't InfiniBand or
-//! RoCE (iWARP, EFA) are listed, and answered with [`Unsupported`](crate::Error::Unsupported) when they are opened. A
-//! completion channel is its completion queue's own: an event loop waits for many by their
-//! [descriptors](CompletionQueue::event_fd).
+//! Extended reliable connections (XRC), raw packets, flow steering rules and device memory are not supported. Devices
+//! that are neither InfiniBand nor RoCE (iWARP, EFA) are listed, but opening one returns
+//! [`Unsupported`](crate::Error::Unsupported). Each completion queue has its own completion channel; an event loop
+//! waits for several queues by their [file descriptors](CompletionQueue::event_fd).
 //!
-//! # What is safe, and how
+//! # Memory safety
 //!
-//! A request owns its buffers until it completes: posting takes them, and only the completion gives them back. So
-//! nothing can free, move, read or write memory that the device works on, whatever is dropped, forgotten or cancelled.
-//! Dropping a queue pair destroys it, and only a destroy that succeeded frees the buffers that were still in flight; if
-//! it fails they are leaked, with an error in the log. Memory that a peer may write is never a `&[u8]`.
+//! A request owns its buffers until it completes: posting takes them, and only the completion returns them. Safe code
+//! therefore can't free, move, read or write memory that the device uses, even if objects are dropped, forgotten or
+//! canceled. Dropping a queue pair destroys it, and the buffers that were in flight are freed only after it was
+//! destroyed successfully. If destroying fails, they are leaked and an error is logged. Memory that a peer may write
+//! is never a `&[u8]`.
 //!
-//! There are two other ways. Within a [scope](QueuePair::scope) requests may borrow their memory, and leaving it waits for
-//! them. And [`raw`] requests are posted as C posts them, with `unsafe` and the caller's word that all is well.
+//! There are two alternatives. Within a [scope](QueuePair::scope), requests may borrow their memory, and the end of
+//! the scope waits for them. [`raw`] requests are posted as in C, with `unsafe`: the caller guarantees that the
+//! memory stays valid.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -105,7 +107,7 @@ pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchC
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
 pub use traffic::Traffic;
 
-/// Logs on the way to something that must be done: a panic of the log's subscriber ends here.
+/// Logs from code that must not unwind: a panic of the log's subscriber is caught.
 fn contained(log: impl FnOnce()) {
     if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(log)) {
         // Its destructor may panic too.

@@ -1,4 +1,4 @@
-//! Memory windows: rights to a part of a region, given to one peer and taken back.
+//! Memory windows: revocable access of one peer to a part of a region.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,101 +11,103 @@ use crate::backend::{self, RawOutcome, SendList, flag, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
 
-/// A memory window of type 2B: rights to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) that only the peer of
-/// one queue pair has, under a key of their own, and that are taken back without a word to the kernel.
+/// A memory window of type 2B: access to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) for the peer of
+/// one queue pair only, under its own key. Access can be revoked without a system call.
 ///
-/// A request owns the window as it owns buffers: [`SendRequest::bind`] takes it, and its completion gives it back with
-/// [`Completion::into_window`], so that nothing can be done with a window while the device is at it. Once bound it has a
-/// [`remote`](MemoryWindow::remote) to tell the peer, until
+/// A request owns the window as it owns buffers: [`SendRequest::bind`] takes it, and its completion returns it with
+/// [`Completion::into_window`], so that a window can't be used while the device works on it. A bound window has a
+/// [`remote`](MemoryWindow::remote) key for the peer. The binding ends when
 ///
-/// - this side takes the rights back, with [`SendRequest::local_invalidate`];
-/// - the peer gives them back, with [`SendRequest::send_invalidate`]: the completion of the receive says so, and from the
-///   moment that it is polled the window knows;
-/// - the window, or the queue pair that it was bound on, is dropped.
+/// - this side invalidates the window, with [`SendRequest::local_invalidate`];
+/// - the peer invalidates it, with [`SendRequest::send_invalidate`]: the completion of the receive reports it, and
+///   the window is unbound from the moment that this completion is polled;
+/// - the window, or the queue pair on which it was bound, is dropped.
 ///
-/// Then it can be bound again, and gets another key: the old one is refused. The region stays registered while the
-/// window shows it, whatever else is dropped.
+/// Afterwards the window can be bound again and gets a new key; the old key is rejected. The region stays registered
+/// while a window is bound to it, even if all other handles to it are dropped.
 ///
 /// ```no_run
 /// # use std::time::Duration;
 /// # use adverb::memory::RemoteMemory;
 /// # use adverb::verbs::{Access, CompletionQueue, ProtectionDomain, QueuePair, SendRequest};
 /// # fn example(domain: &ProtectionDomain, queue_pair: &QueuePair, completions: &CompletionQueue) -> adverb::Result<()> {
-/// # let patience = Duration::from_secs(1);
-/// # fn tell_the_peer(_: RemoteMemory) {}
+/// # let timeout = Duration::from_secs(1);
+/// # fn send_to_peer(_: RemoteMemory) {}
 /// let region = domain.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
 /// let window = domain.memory_window()?;
 ///
 /// let bind = SendRequest::bind(window, region.slice(1024..2048)?, Access::REMOTE_WRITE);
-/// let bound = completions.wait(queue_pair.post_send(bind)?, patience)?;
+/// let bound = completions.wait(queue_pair.post_send(bind)?, timeout)?;
 /// bound.success()?;
 /// let window = bound.into_window().expect("the request had one");
-/// tell_the_peer(window.remote().expect("it is bound"));
+/// send_to_peer(window.remote().expect("it is bound"));
 /// // …
-/// let invalidated = completions.wait(queue_pair.post_send(SendRequest::local_invalidate(window))?, patience)?;
+/// let invalidated = completions.wait(queue_pair.post_send(SendRequest::local_invalidate(window))?, timeout)?;
 /// invalidated.success()?;
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// # When something fails
+/// # Failures
 ///
-/// After a bind or an invalidation that failed, or that came back flushed, nobody can say what the peer may do. The
-/// window is freed then, which ends all rights, and is of no more use: [`is_usable`](MemoryWindow::is_usable) says so.
-/// The same goes for windows that are bound, or being bound, on a queue pair that is dropped or
-/// [reset](QueuePair::reset). Make another.
+/// After a bind or an invalidation that failed or was flushed, it is unknown which access the peer has. The window is
+/// then deallocated, which ends all access, and can't be used again: [`is_usable`](MemoryWindow::is_usable) returns
+/// `false`. The same happens to windows that are bound, or being bound, on a queue pair that is dropped or
+/// [reset](QueuePair::reset). Create a new one.
 ///
 /// # Devices
 ///
-/// Only devices whose [`has_memory_windows`](super::DeviceAttributes::has_memory_windows) says so have them. Linux soft-RoCE
-/// checks the rights, but as of Linux 6.1 not the bounds: with it the peer reaches the whole region. A message that
-/// is being written when a window is invalidated may still be written to its end there.
+/// Only devices with [`has_memory_windows`](super::DeviceAttributes::has_memory_windows) support them. Linux
+/// soft-RoCE checks the access rights, but as of Linux 6.1 not the bounds: the peer reaches the whole region. It may
+/// also complete a message that is being written while the window is invalidated.
 pub struct MemoryWindow {
     shared: Arc<Shared>,
-    /// What it shows, or is to show. Held until that is certainly over. (In a box, so that all requests stay small.)
+    /// The memory that it is bound to, or is to be bound to. Kept until the binding has certainly ended. (Boxed, to
+    /// keep requests small.)
     slice: Option<Box<RegionSlice>>,
 }
 
-/// What the queue pair and the device must know of a window, beside its owner.
+/// The part of a window that its queue pair and device need, too.
 pub(super) struct Shared {
     domain: ProtectionDomain,
     backend: backend::MemoryWindow,
     state: Mutex<State>,
 }
 
-/// How it is with a window.
+/// The state of a window.
 ///
-/// A window that its user holds has no request in flight, whatever the phase says: what was asked for and then not
-/// posted counts as not asked for. What is in flight is owned by the queue pair.
+/// A window that the user holds has no request in flight, regardless of the phase: a request that was created and not
+/// posted has no effect. Requests in flight are owned by the queue pair.
 #[derive(Clone, Copy, Debug)]
 struct State {
     phase: Phase,
-    /// The key of the last binding that was asked for.
+    /// The key of the last requested binding.
     rkey: u32,
-    /// Where that was posted.
+    /// The queue pair to which that request was posted.
     queue_pair: Option<Qpn>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Shows nothing.
+    /// Not bound.
     Free,
-    /// A request may be binding it.
+    /// A bind may be in flight.
     Binding,
-    /// Shows something.
+    /// Bound.
     Bound,
-    /// A request may be invalidating it.
+    /// An invalidation may be in flight.
     Invalidating,
-    /// The device has it no more.
+    /// Deallocated.
     Gone,
 }
 
 impl ProtectionDomain {
-    /// Makes a memory window. It shows nothing until it is [bound](SendRequest::bind).
+    /// Allocates a memory window. It gives no access until it is [bound](SendRequest::bind).
     ///
     /// # Errors
     ///
-    /// If the device can't, or has no more.
+    /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::Verb`] if it can't
+    /// allocate another one.
     pub fn memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
             return Err(Error::Unsupported {
@@ -121,29 +123,29 @@ impl ProtectionDomain {
 }
 
 impl MemoryWindow {
-    /// What the peer needs to reach the memory that the window shows; `None` while it isn't bound.
+    /// Returns the address and the key with which the peer accesses the memory, or `None` if the window isn't bound.
     pub fn remote(&self) -> Option<RemoteMemory> {
         let state = *self.shared.lock();
         let slice = self.slice.as_ref().filter(|_| state.phase.is_bound())?;
         Some(RemoteMemory { addr: slice.addr(), rkey: state.rkey, len: slice.len() as u64 })
     }
 
-    /// Whether a peer may reach memory with it.
+    /// Whether the window is bound, so that a peer may access memory with it.
     pub fn is_bound(&self) -> bool {
         self.shared.lock().phase.is_bound()
     }
 
-    /// Whether it can be bound, now or after it is invalidated. If not, nobody reaches anything with it.
+    /// Whether the window can be bound, now or after it is invalidated. An unusable window gives no access.
     pub fn is_usable(&self) -> bool {
         self.shared.lock().phase != Phase::Gone
     }
 
-    /// The protection domain that it belongs to.
+    /// Returns the protection domain that the window belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.shared.domain
     }
 
-    /// Notes in the list what the request at `index`, which has this window, tells the device beside the plain form.
+    /// Adds the data of the request at `index`, which has this window, to the list beyond the plain form.
     #[cold]
     pub(super) fn lower(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
         if let (SendOperation::BindWindow(bind), Some(slice)) = (operation, &self.slice) {
@@ -151,7 +153,7 @@ impl MemoryWindow {
         }
     }
 
-    /// Lets go of the memory if nobody reaches it any more.
+    /// Releases the memory if the window no longer gives access to it.
     fn tidy(&mut self) {
         if matches!(self.shared.lock().phase, Phase::Free | Phase::Gone) {
             self.slice = None;
@@ -177,18 +179,18 @@ impl fmt::Debug for MemoryWindow {
 }
 
 impl Phase {
-    /// Whether a peer may reach memory, if no request is in flight.
+    /// Whether a peer may access memory, if no request is in flight.
     fn is_bound(self) -> bool {
         matches!(self, Phase::Bound | Phase::Invalidating)
     }
 }
 
 impl SendRequest {
-    /// Binds a window to a part of a region: from then on the peer may do there what `access` says, of `REMOTE_WRITE`,
-    /// `REMOTE_READ` and `REMOTE_ATOMIC`, whatever rights the region itself gives. The completion gives the window
-    /// [back](Completion::into_window).
+    /// Creates a request that binds a window to a part of a region: the peer may then execute the operations in
+    /// `access` (`REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`) there, independently of the access rights of the
+    /// region itself. The completion [returns](Completion::into_window) the window.
     ///
-    /// What a peer may write is never a `[u8]` here, so that a buffer can't be shown:
+    /// Memory that a peer may write is never a `[u8]`, so a window can't be bound to a buffer:
     ///
     /// ```compile_fail,E0308
     /// # use adverb::{memory::Buffer, verbs::{Access, MemoryWindow, SendRequest}};
@@ -197,8 +199,8 @@ impl SendRequest {
     /// }
     /// ```
     ///
-    /// The region needs the right `WINDOW_BIND`, and `LOCAL_WRITE` if the peer is to write. A window that is bound must
-    /// be invalidated first. Only a reliable connection has windows.
+    /// The region needs the access right `WINDOW_BIND`, and `LOCAL_WRITE` if the peer is to write. A bound window
+    /// must be invalidated before it is bound again. Windows require a reliable connection.
     pub fn bind(mut window: MemoryWindow, slice: RegionSlice, access: Access) -> SendRequest {
         let mut state = window.shared.lock();
         let rkey = window.shared.backend.next_rkey();
@@ -217,34 +219,35 @@ impl SendRequest {
         SendRequest::new(SendOperation::BindWindow(bind), Payload::Window(window))
     }
 
-    /// Takes back what a window gives the peer: its key is refused from then on. The completion gives the window
-    /// [back](Completion::into_window).
+    /// Creates a request that revokes the access of a window: its key is rejected afterwards. The completion
+    /// [returns](Completion::into_window) the window.
     ///
-    /// It must be posted to the queue pair on which the window was bound. One that isn't bound, because it never was, or
-    /// was invalidated before by either side, is refused.
+    /// The request must be posted to the queue pair on which the window was bound. Posting fails if the window isn't
+    /// bound, because it never was or because either side has invalidated it.
     ///
-    /// If the peer may also invalidate it, agree on who does: when both do at once, the second is an error that fails the
-    /// queue pair, and Linux 6.1's soft-RoCE has a bug there that takes the kernel down.
+    /// If the peer may also invalidate the window, agree on one side: if both sides invalidate at once, the second
+    /// invalidation is an error that moves the queue pair to the error state, and a bug of Linux 6.1's soft-RoCE then
+    /// crashes the kernel.
     pub fn local_invalidate(window: MemoryWindow) -> SendRequest {
         let rkey = window.shared.lock().rkey;
         SendRequest::new(SendOperation::LocalInvalidate(rkey), Payload::Window(window))
     }
 
-    /// The request's window, to use otherwise: of one that wasn't posted.
+    /// Returns the window of a request that was not posted.
     pub fn into_window(self) -> Option<MemoryWindow> {
         window_of(self.payload)
     }
 }
 
 impl Completion {
-    /// The window of a request that bound or invalidated it. The request may have failed all the same: then the window
-    /// isn't [usable](MemoryWindow::is_usable).
+    /// Returns the window of a bind or an invalidation. If the request failed, the window isn't
+    /// [usable](MemoryWindow::is_usable).
     pub fn into_window(self) -> Option<MemoryWindow> {
         self.settle();
         window_of(self.payload)
     }
 
-    /// Lets the window, if the request had one, know what became of the request.
+    /// Updates the state of the request's window, if it has one, by the outcome of the request.
     #[inline]
     pub(super) fn settle(&self) {
         if let Payload::Window(window) = &self.payload {

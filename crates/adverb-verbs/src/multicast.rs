@@ -16,35 +16,36 @@ pub(super) struct Memberships(Mutex<Vec<Membership>>);
 struct Membership {
     group: Gid,
     lid: u16,
-    /// Tells the network, and the kernel's own IP, that this machine wants the group's packets, for as long as it exists.
+    /// Keeps the group joined in the kernel's IP stack, which announces the membership to the network.
     _ip: Option<UdpSocket>,
 }
 
 impl QueuePair {
-    /// Joins a multicast group, with RoCE: datagrams that are sent to this address, with this queue pair's queue key, come
-    /// here too, until it [leaves](QueuePair::leave_multicast) or is dropped. Also those of other queue pairs of this
-    /// machine.
+    /// Joins a multicast group, on RoCE: the queue pair receives datagrams that are sent to this address with the
+    /// queue pair's queue key, including those of other queue pairs on this machine, until it
+    /// [leaves](QueuePair::leave_multicast) the group or is dropped.
     ///
-    /// The device is told, and so are the switches, by joining the group on the network interface as any program would
-    /// (IGMP, MLD): many pass on only what somebody has asked for. Linux soft-RoCE needs that, too.
+    /// The group is joined at the device and, as any IP program does, on the network interface (IGMP or MLD), because
+    /// many switches forward only groups that have been joined. Linux soft-RoCE requires that, too.
     ///
     /// ```no_run
     /// # use adverb::verbs::{QueuePair, SendRequest};
     /// # fn example(member: &QueuePair, sender: &QueuePair) -> Result<(), Box<dyn std::error::Error>> {
     /// let group = "239.1.2.3".parse()?;
     /// member.join_multicast(group)?;
-    /// let everybody = sender.multicast_destination(group, 0x1234)?;
+    /// let members = sender.multicast_destination(group, 0x1234)?;
     /// let hello = sender.protection_domain().buffer(5)?;
-    /// sender.post_send(SendRequest::send(hello).destination(&everybody))?;
+    /// sender.post_send(SendRequest::send(hello).destination(&members))?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// If it isn't a multicast address, or not of the family of the queue pair's own; if the queue pair isn't for
-    /// datagrams, or is a member already; if the network interface or the device refuses. [`Error::Unsupported`] on
-    /// InfiniBand, where groups are the subnet manager's: see [`attach_multicast`](QueuePair::attach_multicast).
+    /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family, or
+    /// if the queue pair isn't a UD queue pair or is already a member; [`Error::Unsupported`] on InfiniBand, where
+    /// the subnet manager manages groups: see [`attach_multicast`](QueuePair::attach_multicast); and [`Error::Verb`]
+    /// if the network interface or the device fails.
     pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
         let gid = self.group(group)?;
         let ip = match &self.gid.netdev {
@@ -67,29 +68,31 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// If it isn't a member, or the device refuses.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::Verb`] if the device fails.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<()> {
         self.detach_multicast(self.group(group)?, 0)
     }
 
-    /// Whom to send datagrams to reach all members of a group, with RoCE. The sender need not be one of them. The queue
-    /// key is that of the members' queue pairs.
+    /// Returns the destination for datagrams to all members of a group, on RoCE. The sender need not be a member.
+    /// `qkey` is the queue key of the members' queue pairs.
     ///
     /// # Errors
     ///
-    /// If it isn't a multicast address, or not of the family of the queue pair's own, or the device refuses.
-    /// [`Error::Unsupported`] on InfiniBand.
+    /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family,
+    /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the device fails.
     pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
         Ok(UdDestination { address, qpn: Qpn::MULTICAST, qkey })
     }
 
-    /// Attaches the queue pair to a multicast group, and tells nobody but the device: for those who have joined it by other
-    /// means, as InfiniBand demands. The subnet manager tells the group's local identifier; with RoCE it is 0.
+    /// Attaches the queue pair to a multicast group at the device only, without joining on the network interface. It
+    /// is for programs that join groups by other means, as InfiniBand requires. `lid` is the group's local
+    /// identifier, assigned by the subnet manager; it is 0 on RoCE.
     ///
     /// # Errors
     ///
-    /// If it isn't the GID of a group, the queue pair isn't for datagrams, or is attached already, or the device refuses.
+    /// Returns [`Error::InvalidRequest`] if `group` isn't the GID of a multicast group, or if the queue pair isn't a
+    /// UD queue pair or is already attached, and [`Error::Verb`] if the device fails.
     pub fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         self.attach(group, lid, None)
     }
@@ -98,7 +101,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// If it isn't attached, or the device refuses.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::Verb`] if the device fails.
     pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let mut members = self.memberships.lock();
         let Some(at) = members.iter().position(|member| member.group == group && member.lid == lid) else {

@@ -1,4 +1,4 @@
-//! A thread that polls a completion queue.
+//! Poller threads.
 
 use std::any::Any;
 use std::fmt;
@@ -14,28 +14,29 @@ use super::{Completion, CompletionQueue, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// A thread that takes the completions of a queue and hands each to a function, the handler: see
+/// A thread that polls a completion queue and calls a function, the handler, with each completion: see
 /// [`CompletionQueue::poller`].
 ///
-/// It asks the queue over and over for a moment after each completion, which is fastest while there is work, and then
-/// sleeps until there is an event, if the queue was made with [events](super::CompletionQueueBuilder::events). One that
-/// was made without is looked at again after pauses that grow to a millisecond.
+/// After each completion the poller spins for a short time, which is fastest under load, and then sleeps until an
+/// event if the queue was created with [events](super::CompletionQueueBuilder::events). A queue without events is
+/// polled at intervals that grow to a millisecond.
 ///
-/// While there is a poller all completions are for its handler: who [waits](CompletionQueue::wait) or
-/// [polls](CompletionQueue::poll) besides may find nothing. [`QueuePair::drain`](super::QueuePair::drain) goes well with
-/// it. A queue has one poller at most.
+/// A queue has at most one poller, and all its completions go to the handler: another caller that
+/// [waits](CompletionQueue::wait) or [polls](CompletionQueue::poll) may get none.
+/// [`QueuePair::drain`](super::QueuePair::drain) works together with a poller.
 ///
 /// # Stopping
 ///
-/// [`stop`](Poller::stop) wakes it, has it hand over what has completed by then, and gives the handler back. Dropping it
-/// does the same without. In a forked child, which doesn't have the thread, dropping it does nothing.
+/// [`stop`](Poller::stop) wakes the thread, which handles the completions that are available and then exits, and
+/// returns the handler. Dropping the poller does the same without returning it. In a forked child, which doesn't have
+/// the thread, dropping does nothing.
 ///
 /// # Panics of the handler
 ///
-/// A handler that panics loses the completion that it was called with, whose buffers are freed, and nothing else: the
-/// panic is caught and counted, and the poller goes on with the next completion. [`stats`](Poller::stats) tells how many
-/// there were, and [`PollerExit`] the last message. (Where panics abort, they abort.)
-#[must_use = "dropping it stops it"]
+/// A handler that panics loses the completion that it was called with, whose buffers are freed. The panic is caught
+/// and counted, and the poller continues with the next completion. [`stats`](Poller::stats) returns the number of
+/// panics, and [`PollerExit`] the last message. (With `panic = "abort"` the process aborts.)
+#[must_use = "dropping a poller stops it"]
 pub struct Poller<H> {
     thread: Option<JoinHandle<PollerExit<H>>>,
     shared: Arc<Shared>,
@@ -43,33 +44,33 @@ pub struct Poller<H> {
     owner: u32,
 }
 
-/// What a poller was when it stopped.
+/// The handler and the statistics of a poller that has stopped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PollerExit<H> {
     /// The handler.
     pub handler: H,
-    /// What the poller did.
+    /// The final statistics.
     pub stats: PollerStats,
-    /// Why it stopped by itself, if it did: the device couldn't be asked any more.
+    /// The error that made the poller stop by itself, if it did: the device failed.
     pub error: Option<Error>,
-    /// What the handler said when it last panicked, if it did.
+    /// The message of the handler's last panic, if it panicked.
     pub last_panic: Option<String>,
 }
 
-/// What a poller has done.
+/// Statistics of a poller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PollerStats {
-    /// Completions that were handed to the handler.
+    /// Completions that the handler was called with.
     pub completions: u64,
-    /// How often the handler panicked.
+    /// Panics of the handler.
     pub panics: u64,
-    /// How often the thread went to sleep.
+    /// Times that the thread went to sleep.
     pub sleeps: u64,
 }
 
-/// How a poller goes about it: for [`CompletionQueue::poller_with`].
+/// Options of a poller: see [`CompletionQueue::poller_with`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct PollerOptions {
@@ -84,19 +85,19 @@ impl Default for PollerOptions {
 }
 
 impl PollerOptions {
-    /// The defaults.
+    /// Returns the default options.
     pub fn new() -> PollerOptions {
         PollerOptions::default()
     }
 
-    /// The name of the thread: `adverb-poller` unless set.
+    /// Sets the name of the thread. The default is `adverb-poller`.
     pub fn name(mut self, name: impl Into<String>) -> PollerOptions {
         self.name = name.into();
         self
     }
 
-    /// How long to ask over and over after a completion, at most, before sleeping: 50 µs unless set. Where the next
-    /// completion never comes that soon it is done for ever shorter moments.
+    /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for
+    /// less if completions never arrive within that time.
     pub fn spin(mut self, spin: Duration) -> PollerOptions {
         self.spin = spin;
         self
@@ -104,14 +105,14 @@ impl PollerOptions {
 }
 
 impl CompletionQueue {
-    /// Starts a thread that hands each completion of this queue to `handler`.
+    /// Starts a thread that calls `handler` with each completion of this queue.
     ///
     /// ```no_run
     /// # use adverb::verbs::{CompletionQueue, SendRequest, QueuePair};
     /// # fn example(completions: &CompletionQueue) -> adverb::Result<()> {
     /// let (sender, receiver) = std::sync::mpsc::channel();
-    /// let poller = completions.poller(move |completion| sender.send(completion).expect("somebody listens"))?;
-    /// // … post requests; whoever has the receiver gets their completions …
+    /// let poller = completions.poller(move |completion| sender.send(completion).expect("the receiver is alive"))?;
+    /// // … post requests, and take their completions from `receiver` …
     /// let stopped = poller.stop()?;
     /// println!("{} completions", stopped.stats.completions);
     /// # Ok(())
@@ -120,7 +121,8 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// If the queue has a poller already, or there can be no more threads.
+    /// Returns [`Error::InvalidRequest`] if the queue already has a poller, and [`Error::Verb`] if the thread can't
+    /// be started.
     pub fn poller<H>(&self, handler: H) -> Result<Poller<H>>
     where
         H: FnMut(Completion) + Send + 'static,
@@ -128,11 +130,11 @@ impl CompletionQueue {
         self.poller_with(&PollerOptions::default(), handler)
     }
 
-    /// As [`poller`](CompletionQueue::poller), with options.
+    /// Does the same as [`poller`](CompletionQueue::poller), with options.
     ///
     /// # Errors
     ///
-    /// As [`poller`](CompletionQueue::poller).
+    /// Returns the same errors as [`poller`](CompletionQueue::poller).
     pub fn poller_with<H>(&self, options: &PollerOptions, handler: H) -> Result<Poller<H>>
     where
         H: FnMut(Completion) + Send + 'static,
@@ -163,12 +165,14 @@ impl CompletionQueue {
 }
 
 impl<H> Poller<H> {
-    /// Stops it: what has completed by now is handed over, and the thread ends. Waits for that.
+    /// Stops the poller: the thread handles the completions that are available and exits. Waits for the thread to
+    /// exit.
     ///
     /// # Errors
     ///
-    /// If called by the handler: a thread can't wait for its own end, and the poller stops without. And in a forked
-    /// child, where nothing is done: the thread is the parent's.
+    /// Returns [`Error::InvalidRequest`] if called by the handler, because a thread can't wait for its own exit; the
+    /// poller stops nevertheless. Also returns it in a forked child, where the call does nothing because the thread
+    /// is the parent's.
     pub fn stop(mut self) -> Result<PollerExit<H>> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.owner != std::process::id() {
@@ -184,12 +188,12 @@ impl<H> Poller<H> {
         Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    /// Whether it has stopped by itself, because the device can't be asked any more: [`stop`](Poller::stop) tells why.
+    /// Whether the poller has stopped by itself because the device failed: [`stop`](Poller::stop) returns the error.
     pub fn has_failed(&self) -> bool {
         self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
-    /// What it has done.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> PollerStats {
         self.shared.counts.get()
     }
@@ -221,10 +225,10 @@ impl<H> fmt::Debug for Poller<H> {
     }
 }
 
-/// What the thread and its owner share.
+/// State shared by the thread and its owner.
 struct Shared {
     waker: Arc<Waker>,
-    /// Whether it is told to stop.
+    /// Whether the thread has been told to stop.
     is_told: AtomicBool,
     counts: Counts,
 }
@@ -278,12 +282,12 @@ impl Waker {
     }
 }
 
-/// Where a completion queue keeps the waker of its poller.
+/// The cell in which a completion queue keeps the waker of its poller.
 #[derive(Default)]
 pub(super) struct WakerCell(Mutex<Option<Arc<Waker>>>);
 
 impl WakerCell {
-    /// Has the poller, if there is one, look at the queue.
+    /// Wakes the poller, if there is one, to poll the queue.
     pub(super) fn wake(&self) {
         if let Some(waker) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             waker.wake();
@@ -310,7 +314,7 @@ impl Drop for Seat {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Worker<H> {
     pace: Pace,
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! Posting: how requests get to the device, and their memory to where it waits for the completion.
+//! Posting of requests.
 
 use std::mem::ManuallyDrop;
 
@@ -15,7 +15,7 @@ use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, Piece};
 
-/// What posting works with, kept so that it doesn't allocate.
+/// Reusable memory for posting, which thereby needn't allocate.
 #[derive(Default)]
 pub(super) struct Scratch {
     send: SendSlot,
@@ -62,8 +62,10 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// If the queue is full, the request doesn't fit the queue pair, or the device refuses. The request comes back with
-    /// the error; see [`PostError`] for when it doesn't.
+    /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to
+    /// send, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the device fails.
+    /// The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
         // The usual request is made where it is posted. Taken apart, it goes from there to the device's list and to where
@@ -111,8 +113,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// As [`post_send`](QueuePair::post_send). If the requests don't all fit the queue and the queue pair, none is
-    /// posted.
+    /// Returns the same errors as [`post_send`](QueuePair::post_send). If a request doesn't suit the queue pair, or
+    /// the queue doesn't have enough free entries for all of them, none is posted.
     #[inline]
     pub fn post_sends(
         &self,
@@ -188,8 +190,10 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// If the queue is full, the request doesn't fit the queue pair, or the device refuses. The request comes back with
-    /// the error; see [`PostError`] for when it doesn't.
+    /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is in the reset or
+    /// error state, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the device fails.
+    /// The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let mut request = request.into();
@@ -212,8 +216,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// As [`post_recv`](QueuePair::post_recv). If the requests don't all fit the queue and the queue pair, none is
-    /// posted.
+    /// Returns the same errors as [`post_recv`](QueuePair::post_recv). If a request doesn't suit the queue pair, or
+    /// the queue doesn't have enough free entries for all of them, none is posted.
     pub fn post_recvs(
         &self,
         requests: impl IntoIterator<Item = impl Into<RecvRequest>>,
@@ -362,7 +366,7 @@ impl QueuePair {
         (segment.length <= self.max_message_size && *piece.domain() == self.domain).then_some(segment)
     }
 
-    /// What of a send request doesn't fit the queue pair.
+    /// Checks that a send request suits the queue pair.
     fn check_send(&self, request: &SendRequest) -> Result<()> {
         if let Payload::Window(window) = &request.payload {
             return self.check_window(request, window);
@@ -383,7 +387,7 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.send_segments, max, hint)
     }
 
-    /// What of a send request doesn't fit the queue pair's transport.
+    /// Returns a reason to reject a send request on the queue pair's transport.
     #[inline]
     fn unsuitable(&self, request: &SendRequest) -> Option<&'static str> {
         if self.transport == Transport::Rc {
@@ -431,7 +435,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// What of a receive request doesn't fit the queue pair.
+    /// Checks that a receive request suits the queue pair.
     #[inline]
     fn check_recv(&self, request: &RecvRequest) -> Result<()> {
         if !request.payload.pieces().iter().all(Piece::is_locally_writable) {

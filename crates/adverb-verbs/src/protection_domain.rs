@@ -1,4 +1,4 @@
-//! Protection domains, and memory in them.
+//! Protection domains, and registration of memory in them.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -11,8 +11,8 @@ use crate::backend;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Memory, MemoryRegion, Pages, Payload, Region};
 
-/// What memory and queue pairs belong to: a queue pair reaches only memory of its own domain, for its own requests and
-/// for its peer's. Cloning gives another handle to it.
+/// A protection domain: a queue pair can access only memory of its own domain, for its own requests and for those of
+/// its peer. Cloning returns another handle to the same domain.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     device: Device,
@@ -28,24 +28,25 @@ impl ProtectionDomain {
         Ok(ProtectionDomain { device: device.clone(), backend, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
     }
 
-    /// The device that it belongs to.
+    /// Returns the device that the domain belongs to.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Returns the number by which errors name it: unique in this process, over all devices.
+    /// Returns the number that identifies the domain in errors. It is unique in this process, over all devices.
     #[inline]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Makes a buffer of `len` zeros: registered, and out of any peer's reach.
+    /// Allocates and registers a buffer of `len` zeros, which no peer can access.
     ///
-    /// Registering costs far more than using: make buffers once and use them again.
+    /// Registration is much slower than a transfer: allocate buffers once and reuse them.
     ///
     /// # Errors
     ///
-    /// If there is no memory, or it can't be registered (the limit on locked memory is a common reason).
+    /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::MessageTooLong`] if `len` doesn't fit
+    /// into 32 bits, and [`Error::Verb`] if registration fails, often because of the limit on locked memory.
     pub fn buffer(&self, len: usize) -> Result<Buffer> {
         let region = self.region(len, Access::LOCAL_WRITE)?;
         let too_long = |region: MemoryRegion| Error::LimitExceeded {
@@ -57,32 +58,35 @@ impl ProtectionDomain {
         region.into_buffer().map_err(too_long)
     }
 
-    /// Makes a region of `len` zeros, with these rights.
+    /// Allocates and registers a region of `len` zeros with these access rights.
     ///
     /// # Errors
     ///
-    /// If there is no memory, or it can't be registered.
+    /// Returns [`Error::Allocation`] if there is not enough memory, and otherwise the same errors as
+    /// [`register`](ProtectionDomain::register).
     pub fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
         let pages = Pages::new(len).map_err(|error| Error::Allocation { len, error })?;
         self.register(pages, access)
     }
 
-    /// Registers memory, with these rights. Peers name it by its own addresses, or with
-    /// [`ZERO_BASED`](Access::ZERO_BASED) by those from 0.
+    /// Registers memory with these access rights. Peers address it by its own addresses, or from 0 with
+    /// [`ZERO_BASED`](Access::ZERO_BASED).
     ///
     /// # Errors
     ///
-    /// If it can't be registered, or the rights don't go together: remote writing needs local writing.
-    /// [`Error::Unsupported`] for [`ON_DEMAND`](Access::ON_DEMAND) if the device [can't](super::DeviceAttributes::odp).
-    /// With `ZERO_BASED`, if it doesn't begin with a page.
+    /// Returns [`Error::InvalidRequest`] if the access rights are inconsistent (remote writing requires local
+    /// writing), or if `ZERO_BASED` memory doesn't start at a page boundary; [`Error::Unsupported`] for
+    /// [`ON_DEMAND`](Access::ON_DEMAND) if the device [lacks](super::DeviceAttributes::odp) it; and [`Error::Verb`]
+    /// if registration fails.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
         let iova = access.contains(Access::ZERO_BASED).then_some(0);
         self.register_as(Box::new(memory), iova, access)
     }
 
-    /// Registers memory under addresses of your choice: peers, and the device, name its first byte by `iova`.
+    /// Registers memory under addresses of the caller's choice: peers, and the device, address its first byte by
+    /// `iova`.
     ///
-    /// So a peer can know the addresses beforehand, or find the same bytes under the same addresses after they moved.
+    /// A peer can thus know the addresses in advance, or find the same bytes at the same addresses after they moved.
     ///
     /// ```no_run
     /// # use adverb::memory::Pages;
@@ -97,21 +101,22 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// As [`register`](ProtectionDomain::register); if the address doesn't lie as far into its page as the memory does,
-    /// or the last byte would have an address beyond 64 bits.
+    /// Returns the same errors as [`register`](ProtectionDomain::register), and [`Error::InvalidRequest`] if `iova`
+    /// and the memory have different offsets within their pages, or if the last address exceeds 64 bits.
     pub fn register_at(&self, memory: impl Memory, iova: u64, access: Access) -> Result<MemoryRegion> {
         self.register_as(Box::new(memory), Some(iova), access)
     }
 
-    /// Registers memory of another device, a GPU say, that its driver exports as a dma-buf: the bytes from `offset`,
-    /// under addresses that begin with `iova`. The descriptor may be closed afterwards.
+    /// Registers memory of another device, such as a GPU, that its driver exports as a dma-buf: `len` bytes from
+    /// `offset`, under addresses that start at `iova`. The file descriptor may be closed afterwards.
     ///
-    /// This process can't look at the region: only requests, and peers with the rights, move its bytes.
+    /// This process can't read or write the region: only requests, and peers with access rights, can.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the device [can't](super::Device::can_register_dmabuf); if the rights don't go together,
-    /// or the device refuses, because the bytes don't lie in the dma-buf, for one.
+    /// Returns [`Error::Unsupported`] if the device [lacks](super::Device::can_register_dmabuf) it,
+    /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::Verb`]
+    /// if the device fails, for example because the bytes lie outside the dma-buf.
     pub fn register_dmabuf(
         &self,
         dmabuf: impl AsFd,
@@ -160,12 +165,12 @@ impl ProtectionDomain {
         self.backend.can_register_dmabuf()
     }
 
-    /// Begins to make a receive queue of `depth` requests that queue pairs share.
+    /// Returns a builder of a shared receive queue for `depth` requests.
     pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveQueueBuilder {
         SharedReceiveQueueBuilder::new(self, depth)
     }
 
-    /// Begins to make a queue pair.
+    /// Returns a builder of a queue pair.
     pub fn queue_pair(&self, transport: Transport) -> QueuePairBuilder {
         QueuePairBuilder::new(self, transport)
     }
@@ -198,8 +203,8 @@ impl ProtectionDomain {
     }
 }
 
-/// Whether memory can have these addresses: they must lie as far into their pages as the memory itself, at `place`, does
-/// (`ib_uverbs_reg_mr` of the kernel), and not wrap.
+/// Checks the addresses that memory is to have: their offset within a page must be that of the memory itself, at
+/// `place` (`ib_uverbs_reg_mr` in the kernel), and they must not wrap.
 fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<()> {
     /// The smallest page of any machine; where they are larger the kernel refuses more.
     const PAGE: u64 = 4096;

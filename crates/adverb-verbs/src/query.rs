@@ -1,4 +1,4 @@
-//! What a device knows of a queue pair.
+//! Queries of a queue pair's attributes.
 
 use adverb_proto::types::{QueuePairAttributes, Transport};
 
@@ -6,11 +6,11 @@ use super::QueuePair;
 use crate::error::Result;
 
 impl QueuePair {
-    /// Asks the device what it knows of the queue pair.
+    /// Queries the queue pair's attributes from the device.
     ///
     /// # Errors
     ///
-    /// If it can't be asked.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the query fails.
     pub fn query(&self) -> Result<QueuePairAttributes> {
         let mut attributes = self.backend.query()?;
         if self.transport == Transport::Ud {

@@ -1,4 +1,4 @@
-//! Queue pairs: where work is posted.
+//! Queue pairs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -24,10 +24,10 @@ use crate::memory::Payload;
 
 /// A queue pair: a send queue and a receive queue, connected to those of a peer.
 ///
-/// Requests may be posted from any thread, and completions polled from any other.
+/// Requests may be posted from any thread, and their completions polled from any other.
 ///
-/// Dropping it destroys it. Requests that it still has then come to nothing: their buffers are freed, and no completion
-/// comes. [`drain`](QueuePair::drain) gets them back first.
+/// Dropping a queue pair destroys it. Requests that are still in flight then produce no completion, and their buffers
+/// are freed. Call [`drain`](QueuePair::drain) first to get them back.
 pub struct QueuePair {
     pub(super) backend: backend::QueuePair,
     pub(super) send: Attached,
@@ -38,9 +38,10 @@ pub struct QueuePair {
     pub(super) port: Port,
     pub(super) gid: GidEntry,
     pub(super) gid_index: u8,
-    /// Where its packets begin to count: a [`Psn`].
+    /// The [`Psn`] of its first packet.
     pub(super) psn: AtomicU32,
-    /// As far as this side has brought it; the device may have gone on to the error state.
+    /// The state that this side last set or queried. The device may have moved the queue pair to the error state
+    /// since.
     pub(super) state: StateCell,
     pub(super) access: Access,
     pub(super) pkey_index: u16,
@@ -51,14 +52,14 @@ pub struct QueuePair {
     pub(super) domain: ProtectionDomain,
 }
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receive requests.
 pub(super) enum Receives {
     Own(Box<Attached>),
     Shared(AttachedShared),
 }
 
 impl Receives {
-    /// The queue pair's own queue, if it has one.
+    /// Returns the queue pair's own receive queue, if it has one.
     #[inline]
     pub(super) fn own(&self) -> Option<&Attached> {
         match self {
@@ -82,7 +83,7 @@ impl StateCell {
         QpState::Error,
     ];
 
-    /// The place of [`QpState::ReadyToSend`] among them.
+    /// The index of [`QpState::ReadyToSend`] in `STATES`.
     const READY_TO_SEND: u8 = 3;
 
     pub(super) fn new() -> StateCell {
@@ -93,13 +94,13 @@ impl StateCell {
         Self::STATES[usize::from(self.0.load(Ordering::Acquire)) % Self::STATES.len()]
     }
 
-    /// Whether it is the state of work: what every post asks.
+    /// Whether the state is [`QpState::ReadyToSend`]: checked by every post.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::READY_TO_SEND
     }
 
-    /// Notes that the queue pair has failed for good.
+    /// Records that the queue pair has failed permanently.
     pub(super) fn fail(&self) {
         self.set(QpState::Error);
     }
@@ -112,12 +113,12 @@ impl StateCell {
 }
 
 impl QueuePair {
-    /// Its number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.backend.qpn()
     }
 
-    /// Its transport.
+    /// Returns the transport.
     pub fn transport(&self) -> Transport {
         self.transport
     }
@@ -127,17 +128,17 @@ impl QueuePair {
         self.max_message_size
     }
 
-    /// The protection domain that it belongs to.
+    /// Returns the protection domain that the queue pair belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
-    /// Where the completions of its send queue go.
+    /// Returns the completion queue of the send queue.
     pub fn send_completion_queue(&self) -> &CompletionQueue {
         self.send.completion_queue()
     }
 
-    /// Where the completions of its receive queue go.
+    /// Returns the completion queue of the receive queue.
     pub fn recv_completion_queue(&self) -> &CompletionQueue {
         match &self.recv {
             Receives::Own(queue) => queue.completion_queue(),
@@ -145,12 +146,12 @@ impl QueuePair {
         }
     }
 
-    /// Returns the link layer of its port.
+    /// Returns the link layer of the queue pair's port.
     pub fn link_layer(&self) -> LinkLayer {
         self.port.link_layer
     }
 
-    /// What a peer must know to connect to it.
+    /// Returns the endpoint: the data that a peer needs to connect to this queue pair.
     pub fn endpoint(&self) -> Endpoint {
         let mut endpoint = Endpoint::new(self.gid.gid, self.qpn(), self.psn());
         endpoint.lid = self.port.lid;
@@ -158,20 +159,23 @@ impl QueuePair {
         endpoint
     }
 
-    /// Connects it to a peer, which must do the same with this one's [endpoint](QueuePair::endpoint).
+    /// Connects the queue pair to a peer and moves it to the ready-to-send state. The peer must do the same with this
+    /// queue pair's [endpoint](QueuePair::endpoint).
     ///
     /// # Errors
     ///
-    /// If it is connected already, or the device refuses: the error says what of the addresses looks wrong.
+    /// Returns [`Error::WrongState`] if the queue pair is already connected, [`Error::InvalidRequest`] if it is a UD
+    /// queue pair, and [`Error::Verb`] if the device fails. The hint tells which of the addresses looks wrong.
     pub fn connect(&self, remote: &Endpoint) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
 
-    /// Connects it to a peer, with options.
+    /// Connects the queue pair to a peer, with options.
     ///
     /// # Errors
     ///
-    /// As [`connect`](QueuePair::connect), and if the MTU of the options is more than both ports have.
+    /// Returns the same errors as [`connect`](QueuePair::connect), and [`Error::LimitExceeded`] if the MTU in the
+    /// options is larger than the MTU of either port.
     pub fn connect_with(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
         if self.transport == Transport::Ud {
             let reason = "datagrams need no connection: call `move_to_rts`, and name the recipient of each";
@@ -217,11 +221,12 @@ impl QueuePair {
         }))
     }
 
-    /// Makes a datagram queue pair ready to send and receive.
+    /// Moves a UD queue pair to the ready-to-send state, in which it sends and receives datagrams.
     ///
     /// # Errors
     ///
-    /// If it isn't for datagrams, is active already, or the device refuses.
+    /// Returns [`Error::InvalidRequest`] if it is not a UD queue pair, [`Error::WrongState`] if it is already ready
+    /// to send, and [`Error::Verb`] if the device fails.
     pub fn move_to_rts(&self) -> Result<()> {
         if self.transport != Transport::Ud {
             let reason = "only a datagram queue pair is active without a peer: call `connect`";
@@ -246,7 +251,7 @@ impl QueuePair {
         }))
     }
 
-    /// The way from here to a port.
+    /// Returns the route from this queue pair to a port.
     pub(super) fn address_of(&self, gid: Gid, lid: u16, traffic: Traffic) -> Address {
         let subnet = |gid: Gid| gid.bytes().first_chunk::<8>().copied();
         let mut address = Address {
@@ -266,30 +271,31 @@ impl QueuePair {
         address
     }
 
-    /// How the network is to treat packets, as far as anybody says: whoever is nearer is asked first.
+    /// Returns the traffic options in effect: the given ones first, then the queue pair's, then the process' default.
     pub(super) fn traffic(&self, nearer: Traffic) -> Traffic {
         nearer.or(self.traffic).or(Traffic::process_default())
     }
 
-    /// The state as the device has it.
+    /// Queries the state from the device.
     ///
     /// # Errors
     ///
-    /// If it can't be asked.
+    /// Returns [`Error::Verb`] if the query fails.
     pub fn state(&self) -> Result<QpState> {
         let state = self.backend.state()?;
         self.state.set(state);
         Ok(state)
     }
 
-    /// Changes what the peer may do through this queue pair, where memory allows it too. It must be connected.
+    /// Changes the operations that the peer may execute through this queue pair on memory whose registration allows
+    /// them too. The queue pair must be connected.
     ///
-    /// A queue pair that was made with few [rights](super::QueuePairBuilder::access) can be given more once the peer has shown
-    /// who it is.
+    /// A queue pair can be created with few [rights](super::QueuePairBuilder::access) and get more after the peer has
+    /// been authenticated.
     ///
     /// # Errors
     ///
-    /// If it isn't ready to send, or the device refuses.
+    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the device fails.
     pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
@@ -299,24 +305,25 @@ impl QueuePair {
         self.change(&StateChange::Access(access))
     }
 
-    /// Moves it to the error state: all requests that it has come back flushed.
+    /// Moves the queue pair to the error state: all outstanding requests are flushed.
     ///
     /// # Errors
     ///
-    /// If the device refuses.
+    /// Returns [`Error::Verb`] if the device fails.
     pub fn move_to_error(&self) -> Result<()> {
         self.change(&StateChange::Error)
     }
 
-    /// Moves it to the error state, and waits until all its requests have come back. Their completions, and those of
-    /// other queue pairs that came meanwhile, are then to be had from the completion queues.
+    /// Moves the queue pair to the error state and waits until all its requests have completed. Their completions,
+    /// and those of other queue pairs that arrived meanwhile, can then be polled from the completion queues.
     ///
-    /// Requests that asked for no completion and succeeded come back with the completion of a later one, here as anywhere: if
-    /// there is none, this waits in vain. [`reset`](QueuePair::reset) gives their memory back.
+    /// Unsignaled requests that succeed are returned with the completion of a later request, here as elsewhere. If no
+    /// later request exists, this function waits until the timeout; [`reset`](QueuePair::reset) returns their memory.
     ///
     /// # Errors
     ///
-    /// If they don't come in time, or the device refuses.
+    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the device
+    /// fails.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
         self.move_to_error()?;
         let deadline = Deadline::new(timeout);
@@ -333,12 +340,13 @@ impl QueuePair {
         }
     }
 
-    /// Makes it as new: ready to be [connected](QueuePair::connect) again, with another
-    /// [endpoint](QueuePair::endpoint). The requests that it had come to nothing; their memory is returned, sends first.
+    /// Resets the queue pair, so that it can be [connected](QueuePair::connect) again, with a new
+    /// [endpoint](QueuePair::endpoint). Outstanding requests produce no completion; their memory is returned, sends
+    /// first.
     ///
     /// # Errors
     ///
-    /// If the device refuses.
+    /// Returns [`Error::Verb`] if the device fails.
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
@@ -350,15 +358,15 @@ impl QueuePair {
         Ok(left)
     }
 
-    /// Has the device forget all its requests, of which those come back that nobody has heard of: tags and memory, sends first.
-    /// It isn't good for anything then.
+    /// Resets the queue pair and returns the tags and the memory of requests that did not complete, sends first. The
+    /// queue pair can't be used afterwards.
     pub(crate) fn reset_and_reclaim(&self) -> Result<Vec<(u64, Payload)>> {
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.change(&StateChange::Reset)?;
         Ok(self.take_all())
     }
 
-    /// Brings it from the reset state to one in which receives may be posted.
+    /// Moves the queue pair from the reset state to the init state, in which receives may be posted.
     pub(super) fn initialise(&self) -> Result<()> {
         self.change(&StateChange::Init(Init {
             transport: self.transport,
@@ -369,30 +377,31 @@ impl QueuePair {
         }))
     }
 
-    /// What it has done.
+    /// Returns the statistics of both queues.
     pub fn stats(&self) -> QueuePairStats {
         let recv = self.recv.own().map(Attached::stats).unwrap_or_default();
         QueuePairStats { send: self.send.stats(), recv }
     }
 
-    /// How many send requests are outstanding.
+    /// Returns the number of outstanding send requests.
     pub fn outstanding_send_count(&self) -> u32 {
         self.send.lock().len()
     }
 
-    /// How many receive requests are outstanding in its own queue: none, if it has a shared one.
+    /// Returns the number of outstanding receive requests in the queue pair's own receive queue: 0 if it uses a
+    /// shared receive queue.
     pub fn outstanding_recv_count(&self) -> u32 {
         self.recv.own().map_or(0, |queue| queue.lock().len())
     }
 
-    /// The tags and the memory of all its requests, sends first: for when the device has forgotten them.
+    /// Returns the tags and the memory of all its requests, sends first, after the device has dropped them.
     pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
         let mut left = self.send.take_all();
         left.extend(self.recv.own().map(Attached::take_all).unwrap_or_default());
         left
     }
 
-    /// Changes the state, here and at the device.
+    /// Changes the state at the device and records it.
     pub(super) fn change(&self, change: &StateChange) -> Result<()> {
         self.backend.modify(change)?;
         self.state.set(match change {
@@ -405,7 +414,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Adds to a refused connection what looks wrong with its addresses.
+    /// Adds a hint about the addresses to the error of a failed connect.
     fn explain_connect(&self, error: Error, remote: &Endpoint) -> Error {
         let Error::Verb { action, error, .. } = error else { return error };
         let (ours, theirs) = (self.gid.gid, remote.gid);
@@ -424,8 +433,9 @@ impl QueuePair {
         Error::Verb { action, error, hint: hint.into() }
     }
 
-    /// Has the receives that it took from a shared receive queue complete, before it is destroyed: afterwards their
-    /// completions could no longer be told from those of strangers, and the shared queue would be short of them for good.
+    /// Completes the receives that the queue pair took from a shared receive queue, before it is destroyed.
+    /// Afterwards their completions couldn't be matched to the queue pair, and the shared receive queue would lose
+    /// them permanently.
     pub(super) fn return_shared_receives(&self) {
         if let Receives::Shared(queue) = &self.recv
             && !self.backend.is_gone()

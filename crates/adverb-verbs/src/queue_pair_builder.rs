@@ -1,4 +1,4 @@
-//! Making a queue pair.
+//! The builder of queue pairs.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue, Tr
 use crate::backend::QueuePairOptions;
 use crate::error::{Error, Result};
 
-/// Makes a queue pair: see [`ProtectionDomain::queue_pair`].
+/// A builder of queue pairs: see [`ProtectionDomain::queue_pair`].
 ///
 /// ```no_run
 /// # use adverb::verbs::{Device, Transport};
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(128, 128).create()?;
 /// # Ok::<(), adverb::Error>(())
 /// ```
-#[must_use = "nothing is made until `create` is called"]
+#[must_use = "a builder does nothing until `create` is called"]
 #[derive(Clone, Debug)]
 pub struct QueuePairBuilder {
     domain: ProtectionDomain,
@@ -67,96 +67,100 @@ impl QueuePairBuilder {
         }
     }
 
-    /// Where the completions of both queues go.
+    /// Sets the completion queue of both queues.
     pub fn completion_queue(self, queue: &CompletionQueue) -> QueuePairBuilder {
         self.send_completion_queue(queue).recv_completion_queue(queue)
     }
 
-    /// Where the completions of the send queue go.
+    /// Sets the completion queue of the send queue.
     pub fn send_completion_queue(mut self, queue: &CompletionQueue) -> QueuePairBuilder {
         self.send_cq = Some(queue.clone());
         self
     }
 
-    /// Where the completions of the receive queue go.
+    /// Sets the completion queue of the receive queue.
     pub fn recv_completion_queue(mut self, queue: &CompletionQueue) -> QueuePairBuilder {
         self.recv_cq = Some(queue.clone());
         self
     }
 
-    /// How many send and receive requests may be outstanding: 64 each unless set.
+    /// Sets the maximum number of outstanding send and receive requests. The default is 64 each.
     pub fn depth(mut self, send: u32, recv: u32) -> QueuePairBuilder {
         (self.send_depth, self.recv_depth) = (send, recv);
         self
     }
 
-    /// How many pieces of memory a send and a receive request may have: 1 each unless set.
+    /// Sets the maximum number of scatter/gather elements (pieces of memory) of a send and of a receive request. The
+    /// default is 1 each.
     pub fn max_sge(mut self, send: u32, recv: u32) -> QueuePairBuilder {
         (self.send_segments, self.recv_segments) = (send, recv);
         self
     }
 
-    /// How many bytes a request may have that is [inlined](super::SendRequest::inline): 0 unless set.
+    /// Sets the maximum number of bytes of an [inline](super::SendRequest::inline) request. The default is 0.
     pub fn max_inline_data(mut self, bytes: u32) -> QueuePairBuilder {
         self.inline = bytes;
         self
     }
 
-    /// What the peer may do through this queue pair, where memory allows it too: writing, reading and atomics unless
-    /// set.
+    /// Sets the operations that the peer may execute through this queue pair on memory whose registration allows them
+    /// too. The default is remote write, remote read and remote atomics.
     pub fn access(mut self, access: Access) -> QueuePairBuilder {
         self.access = access;
         self
     }
 
-    /// The device's port: 1 unless set.
+    /// Sets the device's port. The default is 1.
     pub fn port(mut self, port: u8) -> QueuePairBuilder {
         self.port = port;
         self
     }
 
-    /// The address of the port to use, if it has several: see [`Device::gid_for`](super::Device::gid_for).
+    /// Sets the IP address to use if the port has several: see [`Device::gid_for`](super::Device::gid_for).
     pub fn address(mut self, address: IpAddr) -> QueuePairBuilder {
         self.address = Some(address);
         self
     }
 
-    /// The index in the port's GID table to use, for those who know it.
+    /// Sets the index in the port's GID table. By default, Adverb chooses one: see
+    /// [`Device::gid_for`](super::Device::gid_for).
     pub fn gid_index(mut self, index: u8) -> QueuePairBuilder {
         self.gid_index = Some(index);
         self
     }
 
-    /// The index in the port's table of partition keys: 0 unless set.
+    /// Sets the index in the port's partition key table. The default is 0.
     pub fn pkey_index(mut self, index: u16) -> QueuePairBuilder {
         self.pkey_index = index;
         self
     }
 
-    /// The queue key of a datagram queue pair: it drops datagrams that come with another. 0 unless set.
+    /// Sets the queue key of a UD queue pair, which drops datagrams that carry a different one. The default is 0.
     pub fn qkey(mut self, qkey: u32) -> QueuePairBuilder {
         self.qkey = qkey;
         self
     }
 
-    /// How the network is to treat its packets, unless a connection or an address handle says otherwise.
+    /// Sets the traffic options of the packets. Those of a connection or an address handle take precedence.
     pub fn traffic(mut self, traffic: Traffic) -> QueuePairBuilder {
         self.traffic = traffic;
         self
     }
 
-    /// Takes receives from a queue that is shared, instead of one of its own.
+    /// Makes the queue pair take its receive requests from a shared receive queue instead of one of its own.
     pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> QueuePairBuilder {
         self.shared = Some(queue.clone());
         self
     }
 
-    /// Makes it. It is ready to have receives posted, and to be [connected](QueuePair::connect) or, for datagrams,
-    /// [activated](QueuePair::move_to_rts).
+    /// Creates the queue pair. Receives may be posted to it, and it can be [connected](QueuePair::connect) or, for
+    /// UD, [moved to ready-to-send](QueuePair::move_to_rts).
     ///
     /// # Errors
     ///
-    /// If a completion queue is missing or too small, a limit is passed, or the device has no more.
+    /// Returns [`Error::InvalidRequest`] if no completion queue was set, [`Error::LimitExceeded`] if a completion
+    /// queue has too few free entries or a limit of the device is exceeded, [`Error::NoDevice`] if the port has no
+    /// such address or GID index, and [`Error::Verb`] if the device fails.
     pub fn create(self) -> Result<QueuePair> {
         let device = self.domain.device().clone();
         let (Some(send_cq), Some(recv_cq)) = (&self.send_cq, &self.recv_cq) else {
@@ -259,8 +263,8 @@ impl QueuePairBuilder {
     }
 }
 
-/// Where a queue pair's packets begin to count: random, so that a packet of an earlier connection, or of somebody who
-/// guesses, doesn't fit.
+/// Returns the PSN of a queue pair's first packet. It is random, so that neither a packet of an earlier connection
+/// nor a guessed one is accepted.
 pub(super) fn random_psn() -> Result<Psn> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes).map_err(|error| Error::Verb {

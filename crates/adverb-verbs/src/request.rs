@@ -1,4 +1,4 @@
-//! What is posted to a queue pair.
+//! Requests: work that is posted to a queue pair.
 
 use std::fmt;
 
@@ -8,9 +8,10 @@ use super::UdDestination;
 use crate::error::Error;
 use crate::memory::{Buffer, Payload, Piece, RegisteredBuf};
 
-/// A request for a send queue: what to do, with which memory.
+/// A request for a send queue: an operation, its memory and its flags.
 ///
-/// It asks for a completion unless [`unsignaled`](SendRequest::unsignaled) is called.
+/// The request is signaled, that is, it produces a completion of its own, unless
+/// [`unsignaled`](SendRequest::unsignaled) is called.
 ///
 /// ```no_run
 /// # use adverb::verbs::{QueuePair, SendRequest};
@@ -31,41 +32,42 @@ pub struct SendRequest {
 }
 
 impl SendRequest {
-    /// Sends a message into the peer's next receive buffer.
+    /// Creates a SEND: the message is placed into the peer's next receive buffer.
     #[inline]
     pub fn send(payload: impl Into<Payload>) -> SendRequest {
         SendRequest::new(SendOperation::Send, payload)
     }
 
-    /// Sends a message with 32 bits beside it.
+    /// Creates a SEND with 32 bits of immediate data, which the peer's completion carries.
     pub fn send_with_imm(payload: impl Into<Payload>, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::SendImmediate(immediate), payload)
     }
 
-    /// Sends a message that also takes back a right that the peer gave: its `rkey` is invalid afterwards.
+    /// Creates a SEND that also invalidates `rkey` at the peer: the key of a memory window that the peer bound.
     pub fn send_invalidate(payload: impl Into<Payload>, rkey: u32) -> SendRequest {
         SendRequest::new(SendOperation::SendInvalidate(rkey), payload)
     }
 
-    /// Writes into the peer's memory. The peer isn't told.
+    /// Creates a WRITE into the peer's memory. The peer gets no completion.
     #[inline]
     pub fn write(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Write(remote), payload)
     }
 
-    /// Writes into the peer's memory, and tells it with 32 bits, which consume a receive request there.
+    /// Creates a WRITE into the peer's memory with 32 bits of immediate data. It consumes a receive request of the
+    /// peer, whose completion carries the immediate data.
     pub fn write_with_imm(payload: impl Into<Payload>, remote: RemoteAddress, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::WriteImmediate(remote, immediate), payload)
     }
 
-    /// Reads from the peer's memory, as many bytes as the payload has.
+    /// Creates a READ of the peer's memory. It reads as many bytes as the payload has.
     #[inline]
     pub fn read(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Read(remote), payload)
     }
 
-    /// If the peer's 64-bit word is `compare`, makes it `swap`. The word as it was comes into the eight bytes of
-    /// `original`, in this machine's byte order.
+    /// Creates an atomic compare-and-swap: if the peer's 64-bit word equals `compare`, the word is set to `swap`. The
+    /// old value is written to the eight bytes of `original` in this machine's byte order.
     pub fn compare_swap(
         original: impl Into<Payload>,
         remote: RemoteAddress,
@@ -75,8 +77,8 @@ impl SendRequest {
         SendRequest::new(SendOperation::CompareSwap { remote, compare, swap }, original)
     }
 
-    /// Adds to the peer's 64-bit word, wrapping. The word as it was comes into the eight bytes of `original`, in this
-    /// machine's byte order.
+    /// Creates an atomic fetch-and-add: `add` is added to the peer's 64-bit word, wrapping on overflow. The old value
+    /// is written to the eight bytes of `original` in this machine's byte order.
     pub fn fetch_add(original: impl Into<Payload>, remote: RemoteAddress, add: u64) -> SendRequest {
         SendRequest::new(SendOperation::FetchAdd { remote, add }, original)
     }
@@ -92,44 +94,51 @@ impl SendRequest {
         }
     }
 
-    /// Names the recipient of a datagram: on a datagram queue pair every SEND needs one.
+    /// Sets the destination of a datagram. Every SEND on a UD queue pair needs one.
     pub fn destination(mut self, destination: &UdDestination) -> SendRequest {
         self.recipient = Some(destination.clone());
         self
     }
 
-    /// Asks the device for no completion. The request's own comes together with the next that asks, and costs less.
+    /// Makes the request unsignaled: the device produces no completion for it if it succeeds. Its
+    /// [`Completion`](super::Completion) is returned together with that of the next signaled request, at a lower
+    /// cost.
     pub fn unsignaled(mut self) -> SendRequest {
         self.flags.remove(SendFlags::SIGNALED);
         self
     }
 
-    /// Waits until earlier READs and atomics of this queue pair are done.
+    /// Sets the fence flag: the device starts the request after earlier READs and atomics of this queue pair have
+    /// completed.
     pub fn fence(mut self) -> SendRequest {
         self.flags.insert(SendFlags::FENCE);
         self
     }
 
-    /// Wakes the peer, if it waits for solicited completions only.
+    /// Sets the solicited-event flag: the completion at the peer also raises an event if the peer's completion queue
+    /// is armed for solicited completions only.
     pub fn solicited(mut self) -> SendRequest {
         self.flags.insert(SendFlags::SOLICITED);
         self
     }
 
-    /// Has the device take the bytes while the request is posted, which is faster for short ones. Only for SEND and
-    /// WRITE, as many bytes as the queue pair was created for, and memory that is registered under its own addresses.
+    /// Makes the device copy the payload while the request is posted, which is faster for short messages.
+    ///
+    /// Only SEND and WRITE can be inline. The payload is limited by
+    /// [`max_inline_data`](super::QueuePairBuilder::max_inline_data), and its memory must be registered under its own
+    /// addresses.
     pub fn inline(mut self) -> SendRequest {
         self.flags.insert(SendFlags::INLINE);
         self
     }
 
-    /// Gives the request a number that its completion repeats.
+    /// Sets a number that the request's completion returns. The default is 0.
     pub fn tag(mut self, tag: u64) -> SendRequest {
         self.tag = tag;
         self
     }
 
-    /// The request's memory, to use otherwise.
+    /// Returns the memory of a request that was not posted.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
@@ -143,7 +152,7 @@ impl SendRequest {
         )
     }
 
-    /// What is wrong with the request whatever queue pair it is for, if anything.
+    /// Returns a reason to reject the request that doesn't depend on the queue pair.
     #[inline]
     pub(super) fn flaw(&self) -> Option<&'static str> {
         if self.is_written_locally() {
@@ -170,7 +179,7 @@ impl SendRequest {
     }
 }
 
-/// A request for a receive queue: where a message goes.
+/// A request for a receive queue: memory for one message.
 #[must_use = "a request does nothing until it is posted"]
 #[derive(Debug)]
 pub struct RecvRequest {
@@ -179,19 +188,21 @@ pub struct RecvRequest {
 }
 
 impl RecvRequest {
-    /// A place for a message: it may be shorter, and fails if it is longer.
+    /// Creates a receive request. A shorter message is accepted; a longer one makes the request fail.
+    ///
+    /// On a UD queue pair, the memory needs 40 bytes for the global route header plus the MTU of the port.
     #[inline]
     pub fn new(payload: impl Into<Payload>) -> RecvRequest {
         RecvRequest { payload: payload.into(), tag: 0 }
     }
 
-    /// Gives the request a number that its completion repeats.
+    /// Sets a number that the request's completion returns. The default is 0.
     pub fn tag(mut self, tag: u64) -> RecvRequest {
         self.tag = tag;
         self
     }
 
-    /// The request's memory, to use otherwise.
+    /// Returns the memory of a request that was not posted.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
@@ -209,14 +220,15 @@ impl From<RegisteredBuf> for RecvRequest {
     }
 }
 
-/// Posting failed: why, and the requests that weren't posted, with their memory.
+/// The error of posting, with the requests that were not posted and their memory.
 ///
-/// If a device fails without saying how far it got, the requests count as posted: they are not here, and their memory
-/// is freed when the queue pair is destroyed. (Linux soft-RoCE, for one, may execute a request whose posting failed.)
+/// If a device fails without reporting how many requests it accepted, all of them count as posted: they are not
+/// returned here, and their memory is freed when the queue pair is destroyed. (Linux soft-RoCE, for example, may
+/// execute a request whose posting failed.)
 pub struct PostError<R> {
-    /// Why.
+    /// The cause.
     pub error: Error,
-    /// The requests that weren't posted, in order.
+    /// The requests that were not posted, in order.
     pub requests: Vec<R>,
 }
 
@@ -235,7 +247,7 @@ impl<R> fmt::Display for PostError<R> {
 
 impl<R> std::error::Error for PostError<R> {}
 
-/// Drops the requests: for callers that only want to know why.
+/// Drops the requests and keeps the cause.
 impl<R> From<PostError<R>> for Error {
     fn from(error: PostError<R>) -> Error {
         error.error

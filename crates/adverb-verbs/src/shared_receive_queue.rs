@@ -1,4 +1,4 @@
-//! Shared receive queues: one supply of buffers for many queue pairs.
+//! Shared receive queues.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,11 +12,11 @@ use crate::backend::{self, RawOutcome, RecvList, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
-/// A receive queue that many queue pairs share, so that buffers go to whichever of them messages come to. Cloning gives
-/// another handle to it.
+/// A receive queue that several queue pairs share: a receive request is used by whichever of them gets the next
+/// message. Cloning returns another handle to the same queue.
 ///
-/// Completions come to the completion queue of the queue pair that received, which makes room for the whole shared queue
-/// when it is created.
+/// Completions are delivered to the receive completion queue of the queue pair that received the message. That
+/// completion queue reserves entries for the whole shared receive queue when the queue pair is created.
 #[derive(Clone)]
 pub struct SharedReceiveQueue(Arc<Inner>);
 
@@ -37,7 +37,7 @@ pub(super) struct Table {
     /// Slots that no request has.
     free: Vec<u16>,
     id_base: u64,
-    /// What all outcomes of this queue have.
+    /// Flags that all outcomes of this queue have.
     flags: u32,
     segments: Vec<Segment>,
     list: RecvList,
@@ -109,8 +109,9 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     ///
-    /// If the queue is full, the request doesn't fit it, or the device refuses. The request comes back with the error;
-    /// see [`PostError`] for when it doesn't.
+    /// Returns [`Error::QueueFull`] if the queue is full, [`Error::LimitExceeded`], [`Error::InvalidRequest`] or
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue, and [`Error::Verb`] if the device fails. The
+    /// error contains the request; see [`PostError`] for the exception.
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
         let mut table = self.lock();
@@ -149,27 +150,27 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Asks for the event [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit), once, when fewer
-    /// requests than `limit` are left.
+    /// Requests one [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit) event, raised when fewer
+    /// than `limit` requests are left.
     ///
     /// # Errors
     ///
-    /// If the device refuses: the limit may be more than the depth.
+    /// Returns [`Error::Verb`] if the device fails, for example because `limit` exceeds the depth.
     pub fn arm(&self, limit: u32) -> Result<()> {
         self.0.backend.arm(limit)
     }
 
-    /// The number by which events name it.
+    /// Returns the number that identifies the queue in device events.
     pub fn id(&self) -> u32 {
         self.0.id
     }
 
-    /// How many requests fit.
+    /// Returns the maximum number of outstanding requests.
     pub fn depth(&self) -> u32 {
         self.0.depth
     }
 
-    /// How many requests it has, with those that queue pairs have taken and not completed.
+    /// Returns the number of outstanding requests, including those that queue pairs took and have not completed.
     pub fn outstanding_recv_count(&self) -> u32 {
         self.0.depth - u32::try_from(self.lock().free.len()).unwrap_or(0)
     }
@@ -229,8 +230,8 @@ impl fmt::Debug for SharedReceiveQueue {
     }
 }
 
-/// Makes a shared receive queue: see [`ProtectionDomain::shared_receive_queue`].
-#[must_use = "nothing is made until `create` is called"]
+/// A builder of shared receive queues: see [`ProtectionDomain::shared_receive_queue`].
+#[must_use = "a builder does nothing until `create` is called"]
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueueBuilder {
     domain: ProtectionDomain,
@@ -243,17 +244,18 @@ impl SharedReceiveQueueBuilder {
         SharedReceiveQueueBuilder { domain: domain.clone(), depth, segments: 1 }
     }
 
-    /// How many pieces of memory a request may have: 1 unless set.
+    /// Sets the maximum number of scatter/gather elements (pieces of memory) of a request. The default is 1.
     pub fn max_sge(mut self, segments: u32) -> SharedReceiveQueueBuilder {
         self.segments = segments;
         self
     }
 
-    /// Makes it.
+    /// Creates the shared receive queue.
     ///
     /// # Errors
     ///
-    /// If the depth is 0 or more than 65,536, or the device can't have as many, or has no more.
+    /// Returns [`Error::LimitExceeded`] if the depth is 0 or larger than 65,536, and [`Error::Verb`] if the device
+    /// can't create the queue.
     pub fn create(self) -> Result<SharedReceiveQueue> {
         const MOST: u32 = 1 << 16;
         if self.depth == 0 || self.depth > MOST {
@@ -281,7 +283,7 @@ impl SharedReceiveQueueBuilder {
 }
 
 impl SharedReceiveQueue {
-    /// The protection domain that it belongs to.
+    /// Returns the protection domain that the queue belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.0.domain
     }

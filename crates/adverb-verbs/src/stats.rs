@@ -1,58 +1,60 @@
-//! What queues count.
+//! Statistics of queues.
 
 use adverb_proto::types::Status;
 
 use crate::backend::RawOutcome;
 
-/// What one queue of a queue pair has done.
+/// Statistics of one queue of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct QueueStats {
-    /// Requests posted.
+    /// Posted requests.
     pub posted: u64,
     /// Requests that succeeded.
     pub succeeded: u64,
-    /// Requests that came back because the queue pair had failed.
+    /// Requests that were flushed because the queue pair was in the error state.
     pub flushed: u64,
-    /// Requests that failed otherwise.
+    /// Requests that failed with any other status.
     pub failed: u64,
-    /// Bytes that completions reported: received, read, or fetched.
+    /// Bytes that completions reported: received, read, or fetched by atomics.
     pub bytes: u64,
-    /// The most requests that were outstanding at once, as seen when completions came.
+    /// The maximum number of requests outstanding at once, measured when completions are polled.
     pub max_outstanding: u32,
 }
 
-/// What a queue pair has done.
+/// Statistics of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct QueuePairStats {
-    /// Its send queue.
+    /// The send queue.
     pub send: QueueStats,
-    /// Its receive queue: nothing, if it has a shared one.
+    /// The receive queue: all zero if the queue pair uses a shared one.
     pub recv: QueueStats,
 }
 
-/// What a completion queue has done.
+/// Statistics of a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CompletionQueueStats {
-    /// Completions that the device made. Requests that didn't ask for one aren't counted.
+    /// Completions that the device produced. Unsignaled requests that succeed produce none.
     pub polled_completion_count: u64,
-    /// Those of them whose requests aren't known, because their queue pair was destroyed.
+    /// Polled completions that match no request, because their queue pair was destroyed.
     pub stale_completion_count: u64,
-    /// The most that one look found: the nearer to the depth, the more the poller is behind.
+    /// The maximum number of completions that one poll found. A value close to the depth means that polling is too
+    /// slow.
     pub max_poll_batch: u32,
-    /// How many completions the queue pairs that use it may make at once.
+    /// Entries reserved by the queue pairs that use the completion queue: the number of requests that may complete at
+    /// once.
     pub reserved_depth: u32,
 }
 
-/// What is counted where requests are posted.
+/// Counters of the posting side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PostingStats {
     pub(super) posted: u64,
 }
 
-/// What is counted where requests complete.
+/// Counters of the completing side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CompletingStats {
     succeeded: u64,

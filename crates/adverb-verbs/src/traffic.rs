@@ -1,24 +1,24 @@
-//! What packets carry that the network looks at.
+//! Traffic options: packet header fields that the network evaluates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::Address;
 
-/// How the network is to treat packets: DSCP and ECN, flow label, hop limit, service level.
+/// Packet header fields that the network evaluates: DSCP and ECN, flow label, hop limit, service level.
 ///
-/// It is looked for in this order: what a connection or an address handle was made with, what its queue pair was
-/// [made with](super::QueuePairBuilder::traffic), the process' [default](Traffic::process_default), and last what everybody
-/// has who says nothing: no marks, flow label 0, 64 hops, service level 0. (With the [connection manager](super::cm) its own
-/// values come last.)
+/// For each field, the first of these that sets it applies: the options of the connection or address handle, those of
+/// the [queue pair](super::QueuePairBuilder::traffic), the process' [default](Traffic::process_default). Otherwise
+/// DSCP, ECN, flow label and service level are 0 and the hop limit is 64. (The [connection manager](super::cm) has
+/// its own defaults.)
 ///
 /// ```
 /// use adverb::verbs::Traffic;
 ///
-/// // At the beginning of a program whose fabric keeps RDMA in a class of its own:
+/// // At the start of a program whose fabric has a traffic class for RDMA:
 /// Traffic::new().dscp(26).service_level(3).make_process_default();
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[must_use = "it does nothing by itself"]
+#[must_use = "options do nothing by themselves"]
 pub struct Traffic {
     pub(super) traffic_class: Option<u8>,
     flow_label: Option<u32>,
@@ -31,7 +31,7 @@ pub struct Traffic {
 static DEFAULT: AtomicU64 = AtomicU64::new(0);
 
 impl Traffic {
-    /// One that says nothing.
+    /// Returns options that set no field.
     pub const fn new() -> Traffic {
         Traffic {
             traffic_class: None,
@@ -42,14 +42,14 @@ impl Traffic {
         }
     }
 
-    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
+    /// Sets the traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub const fn traffic_class(mut self, traffic_class: u8) -> Traffic {
         self.traffic_class = Some(traffic_class);
         self
     }
 
-    /// The differentiated services code point, of six bits: the upper ones of the traffic class, whose lower two, ECN, are
-    /// as before, or 0.
+    /// Sets the differentiated services code point: the upper six bits of the traffic class. The lower two bits, ECN,
+    /// keep their value, or are 0.
     pub const fn dscp(self, dscp: u8) -> Traffic {
         let ecn = match self.traffic_class {
             Some(traffic_class) => traffic_class & 0b11,
@@ -58,44 +58,45 @@ impl Traffic {
         self.traffic_class(dscp << 2 | ecn)
     }
 
-    /// The flow label of IPv6, of 20 bits.
+    /// Sets the IPv6 flow label, which has 20 bits.
     pub const fn flow_label(mut self, flow_label: u32) -> Traffic {
         self.flow_label = Some(flow_label & 0xf_ffff);
         self
     }
 
-    /// How many routers packets may pass. With RoCE, Linux takes what its route says instead, for connections and for
-    /// address handles that the kernel makes (`ib_resolve_unicast_gid_dmac`).
+    /// Sets the hop limit. On RoCE, Linux uses the hop limit of its route instead, for connections and for address
+    /// handles that the kernel creates (`ib_resolve_unicast_gid_dmac`).
     pub const fn hop_limit(mut self, hop_limit: u8) -> Traffic {
         self.hop_limit = Some(hop_limit);
         self
     }
 
-    /// The service level, of four bits: with RoCE, the Ethernet priority.
+    /// Sets the service level, which has four bits: on RoCE, the Ethernet priority.
     pub const fn service_level(mut self, service_level: u8) -> Traffic {
         self.service_level = Some(service_level & 0xf);
         self
     }
 
-    /// Whether packets carry a global route header within an InfiniBand subnet, too. They do between subnets and where the
-    /// port needs it, and with RoCE always.
+    /// Sets whether packets carry a global route header within an InfiniBand subnet, too. They always carry one on
+    /// RoCE, between subnets, and where the port requires it.
     pub const fn route_header(mut self, route_header: bool) -> Traffic {
         self.route_header = Some(route_header);
         self
     }
 
-    /// What the process has as a default: nothing, until somebody [makes](Traffic::make_process_default) one.
+    /// Returns the process' default: no field is set until [`make_process_default`](Traffic::make_process_default) is
+    /// called.
     pub fn process_default() -> Traffic {
         Traffic::unpack(DEFAULT.load(Ordering::Relaxed))
     }
 
-    /// Makes this the process' default, instead of the one before: for what is connected, and for address handles that are
-    /// made, from now on. A library leaves that to its program.
+    /// Makes these options the process' default, for connections and address handles created from now on. Libraries
+    /// should leave this to the program.
     pub fn make_process_default(self) {
         DEFAULT.store(self.pack(), Ordering::Relaxed);
     }
 
-    /// What this says, and where it says nothing, the other.
+    /// Returns these options, with unset fields taken from `other`.
     pub(super) fn or(self, other: Traffic) -> Traffic {
         Traffic {
             traffic_class: self.traffic_class.or(other.traffic_class),
@@ -106,7 +107,7 @@ impl Traffic {
         }
     }
 
-    /// Puts what this says into an address.
+    /// Writes the fields that are set into an address.
     pub(super) fn apply(self, address: &mut Address) {
         fn set<T>(value: Option<T>, place: &mut T) {
             if let Some(value) = value {
@@ -121,7 +122,7 @@ impl Traffic {
         address.uses_grh |= self.route_header.unwrap_or(false);
     }
 
-    /// In one word, which can be read and written at once: five marks of what is said, and then what.
+    /// Packs the options into one word, which can be read and written atomically: five flags, then the fields.
     fn pack(self) -> u64 {
         let mark = |bit: u32, is_said: bool| u64::from(is_said) << bit;
         mark(0, self.traffic_class.is_some())
