@@ -1,4 +1,4 @@
-//! Lists devices, their ports and GIDs, much as `ibv_devinfo` does, with nothing but what C has.
+//! Lists devices, their ports and GIDs, similar to `ibv_devinfo`, with the C API only.
 
 #[cfg(target_os = "linux")]
 fn main() {
@@ -14,7 +14,7 @@ fn main() {
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
-    eprintln!("there is no libibverbs outside Linux");
+    eprintln!("libibverbs exists on Linux only");
 }
 
 #[cfg(target_os = "linux")]
@@ -30,7 +30,7 @@ mod linux {
         // SAFETY: `count` is valid for writes.
         let list = unsafe { ibverbs.ibv_get_device_list(&mut count) };
         if list.is_null() {
-            eprintln!("devices can't be listed: {}", Error::last_os_error());
+            eprintln!("cannot list devices: {}", Error::last_os_error());
             process::exit(1);
         }
         println!("{count} devices");
@@ -55,13 +55,13 @@ mod linux {
             println!("{name} (index {index}): {node}, GUID {guid:016x}");
             let context = ibverbs.ibv_open_device(device);
             if context.is_null() {
-                println!("  can't be opened: {}", Error::last_os_error());
+                println!("  cannot open the device: {}", Error::last_os_error());
                 return;
             }
             let mut attr = ibv_device_attr_ex::zeroed();
             match ibverbs.ibv_query_device_ex(context, ptr::null(), &mut attr) {
                 0 => attributes(ibverbs, context, &attr),
-                error => println!("  can't be asked: {}", Error::from_raw_os_error(error)),
+                error => println!("  cannot query the device: {}", Error::from_raw_os_error(error)),
             }
             ibverbs.ibv_close_device(context);
         }
@@ -108,7 +108,7 @@ mod linux {
             let mut port = ibv_port_attr::zeroed();
             let error = ibverbs.ibv_query_port(context, number, &mut port);
             if error != 0 {
-                println!("  port {number} can't be asked: {}", Error::from_raw_os_error(error));
+                println!("  cannot query port {number}: {}", Error::from_raw_os_error(error));
                 return;
             }
             let state = CStr::from_ptr(ibverbs.ibv_port_state_str(port.state)).to_string_lossy();

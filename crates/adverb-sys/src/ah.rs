@@ -1,35 +1,35 @@
-//! Addresses of peers.
+//! Address handles and routes to peers.
 
 use libc::c_uint;
 
 use crate::{__be16, __be32, ibv_context, ibv_gid, ibv_pd};
 
 shapes! {
-    /// A route that leaves the subnet, which with RoCE every route does.
+    /// A global route. RoCE always uses global routes.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_global_route {
         /// The peer's GID.
         pub dgid: ibv_gid,
-        /// The flow label, twenty bits; with RoCEv2 it chooses the UDP source port.
+        /// The flow label, 20 bits. In RoCEv2 it determines the UDP source port.
         pub flow_label: u32,
-        /// The index of this side's GID.
+        /// The index of the local GID.
         pub sgid_index: u8,
-        /// Hops until the packet is dropped.
+        /// The hop limit.
         pub hop_limit: u8,
         /// The traffic class: DSCP and ECN.
         pub traffic_class: u8,
     }
 
-    /// A global route header, as a datagram's receiver finds it in the first forty bytes of its buffer.
+    /// A global route header (GRH): the first 40 bytes of the receive buffer of a datagram.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_grh {
-        /// Six in the upper four bits, then the traffic class and the flow label.
+        /// The version 6 in the upper four bits, then the traffic class and the flow label.
         pub version_tclass_flow: __be32,
-        /// Bytes that follow.
+        /// The payload length in bytes.
         pub paylen: __be16,
-        /// What follows.
+        /// The next header.
         pub next_hdr: u8,
-        /// Hops that are left.
+        /// The remaining hop limit.
         pub hop_limit: u8,
         /// The sender's GID.
         pub sgid: ibv_gid,
@@ -37,9 +37,9 @@ shapes! {
         pub dgid: ibv_gid,
     }
 
-    /// A static rate.
+    /// A static rate limit.
     pub enum ibv_rate: c_uint {
-        /// As fast as the port is.
+        /// The rate of the port.
         IBV_RATE_MAX = 0,
         /// 2.5 Gbit/s.
         IBV_RATE_2_5_GBPS = 2,
@@ -89,49 +89,49 @@ shapes! {
         IBV_RATE_1200_GBPS = 24,
     }
 
-    /// The path to a peer.
+    /// The attributes of an address handle: the path to a peer.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_ah_attr {
-        /// The global route, if `is_global` says that there is one.
+        /// The global route, valid if `is_global` is set.
         pub grh: ibv_global_route,
-        /// The peer's local identifier.
+        /// The peer's LID.
         pub dlid: u16,
         /// The service level.
         pub sl: u8,
-        /// The low bits of this side's local identifier.
+        /// The low bits of the local LID.
         pub src_path_bits: u8,
-        /// An [`ibv_rate`].
+        /// The rate limit, an [`ibv_rate`].
         pub static_rate: u8,
-        /// Whether there is a global route.
+        /// Whether `grh` is valid.
         pub is_global: u8,
         /// The port.
         pub port_num: u8,
     }
 
-    /// An address handle: a path that datagrams can name.
+    /// An address handle: the path of datagrams to a peer.
     pub struct ibv_ah {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
     }
 
     pub const u16 {
-        /// The lowest UDP source port that is made from a flow label.
+        /// The minimum UDP source port derived from a flow label.
         IB_ROCE_UDP_ENCAP_VALID_PORT_MIN = 0xC000,
-        /// The highest.
+        /// The maximum UDP source port derived from a flow label.
         IB_ROCE_UDP_ENCAP_VALID_PORT_MAX = 0xFFFF,
     }
 
     pub const u32 {
-        /// The bits of a flow label.
+        /// The mask of a flow label's 20 bits.
         IB_GRH_FLOWLABEL_MASK = 0x000F_FFFF,
     }
 }
 
-/// The UDP source port that a flow label stands for.
+/// Returns the UDP source port derived from a flow label.
 #[must_use]
 pub const fn ibv_flow_label_to_udp_sport(flow_label: u32) -> u16 {
     let folded = (flow_label & 0x3FFF) ^ ((flow_label & 0xFC000) >> 14);

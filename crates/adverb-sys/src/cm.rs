@@ -1,4 +1,4 @@
-//! librdmacm: what it exports, and what it is given and gives.
+//! The functions and types of librdmacm.
 
 use libc::{c_char, c_int, c_void, size_t, sockaddr};
 
@@ -14,19 +14,19 @@ pub use id::*;
 pub use route::*;
 
 symbols! {
-    /// librdmacm, loaded.
+    /// The loaded librdmacm.
     ///
-    /// As with [`Ibverbs`](crate::Ibverbs), a field is a symbol, and the method of the same name calls it.
-    /// Unless something else is said, a function returns 0, or -1 with errno set.
+    /// As in [`Ibverbs`](crate::Ibverbs), each field is a symbol, and the method of the same name calls it. Unless
+    /// documented otherwise, a function returns 0, or -1 with errno set.
     pub struct RdmaCm from "librdmacm.so.1";
 
     called {
-        /// Makes an event channel. NULL with errno set if that fails, as where the kernel has no connection
-        /// manager.
+        /// Creates an event channel. Returns NULL and sets errno on failure, for example if the kernel has no
+        /// connection manager.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own.
+        /// There are no requirements.
         fn rdma_create_event_channel() -> *mut rdma_event_channel;
 
         /// Destroys an event channel.
@@ -37,8 +37,8 @@ symbols! {
         /// afterwards.
         fn rdma_destroy_event_channel(channel: *mut rdma_event_channel);
 
-        /// Makes an identifier, which is to the connection manager what a socket is to TCP. Without a
-        /// channel, calls on it wait until they are done.
+        /// Creates an identifier, the connection manager's counterpart of a socket. Without a channel, calls on the
+        /// identifier block until they complete.
         ///
         /// # Safety
         ///
@@ -54,21 +54,21 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `id` is alive, a queue pair that was made on it is gone, and it isn't used afterwards.
+        /// `id` is alive, its queue pair is destroyed, and it isn't used afterwards.
         fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
 
-        /// Gives an identifier a local address.
+        /// Binds an identifier to a local address.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `addr` is a socket address, as long as its family's.
+        /// `id` is alive, and `addr` is a socket address with the length of its family.
         fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
 
-        /// Finds the device and port that lead to an address.
+        /// Resolves an address to a local device and port.
         ///
         /// # Safety
         ///
-        /// `id` is alive, `src_addr` is NULL or a socket address, and `dst_addr` is one.
+        /// `id` is alive, `src_addr` is NULL or a socket address, and `dst_addr` is a socket address.
         fn rdma_resolve_addr(
             id: *mut rdma_cm_id,
             src_addr: *mut sockaddr,
@@ -76,73 +76,73 @@ symbols! {
             timeout_ms: c_int,
         ) -> c_int;
 
-        /// Finds the path to the address that was resolved.
+        /// Resolves the route to the resolved address.
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int;
 
-        /// Makes a queue pair on an identifier, whose state the library then takes care of.
+        /// Creates a queue pair on an identifier. The library performs the queue pair's state transitions.
         ///
         /// # Safety
         ///
-        /// `id` is alive and has a device, `pd` is NULL or alive and of that device, and `qp_init_attr` is
-        /// valid for reads and writes, with what it names alive.
+        /// `id` is alive and has a device, `pd` is NULL or alive and of that device, `qp_init_attr` is valid for reads
+        /// and writes, and the objects that it refers to are alive.
         fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> c_int;
 
-        /// The same with extended attributes.
+        /// Creates a queue pair on an identifier with extended attributes.
         ///
         /// # Safety
         ///
-        /// As for [`rdma_create_qp`](Self::rdma_create_qp).
+        /// The requirements are those of [`rdma_create_qp`](Self::rdma_create_qp).
         fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int;
 
-        /// Destroys the queue pair that was made on an identifier.
+        /// Destroys the queue pair created on an identifier.
         ///
         /// # Safety
         ///
-        /// `id` is alive and has one, which isn't used afterwards.
+        /// `id` is alive and has a queue pair, which isn't used afterwards.
         fn rdma_destroy_qp(id: *mut rdma_cm_id);
 
-        /// Asks for a connection, or for a datagram peer's queue pair and key.
+        /// Requests a connection, or the queue pair and Q_Key of a datagram peer.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `conn_param` is NULL or valid for reads, as is the private data.
+        /// `id` is alive, and `conn_param` is NULL, or it and its private data are valid for reads.
         fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
 
-        /// Listens for requests.
+        /// Listens for connection requests.
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int;
 
-        /// Accepts a request.
+        /// Accepts a connection request.
         ///
         /// # Safety
         ///
-        /// `id` came with the request and is alive, and `conn_param` is NULL or valid for reads, as is the
-        /// private data.
+        /// `id` is that of the request and alive, and `conn_param` is NULL, or it and its private data are valid for
+        /// reads.
         fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
 
-        /// Rejects a request.
+        /// Rejects a connection request.
         ///
         /// # Safety
         ///
-        /// `id` came with the request and is alive, and `private_data` is valid for reads of
-        /// `private_data_len` bytes.
+        /// `id` is that of the request and alive, and `private_data` is valid for reads of `private_data_len` bytes.
         fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int;
 
-        /// Tells the connection manager of a queue pair's event, such as that communication is established.
+        /// Notifies the connection manager of a queue pair's event, such as
+        /// [`IBV_EVENT_COMM_EST`](crate::IBV_EVENT_COMM_EST).
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int;
 
-        /// Ends a connection, and puts the queue pair that was made on the identifier in the error state.
+        /// Disconnects, and moves the queue pair created on the identifier to the error state.
         ///
         /// # Safety
         ///
@@ -163,7 +163,7 @@ symbols! {
         /// `id` is alive, and `addr` is a socket address.
         fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
 
-        /// Reads the next event, and waits for it unless the channel's descriptor is non-blocking.
+        /// Reads the next event, and waits for it unless the channel's file descriptor is non-blocking.
         ///
         /// # Safety
         ///
@@ -178,25 +178,25 @@ symbols! {
         /// `event` was read, and neither it nor the private data that it points to is used afterwards.
         fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
 
-        /// The local port, or zero.
+        /// Returns the local port, or zero.
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16;
 
-        /// The peer's port, or zero.
+        /// Returns the peer's port, or zero.
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16;
 
-        /// An event in words.
+        /// Returns a description of an event.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own: every value is answered, with a constant string.
+        /// There are no requirements: the library returns a constant string for every value.
         fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char;
 
         /// Sets an option.
@@ -234,7 +234,7 @@ symbols! {
 }
 
 impl RdmaCm {
-    /// Completes a connection whose queue pair the caller takes care of, once that is ready to receive.
+    /// Completes a connection whose queue pair the caller manages, once the queue pair is ready to receive.
     ///
     /// # Safety
     ///
@@ -247,7 +247,7 @@ impl RdmaCm {
         }
     }
 
-    /// Asks for the attributes with which a queue pair goes to the state in `qp_attr`.
+    /// Fills in the attributes for moving a queue pair to the state in `qp_attr`.
     ///
     /// # Safety
     ///
@@ -265,11 +265,11 @@ impl RdmaCm {
         }
     }
 
-    /// Joins a multicast group, perhaps only to send.
+    /// Joins a multicast group, optionally as sender only.
     ///
     /// # Safety
     ///
-    /// `id` is alive, and `mc_join_attr` is valid for reads, with a socket address in it.
+    /// `id` is alive, and `mc_join_attr` is valid for reads and contains a socket address.
     pub unsafe fn rdma_join_multicast_ex(
         &self,
         id: *mut rdma_cm_id,
@@ -283,11 +283,11 @@ impl RdmaCm {
         }
     }
 
-    /// Rejects a request because of a vendor's extensions.
+    /// Rejects a connection request because of its vendor options (ECE).
     ///
     /// # Safety
     ///
-    /// As for [`rdma_reject`](Self::rdma_reject).
+    /// The requirements are those of [`rdma_reject`](Self::rdma_reject).
     pub unsafe fn rdma_reject_ece(
         &self,
         id: *mut rdma_cm_id,
@@ -301,7 +301,7 @@ impl RdmaCm {
         }
     }
 
-    /// Chooses the vendor's extensions that a connection is asked for or accepted with.
+    /// Sets the vendor options (ECE) of a connection request or of its acceptance.
     ///
     /// # Safety
     ///
@@ -314,7 +314,7 @@ impl RdmaCm {
         }
     }
 
-    /// Asks for the vendor's extensions that the peer chose.
+    /// Fills in the vendor options (ECE) of the peer.
     ///
     /// # Safety
     ///
@@ -328,7 +328,7 @@ impl RdmaCm {
     }
 }
 
-/// What librdmacm's functions return where something isn't supported.
+/// Sets errno to EOPNOTSUPP and returns -1, as librdmacm's functions do.
 fn unsupported() -> c_int {
     set_errno(libc::EOPNOTSUPP);
     -1

@@ -1,4 +1,4 @@
-//! An open device: the operations that its provider fills in, and how the header finds them.
+//! Open devices: their operations, and the lookup of extended operations.
 
 use core::mem::offset_of;
 
@@ -13,20 +13,20 @@ use crate::{
 };
 
 shapes! {
-    /// The port attributes of long ago, which only the library looks into.
+    /// The port attributes of the library's oldest version; opaque in this crate.
     pub opaque _compat_ibv_port_attr;
 
-    /// What a provider does when work is posted and polled.
+    /// The provider's operations for posting and polling.
     ///
-    /// libibverbs fills every operation in, those that the device doesn't have with one that answers
-    /// EOPNOTSUPP. Those that begin with `_compat` are slots of an interface that is gone, and do nothing.
+    /// libibverbs fills in every operation; an operation that the device lacks returns EOPNOTSUPP. The fields with the
+    /// prefix `_compat` are unused slots of a former interface.
     #[derive(Clone, Copy)]
     pub struct ibv_context_ops {
-        /// Gone.
+        /// An unused slot.
         pub _compat_query_device: Option<
             unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
         >,
-        /// Gone.
+        /// An unused slot.
         pub _compat_query_port: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -34,17 +34,17 @@ shapes! {
                 port_attr: *mut _compat_ibv_port_attr,
             ) -> c_int,
         >,
-        /// Gone.
+        /// An unused slot.
         pub _compat_alloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_dealloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_reg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_rereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_dereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Makes a memory window: [`ibv_alloc_mw`](crate::ibv_alloc_mw).
+        /// Allocates a memory window: [`ibv_alloc_mw`](crate::ibv_alloc_mw).
         pub alloc_mw: Option<unsafe extern "C" fn(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw>,
         /// Binds a memory window of type 1: [`ibv_bind_mw`](crate::ibv_bind_mw).
         pub bind_mw: Option<
@@ -52,26 +52,26 @@ shapes! {
         >,
         /// Frees a memory window: [`ibv_dealloc_mw`](crate::ibv_dealloc_mw).
         pub dealloc_mw: Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_create_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Takes completions: [`ibv_poll_cq`](crate::ibv_poll_cq).
+        /// Polls completions: [`ibv_poll_cq`](crate::ibv_poll_cq).
         pub poll_cq:
             Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
         /// Arms a completion queue: [`ibv_req_notify_cq`](crate::ibv_req_notify_cq).
         pub req_notify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_cq_event: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_resize_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_destroy_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_create_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_modify_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_query_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_destroy_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
         /// Posts to a shared receive queue: [`ibv_post_srq_recv`](crate::ibv_post_srq_recv).
         pub post_srq_recv: Option<
@@ -81,13 +81,13 @@ shapes! {
                 bad_recv_wr: *mut *mut ibv_recv_wr,
             ) -> c_int,
         >,
-        /// Gone.
+        /// An unused slot.
         pub _compat_create_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_query_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_modify_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_destroy_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
         /// Posts to a send queue: [`ibv_post_send`](crate::ibv_post_send).
         pub post_send: Option<
@@ -105,83 +105,83 @@ shapes! {
                 bad_wr: *mut *mut ibv_recv_wr,
             ) -> c_int,
         >,
-        /// Gone.
+        /// An unused slot.
         pub _compat_create_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_destroy_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_attach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_detach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Gone.
+        /// An unused slot.
         pub _compat_async_event: Option<unsafe extern "C" fn() -> *mut c_void>,
     }
 
-    /// An open device.
+    /// An open device (a device context).
     pub struct ibv_context {
         /// The device.
         pub device: *mut ibv_device,
-        /// What the provider does.
+        /// The provider's operations.
         pub ops: ibv_context_ops,
-        /// The descriptor for commands to the kernel.
+        /// The file descriptor for commands to the kernel.
         pub cmd_fd: c_int,
-        /// The descriptor that is readable when there is an asynchronous event.
+        /// The file descriptor of asynchronous events.
         pub async_fd: c_int,
-        /// How many completion vectors there are.
+        /// The number of completion vectors.
         pub num_comp_vectors: c_int,
-        /// The library's own.
+        /// Internal to the library.
         pub mutex: pthread_mutex_t,
-        /// [`__VERBS_ABI_IS_EXTENDED`] if this is the end of a [`verbs_context`].
+        /// [`__VERBS_ABI_IS_EXTENDED`] if the context is the last field of a [`verbs_context`].
         pub abi_compat: *mut c_void,
     }
 
-    /// A completion counter set; not used here.
+    /// A counter set; opaque in this crate.
     pub opaque ibv_counters;
-    /// How to make a counter set; not used here.
+    /// The attributes for creating a counter set; opaque in this crate.
     pub opaque ibv_counters_init_attr;
-    /// How to attach counters; not used here.
+    /// The attributes for attaching counters; opaque in this crate.
     pub opaque ibv_counter_attach_attr;
-    /// Memory on the device; not used here.
+    /// Device memory; opaque in this crate.
     pub opaque ibv_dm;
-    /// How to make memory on the device; not used here.
+    /// The attributes for allocating device memory; opaque in this crate.
     pub opaque ibv_alloc_dm_attr;
-    /// A steering rule; not used here.
+    /// A flow steering rule; opaque in this crate.
     pub opaque ibv_flow;
-    /// How to make a steering rule; not used here.
+    /// The attributes of a flow steering rule; opaque in this crate.
     pub opaque ibv_flow_attr;
-    /// What a steering rule does; not used here.
+    /// A flow action; opaque in this crate.
     pub opaque ibv_flow_action;
-    /// How to encrypt; not used here.
+    /// The attributes of an ESP flow action; opaque in this crate.
     pub opaque ibv_flow_action_esp_attr;
-    /// A request about tags; not used here.
+    /// A tag matching request; opaque in this crate.
     pub opaque ibv_ops_wr;
-    /// A table of work queues; not used here.
+    /// A receive work queue indirection table; opaque in this crate.
     pub opaque ibv_rwq_ind_table;
-    /// How to make a table of work queues; not used here.
+    /// The attributes for creating an indirection table; opaque in this crate.
     pub opaque ibv_rwq_ind_table_init_attr;
-    /// A work queue outside a queue pair; not used here.
+    /// A work queue; opaque in this crate.
     pub opaque ibv_wq;
-    /// How to change a work queue; not used here.
+    /// The attributes for modifying a work queue; opaque in this crate.
     pub opaque ibv_wq_attr;
-    /// How to make a work queue; not used here.
+    /// The attributes for creating a work queue; opaque in this crate.
     pub opaque ibv_wq_init_attr;
-    /// How to open a shared queue pair; not used here.
+    /// The attributes for opening a shared queue pair; opaque in this crate.
     pub opaque ibv_qp_open_attr;
-    /// An extended reliable connection domain; not used here.
+    /// An XRC domain; opaque in this crate.
     pub opaque ibv_xrcd;
-    /// How to open an extended reliable connection domain; not used here.
+    /// The attributes for opening an XRC domain; opaque in this crate.
     pub opaque ibv_xrcd_init_attr;
-    /// The library's own.
+    /// Internal to the library.
     pub opaque verbs_ex_private;
 
-    /// An open device with its extended operations, which precede the [`ibv_context`] that everyone holds.
+    /// An open device with its extended operations, which precede the [`ibv_context`] that callers hold.
     ///
-    /// It grows at its head: an operation is found by its distance from the end, and is there if `sz`, which
-    /// the library sets to its own size of this struct, reaches that far. Operations newer than `query_port`
-    /// aren't declared, for those have symbols of their own.
+    /// New fields are added at the start, so the position of an operation is its distance from the end. An operation
+    /// exists if `sz`, the size of this struct in the library, includes it. Operations newer than `query_port` aren't
+    /// declared, because the library exports symbols for them.
     #[allow(non_snake_case, reason = "C's own names")]
     pub struct verbs_context grows_at_its_head {
-        /// Asks for a port's attributes.
+        /// Queries a port's attributes.
         pub query_port: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -200,9 +200,9 @@ shapes! {
                 num_sges: u32,
             ) -> c_int,
         >,
-        /// Makes a region that reads as nothing and forgets what is written.
+        /// Allocates a null memory region.
         pub alloc_null_mr: Option<unsafe extern "C" fn(pd: *mut ibv_pd) -> *mut ibv_mr>,
-        /// Not used here.
+        /// Unused by this crate.
         pub read_counters: Option<
             unsafe extern "C" fn(
                 counters: *mut ibv_counters,
@@ -211,7 +211,7 @@ shapes! {
                 flags: u32,
             ) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub attach_counters_point_flow: Option<
             unsafe extern "C" fn(
                 counters: *mut ibv_counters,
@@ -219,16 +219,16 @@ shapes! {
                 flow: *mut ibv_flow,
             ) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub create_counters: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_counters_init_attr,
             ) -> *mut ibv_counters,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub destroy_counters: Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub reg_dm_mr: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -238,29 +238,29 @@ shapes! {
                 access: c_uint,
             ) -> *mut ibv_mr,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub alloc_dm: Option<
             unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub free_dm: Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub modify_flow_action_esp: Option<
             unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub destroy_flow_action: Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub create_flow_action_esp: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 attr: *mut ibv_flow_action_esp_attr,
             ) -> *mut ibv_flow_action,
         >,
-        /// Paces a queue pair.
+        /// Sets a queue pair's rate limit.
         pub modify_qp_rate_limit:
             Option<unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int>,
-        /// Makes a parent domain.
+        /// Creates a parent domain.
         pub alloc_parent_domain: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -269,13 +269,13 @@ shapes! {
         >,
         /// Frees a thread domain.
         pub dealloc_td: Option<unsafe extern "C" fn(td: *mut ibv_td) -> c_int>,
-        /// Makes a thread domain.
+        /// Creates a thread domain.
         pub alloc_td: Option<
             unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td,
         >,
-        /// Moderates a completion queue's events.
+        /// Modifies a completion queue's event moderation.
         pub modify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub post_srq_ops: Option<
             unsafe extern "C" fn(
                 srq: *mut ibv_srq,
@@ -283,22 +283,22 @@ shapes! {
                 bad_op: *mut *mut ibv_ops_wr,
             ) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub destroy_rwq_ind_table: Option<
             unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub create_rwq_ind_table: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_rwq_ind_table_init_attr,
             ) -> *mut ibv_rwq_ind_table,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub destroy_wq: Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub modify_wq: Option<unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> c_int>,
-        /// Not used here.
+        /// Unused by this crate.
         pub create_wq: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -308,16 +308,16 @@ shapes! {
         /// Reads the device's clock.
         pub query_rt_values:
             Option<unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int>,
-        /// Makes an extended completion queue.
+        /// Creates an extended completion queue.
         pub create_cq_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_cq_init_attr_ex,
             ) -> *mut ibv_cq_ex,
         >,
-        /// The library's own.
+        /// Internal to the library.
         pub r#priv: *mut verbs_ex_private,
-        /// Asks for a device's extended attributes.
+        /// Queries a device's extended attributes.
         pub query_device_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -326,63 +326,63 @@ shapes! {
                 attr_size: size_t,
             ) -> c_int,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub ibv_destroy_flow: Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> c_int>,
-        /// Keeps the place of something that is gone.
+        /// An unused slot.
         pub ABI_placeholder2: Option<unsafe extern "C" fn()>,
-        /// Not used here.
+        /// Unused by this crate.
         pub ibv_create_flow: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow,
         >,
-        /// Keeps the place of something that is gone.
+        /// An unused slot.
         pub ABI_placeholder1: Option<unsafe extern "C" fn()>,
-        /// Not used here.
+        /// Unused by this crate.
         pub open_qp: Option<
             unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp,
         >,
-        /// Makes a queue pair with extended attributes.
+        /// Creates a queue pair with extended attributes.
         pub create_qp_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
             ) -> *mut ibv_qp,
         >,
-        /// Asks for a shared receive queue's number.
+        /// Queries a shared receive queue's number.
         pub get_srq_num: Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int>,
-        /// Makes a shared receive queue with extended attributes.
+        /// Creates a shared receive queue with extended attributes.
         pub create_srq_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
             ) -> *mut ibv_srq,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub open_xrcd: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 xrcd_init_attr: *mut ibv_xrcd_init_attr,
             ) -> *mut ibv_xrcd,
         >,
-        /// Not used here.
+        /// Unused by this crate.
         pub close_xrcd: Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> c_int>,
-        /// Keeps the place of something that is gone.
+        /// An unused slot.
         pub _ABI_placeholder3: u64,
-        /// How many bytes this struct had where the library was built.
+        /// The size of this struct in the library, in bytes.
         pub sz: size_t,
-        /// What everyone holds.
+        /// The plain context.
         pub context: ibv_context,
     }
 }
 
-/// What [`ibv_context::abi_compat`] is when a context is the end of a [`verbs_context`].
+/// The value of [`ibv_context::abi_compat`] if a context is the last field of a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
-/// The extended context around a context, or NULL if there is none.
+/// Returns the extended context that contains a context, or NULL if there is none.
 ///
 /// # Safety
 ///
-/// `context` is open, or made by hand: if its `abi_compat` says that it is extended, then it is the last
-/// field of a [`verbs_context`], or at least of so many bytes of one as its `sz` says.
+/// `context` is open or constructed by the caller. If `abi_compat` is [`__VERBS_ABI_IS_EXTENDED`], it is the last field
+/// of a [`verbs_context`], or of its last `sz` bytes.
 #[inline]
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     // SAFETY: `context` points to a context; the result isn't read here.
@@ -395,10 +395,9 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     }
 }
 
-/// The extended operation of this name, if the library that made the context is new enough to have it, and
-/// the provider does.
+/// The extended operation of this name, if both the library and the provider have it.
 ///
-/// To be used in an `unsafe` block, by someone who knows that the context is what [`verbs_get_ctx`] asks for.
+/// The macro must be used in an `unsafe` block, with a context that meets the requirements of [`verbs_get_ctx`].
 macro_rules! verbs_op {
     ($context:expr, $op:ident) => {{
         let context: *mut crate::ibv_context = $context;
@@ -416,12 +415,12 @@ macro_rules! verbs_op {
     }};
 }
 
-/// The address of the field that is at `offset` of the [`verbs_context`] around a context, counted from the
-/// context, because the beginning may not be there. The function only tells the type.
+/// The address of the field at `offset` of the [`verbs_context`] that contains a context, computed from the context,
+/// because the start of the struct may be missing. The function argument only determines the type.
 ///
 /// # Safety
 ///
-/// The context is the last field of a [`verbs_context`], which reaches as far back as that field.
+/// The context is the last field of a [`verbs_context`], which includes that field.
 #[inline]
 pub(crate) unsafe fn before_context<T>(
     context: *mut ibv_context,

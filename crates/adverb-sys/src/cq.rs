@@ -1,68 +1,68 @@
-//! Completion queues and the channels that announce completions.
+//! Completion queues and completion channels.
 
 use libc::{c_int, c_void, pthread_cond_t, pthread_mutex_t};
 
 use crate::{ibv_context, ibv_wc};
 
 shapes! {
-    /// A descriptor that is readable when a completion queue has something.
+    /// A completion channel: a file descriptor that becomes readable when there is a completion event.
     pub struct ibv_comp_channel {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
-        /// The descriptor.
+        /// The file descriptor.
         pub fd: c_int,
-        /// How many completion queues are attached.
+        /// The number of attached completion queues.
         pub refcnt: c_int,
     }
 
     /// A completion queue.
     pub struct ibv_cq {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
         /// The channel, or NULL.
         pub channel: *mut ibv_comp_channel,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub cq_context: *mut c_void,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// How many entries there are.
+        /// The number of entries.
         pub cqe: c_int,
-        /// The library's own.
+        /// Internal to the library.
         pub mutex: pthread_mutex_t,
-        /// The library's own.
+        /// Internal to the library.
         pub cond: pthread_cond_t,
-        /// Completion events that were acknowledged.
+        /// The number of acknowledged completion events.
         pub comp_events_completed: u32,
-        /// Asynchronous events that were acknowledged.
+        /// The number of acknowledged asynchronous events.
         pub async_events_completed: u32,
     }
 
-    /// How to change a completion queue.
+    /// The attributes for modifying a completion queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_modify_cq_attr {
-        /// What changes.
+        /// The mask of attributes to modify.
         pub attr_mask: u32,
-        /// When an event is made.
+        /// The event moderation.
         pub moderate: ibv_moderate_cq,
     }
 
-    /// When a completion event is made: at the first of the two.
+    /// Event moderation: an event is generated when either limit is reached.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_moderate_cq {
-        /// After so many completions.
+        /// The number of completions.
         pub cq_count: u16,
-        /// After so many microseconds.
+        /// The time in microseconds.
         pub cq_period: u16,
     }
 
     // ibv_modify_cq_attr.attr_mask
     pub const u32 {
-        /// `moderate`.
+        /// `moderate` is modified.
         IBV_CQ_ATTR_MODERATE = 1 << 0,
     }
 }
 
-/// Takes up to `num_entries` completions: how many there were, or a negative number.
+/// Polls up to `num_entries` completions. Returns their number, or a negative number on failure.
 ///
 /// # Safety
 ///
@@ -73,9 +73,9 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     unsafe { (*(*cq).context).ops.poll_cq.unwrap_unchecked()(cq, num_entries, wc) }
 }
 
-/// Asks for an event at the next completion, or at the next solicited one. 0 or an error number.
+/// Requests an event at the next completion, or at the next solicited one. Returns 0 or an errno value.
 ///
-/// A completion that is there already makes no event: poll once more after this.
+/// A completion that is already in the queue generates no event, so the caller must poll once more after this call.
 ///
 /// # Safety
 ///
@@ -86,7 +86,7 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe { (*(*cq).context).ops.req_notify_cq.unwrap_unchecked()(cq, solicited_only) }
 }
 
-/// Changes when a completion queue makes events. 0 or an error number.
+/// Modifies a completion queue's event moderation. Returns 0 or an errno value.
 ///
 /// # Safety
 ///

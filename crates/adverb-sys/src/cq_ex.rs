@@ -1,4 +1,4 @@
-//! Extended completion queues: completions are looked at one by one, and only what is asked for is read.
+//! Extended completion queues, whose completions are polled one by one and read field by field.
 
 use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t};
 
@@ -6,40 +6,40 @@ use crate::errno::set_errno;
 use crate::{__be32, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_wc_opcode, ibv_wc_status};
 
 shapes! {
-    /// How to make an extended completion queue.
+    /// The attributes for creating an extended completion queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_cq_init_attr_ex {
-        /// At least so many entries.
+        /// The minimum number of entries.
         pub cqe: u32,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub cq_context: *mut c_void,
         /// The channel, or NULL.
         pub channel: *mut ibv_comp_channel,
-        /// Which vector announces completions.
+        /// The completion vector.
         pub comp_vector: u32,
-        /// `IBV_WC_EX_WITH_*`: what can be read.
+        /// The `IBV_WC_EX_WITH_*` flags of the readable completion fields.
         pub wc_flags: u64,
-        /// Which of the following are given.
+        /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// `IBV_CREATE_CQ_ATTR_*`.
+        /// The `IBV_CREATE_CQ_ATTR_*` flags.
         pub flags: u32,
-        /// A parent domain.
+        /// The parent domain.
         pub parent_domain: *mut ibv_pd,
     }
 
     // ibv_cq_init_attr_ex.comp_mask
     pub const u32 {
-        /// `flags` is given.
+        /// The field `flags` is valid.
         IBV_CQ_INIT_ATTR_MASK_FLAGS = 1 << 0,
-        /// `parent_domain` is given.
+        /// The field `parent_domain` is valid.
         IBV_CQ_INIT_ATTR_MASK_PD = 1 << 1,
     }
 
     // ibv_cq_init_attr_ex.flags
     pub const u32 {
-        /// One thread at a time uses it, so that it needs no lock.
+        /// Only one thread uses the queue at a time, so it needs no lock.
         IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1 << 0,
-        /// The consumer sees to it that it doesn't overrun.
+        /// The consumer guarantees that the queue doesn't overrun.
         IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
     }
 
@@ -61,53 +61,53 @@ shapes! {
         IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6,
         /// [`ibv_wc_read_completion_ts`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
-        /// The VLAN of a raw packet.
+        /// The VLAN tag of a raw packet.
         IBV_WC_EX_WITH_CVLAN = 1 << 8,
-        /// The tag of the steering rule that matched.
+        /// The tag of the flow steering rule that matched.
         IBV_WC_EX_WITH_FLOW_TAG = 1 << 9,
-        /// Tag matching.
+        /// The tag matching information.
         IBV_WC_EX_WITH_TM_INFO = 1 << 10,
         /// [`ibv_wc_read_completion_wallclock_ns`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
-        /// What every device can tell.
+        /// The flags that every device supports.
         IBV_WC_STANDARD_FLAGS = (1 << 7) - 1,
     }
 
-    /// How to poll; so far nothing but zero.
+    /// The attributes of a poll; no attribute is defined yet.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_poll_cq_attr {
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
     }
 
-    /// Tag matching; not used here.
+    /// Tag matching information; opaque in this crate.
     pub opaque ibv_wc_tm_info;
 
-    /// An extended completion queue. It begins as an [`ibv_cq`] does.
+    /// An extended completion queue. Its first fields are those of an [`ibv_cq`].
     pub struct ibv_cq_ex {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
         /// The channel, or NULL.
         pub channel: *mut ibv_comp_channel,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub cq_context: *mut c_void,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// How many entries there are.
+        /// The number of entries.
         pub cqe: c_int,
-        /// The library's own.
+        /// Internal to the library.
         pub mutex: pthread_mutex_t,
-        /// The library's own.
+        /// Internal to the library.
         pub cond: pthread_cond_t,
-        /// Completion events that were acknowledged.
+        /// The number of acknowledged completion events.
         pub comp_events_completed: u32,
-        /// Asynchronous events that were acknowledged.
+        /// The number of acknowledged asynchronous events.
         pub async_events_completed: u32,
-        /// What there is.
+        /// The mask of optional fields.
         pub comp_mask: u32,
-        /// How the current completion's request ended.
+        /// The status of the current completion.
         pub status: ibv_wc_status,
-        /// What the current completion's request carried.
+        /// The work request ID of the current completion.
         pub wr_id: u64,
         /// [`ibv_start_poll`].
         pub start_poll: Option<
@@ -139,22 +139,22 @@ shapes! {
         pub read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
         /// [`ibv_wc_read_completion_ts`].
         pub read_completion_ts: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
-        /// Not used here.
+        /// Unused by this crate.
         pub read_cvlan: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
-        /// Not used here.
+        /// Unused by this crate.
         pub read_flow_tag: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// Not used here.
+        /// Unused by this crate.
         pub read_tm_info: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
         /// [`ibv_wc_read_completion_wallclock_ns`].
         pub read_completion_wallclock_ns: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     }
 }
 
-/// Makes an extended completion queue. NULL with errno set if that fails.
+/// Creates an extended completion queue. Returns NULL and sets errno on failure.
 ///
 /// # Safety
 ///
-/// `context` is open, and `cq_attr` valid for reads, with what it names alive.
+/// `context` is open, `cq_attr` is valid for reads, and the objects that it refers to are alive.
 pub unsafe fn ibv_create_cq_ex(
     context: *mut ibv_context,
     cq_attr: *mut ibv_cq_init_attr_ex,
@@ -171,49 +171,48 @@ pub unsafe fn ibv_create_cq_ex(
     }
 }
 
-/// The same queue for functions that take a plain one: arming, resizing, destroying.
+/// Casts to a plain completion queue, for the functions that arm, resize and destroy queues.
 #[must_use]
 #[inline]
 pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
     cq.cast()
 }
 
-/// Begins to poll: 0 if there is a completion to look at, ENOENT if there is none, or another error number.
-/// Only after 0 follow [`ibv_next_poll`] and [`ibv_end_poll`].
+/// Starts a poll. Returns 0 if there is a completion, ENOENT if there is none, or another errno value. Only after 0 may
+/// the caller call [`ibv_next_poll`], and must call [`ibv_end_poll`].
 ///
 /// # Safety
 ///
-/// `cq` was made by [`ibv_create_cq_ex`] and is alive, `attr` is valid for reads, and no other poll is under
-/// way.
+/// `cq` was created by [`ibv_create_cq_ex`] and is alive, `attr` is valid for reads, and no other poll is in progress.
 #[inline]
 pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
     unsafe { (*cq).start_poll.unwrap_unchecked()(cq, attr) }
 }
 
-/// Goes to the next completion: 0 if there is one, ENOENT if there isn't, or another error number.
+/// Moves to the next completion. Returns 0 if there is one, ENOENT if there is none, or another errno value.
 ///
 /// # Safety
 ///
-/// A poll is under way.
+/// A poll is in progress.
 #[inline]
 pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
     unsafe { (*cq).next_poll.unwrap_unchecked()(cq) }
 }
 
-/// Ends the poll.
+/// Ends a poll.
 ///
 /// # Safety
 ///
-/// A poll is under way.
+/// A poll is in progress.
 #[inline]
 pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
     unsafe { (*cq).end_poll.unwrap_unchecked()(cq) }
 }
 
-/// Functions that read something of the current completion.
+/// Declares functions that read a field of the current completion.
 macro_rules! readers {
     ($($(#[$meta:meta])* fn $name:ident = $field:ident -> $ty:ty;)*) => {
         $(
@@ -221,7 +220,7 @@ macro_rules! readers {
             ///
             /// # Safety
             ///
-            /// A poll is under way, and the queue was made with the flag for this, if there is one.
+            /// A poll is in progress, and the queue was created with the flag of this field, if it has one.
             #[inline]
             pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $ty {
                 // SAFETY: the caller says that the queue was made so that the provider fills this in.
@@ -232,30 +231,30 @@ macro_rules! readers {
 }
 
 readers! {
-    /// What was completed. Valid only with success.
+    /// Reads the opcode of a completed request. It is valid only if the status is success.
     fn ibv_wc_read_opcode = read_opcode -> ibv_wc_opcode;
-    /// What the vendor says about a failure.
+    /// Reads the vendor-specific error code.
     fn ibv_wc_read_vendor_err = read_vendor_err -> u32;
-    /// Bytes received or read.
+    /// Reads the number of bytes received or read.
     fn ibv_wc_read_byte_len = read_byte_len -> u32;
-    /// Immediate data.
+    /// Reads the immediate data.
     fn ibv_wc_read_imm_data = read_imm_data -> __be32;
-    /// The key that the peer invalidated.
+    /// Reads the remote key that the peer invalidated.
     fn ibv_wc_read_invalidated_rkey = read_imm_data -> u32;
-    /// The local queue pair.
+    /// Reads the local queue pair.
     fn ibv_wc_read_qp_num = read_qp_num -> u32;
-    /// The peer's queue pair, of a datagram.
+    /// Reads the source queue pair of a datagram.
     fn ibv_wc_read_src_qp = read_src_qp -> u32;
-    /// `IBV_WC_*`: what there is.
+    /// Reads the `IBV_WC_*` flags.
     fn ibv_wc_read_wc_flags = read_wc_flags -> c_uint;
-    /// The peer's local identifier, of a datagram.
+    /// Reads the source LID of a datagram.
     fn ibv_wc_read_slid = read_slid -> u32;
-    /// The service level, of a datagram.
+    /// Reads the service level of a datagram.
     fn ibv_wc_read_sl = read_sl -> u8;
-    /// The low bits of the local identifier that was addressed, of a datagram.
+    /// Reads the low bits of the destination LID of a datagram.
     fn ibv_wc_read_dlid_path_bits = read_dlid_path_bits -> u8;
-    /// When it was completed, by the device's clock.
+    /// Reads the time of completion by the device's clock.
     fn ibv_wc_read_completion_ts = read_completion_ts -> u64;
-    /// When it was completed, in nanoseconds of the wall clock.
+    /// Reads the time of completion by the wall clock, in nanoseconds.
     fn ibv_wc_read_completion_wallclock_ns = read_completion_wallclock_ns -> u64;
 }

@@ -1,4 +1,4 @@
-//! Devices and what they can do.
+//! Devices and their attributes.
 
 use libc::{c_char, c_int, c_uint, timespec};
 
@@ -6,9 +6,9 @@ use crate::errno::set_errno;
 use crate::{__be64, Ibverbs, ibv_context};
 
 shapes! {
-    /// What kind of thing a device is.
+    /// The node type of a device.
     pub enum ibv_node_type: c_int {
-        /// Something that the library doesn't know.
+        /// A type unknown to the library.
         IBV_NODE_UNKNOWN = -1,
         /// An InfiniBand or RoCE adapter.
         IBV_NODE_CA = 1,
@@ -22,13 +22,13 @@ shapes! {
         IBV_NODE_USNIC = 5,
         /// A Cisco usNIC over UDP.
         IBV_NODE_USNIC_UDP = 6,
-        /// A device whose kind doesn't matter, such as EFA.
+        /// A device of unspecified type, such as EFA.
         IBV_NODE_UNSPECIFIED = 7,
     }
 
-    /// What a device speaks.
+    /// The transport of a device.
     pub enum ibv_transport_type: c_int {
-        /// Something that the library doesn't know.
+        /// A type unknown to the library.
         IBV_TRANSPORT_UNKNOWN = -1,
         /// InfiniBand's transport, over InfiniBand or RoCE.
         IBV_TRANSPORT_IB = 0,
@@ -38,129 +38,129 @@ shapes! {
         IBV_TRANSPORT_USNIC = 2,
         /// Cisco usNIC over UDP.
         IBV_TRANSPORT_USNIC_UDP = 3,
-        /// A vendor's own, such as EFA's.
+        /// A vendor-specific transport, such as EFA's SRD.
         IBV_TRANSPORT_UNSPECIFIED = 4,
     }
 
-    /// Two functions that never existed.
+    /// Two unused function pointers.
     #[derive(Clone, Copy)]
     pub struct _ibv_device_ops {
-        /// Nothing.
+        /// Unused.
         pub _dummy1: Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
-        /// Nothing.
+        /// Unused.
         pub _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
     }
 
-    /// A device that the library found.
+    /// An RDMA device.
     pub struct ibv_device {
-        /// Nothing.
+        /// Unused.
         pub _ops: _ibv_device_ops,
-        /// What it is.
+        /// The node type.
         pub node_type: ibv_node_type,
-        /// What it speaks.
+        /// The transport.
         pub transport_type: ibv_transport_type,
         /// The kernel's name, such as `mlx5_0`.
         pub name: [c_char; 64],
         /// The name of its character device, such as `uverbs0`.
         pub dev_name: [c_char; 64],
-        /// The character device's directory in sysfs.
+        /// The sysfs directory of the character device.
         pub dev_path: [c_char; 256],
-        /// The device's directory in sysfs.
+        /// The sysfs directory of the device.
         pub ibdev_path: [c_char; 256],
     }
 
-    /// Among whom atomic operations are atomic.
+    /// The scope of atomic operations.
     pub enum ibv_atomic_cap: c_uint {
-        /// There are no atomic operations.
+        /// The device has no atomic operations.
         IBV_ATOMIC_NONE = 0,
-        /// Among the queue pairs of this device.
+        /// Operations are atomic among the queue pairs of the device.
         IBV_ATOMIC_HCA = 1,
-        /// Among all devices and the processors.
+        /// Operations are atomic among all devices and CPUs.
         IBV_ATOMIC_GLOB = 2,
     }
 
-    /// What a device is and how much of everything it has.
+    /// The attributes and limits of a device.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_device_attr {
-        /// The firmware's version, up to a NUL.
+        /// The firmware version, terminated by NUL.
         pub fw_ver: [c_char; 64],
-        /// The node's GUID.
+        /// The node GUID.
         pub node_guid: __be64,
-        /// The GUID that all parts of one adapter share.
+        /// The system image GUID, shared by all parts of an adapter.
         pub sys_image_guid: __be64,
-        /// The largest region.
+        /// The maximum size of a memory region.
         pub max_mr_size: u64,
-        /// Page sizes, a bit for each power of two.
+        /// The supported page sizes: bit n is set for 2ⁿ bytes.
         pub page_size_cap: u64,
-        /// The vendor, an IEEE OUI or a PCI number.
+        /// The vendor ID, an IEEE OUI or a PCI vendor ID.
         pub vendor_id: u32,
-        /// The vendor's number for the part.
+        /// The vendor's part ID.
         pub vendor_part_id: u32,
-        /// The hardware's version.
+        /// The hardware version.
         pub hw_ver: u32,
-        /// Queue pairs.
+        /// The maximum number of queue pairs.
         pub max_qp: c_int,
-        /// Requests in a work queue.
+        /// The maximum number of requests in a work queue.
         pub max_qp_wr: c_int,
-        /// `IBV_DEVICE_*`, those of the lower 32 bits.
+        /// The `IBV_DEVICE_*` flags of the lower 32 bits.
         pub device_cap_flags: c_uint,
-        /// Segments of a request.
+        /// The maximum number of segments of a request.
         pub max_sge: c_int,
-        /// Segments of an RDMA READ.
+        /// The maximum number of segments of an RDMA READ.
         pub max_sge_rd: c_int,
-        /// Completion queues.
+        /// The maximum number of completion queues.
         pub max_cq: c_int,
-        /// Entries in a completion queue.
+        /// The maximum number of entries in a completion queue.
         pub max_cqe: c_int,
-        /// Memory regions.
+        /// The maximum number of memory regions.
         pub max_mr: c_int,
-        /// Protection domains.
+        /// The maximum number of protection domains.
         pub max_pd: c_int,
-        /// Reads and atomics that a queue pair serves at a time.
+        /// The maximum number of RDMA READs and atomics outstanding per queue pair as responder.
         pub max_qp_rd_atom: c_int,
-        /// The same for an end-to-end context, which nobody has.
+        /// The same limit for an end-to-end context (reliable datagrams only).
         pub max_ee_rd_atom: c_int,
-        /// Reads and atomics that the device serves at a time.
+        /// The maximum number of RDMA READs and atomics outstanding on the device as responder.
         pub max_res_rd_atom: c_int,
-        /// Reads and atomics that a queue pair has outstanding.
+        /// The maximum number of RDMA READs and atomics outstanding per queue pair as requester.
         pub max_qp_init_rd_atom: c_int,
-        /// The same for an end-to-end context, which nobody has.
+        /// The same limit for an end-to-end context (reliable datagrams only).
         pub max_ee_init_rd_atom: c_int,
-        /// Among whom atomic operations are atomic.
+        /// The scope of atomic operations.
         pub atomic_cap: ibv_atomic_cap,
-        /// End-to-end contexts.
+        /// The maximum number of end-to-end contexts.
         pub max_ee: c_int,
-        /// Reliable datagram domains.
+        /// The maximum number of reliable datagram domains.
         pub max_rdd: c_int,
-        /// Memory windows.
+        /// The maximum number of memory windows.
         pub max_mw: c_int,
-        /// Raw IPv6 queue pairs.
+        /// The maximum number of raw IPv6 queue pairs.
         pub max_raw_ipv6_qp: c_int,
-        /// Raw Ethertype queue pairs.
+        /// The maximum number of raw Ethertype queue pairs.
         pub max_raw_ethy_qp: c_int,
-        /// Multicast groups.
+        /// The maximum number of multicast groups.
         pub max_mcast_grp: c_int,
-        /// Queue pairs in a multicast group.
+        /// The maximum number of queue pairs in a multicast group.
         pub max_mcast_qp_attach: c_int,
-        /// Queue pairs in all multicast groups.
+        /// The maximum number of queue pairs in all multicast groups.
         pub max_total_mcast_qp_attach: c_int,
-        /// Address handles.
+        /// The maximum number of address handles.
         pub max_ah: c_int,
-        /// Fast memory regions, which nobody has any more.
+        /// The maximum number of fast memory regions, which are obsolete.
         pub max_fmr: c_int,
-        /// Remappings of one.
+        /// The maximum number of remappings of a fast memory region.
         pub max_map_per_fmr: c_int,
-        /// Shared receive queues.
+        /// The maximum number of shared receive queues.
         pub max_srq: c_int,
-        /// Requests in a shared receive queue.
+        /// The maximum number of requests in a shared receive queue.
         pub max_srq_wr: c_int,
-        /// Segments of a request in a shared receive queue.
+        /// The maximum number of segments of a request in a shared receive queue.
         pub max_srq_sge: c_int,
-        /// Partition keys.
+        /// The maximum number of partition keys.
         pub max_pkeys: u16,
-        /// How long the device takes to acknowledge: 4.096 µs times this power of two.
+        /// The exponent of the maximum ACK delay: the delay is 4.096 µs × 2ⁿ.
         pub local_ca_ack_delay: u8,
-        /// Ports.
+        /// The number of ports.
         pub phys_port_cnt: u8,
     }
 
@@ -168,9 +168,9 @@ shapes! {
     pub const c_uint {
         /// Work queues can be resized.
         IBV_DEVICE_RESIZE_MAX_WR = 1 << 0,
-        /// Counts packets with a wrong P_Key.
+        /// Counting of packets with a wrong P_Key.
         IBV_DEVICE_BAD_PKEY_CNTR = 1 << 1,
-        /// Counts packets with a wrong Q_Key.
+        /// Counting of packets with a wrong Q_Key.
         IBV_DEVICE_BAD_QKEY_CNTR = 1 << 2,
         /// Raw packets can be multicast.
         IBV_DEVICE_RAW_MULTI = 1 << 3,
@@ -178,31 +178,31 @@ shapes! {
         IBV_DEVICE_AUTO_PATH_MIG = 1 << 4,
         /// A queue pair can change its port.
         IBV_DEVICE_CHANGE_PHY_PORT = 1 << 5,
-        /// Checks the port of an address handle.
+        /// Checking the port of an address handle.
         IBV_DEVICE_UD_AV_PORT_ENFORCE = 1 << 6,
-        /// The current state can be given when a queue pair is modified.
+        /// Specifying the current state when a queue pair is modified.
         IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7,
         /// Ports can be shut down.
         IBV_DEVICE_SHUTDOWN_PORT = 1 << 8,
-        /// Types of initialisation.
+        /// Initialization types.
         IBV_DEVICE_INIT_TYPE = 1 << 9,
-        /// Says when a port becomes active.
+        /// Port active events.
         IBV_DEVICE_PORT_ACTIVE_EVENT = 1 << 10,
-        /// Has a system image GUID.
+        /// A system image GUID.
         IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11,
-        /// Reliable connections send receiver-not-ready NAKs.
+        /// RNR NAKs on reliable connections.
         IBV_DEVICE_RC_RNR_NAK_GEN = 1 << 12,
         /// Shared receive queues can be resized.
         IBV_DEVICE_SRQ_RESIZE = 1 << 13,
-        /// A completion queue can notify after several completions.
+        /// Notification after several completions.
         IBV_DEVICE_N_NOTIFY_CQ = 1 << 14,
         /// Memory windows.
         IBV_DEVICE_MEM_WINDOW = 1 << 17,
         /// IP checksums for datagrams.
         IBV_DEVICE_UD_IP_CSUM = 1 << 18,
-        /// Extended reliable connections.
+        /// Extended reliable connections (XRC).
         IBV_DEVICE_XRC = 1 << 20,
-        /// Memory management extensions: sends that invalidate, local invalidation.
+        /// Memory management extensions: SEND with invalidate, and local invalidation.
         IBV_DEVICE_MEM_MGT_EXTENSIONS = 1 << 21,
         /// Memory windows of type 2A.
         IBV_DEVICE_MEM_WINDOW_TYPE_2A = 1 << 23,
@@ -212,15 +212,15 @@ shapes! {
         IBV_DEVICE_RC_IP_CSUM = 1 << 25,
         /// IP checksums for raw packets.
         IBV_DEVICE_RAW_IP_CSUM = 1 << 26,
-        /// Steering rules.
+        /// Flow steering rules.
         IBV_DEVICE_MANAGED_FLOW_STEERING = 1 << 29,
     }
 
     // ibv_device_attr_ex.device_cap_flags_ex, besides those above
     pub const u64 {
-        /// Raw packets can keep their checksum.
+        /// Keeping the frame check sequence of raw packets.
         IBV_DEVICE_RAW_SCATTER_FCS = 1 << 34,
-        /// Writes can be padded to a cache line.
+        /// Padding of PCI writes to a cache line.
         IBV_DEVICE_PCI_WRITE_END_PADDING = 1 << 36,
     }
 
@@ -235,23 +235,23 @@ shapes! {
         IB_UVERBS_DEVICE_ATOMIC_WRITE = 1 << 40,
     }
 
-    /// What to ask about; so far nothing but zero.
+    /// The input of `ibv_query_device_ex`; no attribute is defined yet.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_query_device_ex_input {
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
     }
 
-    /// What on-demand memory can be used for.
+    /// The on-demand paging capabilities.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_odp_caps {
-        /// [`IBV_ODP_SUPPORT`], [`IBV_ODP_SUPPORT_IMPLICIT`].
+        /// The general flags: [`IBV_ODP_SUPPORT`], [`IBV_ODP_SUPPORT_IMPLICIT`].
         pub general_caps: u64,
-        /// By transport.
+        /// The capabilities by transport.
         pub per_transport_caps: ibv_odp_caps_per_transport,
     }
 
-    /// What on-demand memory can be used for, by transport: [`IBV_ODP_SUPPORT_SEND`] and so on.
+    /// The on-demand paging capabilities by transport, as `IBV_ODP_SUPPORT_*` flags.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_odp_caps_per_transport inside ibv_odp_caps.per_transport_caps {
         /// Reliable connections.
@@ -264,9 +264,9 @@ shapes! {
 
     // ibv_odp_caps.general_caps
     pub const u64 {
-        /// Memory can be registered without pinning.
+        /// Registration of memory without pinning.
         IBV_ODP_SUPPORT = 1 << 0,
-        /// The whole address space can be registered.
+        /// Implicit registration of the whole address space.
         IBV_ODP_SUPPORT_IMPLICIT = 1 << 1,
     }
 
@@ -274,7 +274,7 @@ shapes! {
     pub const u32 {
         /// SEND from on-demand memory.
         IBV_ODP_SUPPORT_SEND = 1 << 0,
-        /// Receive into it.
+        /// Receives into on-demand memory.
         IBV_ODP_SUPPORT_RECV = 1 << 1,
         /// RDMA WRITE.
         IBV_ODP_SUPPORT_WRITE = 1 << 2,
@@ -282,7 +282,7 @@ shapes! {
         IBV_ODP_SUPPORT_READ = 1 << 3,
         /// Atomics.
         IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
-        /// Receive into it through a shared receive queue.
+        /// Receives into on-demand memory through a shared receive queue.
         IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
     }
 
@@ -293,134 +293,133 @@ shapes! {
         IBV_ODP_SUPPORT_ATOMIC_WRITE = 1 << 7,
     }
 
-    /// TCP segmentation.
+    /// The capabilities of TCP segmentation offload (TSO).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tso_caps {
-        /// The longest packet that is cut up; zero if none is.
+        /// The maximum size of a packet to segment; zero if TSO isn't supported.
         pub max_tso: u32,
-        /// A bit for each type of queue pair.
+        /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
     }
 
-    /// Receive-side scaling.
+    /// The capabilities of receive-side scaling (RSS).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_rss_caps {
-        /// A bit for each type of queue pair.
+        /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
-        /// Tables.
+        /// The maximum number of indirection tables.
         pub max_rwq_indirection_tables: u32,
-        /// Entries in a table.
+        /// The maximum number of entries of an indirection table.
         pub max_rwq_indirection_table_size: u32,
-        /// What can be hashed.
+        /// The packet fields that can be hashed.
         pub rx_hash_fields_mask: u64,
-        /// With what.
+        /// The supported hash functions.
         pub rx_hash_function: u8,
     }
 
-    /// Pacing, in kbit/s.
+    /// The limits of rate limiting, in kbit/s.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_packet_pacing_caps {
-        /// The slowest.
+        /// The minimum rate.
         pub qp_rate_limit_min: u32,
-        /// The fastest.
+        /// The maximum rate.
         pub qp_rate_limit_max: u32,
-        /// A bit for each type of queue pair.
+        /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
     }
 
-    /// Tag matching.
+    /// Tag matching (TM).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tm_caps {
-        /// Bytes of a rendezvous header.
+        /// The maximum length of a rendezvous header in bytes.
         pub max_rndv_hdr_size: u32,
-        /// Buffers in a list.
+        /// The number of buffers in the tag list.
         pub max_num_tags: u32,
-        /// Which transports.
+        /// The flags of the supported transports.
         pub flags: u32,
-        /// Outstanding operations on a list.
+        /// The maximum number of outstanding operations on the tag list.
         pub max_ops: u32,
-        /// Segments of a buffer.
+        /// The maximum number of segments of a tagged buffer.
         pub max_sge: u32,
     }
 
-    /// Moderation of completion events.
+    /// The limits of completion event moderation.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_cq_moderation_caps {
-        /// The most completions that an event waits for.
+        /// The maximum number of completions per event.
         pub max_cq_count: u16,
-        /// The longest that it waits, in microseconds.
+        /// The maximum delay in microseconds.
         pub max_cq_period: u16,
     }
 
-    /// Atomics over PCI: for each, a bit for 4, 8 and 16 bytes.
+    /// PCI atomics: for each operation, flags for 4, 8 and 16 bytes.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_pci_atomic_caps {
-        /// Fetch and add.
+        /// Fetch-and-add.
         pub fetch_add: u16,
         /// Swap.
         pub swap: u16,
-        /// Compare and swap.
+        /// Compare-and-swap.
         pub compare_swap: u16,
     }
 
-    /// What a device is, and what has been added since.
+    /// The extended attributes of a device.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_device_attr_ex {
-        /// What it always told.
+        /// The plain attributes.
         pub orig_attr: ibv_device_attr,
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
-        /// On-demand memory.
+        /// On-demand paging.
         pub odp_caps: ibv_odp_caps,
-        /// Which bits of a completion's timestamp count; zero if there are no timestamps.
+        /// The mask of valid bits of completion timestamps; zero if they aren't supported.
         pub completion_timestamp_mask: u64,
-        /// The clock of these timestamps, in kHz.
+        /// The frequency of the timestamp clock in kHz.
         pub hca_core_clock: u64,
-        /// `IBV_DEVICE_*`, all of them.
+        /// All `IBV_DEVICE_*` flags.
         pub device_cap_flags_ex: u64,
-        /// TCP segmentation.
+        /// TCP segmentation offload.
         pub tso_caps: ibv_tso_caps,
         /// Receive-side scaling.
         pub rss_caps: ibv_rss_caps,
-        /// Work queues outside queue pairs.
+        /// The maximum number of work queues.
         pub max_wq_type_rq: u32,
-        /// Pacing.
+        /// Rate limits.
         pub packet_pacing_caps: ibv_packet_pacing_caps,
-        /// What raw packets can do.
+        /// The raw packet capability flags.
         pub raw_packet_caps: u32,
-        /// Tag matching.
+        /// Tag matching (TM).
         pub tm_caps: ibv_tm_caps,
-        /// Moderation of completion events.
+        /// Completion event moderation.
         pub cq_mod_caps: ibv_cq_moderation_caps,
-        /// Memory on the device.
+        /// The maximum size of device memory.
         pub max_dm_size: u64,
         /// Atomics over PCI.
         pub pci_atomic_caps: ibv_pci_atomic_caps,
-        /// On-demand memory with extended reliable connections.
+        /// The on-demand paging capabilities of XRC.
         pub xrc_odp_caps: u32,
-        /// Ports, where there are more than 255.
+        /// The number of ports if it exceeds 255.
         pub phys_port_cnt_ex: u32,
     }
 
-    /// What a device's clock says.
+    /// The values of `ibv_query_rt_values_ex`.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_values_ex {
-        /// What is asked for, then what was answered.
+        /// The mask of requested values on input, of returned values on output.
         pub comp_mask: u32,
-        /// The clock: ticks in `tv_nsec`.
+        /// The raw clock, with ticks in `tv_nsec`.
         pub raw_clock: timespec,
     }
 
     // ibv_values_ex.comp_mask
     pub const u32 {
-        /// The clock of completion timestamps.
+        /// The raw clock of completion timestamps.
         IBV_VALUES_MASK_RAW_CLOCK = 1 << 0,
     }
 }
 
 impl Ibverbs {
-    /// Asks for a device's extended attributes, and for the plain ones if it has no more. 0 or an error
-    /// number.
+    /// Queries a device's extended attributes, or the plain ones if it has no others. Returns 0 or an errno value.
     ///
     /// # Safety
     ///
@@ -448,7 +447,7 @@ impl Ibverbs {
         }
     }
 
-    /// The kernel's number of a device, or -1 if the kernel or the library is too old to tell.
+    /// Returns the kernel's index of a device, or -1 if the kernel or the library is too old.
     ///
     /// # Safety
     ///
@@ -461,7 +460,7 @@ impl Ibverbs {
         }
     }
 
-    /// Opens a device by a descriptor that another process opened. NULL with errno set if that fails.
+    /// Opens a device from another process's file descriptor. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
@@ -478,7 +477,7 @@ impl Ibverbs {
     }
 }
 
-/// Reads a device's clock. 0 or an error number.
+/// Reads a device's clock. Returns 0 or an errno value.
 ///
 /// # Safety
 ///

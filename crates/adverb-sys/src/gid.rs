@@ -1,4 +1,4 @@
-//! Global identifiers, and a port's table of them.
+//! Global identifiers (GIDs), and the GID table of a port.
 
 use core::fmt;
 use std::net::Ipv6Addr;
@@ -8,53 +8,52 @@ use libc::{c_int, c_uint, size_t, ssize_t};
 use crate::{__be64, Ibverbs, ibv_context};
 
 shapes! {
-    /// A global identifier: sixteen bytes, which with RoCEv2 are an IPv6 address, or an IPv4 address mapped
-    /// to one.
+    /// A global identifier (GID): 16 bytes. In RoCEv2 they are an IPv6 address or an IPv4-mapped IPv6 address.
     #[derive(Clone, Copy)]
     pub union ibv_gid {
-        /// The bytes, in the order in which they are sent.
+        /// The bytes in network order.
         pub raw: [u8; 16],
-        /// The two halves.
+        /// The two 64-bit halves.
         pub global: ibv_gid_global,
     }
 
     /// The halves of a global identifier.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct ibv_gid_global inside ibv_gid.global {
-        /// The subnet's prefix.
+        /// The subnet prefix.
         pub subnet_prefix: __be64,
-        /// The interface's identifier.
+        /// The interface identifier.
         pub interface_id: __be64,
     }
 
-    /// What goes on the wire when a GID of this type is the source.
+    /// The type of a GID, which determines the protocol of packets sent from it.
     pub enum ibv_gid_type: c_uint {
         /// InfiniBand.
         IBV_GID_TYPE_IB = 0,
-        /// RoCE version 1: right above Ethernet.
+        /// RoCEv1, directly over Ethernet.
         IBV_GID_TYPE_ROCE_V1 = 1,
-        /// RoCE version 2: above UDP.
+        /// RoCEv2, over UDP.
         IBV_GID_TYPE_ROCE_V2 = 2,
     }
 
     /// An entry of a GID table.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_gid_entry {
-        /// The identifier.
+        /// The GID.
         pub gid: ibv_gid,
-        /// Its index in the port's table.
+        /// The index in the port's GID table.
         pub gid_index: u32,
         /// The port.
         pub port_num: u32,
         /// An [`ibv_gid_type`].
         pub gid_type: u32,
-        /// The index of the network interface that it belongs to, or zero.
+        /// The index of the network interface that the GID belongs to, or zero.
         pub ndev_ifindex: u32,
     }
 }
 
 impl ibv_gid {
-    /// The bytes, in the order in which they are sent.
+    /// The bytes in network order.
     #[must_use]
     #[inline]
     pub const fn octets(&self) -> [u8; 16] {
@@ -84,8 +83,8 @@ impl fmt::Debug for ibv_gid {
 }
 
 impl Ibverbs {
-    /// Asks for an entry of a GID table with its type and interface. 0 or an error number: ENODATA if the
-    /// entry is empty, EOPNOTSUPP if the library is older than rdma-core 32.
+    /// Queries an entry of a GID table with its type and interface. Returns 0 or an errno value: ENODATA if the entry
+    /// is empty, EOPNOTSUPP if the library is older than rdma-core 32.
     ///
     /// # Safety
     ///
@@ -107,10 +106,9 @@ impl Ibverbs {
         }
     }
 
-    /// Asks for all entries of a device's GID tables that aren't empty. How many there are, or the negative
-    /// of an error number, also if there are more than `max_entries`: -EOPNOTSUPP if the library is older
-    /// than rdma-core 32, -EINVAL if `max_entries` is above 2047, because the kernel is told of at most 65535
-    /// bytes.
+    /// Queries all nonempty entries of a device's GID tables. Returns their number, or a negative errno value. The call
+    /// fails if there are more than `max_entries` entries, with -EOPNOTSUPP if the library is older than rdma-core 32,
+    /// and with -EINVAL if `max_entries` exceeds 2047, because the kernel accepts at most 65,535 bytes.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! libibverbs itself: what it exports.
+//! The functions of libibverbs.
 
 use libc::{c_char, c_int, c_uint, c_void, size_t, ssize_t};
 
@@ -10,22 +10,20 @@ use crate::{
 };
 
 symbols! {
-    /// libibverbs, loaded.
+    /// The loaded libibverbs.
     ///
-    /// A field is a symbol, as the library exports it. The method of the same name is what C's header makes
-    /// of it: often the same call, sometimes a better one. A test may copy the struct and put functions of
-    /// its own in.
+    /// Each field is a symbol that the library exports. The method of the same name behaves like the C header: most
+    /// call the symbol, some call a newer function. A test may copy the struct and replace functions.
     pub struct Ibverbs from "libibverbs.so.1";
 
     called {
-        /// Lists the devices: an array that ends with NULL, or NULL with errno set, which is ENOSYS where the
-        /// kernel has no RDMA at all. `num_devices` may be NULL.
+        /// Returns a NULL-terminated array of the devices, or NULL with errno set. errno is ENOSYS if the kernel has no
+        /// RDMA support. `num_devices` may be NULL.
         ///
         /// # Safety
         ///
-        /// `num_devices` is NULL or valid for writes. The result goes to
-        /// [`ibv_free_device_list`](Self::ibv_free_device_list) once, after which only opened devices may be
-        /// used.
+        /// `num_devices` is NULL or valid for writes. The caller passes the result to
+        /// [`ibv_free_device_list`](Self::ibv_free_device_list) once, and afterwards uses only opened devices.
         fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
 
         /// Frees a list of devices.
@@ -35,90 +33,90 @@ symbols! {
         /// `list` comes from [`ibv_get_device_list`](Self::ibv_get_device_list), and isn't used afterwards.
         fn ibv_free_device_list(list: *mut *mut ibv_device);
 
-        /// The kernel's name of a device, such as `mlx5_0`.
+        /// Returns the kernel's name of a device, such as `mlx5_0`.
         ///
         /// # Safety
         ///
-        /// `device` is in a list that isn't freed yet, or open. The result lives as long as it.
+        /// `device` is in a list that isn't freed yet, or open. The result is valid as long as the device.
         fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
 
-        /// The node GUID of a device.
+        /// Returns the node GUID of a device.
         ///
         /// # Safety
         ///
         /// `device` is in a list that isn't freed yet, or open.
         fn ibv_get_device_guid(device: *mut ibv_device) -> __be64;
 
-        /// Opens a device. NULL with errno set if that fails.
+        /// Opens a device. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
         /// `device` is in a list that isn't freed yet.
         fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
 
-        /// Closes a device. 0, or -1 with errno set.
+        /// Closes a device. Returns 0, or -1 with errno set.
         ///
         /// # Safety
         ///
-        /// `context` is open, nothing that was made in it is left, and it isn't used afterwards.
+        /// `context` is open, all objects created in it are destroyed, and it isn't used afterwards.
         fn ibv_close_device(context: *mut ibv_context) -> c_int;
 
-        /// Reads the next asynchronous event, and waits for it unless the descriptor is non-blocking. 0, or
-        /// -1 with errno set.
+        /// Reads the next asynchronous event, and waits for it unless the file descriptor is non-blocking. Returns 0,
+        /// or -1 with errno set.
         ///
         /// # Safety
         ///
         /// `context` is open, `event` is valid for writes, and each event that was read is acknowledged once.
         fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
 
-        /// Acknowledges an asynchronous event. Destroying the object that an event names waits for it.
+        /// Acknowledges an asynchronous event. Destroying an object waits until its events are acknowledged.
         ///
         /// # Safety
         ///
         /// `event` was read by [`ibv_get_async_event`](Self::ibv_get_async_event), and not acknowledged yet.
         fn ibv_ack_async_event(event: *mut ibv_async_event);
 
-        /// Asks for a device's attributes. 0 or an error number.
+        /// Queries a device's attributes. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `context` is open, and `device_attr` valid for writes.
         fn ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int;
 
-        /// Asks for an entry of the GID table, which is zero if it is empty. 0 or -1.
+        /// Queries an entry of the GID table. An empty entry is all zeros. Returns 0 or -1.
         ///
         /// # Safety
         ///
         /// `context` is open, and `gid` valid for writes.
         fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
 
-        /// Asks for an entry of the P_Key table. 0 or -1.
+        /// Queries an entry of the P_Key table. Returns 0 or -1.
         ///
         /// # Safety
         ///
         /// `context` is open, and `pkey` valid for writes.
         fn ibv_query_pkey(context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut __be16) -> c_int;
 
-        /// Makes a protection domain. NULL with errno set if that fails.
+        /// Creates a protection domain. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
         /// `context` is open.
         fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
 
-        /// Frees a protection domain, also a parent domain. 0 or an error number.
+        /// Frees a protection domain or a parent domain. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `pd` is alive, and isn't used after success.
         fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
 
-        /// Changes a registration in place. 0, or one of `IBV_REREG_MR_ERR_*`.
+        /// Changes a registration in place. Returns 0 or one of `IBV_REREG_MR_ERR_*`.
         ///
         /// # Safety
         ///
-        /// `mr` is alive and no request uses it; `pd` and the memory are as for
-        /// [`ibv_reg_mr`](Self::ibv_reg_mr) where `flags` says that they change.
+        /// `mr` is alive and no request uses it. If `flags` changes `pd` or the memory, they meet the requirements of
+        /// [`ibv_reg_mr`](Self::ibv_reg_mr).
         fn ibv_rereg_mr(
             mr: *mut ibv_mr,
             flags: c_int,
@@ -128,33 +126,32 @@ symbols! {
             access: c_int,
         ) -> c_int;
 
-        /// Ends a registration. 0 or an error number.
+        /// Deregisters a memory region. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `mr` is alive, and isn't used after success.
         fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
 
-        /// Makes a completion channel. NULL with errno set if that fails.
+        /// Creates a completion channel. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
         /// `context` is open.
         fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
 
-        /// Destroys a completion channel. 0 or an error number, EBUSY while a completion queue is attached to
-        /// it.
+        /// Destroys a completion channel. Returns 0 or an errno value: EBUSY while a completion queue is attached.
         ///
         /// # Safety
         ///
         /// `channel` is alive, and isn't used after success.
         fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
 
-        /// Makes a completion queue of at least `cqe` entries. NULL with errno set if that fails.
+        /// Creates a completion queue of at least `cqe` entries. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
-        /// `context` is open, and `channel` is NULL or alive and made in it.
+        /// `context` is open, and `channel` is NULL or alive and created in `context`.
         fn ibv_create_cq(
             context: *mut ibv_context,
             cqe: c_int,
@@ -163,23 +160,23 @@ symbols! {
             comp_vector: c_int,
         ) -> *mut ibv_cq;
 
-        /// Changes how many entries a completion queue has. 0 or an error number.
+        /// Changes the number of entries of a completion queue. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `cq` is alive.
         fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;
 
-        /// Destroys a completion queue, after waiting until its events are acknowledged. 0 or an error
-        /// number.
+        /// Destroys a completion queue, after waiting until its events are acknowledged. Returns 0 or an errno
+        /// value.
         ///
         /// # Safety
         ///
         /// `cq` is alive, and isn't used after success.
         fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
 
-        /// Reads the next completion event, and waits for it unless the descriptor is non-blocking. 0, or -1
-        /// with errno set.
+        /// Reads the next completion event, and waits for it unless the file descriptor is non-blocking. Returns 0, or
+        /// -1 with errno set.
         ///
         /// # Safety
         ///
@@ -191,58 +188,58 @@ symbols! {
             cq_context: *mut *mut c_void,
         ) -> c_int;
 
-        /// Acknowledges completion events. It takes a mutex, so that it pays to do several at once.
+        /// Acknowledges completion events. Each call locks a mutex, so acknowledging several at once is cheaper.
         ///
         /// # Safety
         ///
         /// `cq` is alive, and at least `nevents` of its events were read and not acknowledged yet.
         fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
 
-        /// Makes a shared receive queue, and writes the sizes it got to `srq_init_attr`. NULL with errno set
-        /// if that fails.
+        /// Creates a shared receive queue, and writes its actual capacities to `srq_init_attr`. Returns NULL and sets
+        /// errno on failure.
         ///
         /// # Safety
         ///
         /// `pd` is alive, and `srq_init_attr` valid for reads and writes.
         fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
 
-        /// Changes a shared receive queue's size or limit. 0 or an error number.
+        /// Modifies a shared receive queue's size or limit. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `srq` is alive, and `srq_attr` valid for reads and writes.
         fn ibv_modify_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr, srq_attr_mask: c_int) -> c_int;
 
-        /// Asks for a shared receive queue's attributes. 0 or an error number.
+        /// Queries a shared receive queue's attributes. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `srq` is alive, and `srq_attr` valid for writes.
         fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int;
 
-        /// Destroys a shared receive queue. 0 or an error number.
+        /// Destroys a shared receive queue. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `srq` is alive, and isn't used after success.
         fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
 
-        /// Makes a queue pair, and writes the capacities it got to `qp_init_attr`. NULL with errno set if
-        /// that fails.
+        /// Creates a queue pair, and writes its actual capacities to `qp_init_attr`. Returns NULL and sets errno on
+        /// failure.
         ///
         /// # Safety
         ///
-        /// `pd` is alive, as is what `qp_init_attr` names, which itself is valid for reads and writes.
+        /// `pd` is alive, `qp_init_attr` is valid for reads and writes, and the objects that it refers to are alive.
         fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
 
-        /// Changes a queue pair's state and attributes. 0 or an error number.
+        /// Modifies a queue pair's state and attributes. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `qp` is alive, and `attr` valid for reads.
         fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int;
 
-        /// Asks for a queue pair's state and attributes. 0 or an error number.
+        /// Queries a queue pair's state and attributes. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
@@ -254,28 +251,28 @@ symbols! {
             init_attr: *mut ibv_qp_init_attr,
         ) -> c_int;
 
-        /// Destroys a queue pair, after waiting until its events are acknowledged. 0 or an error number.
+        /// Destroys a queue pair, after waiting until its events are acknowledged. Returns 0 or an errno value.
         ///
-        /// Once it has succeeded, the device touches no memory on the queue pair's behalf.
+        /// After success, the device accesses no memory for the queue pair.
         ///
         /// # Safety
         ///
         /// `qp` is alive, and isn't used after success.
         fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 
-        /// Makes an address handle. NULL with errno set if that fails.
+        /// Creates an address handle. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
         /// `pd` is alive, and `attr` valid for reads.
         fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
 
-        /// Works out the address to which a received datagram is answered. 0 or -1.
+        /// Initializes the address attributes for a reply to a received datagram. Returns 0 or -1.
         ///
         /// # Safety
         ///
-        /// `context` is open, `wc` is valid for reads, `grh` too if the completion says that there is one,
-        /// and `ah_attr` for writes.
+        /// `context` is open, `wc` is valid for reads, `grh` is valid for reads if the completion has the flag
+        /// `IBV_WC_GRH`, and `ah_attr` is valid for writes.
         fn ibv_init_ah_from_wc(
             context: *mut ibv_context,
             port_num: u8,
@@ -284,12 +281,12 @@ symbols! {
             ah_attr: *mut ibv_ah_attr,
         ) -> c_int;
 
-        /// Makes the address handle to which a received datagram is answered. NULL with errno set if that
-        /// fails.
+        /// Creates an address handle for a reply to a received datagram. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
-        /// `pd` is alive, `wc` is valid for reads, and `grh` too if the completion says that there is one.
+        /// `pd` is alive, `wc` is valid for reads, and `grh` is valid for reads if the completion has the flag
+        /// `IBV_WC_GRH`.
         fn ibv_create_ah_from_wc(
             pd: *mut ibv_pd,
             wc: *mut ibv_wc,
@@ -297,53 +294,53 @@ symbols! {
             port_num: u8,
         ) -> *mut ibv_ah;
 
-        /// Destroys an address handle. 0 or an error number.
+        /// Destroys an address handle. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
-        /// `ah` is alive, no request that was posted with it is outstanding, and it isn't used after success.
+        /// `ah` is alive, no request posted with it is outstanding, and it isn't used after success.
         fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
 
-        /// Makes a datagram queue pair receive what is sent to a multicast group. 0 or an error number.
+        /// Attaches a datagram queue pair to a multicast group. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `qp` is alive, and `gid` valid for reads.
         fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
 
-        /// Undoes [`ibv_attach_mcast`](Self::ibv_attach_mcast). 0 or an error number.
+        /// Detaches a queue pair from a multicast group. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
         /// `qp` is alive, and `gid` valid for reads.
         fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
 
-        /// A completion status in words.
+        /// Returns a description of a completion status.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own: every value is answered, with a constant string.
+        /// There are no requirements: the library returns a constant string for every value.
         fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char;
 
-        /// A type of node in words.
+        /// Returns a description of a node type.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own: every value is answered, with a constant string.
+        /// There are no requirements: the library returns a constant string for every value.
         fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char;
 
-        /// A port's state in words.
+        /// Returns a description of a port state.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own: every value is answered, with a constant string.
+        /// There are no requirements: the library returns a constant string for every value.
         fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char;
 
-        /// An asynchronous event in words.
+        /// Returns a description of an asynchronous event.
         ///
         /// # Safety
         ///
-        /// None beyond the library's own: every value is answered, with a constant string.
+        /// There are no requirements: the library returns a constant string for every value.
         fn ibv_event_type_str(event: ibv_event_type) -> *const c_char;
     }
 

@@ -1,8 +1,8 @@
-//! The table of everything that this crate declares, for the test that compares it with the C headers.
+//! The table of all declarations of this crate, for the test that compares them with the C headers.
 //!
-//! Not part of the API: it has no stability at all.
+//! This module is not part of the API and has no stability guarantee.
 
-/// Everything that is declared, in the order of the modules.
+/// Returns all declarations, in the order of the modules.
 pub fn items() -> impl Iterator<Item = &'static Item> {
     // A module whose table is missing here has an unused constant, which the compiler reports.
     [
@@ -38,27 +38,27 @@ pub fn items() -> impl Iterator<Item = &'static Item> {
 pub enum Item {
     /// A struct or a union.
     Record(Record),
-    /// A type of which only the name is known.
+    /// An opaque type.
     Opaque {
-        /// The tag of C's struct.
+        /// The tag of the C struct.
         name: &'static str,
     },
-    /// An integer type that stands for a C enumeration.
+    /// An integer type that represents a C enum.
     Enumeration {
-        /// The tag of C's enum.
+        /// The tag of the C enum.
         name: &'static str,
-        /// Bytes.
+        /// The size in bytes.
         size: usize,
         /// Whether it has negative values.
         signed: bool,
     },
     /// A constant.
     Constant {
-        /// C's name, an enumerator's or a macro's.
+        /// The name of the C enumerator or macro.
         name: &'static str,
         /// The value.
         value: i128,
-        /// The release of rdma-core that brought it, if that is later than the oldest that we test with.
+        /// The rdma-core release that introduced it, if that is newer than the oldest tested release.
         since: Option<&'static str>,
     },
     /// A function that the library exports.
@@ -75,17 +75,17 @@ pub enum Item {
 pub struct Record {
     /// Rust's name, which is C's tag unless `place` says otherwise.
     pub name: &'static str,
-    /// What C calls it.
+    /// The record in the C headers.
     pub place: Place,
-    /// Bytes.
+    /// The size in bytes.
     pub size: usize,
-    /// Bytes.
+    /// The alignment in bytes.
     pub align: usize,
-    /// Members.
+    /// The fields.
     pub fields: &'static [Field],
 }
 
-/// Where C's headers have a record.
+/// The declaration of a record in the C headers.
 #[derive(Debug, Clone, Copy)]
 pub enum Place {
     /// It is `struct NAME`.
@@ -100,18 +100,18 @@ pub enum Place {
     UnnamedIn(&'static str),
 }
 
-/// A member.
+/// A field of a record.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
     /// The name.
     pub name: &'static str,
     /// Its type, as Rust source.
     pub ty: &'static str,
-    /// Bytes from the record's beginning.
+    /// The offset in the record, in bytes.
     pub offset: usize,
-    /// Bytes.
+    /// The size in bytes.
     pub size: usize,
-    /// The release of rdma-core that brought it, if that is later than the oldest that we test with.
+    /// The rdma-core release that introduced it, if that is newer than the oldest tested release.
     pub since: Option<&'static str>,
 }
 

@@ -1,10 +1,8 @@
-//! The shape of libibverbs and librdmacm: their public structs as `repr(C)`, their constants, and their
-//! functions, found at run time.
+//! Bindings for libibverbs and librdmacm: `repr(C)` structs, constants, and functions loaded at run time.
 //!
-//! Building needs no headers, no clang, no cmake and no library to link: [`Ibverbs::load`] and
-//! [`RdmaCm::load`] open `libibverbs.so.1` and `librdmacm.so.1` when they are first asked to. A program that
-//! was built with this crate starts where rdma-core isn't installed, and the [`LoadError`] says what to
-//! install.
+//! Building needs no headers, clang, cmake or libraries. The first call of [`Ibverbs::load`] or [`RdmaCm::load`] opens
+//! `libibverbs.so.1` or `librdmacm.so.1`. A program built with this crate also starts on machines without rdma-core,
+//! where [`LoadError`] names the packages to install.
 //!
 //! ```
 //! use adverb_sys::Ibverbs;
@@ -16,7 +14,7 @@
 //!         let list = unsafe { ibverbs.ibv_get_device_list(&mut count) };
 //!         println!("{count} devices");
 //!         if !list.is_null() {
-//!             // SAFETY: the list was made above, and is freed once.
+//!             // SAFETY: the list was created above, and is freed once.
 //!             unsafe { ibverbs.ibv_free_device_list(list) };
 //!         }
 //!     }
@@ -24,35 +22,33 @@
 //! }
 //! ```
 //!
-//! # What is where
+//! # Organization
 //!
-//! Names are C's own, so that its manual pages apply. rdma-core's headers are half library and half inline
-//! functions, and so is this crate:
+//! All names are those of the C API, so rdma-core's manual pages apply. Some functions of the C API are exported by the
+//! libraries, others are inline functions in the headers:
 //!
 //! - A function that the library exports is a method of [`Ibverbs`] or [`RdmaCm`].
-//! - A function that the header redirects (`ibv_query_port`, `ibv_reg_mr`, `ibv_create_qp_ex`, …) is a method
-//!   that does what the header does: the plain symbol has the behaviour of long ago.
-//! - A function that the header answers from the object alone is a free function: posting and polling go
-//!   through [`ibv_context::ops`], `ibv_wr_*` through [`ibv_qp_ex`], `ibv_start_poll` and its like through
-//!   [`ibv_cq_ex`], and extended verbs through [`verbs_context`], after a check that the library is new
-//!   enough to have them.
+//! - A function that the header redirects (`ibv_query_port`, `ibv_reg_mr`, `ibv_create_qp_ex`, …) is a method that
+//!   does the same as the header. The exported symbol of that name has the behavior of its oldest version.
+//! - An inline function that needs only its object is a free function: posting and polling call [`ibv_context::ops`],
+//!   `ibv_wr_*` call [`ibv_qp_ex`], `ibv_start_poll` and related functions call [`ibv_cq_ex`]. Extended verbs call
+//!   [`verbs_context`], after checking that the library is new enough.
 //!
-//! Everything here is as unsafe as in C, and nothing is checked that C doesn't check. The safe API is the
-//! crate `adverb`.
+//! The functions are as unsafe as in C and check nothing that C doesn't check. The safe API is the crate `adverb`.
 //!
-//! Fields are public, so that a test can make an [`ibv_context`] by hand, with operations of its own.
+//! Fields are public, so that a test can construct an [`ibv_context`] with its own operations.
 //!
-//! # Why the definitions can be trusted
+//! # Verification of the definitions
 //!
-//! Each struct, field, enumeration, constant and function is declared inside a macro that also enters it in a
-//! table. The test `layout` turns the table into a C program, compiles it with the installed headers, and
-//! compares every size, alignment, offset, type, value and signature. What is newer than rdma-core 44, the
-//! oldest release that we test with, is marked so, and compared where the headers have it.
+//! Each struct, field, enumeration, constant and function is declared in a macro that also adds it to a table. The test
+//! `layout` generates a C program from the table, compiles it with the installed headers, and compares every size,
+//! alignment, offset, type, value and signature. Items newer than rdma-core 44, the oldest tested release, are marked
+//! and compared if the headers have them.
 //!
-//! Outside Linux this crate is empty.
+//! On other systems than Linux, this crate is empty.
 
 #![cfg(target_os = "linux")]
-// The names are C's own: people look them up in rdma-core's manual pages, and grep for them.
+// The names are those of the C API, so that users find them in rdma-core's manual pages.
 #![allow(non_camel_case_types)]
 
 #[macro_use]

@@ -6,107 +6,107 @@ use crate::errno::set_errno;
 use crate::{Ibverbs, ibv_context, ibv_pd, ibv_sge};
 
 shapes! {
-    /// Registered memory.
+    /// A memory region: registered memory.
     pub struct ibv_mr {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// Where it begins.
+        /// The start address.
         pub addr: *mut c_void,
-        /// Bytes.
+        /// The length in bytes.
         pub length: size_t,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// The key for local use.
+        /// The local key.
         pub lkey: u32,
-        /// The key that peers use.
+        /// The remote key.
         pub rkey: u32,
     }
 
     // Access to memory: ibv_reg_mr, ibv_qp_attr.qp_access_flags, ibv_mw_bind_info.mw_access_flags
     pub const c_uint {
-        /// The device may write: receives, READs and atomics of this side.
+        /// Local write access, for receives and for results of local READs and atomics.
         IBV_ACCESS_LOCAL_WRITE = 1 << 0,
-        /// Peers may WRITE.
+        /// Remote write access.
         IBV_ACCESS_REMOTE_WRITE = 1 << 1,
-        /// Peers may READ.
+        /// Remote read access.
         IBV_ACCESS_REMOTE_READ = 1 << 2,
-        /// Peers may do atomics.
+        /// Remote atomic access.
         IBV_ACCESS_REMOTE_ATOMIC = 1 << 3,
-        /// Memory windows may be bound to it.
+        /// Binding of memory windows.
         IBV_ACCESS_MW_BIND = 1 << 4,
-        /// Addresses count from the beginning of the region or window.
+        /// Zero-based addresses: offsets in the region or window.
         IBV_ACCESS_ZERO_BASED = 1 << 5,
-        /// The memory isn't pinned, but brought in when it is used.
+        /// On-demand paging: the memory isn't pinned.
         IBV_ACCESS_ON_DEMAND = 1 << 6,
-        /// The memory is of huge pages, and on demand.
+        /// Huge pages, with on-demand paging.
         IBV_ACCESS_HUGETLB = 1 << 7,
-        /// Where the optional flags begin, which are ignored by those who don't know them.
+        /// The first optional flag. Kernels ignore optional flags that they don't know.
         IBV_ACCESS_OPTIONAL_FIRST = 1 << 20,
-        /// The device may reorder its writes: faster on some machines, and no polling of memory.
+        /// Relaxed ordering: the device may reorder its writes, so consumers must not poll the memory.
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
         /// All optional flags.
         IBV_ACCESS_OPTIONAL_RANGE = (1 << 30) - (1 << 20),
     }
 
     pub const c_uint since "45" {
-        /// Peers may FLUSH to global visibility.
+        /// Remote FLUSH to global visibility.
         IBV_ACCESS_FLUSH_GLOBAL = 1 << 8,
-        /// Peers may FLUSH to persistence.
+        /// Remote FLUSH to persistence.
         IBV_ACCESS_FLUSH_PERSISTENT = 1 << 9,
     }
 
     // ibv_rereg_mr
     pub const c_int {
-        /// The memory changes.
+        /// Change the memory.
         IBV_REREG_MR_CHANGE_TRANSLATION = 1 << 0,
-        /// The protection domain changes.
+        /// Change the protection domain.
         IBV_REREG_MR_CHANGE_PD = 1 << 1,
-        /// The access changes.
+        /// Change the access flags.
         IBV_REREG_MR_CHANGE_ACCESS = 1 << 2,
-        /// All that can change.
+        /// All supported changes.
         IBV_REREG_MR_FLAGS_SUPPORTED = (1 << 3) - 1,
-        /// The arguments are wrong; the old region is valid.
+        /// The arguments are invalid; the old region remains valid.
         IBV_REREG_MR_ERR_INPUT = -1,
-        /// The new memory couldn't be kept from forks; the old region is valid.
+        /// The new memory couldn't be excluded from forks; the old region remains valid.
         IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
-        /// The old memory couldn't be given back to forks; the new region is valid.
+        /// The old memory couldn't be included in forks again; the new region is valid.
         IBV_REREG_MR_ERR_DO_FORK_OLD = -3,
-        /// It failed, and the region is of no use.
+        /// The command failed, and the region is invalid.
         IBV_REREG_MR_ERR_CMD = -4,
-        /// It failed, the region is of no use, and the new memory is kept from forks.
+        /// The command failed, the region is invalid, and the new memory remains excluded from forks.
         IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
     }
 
-    /// What is advised about on-demand memory.
+    /// Advice about on-demand memory.
     pub enum ibv_advise_mr_advice: c_uint {
-        /// Bring it in for reading.
+        /// Prefetch for reading.
         IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
-        /// Bring it in for writing.
+        /// Prefetch for writing.
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
-        /// Map what is in memory already.
+        /// Prefetch only resident pages, without page faults.
         IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
     }
 
     // ibv_advise_mr
     pub const u32 {
-        /// Return only when it is done.
+        /// Wait until the prefetch completes.
         IBV_ADVISE_MR_FLAG_FLUSH = 1 << 0,
     }
 }
 
 impl Ibverbs {
-    /// Registers memory. NULL with errno set if that fails.
+    /// Registers memory. Returns NULL and sets errno on failure.
     ///
-    /// As in C with flags that aren't known when it is compiled, this is
-    /// [`ibv_reg_mr_iova2`](Self::ibv_reg_mr_iova2) with the memory's own address: optional flags, such as
-    /// [`IBV_ACCESS_RELAXED_ORDERING`], are dropped where the kernel doesn't know them, rather than refused.
+    /// Like the C macro for flags that aren't compile-time constants, this calls
+    /// [`ibv_reg_mr_iova2`](Self::ibv_reg_mr_iova2) with the memory's address as `iova`. So optional flags that the
+    /// kernel doesn't know, such as [`IBV_ACCESS_RELAXED_ORDERING`], are ignored instead of rejected.
     ///
     /// # Safety
     ///
-    /// `pd` is alive. The memory stays mapped until the region is gone, and nobody counts on it being
-    /// unchanged where `access` lets the device or peers write it.
+    /// `pd` is alive. The memory stays mapped until the region is deregistered. If `access` permits writes by the
+    /// device or peers, no code relies on the memory being unchanged.
     pub unsafe fn ibv_reg_mr(
         &self,
         pd: *mut ibv_pd,
@@ -118,11 +118,11 @@ impl Ibverbs {
         unsafe { self.ibv_reg_mr_iova2(pd, addr, length, addr.expose_provenance() as u64, access) }
     }
 
-    /// Registers memory under addresses that begin with `iova`. NULL with errno set if that fails.
+    /// Registers memory under addresses that start at `iova`. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
-    /// As for [`ibv_reg_mr`](Self::ibv_reg_mr).
+    /// The requirements are those of [`ibv_reg_mr`](Self::ibv_reg_mr).
     pub unsafe fn ibv_reg_mr_iova2(
         &self,
         pd: *mut ibv_pd,
@@ -149,13 +149,12 @@ impl Ibverbs {
         }
     }
 
-    /// Registers memory of another device, given as a dma-buf. NULL with errno set if that fails: EOPNOTSUPP
+    /// Registers the memory of another device through its dma-buf. Returns NULL and sets errno on failure: EOPNOTSUPP
     /// if the library is older than rdma-core 34.
     ///
     /// # Safety
     ///
-    /// `pd` is alive, and nobody counts on the memory being unchanged where `access` lets the device or peers
-    /// write it.
+    /// `pd` is alive. If `access` permits writes by the device or peers, no code relies on the memory being unchanged.
     pub unsafe fn ibv_reg_dmabuf_mr(
         &self,
         pd: *mut ibv_pd,
@@ -175,7 +174,7 @@ impl Ibverbs {
         }
     }
 
-    /// Takes up a region that another process registered. NULL with errno set if that fails.
+    /// Imports a memory region that another process registered. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
@@ -191,7 +190,7 @@ impl Ibverbs {
         }
     }
 
-    /// Lets go of an imported region.
+    /// Releases an imported memory region.
     ///
     /// # Safety
     ///
@@ -204,7 +203,7 @@ impl Ibverbs {
     }
 }
 
-/// Advises about on-demand memory. 0 or an error number.
+/// Gives the device advice about on-demand memory. Returns 0 or an errno value.
 ///
 /// # Safety
 ///
@@ -225,7 +224,8 @@ pub unsafe fn ibv_advise_mr(
     }
 }
 
-/// Makes a region that reads as nothing and forgets what is written. NULL with errno set if that fails.
+/// Allocates a null memory region: reads of it return unspecified data, and writes are discarded. Returns NULL and sets
+/// errno on failure.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Memory windows: parts of a region under keys of their own.
+//! Memory windows: parts of a memory region with their own remote keys.
 
 use libc::{c_int, c_uint};
 
@@ -6,54 +6,54 @@ use crate::errno::set_errno;
 use crate::{ibv_context, ibv_mr, ibv_pd, ibv_qp};
 
 shapes! {
-    /// How a window is bound, and who may use it.
+    /// The type of a memory window.
     pub enum ibv_mw_type: c_uint {
-        /// By a call, and through any queue pair of the protection domain.
+        /// A type 1 window: bound by `ibv_bind_mw`, usable through any queue pair of its protection domain.
         IBV_MW_TYPE_1 = 1,
-        /// By a request, and through one queue pair.
+        /// A type 2 window: bound by a send request, usable through one queue pair.
         IBV_MW_TYPE_2 = 2,
     }
 
     /// A memory window.
     pub struct ibv_mw {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The key that peers use.
+        /// The remote key.
         pub rkey: u32,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// How it is bound.
+        /// The window type.
         pub r#type: ibv_mw_type,
     }
 
-    /// To what a window is bound.
+    /// The memory to which a window is bound.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_mw_bind_info {
-        /// The region.
+        /// The memory region.
         pub mr: *mut ibv_mr,
-        /// Where the window begins.
+        /// The start address.
         pub addr: u64,
-        /// Bytes.
+        /// The length in bytes.
         pub length: u64,
-        /// `IBV_ACCESS_*`.
+        /// The `IBV_ACCESS_*` flags.
         pub mw_access_flags: c_uint,
     }
 
-    /// How a window of type 1 is bound.
+    /// The attributes for binding a type 1 window.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_mw_bind {
-        /// What its completion carries.
+        /// The work request ID, which the completion carries.
         pub wr_id: u64,
-        /// `IBV_SEND_*`.
+        /// The `IBV_SEND_*` flags.
         pub send_flags: c_uint,
-        /// To what.
+        /// The memory to bind.
         pub bind_info: ibv_mw_bind_info,
     }
 }
 
-/// Makes a memory window. NULL with errno set if that fails.
+/// Allocates a memory window. Returns NULL and sets errno on failure.
 ///
 /// # Safety
 ///
@@ -71,7 +71,7 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     }
 }
 
-/// Frees a memory window. 0 or an error number.
+/// Frees a memory window. Returns 0 or an errno value.
 ///
 /// # Safety
 ///
@@ -81,13 +81,13 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     unsafe { (*(*mw).context).ops.dealloc_mw.unwrap_unchecked()(mw) }
 }
 
-/// Binds a memory window of type 1. 0 or an error number: EINVAL if the window is of another type or there is
-/// a range without a region, EPERM if the protection domains differ.
+/// Binds a type 1 memory window. Returns 0 or an errno value: EINVAL if the window has another type, or if there is a
+/// range but no memory region; EPERM if the protection domains differ.
 ///
 /// # Safety
 ///
-/// `qp` and `mw` are alive, their context has the operation, and `mw_bind` is valid for reads, with what it
-/// names alive.
+/// `qp` and `mw` are alive, their context has the operation, `mw_bind` is valid for reads, and the objects that it
+/// refers to are alive.
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe {
@@ -106,7 +106,7 @@ pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw
     }
 }
 
-/// The key that a window gets when it is bound again: the low eight bits are the consumer's, and count up.
+/// Returns the remote key for the next binding of a window: the low eight bits, which the consumer chooses, plus one.
 #[must_use]
 #[inline]
 pub const fn ibv_inc_rkey(rkey: u32) -> u32 {

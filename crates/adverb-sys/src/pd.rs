@@ -6,37 +6,37 @@ use crate::errno::set_errno;
 use crate::{Ibverbs, ibv_context};
 
 shapes! {
-    /// A protection domain: what belongs to it can be used together.
+    /// A protection domain: its objects can be used together.
     pub struct ibv_pd {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
     }
 
-    /// A promise that what belongs to it is used by one thread at a time.
+    /// A thread domain: its objects are used by one thread at a time.
     pub struct ibv_td {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
     }
 
-    /// How to make a thread domain.
+    /// The attributes for creating a thread domain.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_td_init_attr {
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
     }
 
-    /// How to make a parent domain.
+    /// The attributes for creating a parent domain.
     #[derive(Clone, Copy)]
     pub struct ibv_parent_domain_init_attr {
-        /// The protection domain that it stands for.
+        /// The protection domain.
         pub pd: *mut ibv_pd,
         /// The thread domain, or NULL.
         pub td: *mut ibv_td,
-        /// Which of the following are given.
+        /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// Makes memory for the provider; may answer with the address -1 for “do it yourself”.
+        /// Allocates memory for the provider. It returns the address -1 for the provider's default allocator.
         pub alloc: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -46,7 +46,7 @@ shapes! {
                 resource_type: u64,
             ) -> *mut c_void,
         >,
-        /// Frees it.
+        /// Frees memory from `alloc`.
         pub free: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -55,20 +55,20 @@ shapes! {
                 resource_type: u64,
             ),
         >,
-        /// Passed to both.
+        /// The context pointer passed to `alloc` and `free`.
         pub pd_context: *mut c_void,
     }
 
     // ibv_parent_domain_init_attr.comp_mask
     pub const u32 {
-        /// `alloc` and `free` are given.
+        /// The fields `alloc` and `free` are valid.
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
-        /// `pd_context` is given.
+        /// The field `pd_context` is valid.
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
     }
 }
 
-/// Makes a thread domain. NULL with errno set if that fails.
+/// Creates a thread domain. Returns NULL and sets errno on failure.
 ///
 /// # Safety
 ///
@@ -86,7 +86,7 @@ pub unsafe fn ibv_alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_ini
     }
 }
 
-/// Frees a thread domain. 0 or an error number.
+/// Frees a thread domain. Returns 0 or an errno value.
 ///
 /// # Safety
 ///
@@ -101,11 +101,11 @@ pub unsafe fn ibv_dealloc_td(td: *mut ibv_td) -> c_int {
     }
 }
 
-/// Makes a parent domain, which is used in place of its protection domain. NULL with errno set if that fails.
+/// Creates a parent domain, which is used in place of its protection domain. Returns NULL and sets errno on failure.
 ///
 /// # Safety
 ///
-/// `context` is open, and `attr` valid for reads, with what it names alive.
+/// `context` is open, `attr` is valid for reads, and the objects that it refers to are alive.
 pub unsafe fn ibv_alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -123,8 +123,8 @@ pub unsafe fn ibv_alloc_parent_domain(
 }
 
 impl Ibverbs {
-    /// Takes up a protection domain that another process made on an imported device. NULL with errno set if
-    /// that fails.
+    /// Imports a protection domain that another process created on an imported device. Returns NULL and sets errno on
+    /// failure.
     ///
     /// # Safety
     ///
@@ -140,7 +140,7 @@ impl Ibverbs {
         }
     }
 
-    /// Lets go of an imported protection domain.
+    /// Releases an imported protection domain.
     ///
     /// # Safety
     ///

@@ -5,7 +5,7 @@ use libc::{c_int, c_uint};
 use crate::{__be16, Ibverbs, ibv_context};
 
 shapes! {
-    /// The most payload that a packet carries.
+    /// The maximum payload of a packet.
     pub enum ibv_mtu: c_uint {
         /// 256 bytes.
         IBV_MTU_256 = 1,
@@ -19,25 +19,25 @@ shapes! {
         IBV_MTU_4096 = 5,
     }
 
-    /// What a port's logical link does.
+    /// The logical state of a port.
     pub enum ibv_port_state: c_uint {
-        /// Nothing is said.
+        /// No state change (NOP).
         IBV_PORT_NOP = 0,
-        /// There is no physical link.
+        /// The physical link is down.
         IBV_PORT_DOWN = 1,
-        /// The link is up, and waits for a subnet manager.
+        /// The physical link is up, and the subnet manager hasn't configured the port.
         IBV_PORT_INIT = 2,
-        /// The subnet manager has configured it.
+        /// The subnet manager has configured the port.
         IBV_PORT_ARMED = 3,
-        /// It carries data.
+        /// The port transfers data.
         IBV_PORT_ACTIVE = 4,
-        /// It had been active, and the physical link is in error.
+        /// The port was active, and the physical link has an error.
         IBV_PORT_ACTIVE_DEFER = 5,
     }
 
     // ibv_port_attr.link_layer
     pub const u8 {
-        /// An old kernel doesn't tell; it is InfiniBand then.
+        /// Unspecified by an old kernel, which means InfiniBand.
         IBV_LINK_LAYER_UNSPECIFIED = 0,
         /// InfiniBand.
         IBV_LINK_LAYER_INFINIBAND = 1,
@@ -47,13 +47,13 @@ shapes! {
 
     // ibv_port_attr.flags
     pub const u8 {
-        /// Every packet needs a global route header.
+        /// Every packet must have a global route header.
         IBV_QPF_GRH_REQUIRED = 1 << 0,
     }
 
     // ibv_port_attr.port_cap_flags
     pub const u32 {
-        /// A subnet manager runs here.
+        /// The port runs a subnet manager.
         IBV_PORT_SM = 1 << 1,
         /// Notices.
         IBV_PORT_NOTICE_SUP = 1 << 2,
@@ -65,29 +65,29 @@ shapes! {
         IBV_PORT_AUTO_MIGR_SUP = 1 << 5,
         /// A mapping from service levels to virtual lanes.
         IBV_PORT_SL_MAP_SUP = 1 << 6,
-        /// Keeps its M_Key when it is off.
+        /// Nonvolatile M_Key.
         IBV_PORT_MKEY_NVRAM = 1 << 7,
-        /// Keeps its P_Keys when it is off.
+        /// Nonvolatile P_Keys.
         IBV_PORT_PKEY_NVRAM = 1 << 8,
-        /// Has a light.
+        /// LED information.
         IBV_PORT_LED_INFO_SUP = 1 << 9,
-        /// Has a system image GUID.
+        /// A system image GUID.
         IBV_PORT_SYS_IMAGE_GUID_SUP = 1 << 11,
         /// Traps for P_Keys at a switch's external port.
         IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12,
         /// Extended speeds.
         IBV_PORT_EXTENDED_SPEEDS_SUP = 1 << 14,
-        /// `port_cap_flags2` says something.
+        /// `port_cap_flags2` is valid.
         IBV_PORT_CAP_MASK2_SUP = 1 << 15,
-        /// Has a connection manager.
+        /// A connection manager.
         IBV_PORT_CM_SUP = 1 << 16,
-        /// SNMP tunnelling.
+        /// SNMP tunneling.
         IBV_PORT_SNMP_TUNNEL_SUP = 1 << 17,
-        /// Reinitialisation.
+        /// Reinitialization.
         IBV_PORT_REINIT_SUP = 1 << 18,
         /// Device management.
         IBV_PORT_DEVICE_MGMT_SUP = 1 << 19,
-        /// A vendor's management class.
+        /// A vendor-specific management class.
         IBV_PORT_VENDOR_CLASS_SUP = 1 << 20,
         /// Notices by direct route.
         IBV_PORT_DR_NOTICE_SUP = 1 << 21,
@@ -95,17 +95,17 @@ shapes! {
         IBV_PORT_CAP_MASK_NOTICE_SUP = 1 << 22,
         /// Boot management.
         IBV_PORT_BOOT_MGMT_SUP = 1 << 23,
-        /// Measures the link's latency.
+        /// Measurement of the link's round-trip latency.
         IBV_PORT_LINK_LATENCY_SUP = 1 << 24,
-        /// Clients can be asked to register again.
+        /// Client reregistration.
         IBV_PORT_CLIENT_REG_SUP = 1 << 25,
-        /// GIDs are made from IP addresses.
+        /// GIDs derived from IP addresses.
         IBV_PORT_IP_BASED_GIDS = 1 << 26,
     }
 
     // ibv_port_attr.port_cap_flags2
     pub const u16 {
-        /// The node's description can be set.
+        /// Setting the node description.
         IBV_PORT_SET_NODE_DESC_SUP = 1 << 0,
         /// Extended port information.
         IBV_PORT_INFO_EXT_SUP = 1 << 1,
@@ -115,73 +115,73 @@ shapes! {
         IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP = 1 << 3,
         /// Two lanes.
         IBV_PORT_LINK_WIDTH_2X_SUP = 1 << 4,
-        /// 50 Gbit/s a lane.
+        /// 50 Gbit/s per lane.
         IBV_PORT_LINK_SPEED_HDR_SUP = 1 << 5,
-        /// 100 Gbit/s a lane.
+        /// 100 Gbit/s per lane.
         IBV_PORT_LINK_SPEED_NDR_SUP = 1 << 10,
     }
 
     pub const u16 since "49" {
-        /// 200 Gbit/s a lane.
+        /// 200 Gbit/s per lane.
         IBV_PORT_LINK_SPEED_XDR_SUP = 1 << 12,
     }
 
-    /// What a port is.
+    /// The attributes of a port.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_port_attr {
-        /// What the logical link does.
+        /// The logical state.
         pub state: ibv_port_state,
-        /// The largest MTU that it can have.
+        /// The maximum MTU.
         pub max_mtu: ibv_mtu,
-        /// The MTU that it has.
+        /// The active MTU.
         pub active_mtu: ibv_mtu,
-        /// Entries of the GID table, empty ones included.
+        /// The number of entries of the GID table, including empty ones.
         pub gid_tbl_len: c_int,
-        /// `IBV_PORT_*`.
+        /// The `IBV_PORT_*` flags.
         pub port_cap_flags: u32,
-        /// The longest message.
+        /// The maximum message size.
         pub max_msg_sz: u32,
-        /// Packets with a wrong P_Key.
+        /// The number of received packets with a wrong P_Key.
         pub bad_pkey_cntr: u32,
-        /// Packets with a wrong Q_Key.
+        /// The number of received packets with a wrong Q_Key.
         pub qkey_viol_cntr: u32,
-        /// Entries of the P_Key table.
+        /// The number of entries of the P_Key table.
         pub pkey_tbl_len: u16,
-        /// The local identifier; zero on Ethernet.
+        /// The LID, zero on Ethernet.
         pub lid: u16,
-        /// The subnet manager's.
+        /// The subnet manager's LID.
         pub sm_lid: u16,
-        /// How many low bits of the local identifier are free.
+        /// The LID mask control: the number of low LID bits that the port ignores.
         pub lmc: u8,
-        /// How many virtual lanes there are, encoded.
+        /// The encoded number of virtual lanes.
         pub max_vl_num: u8,
         /// The service level to the subnet manager.
         pub sm_sl: u8,
-        /// The subnet's propagation delay: 4.096 µs times this power of two.
+        /// The exponent of the subnet's propagation delay: the delay is 4.096 µs × 2ⁿ.
         pub subnet_timeout: u8,
-        /// How the subnet manager initialised it.
+        /// The initialization type that the subnet manager performed.
         pub init_type_reply: u8,
-        /// How many lanes, encoded: 1 for 1, 2 for 4, 4 for 8, 8 for 12, 16 for 2.
+        /// The encoded number of lanes: 1 is 1, 2 is 4, 4 is 8, 8 is 12, 16 is 2.
         pub active_width: u8,
-        /// The speed of a lane, encoded.
+        /// The encoded speed of a lane.
         pub active_speed: u8,
-        /// What the physical link does, encoded; 5 is up.
+        /// The encoded physical state; 5 is link up.
         pub phys_state: u8,
-        /// `IBV_LINK_LAYER_*`.
+        /// The link layer, an `IBV_LINK_LAYER_*` value.
         pub link_layer: u8,
-        /// [`IBV_QPF_GRH_REQUIRED`].
+        /// The flags: [`IBV_QPF_GRH_REQUIRED`].
         pub flags: u8,
-        /// More `IBV_PORT_*`.
+        /// More `IBV_PORT_*` flags.
         pub port_cap_flags2: u16,
-        /// The speed of a lane where `active_speed` is too narrow to say it, else zero.
+        /// The encoded speed of a lane if it exceeds the range of `active_speed`, else zero.
         pub active_speed_ex: u32 = since "49",
     }
 }
 
 impl Ibverbs {
-    /// Asks for a port's attributes. 0 or an error number.
+    /// Queries a port's attributes. Returns 0 or an errno value.
     ///
-    /// The symbol of this name fills in no more than it did long ago.
+    /// This calls the extended operation, because the exported symbol fills in only the fields of its oldest version.
     ///
     /// # Safety
     ///
@@ -205,7 +205,7 @@ impl Ibverbs {
         }
     }
 
-    /// The index of a P_Key in a port's table, or -1 with errno set.
+    /// Returns the index of a P_Key in a port's table, or -1 with errno set.
     ///
     /// # Safety
     ///

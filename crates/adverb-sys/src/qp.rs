@@ -1,4 +1,4 @@
-//! Queue pairs: making them, and posting to them.
+//! Queue pairs and posting.
 
 use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 shapes! {
-    /// A transport.
+    /// A transport type.
     pub enum ibv_qp_type: c_uint {
         /// Reliable connection.
         IBV_QPT_RC = 2,
@@ -19,127 +19,127 @@ shapes! {
         IBV_QPT_UD = 4,
         /// Raw Ethernet.
         IBV_QPT_RAW_PACKET = 8,
-        /// The sending side of an extended reliable connection.
+        /// The initiator of an extended reliable connection (XRC).
         IBV_QPT_XRC_SEND = 9,
-        /// The receiving side of an extended reliable connection.
+        /// The target of an extended reliable connection (XRC).
         IBV_QPT_XRC_RECV = 10,
-        /// A vendor's own.
+        /// A vendor-specific transport.
         IBV_QPT_DRIVER = 255,
     }
 
-    /// How much a queue pair holds.
+    /// The capacities of a queue pair.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_cap {
-        /// Requests in the send queue.
+        /// The maximum number of requests in the send queue.
         pub max_send_wr: u32,
-        /// Requests in the receive queue.
+        /// The maximum number of requests in the receive queue.
         pub max_recv_wr: u32,
-        /// Segments of a request in the send queue.
+        /// The maximum number of segments of a send request.
         pub max_send_sge: u32,
-        /// Segments of a request in the receive queue.
+        /// The maximum number of segments of a receive request.
         pub max_recv_sge: u32,
-        /// Bytes that are sent inline.
+        /// The maximum number of bytes sent inline.
         pub max_inline_data: u32,
     }
 
-    /// How to make a queue pair.
+    /// The attributes for creating a queue pair.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_init_attr {
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub qp_context: *mut c_void,
-        /// Where requests complete.
+        /// The completion queue of the send queue.
         pub send_cq: *mut ibv_cq,
-        /// Where receives complete.
+        /// The completion queue of the receive queue.
         pub recv_cq: *mut ibv_cq,
         /// A shared receive queue, or NULL.
         pub srq: *mut ibv_srq,
-        /// How much it holds: what is asked for, then what it got.
+        /// The capacities: the requested ones on input, the actual ones on output.
         pub cap: ibv_qp_cap,
         /// The transport.
         pub qp_type: ibv_qp_type,
-        /// Whether every request is signalled.
+        /// Whether every send request is signaled.
         pub sq_sig_all: c_int,
     }
 
-    /// How to hash received packets.
+    /// The configuration of the receive hash.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_rx_hash_conf {
-        /// With what.
+        /// The hash function.
         pub rx_hash_function: u8,
-        /// Bytes of the key.
+        /// The length of the key in bytes.
         pub rx_hash_key_len: u8,
         /// The key.
         pub rx_hash_key: *mut u8,
-        /// What.
+        /// The packet fields to hash.
         pub rx_hash_fields_mask: u64,
     }
 
-    /// How to make a queue pair, and what has been added since. It begins as an [`ibv_qp_init_attr`] does.
+    /// The extended attributes for creating a queue pair. Its first fields are those of an [`ibv_qp_init_attr`].
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_init_attr_ex {
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub qp_context: *mut c_void,
-        /// Where requests complete.
+        /// The completion queue of the send queue.
         pub send_cq: *mut ibv_cq,
-        /// Where receives complete.
+        /// The completion queue of the receive queue.
         pub recv_cq: *mut ibv_cq,
         /// A shared receive queue, or NULL.
         pub srq: *mut ibv_srq,
-        /// How much it holds: what is asked for, then what it got.
+        /// The capacities: the requested ones on input, the actual ones on output.
         pub cap: ibv_qp_cap,
         /// The transport.
         pub qp_type: ibv_qp_type,
-        /// Whether every request is signalled.
+        /// Whether every send request is signaled.
         pub sq_sig_all: c_int,
-        /// Which of the following are given.
+        /// The mask of the fields below that are valid.
         pub comp_mask: u32,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The domain of an extended reliable connection.
+        /// The XRC domain.
         pub xrcd: *mut ibv_xrcd,
-        /// `IBV_QP_CREATE_*`.
+        /// The `IBV_QP_CREATE_*` flags.
         pub create_flags: u32,
-        /// Bytes of a segmented packet's header.
+        /// The maximum length of a TSO header in bytes.
         pub max_tso_header: u16,
-        /// Work queues for received packets.
+        /// The indirection table of receive work queues.
         pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
-        /// How to hash received packets.
+        /// The configuration of the receive hash.
         pub rx_hash_conf: ibv_rx_hash_conf,
-        /// The number of another queue pair that it sends as.
+        /// The queue pair number that packets carry as their source.
         pub source_qpn: u32,
-        /// `IBV_QP_EX_WITH_*`: which `ibv_wr_*` will be used.
+        /// The `IBV_QP_EX_WITH_*` flags of the `ibv_wr_*` functions that the consumer will use.
         pub send_ops_flags: u64,
     }
 
     // ibv_qp_init_attr_ex.comp_mask
     pub const u32 {
-        /// `pd` is given.
+        /// The field `pd` is valid.
         IBV_QP_INIT_ATTR_PD = 1 << 0,
-        /// `xrcd` is given.
+        /// The field `xrcd` is valid.
         IBV_QP_INIT_ATTR_XRCD = 1 << 1,
-        /// `create_flags` is given.
+        /// The field `create_flags` is valid.
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
-        /// `max_tso_header` is given.
+        /// The field `max_tso_header` is valid.
         IBV_QP_INIT_ATTR_MAX_TSO_HEADER = 1 << 3,
-        /// `rwq_ind_tbl` is given.
+        /// The field `rwq_ind_tbl` is valid.
         IBV_QP_INIT_ATTR_IND_TABLE = 1 << 4,
-        /// `rx_hash_conf` is given.
+        /// The field `rx_hash_conf` is valid.
         IBV_QP_INIT_ATTR_RX_HASH = 1 << 5,
-        /// `send_ops_flags` is given.
+        /// The field `send_ops_flags` is valid.
         IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 1 << 6,
     }
 
     // ibv_qp_init_attr_ex.create_flags
     pub const u32 {
-        /// Don't receive what this queue pair sends to a multicast group.
+        /// Don't deliver the queue pair's own multicast packets to it.
         IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1,
-        /// Keep the checksum of raw packets.
+        /// Keep the frame check sequence of raw packets.
         IBV_QP_CREATE_SCATTER_FCS = 1 << 8,
-        /// Take the VLAN tag off raw packets.
+        /// Strip the VLAN tag from raw packets.
         IBV_QP_CREATE_CVLAN_STRIPPING = 1 << 9,
-        /// `source_qpn` is given.
+        /// The field `source_qpn` is valid.
         IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
-        /// Pad writes to a cache line.
+        /// Pad PCI writes to a cache line.
         IBV_QP_CREATE_PCI_WRITE_END_PADDING = 1 << 11,
     }
 
@@ -165,7 +165,7 @@ shapes! {
         IBV_QP_EX_WITH_BIND_MW = 1 << 8,
         /// [`ibv_wr_send_inv`](crate::ibv_wr_send_inv).
         IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
-        /// Segmented packets.
+        /// TCP segmentation offload (TSO).
         IBV_QP_EX_WITH_TSO = 1 << 10,
         /// [`ibv_wr_atomic_write`](crate::ibv_wr_atomic_write).
         IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
@@ -178,54 +178,54 @@ shapes! {
 
     /// A queue pair.
     pub struct ibv_qp {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub qp_context: *mut c_void,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// Where requests complete.
+        /// The completion queue of the send queue.
         pub send_cq: *mut ibv_cq,
-        /// Where receives complete.
+        /// The completion queue of the receive queue.
         pub recv_cq: *mut ibv_cq,
         /// The shared receive queue, or NULL.
         pub srq: *mut ibv_srq,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// The number that peers use.
+        /// The queue pair number.
         pub qp_num: u32,
-        /// The state to which it was last modified; it may have gone to the error state by itself.
+        /// The state set by the last modification. The queue pair may have moved to the error state since.
         pub state: ibv_qp_state,
         /// The transport.
         pub qp_type: ibv_qp_type,
-        /// The library's own.
+        /// Internal to the library.
         pub mutex: pthread_mutex_t,
-        /// The library's own.
+        /// Internal to the library.
         pub cond: pthread_cond_t,
-        /// Asynchronous events that were acknowledged.
+        /// The number of acknowledged asynchronous events.
         pub events_completed: u32,
     }
 
-    /// A vendor's extensions of a connection.
+    /// Enhanced connection establishment (ECE): vendor options of a connection.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_ece {
-        /// The vendor, an IEEE OUI.
+        /// The vendor's IEEE OUI.
         pub vendor_id: u32,
-        /// What the vendor makes of it.
+        /// The vendor-specific options.
         pub options: u32,
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
     }
 
     // ibv_query_qp_data_in_order, the argument
     pub const u32 since "46" {
-        /// Answer with capabilities instead of yes or no.
+        /// Return capability flags instead of a boolean.
         IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS = 1 << 0,
     }
 
     // ibv_query_qp_data_in_order, the answer
     pub const c_int since "46" {
-        /// A message is written in order.
+        /// The whole message is written in order.
         IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG = 1 << 0,
         /// The 128-byte blocks of a message are written in order.
         IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES = 1 << 1,
@@ -233,11 +233,11 @@ shapes! {
 }
 
 impl Ibverbs {
-    /// Makes a queue pair with extended attributes. NULL with errno set if that fails.
+    /// Creates a queue pair with extended attributes. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
-    /// `context` is open, and `qp_init_attr_ex` valid for reads and writes, with what it names alive.
+    /// `context` is open, `qp_init_attr_ex` is valid for reads and writes, and the objects that it refers to are alive.
     pub unsafe fn ibv_create_qp_ex(
         &self,
         context: *mut ibv_context,
@@ -259,7 +259,7 @@ impl Ibverbs {
         }
     }
 
-    /// The same queue pair for `ibv_wr_*`, or NULL if it wasn't made with
+    /// Returns the queue pair as an [`ibv_qp_ex`] for `ibv_wr_*`, or NULL if it was created without
     /// [`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`].
     ///
     /// # Safety
@@ -273,7 +273,7 @@ impl Ibverbs {
         }
     }
 
-    /// Chooses a vendor's extensions, before the queue pair is connected. 0 or an error number.
+    /// Sets the vendor options (ECE) before the queue pair is connected. Returns 0 or an errno value.
     ///
     /// # Safety
     ///
@@ -286,7 +286,7 @@ impl Ibverbs {
         }
     }
 
-    /// Asks for a vendor's extensions. 0 or an error number.
+    /// Queries the vendor options (ECE). Returns 0 or an errno value.
     ///
     /// # Safety
     ///
@@ -299,8 +299,8 @@ impl Ibverbs {
         }
     }
 
-    /// Whether a message's data is written in order, so that memory may be polled for its end. 0 if that
-    /// isn't known.
+    /// Returns whether message data is written in order, so that the consumer can poll memory for the end of a message.
+    /// Returns 0 if it isn't, or if that is unknown.
     ///
     /// # Safety
     ///
@@ -314,25 +314,26 @@ impl Ibverbs {
     }
 }
 
-/// Posts a list of requests to a send queue. 0, or an error number with `bad_wr` set to the first that wasn't
-/// posted.
+/// Posts a list of requests to a send queue. Returns 0, or an errno value with `bad_wr` set to the first request that
+/// wasn't posted.
 ///
 /// # Safety
 ///
-/// `qp` is alive and its context has the operation. The list and its segments are valid for reads, `bad_wr`
-/// is valid for writes, and the memory that the segments name stays so until the requests are complete.
+/// `qp` is alive and its context has the operation. The list and its segments are valid for reads, and `bad_wr` is
+/// valid for writes. The memory of the segments stays valid until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
-/// Posts a list of requests to a receive queue. 0, or an error number with `bad_wr` set to the first that
-/// wasn't posted.
+/// Posts a list of requests to a receive queue. Returns 0, or an errno value with `bad_wr` set to the first request
+/// that wasn't posted.
 ///
 /// # Safety
 ///
-/// As for [`ibv_post_send`], and nobody reads the memory until the requests are complete.
+/// The requirements are those of [`ibv_post_send`]. In addition, the memory must not be read until the requests
+/// complete.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the caller upholds what is asked for above.

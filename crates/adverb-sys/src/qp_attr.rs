@@ -1,4 +1,4 @@
-//! The state and attributes of a queue pair, and changing them.
+//! The states and attributes of queue pairs.
 
 use libc::{c_int, c_uint};
 
@@ -7,9 +7,9 @@ use crate::{ibv_ah_attr, ibv_mtu, ibv_qp, ibv_qp_cap};
 shapes! {
     /// A queue pair's state.
     pub enum ibv_qp_state: c_uint {
-        /// As made.
+        /// Reset, the initial state.
         IBV_QPS_RESET = 0,
-        /// Receives may be posted.
+        /// Initialized: receives may be posted.
         IBV_QPS_INIT = 1,
         /// Ready to receive.
         IBV_QPS_RTR = 2,
@@ -19,17 +19,17 @@ shapes! {
         IBV_QPS_SQD = 4,
         /// The send queue is in error.
         IBV_QPS_SQE = 5,
-        /// In error: requests are flushed.
+        /// Error: requests are flushed.
         IBV_QPS_ERR = 6,
-        /// Nobody knows.
+        /// Unknown.
         IBV_QPS_UNKNOWN = 7,
     }
 
-    /// How far a migration to the alternate path is.
+    /// The state of path migration.
     pub enum ibv_mig_state: c_uint {
-        /// Done.
+        /// Migrated.
         IBV_MIG_MIGRATED = 0,
-        /// To be armed.
+        /// Rearming.
         IBV_MIG_REARM = 1,
         /// Armed.
         IBV_MIG_ARMED = 2,
@@ -86,75 +86,75 @@ shapes! {
     /// A queue pair's attributes.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_attr {
-        /// The state to go to, or that it is in.
+        /// The new or the current state.
         pub qp_state: ibv_qp_state,
-        /// The state that it is assumed to be in.
+        /// The assumed current state.
         pub cur_qp_state: ibv_qp_state,
-        /// The most payload that a packet carries.
+        /// The maximum payload of a packet.
         pub path_mtu: ibv_mtu,
-        /// How far a migration is.
+        /// The state of path migration.
         pub path_mig_state: ibv_mig_state,
-        /// The key of datagrams.
+        /// The Q_Key.
         pub qkey: u32,
-        /// The first packet sequence number that is received.
+        /// The first PSN of received requests.
         pub rq_psn: u32,
-        /// The first packet sequence number that is sent.
+        /// The first PSN of sent requests.
         pub sq_psn: u32,
         /// The peer's queue pair.
         pub dest_qp_num: u32,
-        /// `IBV_ACCESS_*`: what peers may do.
+        /// The `IBV_ACCESS_*` flags of remote operations.
         pub qp_access_flags: c_uint,
-        /// How much it holds.
+        /// The capacities.
         pub cap: ibv_qp_cap,
         /// The path to the peer.
         pub ah_attr: ibv_ah_attr,
         /// The alternate path.
         pub alt_ah_attr: ibv_ah_attr,
-        /// The index of the P_Key.
+        /// The P_Key index.
         pub pkey_index: u16,
-        /// The alternate path's.
+        /// The alternate path's P_Key index.
         pub alt_pkey_index: u16,
-        /// Whether an event is made when the send queue is drained.
+        /// Whether an event is generated when the send queue is drained.
         pub en_sqd_async_notify: u8,
         /// Whether the send queue is being drained.
         pub sq_draining: u8,
-        /// Reads and atomics that it has outstanding.
+        /// The maximum number of outstanding RDMA READs and atomics as requester.
         pub max_rd_atomic: u8,
-        /// Reads and atomics that it serves at a time.
+        /// The maximum number of outstanding RDMA READs and atomics as responder.
         pub max_dest_rd_atomic: u8,
-        /// How long a peer waits when there is no receive, encoded.
+        /// The encoded minimum RNR backoff of the peer.
         pub min_rnr_timer: u8,
         /// The port.
         pub port_num: u8,
-        /// How long it waits for an answer: 4.096 µs times this power of two, or for ever if zero.
+        /// The ACK timeout exponent: the timeout is 4.096 µs × 2ⁿ; zero means no timeout.
         pub timeout: u8,
-        /// How often it asks again.
+        /// The number of retransmissions.
         pub retry_cnt: u8,
-        /// How often it asks again when there is no receive; seven is for ever.
+        /// The number of retries after an RNR NAK; 7 means no limit.
         pub rnr_retry: u8,
         /// The alternate path's port.
         pub alt_port_num: u8,
         /// The alternate path's timeout.
         pub alt_timeout: u8,
-        /// Pacing, in kbit/s.
+        /// The rate limit in kbit/s.
         pub rate_limit: u32,
     }
 
-    /// How to pace a queue pair.
+    /// The attributes of a queue pair's rate limit.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_rate_limit_attr {
-        /// In kbit/s.
+        /// The rate limit in kbit/s.
         pub rate_limit: u32,
-        /// Bytes of a burst.
+        /// The maximum burst size in bytes.
         pub max_burst_sz: u32,
-        /// Bytes of a typical packet.
+        /// The typical packet size in bytes.
         pub typical_pkt_sz: u16,
-        /// Zero.
+        /// Must be zero.
         pub comp_mask: u32,
     }
 }
 
-/// Paces a queue pair. 0 or an error number.
+/// Sets a queue pair's rate limit. Returns 0 or an errno value.
 ///
 /// # Safety
 ///

@@ -1,19 +1,19 @@
-//! Posting piece by piece: start, then for each request an operation and its data, then complete.
+//! The `ibv_wr_*` functions: start a batch, set the operation and data of each request, complete the batch.
 
 use libc::{c_int, c_uint, c_void, size_t};
 
 use crate::{__be32, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_sge};
 
 shapes! {
-    /// A queue pair with the functions that post piece by piece.
+    /// A queue pair with the `ibv_wr_*` functions.
     pub struct ibv_qp_ex {
         /// The queue pair.
         pub qp_base: ibv_qp,
-        /// What there is.
+        /// The mask of optional fields.
         pub comp_mask: u64,
-        /// What the next request's completion carries; set it before the operation.
+        /// The work request ID of the next request, to be set before the operation.
         pub wr_id: u64,
-        /// The next request's `IBV_SEND_*`; set them before the operation.
+        /// The `IBV_SEND_*` flags of the next request, to be set before the operation.
         pub wr_flags: c_uint,
         /// [`ibv_wr_atomic_cmp_swp`].
         pub wr_atomic_cmp_swp: Option<
@@ -46,7 +46,7 @@ shapes! {
         pub wr_send_imm: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
         /// [`ibv_wr_send_inv`].
         pub wr_send_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-        /// Segmented packets; not used here.
+        /// TCP segmentation offload (TSO); unused by this crate.
         pub wr_send_tso: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16),
         >,
@@ -54,7 +54,7 @@ shapes! {
         pub wr_set_ud_addr: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32),
         >,
-        /// Extended reliable connections; not used here.
+        /// Extended reliable connections (XRC); unused by this crate.
         pub wr_set_xrc_srqn: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
         /// [`ibv_wr_set_inline_data`].
         pub wr_set_inline_data: Option<
@@ -79,7 +79,7 @@ shapes! {
         pub wr_atomic_write: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const c_void),
         >,
-        /// [`ibv_wr_flush`]. An older library's struct ends before it.
+        /// [`ibv_wr_flush`]. The struct of an older library ends before this field.
         pub wr_flush: Option<
             unsafe extern "C" fn(
                 qp: *mut ibv_qp_ex,
@@ -94,22 +94,22 @@ shapes! {
 
     // ibv_wr_flush: how far the data has to come
     pub const u8 since "45" {
-        /// To where everyone sees it.
+        /// Make the data globally visible.
         IBV_FLUSH_GLOBAL = 1 << 0,
-        /// To where it survives.
+        /// Make the data persistent.
         IBV_FLUSH_PERSISTENT = 1 << 1,
     }
 
     // ibv_wr_flush: which data
     pub const u8 since "45" {
-        /// That of a range.
+        /// Flush a range.
         IBV_FLUSH_RANGE = 0,
-        /// That of the whole region.
+        /// Flush the whole memory region.
         IBV_FLUSH_MR = 1,
     }
 }
 
-/// Functions that call what a provider put in an [`ibv_qp_ex`].
+/// Declares functions that call the provider's functions in an [`ibv_qp_ex`].
 macro_rules! requests {
     ($($(#[$meta:meta])* fn $name:ident = $field:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
         $(
@@ -124,164 +124,163 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Begins a batch. Other posts to the queue pair wait.
+    /// Starts a batch. Other threads' posts to the queue pair wait until it ends.
     ///
     /// # Safety
     ///
-    /// `qp` is what `ibv_qp_to_qp_ex` made of a queue pair that is alive, and this thread has begun no other
-    /// batch of it.
+    /// `qp` is the result of `ibv_qp_to_qp_ex` for a queue pair that is alive, and this thread has no other batch of it
+    /// in progress.
     fn ibv_wr_start = wr_start();
 
-    /// Posts the batch. 0 or an error number, with which nothing was posted.
+    /// Posts the batch. Returns 0 or an errno value; on failure, no request is posted.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch. The memory that was named stays valid until the requests are complete.
+    /// This thread has started a batch. The memory of its segments stays valid until the requests complete.
     fn ibv_wr_complete = wr_complete() -> c_int;
 
-    /// Forgets the batch.
+    /// Discards the batch.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch.
+    /// This thread has started a batch.
     fn ibv_wr_abort = wr_abort();
 
-    /// A SEND.
+    /// Adds a SEND.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND`](crate::IBV_QP_EX_WITH_SEND).
     fn ibv_wr_send = wr_send();
 
-    /// A SEND with immediate data.
+    /// Adds a SEND with immediate data.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND_WITH_IMM`](crate::IBV_QP_EX_WITH_SEND_WITH_IMM).
     fn ibv_wr_send_imm = wr_send_imm(imm_data: __be32);
 
-    /// A SEND that invalidates a key of the peer.
+    /// Adds a SEND that invalidates a remote key of the peer.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND_WITH_INV`](crate::IBV_QP_EX_WITH_SEND_WITH_INV).
     fn ibv_wr_send_inv = wr_send_inv(invalidate_rkey: u32);
 
-    /// An RDMA WRITE.
+    /// Adds an RDMA WRITE.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_WRITE`](crate::IBV_QP_EX_WITH_RDMA_WRITE).
     fn ibv_wr_rdma_write = wr_rdma_write(rkey: u32, remote_addr: u64);
 
-    /// An RDMA WRITE with immediate data.
+    /// Adds an RDMA WRITE with immediate data.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM`](crate::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).
     fn ibv_wr_rdma_write_imm = wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: __be32);
 
-    /// An RDMA READ.
+    /// Adds an RDMA READ.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_READ`](crate::IBV_QP_EX_WITH_RDMA_READ).
     fn ibv_wr_rdma_read = wr_rdma_read(rkey: u32, remote_addr: u64);
 
-    /// A compare and swap of eight bytes.
+    /// Adds an 8-byte compare-and-swap.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP`](crate::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).
     fn ibv_wr_atomic_cmp_swp = wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64);
 
-    /// A fetch and add of eight bytes.
+    /// Adds an 8-byte fetch-and-add.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD`](crate::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).
     fn ibv_wr_atomic_fetch_add = wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64);
 
-    /// An ATOMIC WRITE of eight bytes.
+    /// Adds an 8-byte ATOMIC WRITE.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, the queue pair was made with
+    /// This thread has started a batch, the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_WRITE`](crate::IBV_QP_EX_WITH_ATOMIC_WRITE), and `atomic_wr` is valid for
     /// reads of eight bytes.
     fn ibv_wr_atomic_write = wr_atomic_write(rkey: u32, remote_addr: u64, atomic_wr: *const c_void);
 
-    /// A FLUSH: earlier writes come as far as `kind` says, one of [`IBV_FLUSH_GLOBAL`] and
-    /// [`IBV_FLUSH_PERSISTENT`].
+    /// Adds a FLUSH of earlier writes. `kind` is [`IBV_FLUSH_GLOBAL`] or [`IBV_FLUSH_PERSISTENT`].
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
-    /// [`IBV_QP_EX_WITH_FLUSH`](crate::IBV_QP_EX_WITH_FLUSH), which an older library refuses.
+    /// This thread has started a batch, and the queue pair was created with
+    /// [`IBV_QP_EX_WITH_FLUSH`](crate::IBV_QP_EX_WITH_FLUSH). An older library rejects that flag.
     fn ibv_wr_flush = wr_flush(rkey: u32, remote_addr: u64, len: size_t, kind: u8, level: u8);
 
-    /// Invalidates a key of this side.
+    /// Adds an invalidation of a local key.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, and the queue pair was made with
+    /// This thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_LOCAL_INV`](crate::IBV_QP_EX_WITH_LOCAL_INV).
     fn ibv_wr_local_inv = wr_local_inv(invalidate_rkey: u32);
 
-    /// Binds a memory window of type 2 under a key.
+    /// Adds a binding of a type 2 memory window under a key.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch, the queue pair was made with
-    /// [`IBV_QP_EX_WITH_BIND_MW`](crate::IBV_QP_EX_WITH_BIND_MW), and `bind_info` is valid for reads, with
-    /// what it names alive.
+    /// This thread has started a batch, the queue pair was created with
+    /// [`IBV_QP_EX_WITH_BIND_MW`](crate::IBV_QP_EX_WITH_BIND_MW), `bind_info` is valid for
+    /// reads, and the objects that it refers to are alive.
     fn ibv_wr_bind_mw = wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
 
-    /// To whom a datagram goes.
+    /// Sets the destination of a datagram.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch and a request in it, the queue pair is for datagrams, and `ah` stays
-    /// alive until the request is complete.
+    /// This thread has started a batch and a request in it, the queue pair is for datagrams, and `ah` stays
+    /// alive until the request completes.
     fn ibv_wr_set_ud_addr = wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
 
-    /// The request's data, copied now.
+    /// Sets the request's data, which is copied immediately.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch and a request in it, and `addr` is valid for reads of `length` bytes.
+    /// This thread has started a batch and a request in it, and `addr` is valid for reads of `length` bytes.
     fn ibv_wr_set_inline_data = wr_set_inline_data(addr: *mut c_void, length: size_t);
 
-    /// The request's data in pieces, copied now.
+    /// Sets the request's data from several buffers, which are copied immediately.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch and a request in it, and `buf_list` is valid for reads of `num_buf`
-    /// pieces, as are they.
+    /// This thread has started a batch and a request in it, and `buf_list` is valid for reads of `num_buf`
+    /// buffers, which are valid for reads.
     fn ibv_wr_set_inline_data_list =
         wr_set_inline_data_list(num_buf: size_t, buf_list: *const ibv_data_buf);
 
-    /// The request's data: one segment.
+    /// Sets the request's data: one segment.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch and a request in it. The memory stays valid until the request is
-    /// complete.
+    /// This thread has started a batch and a request in it. The memory stays valid until the request
+    /// completes.
     fn ibv_wr_set_sge = wr_set_sge(lkey: u32, addr: u64, length: u32);
 
-    /// The request's data: segments.
+    /// Sets the request's data: a list of segments.
     ///
     /// # Safety
     ///
-    /// This thread has begun a batch and a request in it, and `sg_list` is valid for reads of `num_sge`
-    /// segments. Their memory stays valid until the request is complete.
+    /// This thread has started a batch and a request in it, and `sg_list` is valid for reads of `num_sge`
+    /// segments. Their memory stays valid until the request completes.
     fn ibv_wr_set_sge_list = wr_set_sge_list(num_sge: size_t, sg_list: *const ibv_sge);
 }

@@ -8,112 +8,113 @@ use crate::{Ibverbs, ibv_context, ibv_cq, ibv_pd, ibv_recv_wr, ibv_xrcd};
 shapes! {
     /// A shared receive queue.
     pub struct ibv_srq {
-        /// The device.
+        /// The device context.
         pub context: *mut ibv_context,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub srq_context: *mut c_void,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The kernel's number.
+        /// The kernel's handle.
         pub handle: u32,
-        /// The library's own.
+        /// Internal to the library.
         pub mutex: pthread_mutex_t,
-        /// The library's own.
+        /// Internal to the library.
         pub cond: pthread_cond_t,
-        /// Asynchronous events that were acknowledged.
+        /// The number of acknowledged asynchronous events.
         pub events_completed: u32,
     }
 
-    /// How much a shared receive queue holds.
+    /// The attributes of a shared receive queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_srq_attr {
-        /// Requests.
+        /// The maximum number of requests.
         pub max_wr: u32,
-        /// Segments of a request.
+        /// The maximum number of segments of a request.
         pub max_sge: u32,
-        /// An event is made when there are fewer requests than this; zero for none.
+        /// The limit: an event is generated when there are fewer requests. Zero disables the event.
         pub srq_limit: u32,
     }
 
     // ibv_modify_srq
     pub const c_int {
-        /// `max_wr`.
+        /// `max_wr` is modified.
         IBV_SRQ_MAX_WR = 1 << 0,
-        /// `srq_limit`.
+        /// `srq_limit` is modified.
         IBV_SRQ_LIMIT = 1 << 1,
     }
 
-    /// How to make a shared receive queue.
+    /// The attributes for creating a shared receive queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_srq_init_attr {
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub srq_context: *mut c_void,
-        /// How much it holds.
+        /// The capacities.
         pub attr: ibv_srq_attr,
     }
 
-    /// What a shared receive queue is for.
+    /// The type of a shared receive queue.
     pub enum ibv_srq_type: c_uint {
-        /// Queue pairs of one protection domain.
+        /// A basic shared receive queue, for queue pairs of one protection domain.
         IBV_SRQT_BASIC = 0,
-        /// Extended reliable connections.
+        /// A shared receive queue for extended reliable connections (XRC).
         IBV_SRQT_XRC = 1,
-        /// Tag matching.
+        /// Tag matching (TM).
         IBV_SRQT_TM = 2,
     }
 
-    /// Tag matching.
+    /// Tag matching (TM).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tm_cap {
-        /// Buffers in a list.
+        /// The number of buffers in the tag list.
         pub max_num_tags: u32,
-        /// Outstanding operations on a list.
+        /// The maximum number of outstanding operations on the tag list.
         pub max_ops: u32,
     }
 
-    /// How to make a shared receive queue, and what has been added since. It begins as an
-    /// [`ibv_srq_init_attr`] does.
+    /// The extended attributes for creating a shared receive queue. Its first fields are those of an
+    /// [`ibv_srq_init_attr`].
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_srq_init_attr_ex {
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub srq_context: *mut c_void,
-        /// How much it holds.
+        /// The capacities.
         pub attr: ibv_srq_attr,
-        /// Which of the following are given.
+        /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// What it is for.
+        /// The port space.
         pub srq_type: ibv_srq_type,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The domain of extended reliable connections.
+        /// The XRC domain.
         pub xrcd: *mut ibv_xrcd,
-        /// Where receives complete, of extended reliable connections.
+        /// The completion queue of receives, for XRC.
         pub cq: *mut ibv_cq,
-        /// Tag matching.
+        /// Tag matching (TM).
         pub tm_cap: ibv_tm_cap,
     }
 
     // ibv_srq_init_attr_ex.comp_mask
     pub const u32 {
-        /// `srq_type` is given.
+        /// The field `srq_type` is valid.
         IBV_SRQ_INIT_ATTR_TYPE = 1 << 0,
-        /// `pd` is given.
+        /// The field `pd` is valid.
         IBV_SRQ_INIT_ATTR_PD = 1 << 1,
-        /// `xrcd` is given.
+        /// The field `xrcd` is valid.
         IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
-        /// `cq` is given.
+        /// The field `cq` is valid.
         IBV_SRQ_INIT_ATTR_CQ = 1 << 3,
-        /// `tm_cap` is given.
+        /// The field `tm_cap` is valid.
         IBV_SRQ_INIT_ATTR_TM = 1 << 4,
     }
 }
 
 impl Ibverbs {
-    /// Makes a shared receive queue with extended attributes. NULL with errno set if that fails.
+    /// Creates a shared receive queue with extended attributes. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
-    /// `context` is open, and `srq_init_attr_ex` valid for reads and writes, with what it names alive.
+    /// `context` is open, `srq_init_attr_ex` is valid for reads and writes, and the objects that it refers to are
+    /// alive.
     pub unsafe fn ibv_create_srq_ex(
         &self,
         context: *mut ibv_context,
@@ -140,7 +141,7 @@ impl Ibverbs {
     }
 }
 
-/// Asks for a shared receive queue's number. 0 or an error number.
+/// Queries a shared receive queue's number. Returns 0 or an errno value.
 ///
 /// # Safety
 ///
@@ -155,14 +156,13 @@ pub unsafe fn ibv_get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     }
 }
 
-/// Posts a list of requests to a shared receive queue. 0, or an error number with `bad_recv_wr` set to the
-/// first that wasn't posted.
+/// Posts a list of requests to a shared receive queue. Returns 0, or an errno value with `bad_recv_wr` set to the first
+/// request that wasn't posted.
 ///
 /// # Safety
 ///
-/// `srq` is alive and its context has the operation. The list and its segments are valid for reads,
-/// `bad_recv_wr` is valid for writes, and the memory that the segments name stays so, and isn't read, until
-/// the requests are complete.
+/// `srq` is alive and its context has the operation. The list and its segments are valid for reads, and `bad_recv_wr`
+/// is valid for writes. The memory of the segments stays valid, and is not read, until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_srq_recv(
     srq: *mut ibv_srq,

@@ -1,4 +1,4 @@
-//! The macros that declare and, in the same breath, enter in the [`layout`](crate::layout) table.
+//! The macros that declare items and add them to the [`layout`](crate::layout) table.
 
 /// Declares what a C header declares.
 ///
@@ -22,7 +22,7 @@
 /// the libc crate. The layout test knows no others and fails on them, for `zeroed` depends on it.
 macro_rules! shapes {
     (@ [$($done:tt)*]) => {
-        /// What this module declares.
+        /// The declarations of this module.
         pub(crate) const LAYOUT: &[crate::layout::Item] = &[$($done)*];
     };
     (@ $done:tt $(#[$meta:meta])* pub struct $name:ident { $($fields:tt)* } $($rest:tt)*) => {
@@ -113,7 +113,7 @@ macro_rules! shapes {
         }
 
         impl $name {
-            /// One with every byte zero, which C's functions take to mean “not given”.
+            /// Returns a value with all bytes zero.
             #[must_use]
             #[inline]
             pub const fn zeroed() -> Self {
@@ -190,9 +190,9 @@ macro_rules! symbols {
         }
 
         impl $library {
-            /// The library, loaded by the first call, and never unloaded.
+            /// Returns the library. The first call loads it; it is never unloaded.
             ///
-            /// A failure isn't remembered: the next call tries again.
+            /// After a failure, the next call tries again.
             pub fn load() -> Result<&'static Self, crate::LoadError> {
                 static LOADED: std::sync::OnceLock<$library> = std::sync::OnceLock::new();
                 if let Some(loaded) = LOADED.get() {
@@ -235,7 +235,7 @@ macro_rules! symbols {
             }
         }
 
-        /// What this module declares.
+        /// The declarations of this module.
         pub(crate) const LAYOUT: &[crate::layout::Item] = &[
             $(crate::layout::Item::Function {
                 name: stringify!($called),

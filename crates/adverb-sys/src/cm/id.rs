@@ -1,4 +1,4 @@
-//! Identifiers and what a connection is asked for with.
+//! Identifiers and connection parameters.
 
 use libc::{c_int, c_uint, c_void, sockaddr};
 
@@ -8,50 +8,50 @@ use crate::{
 };
 
 shapes! {
-    /// What an identifier is for, and whose port numbers it uses.
+    /// The port space of an identifier, which determines its kind.
     pub enum rdma_port_space: c_uint {
-        /// Datagrams of IP over InfiniBand.
+        /// IP over InfiniBand datagrams.
         RDMA_PS_IPOIB = 0x0002,
         /// Connections.
         RDMA_PS_TCP = 0x0106,
         /// Datagrams.
         RDMA_PS_UDP = 0x0111,
-        /// Anything, with InfiniBand's own service identifiers.
+        /// Connections or datagrams with InfiniBand service IDs.
         RDMA_PS_IB = 0x013F,
     }
 
     pub const u32 {
-        /// The key of datagrams of [`RDMA_PS_UDP`].
+        /// The Q_Key of datagrams in [`RDMA_PS_UDP`].
         RDMA_UDP_QKEY = 0x0123_4567,
     }
 
-    /// An identifier: to the connection manager what a socket is to TCP.
+    /// A connection identifier: the connection manager's counterpart of a socket.
     pub struct rdma_cm_id {
-        /// The device, once it is known, opened by the library.
+        /// The device, opened by the library once the address is resolved.
         pub verbs: *mut ibv_context,
-        /// Where its events come.
+        /// The event channel.
         pub channel: *mut rdma_event_channel,
-        /// The consumer's own.
+        /// The consumer's context pointer.
         pub context: *mut c_void,
-        /// The queue pair that was made on it.
+        /// The queue pair created on the identifier.
         pub qp: *mut ibv_qp,
-        /// Where it leads.
+        /// The route to the peer.
         pub route: rdma_route,
-        /// What it is for.
+        /// The port space.
         pub ps: rdma_port_space,
-        /// The device's port, once it is known.
+        /// The device's port, once the address is resolved.
         pub port_num: u8,
-        /// The event that ended the last call, without a channel.
+        /// The event that completed the last call, if the identifier has no channel.
         pub event: *mut rdma_cm_event,
-        /// Made along with the queue pair.
+        /// An object that the library created with the queue pair.
         pub send_cq_channel: *mut ibv_comp_channel,
-        /// Made along with the queue pair.
+        /// An object that the library created with the queue pair.
         pub send_cq: *mut ibv_cq,
-        /// Made along with the queue pair.
+        /// An object that the library created with the queue pair.
         pub recv_cq_channel: *mut ibv_comp_channel,
-        /// Made along with the queue pair.
+        /// An object that the library created with the queue pair.
         pub recv_cq: *mut ibv_cq,
-        /// Made on the identifier.
+        /// The shared receive queue created on the identifier.
         pub srq: *mut ibv_srq,
         /// The protection domain.
         pub pd: *mut ibv_pd,
@@ -60,41 +60,42 @@ shapes! {
     }
 
     pub const u8 {
-        /// As many reads and atomics served at a time as the device can.
+        /// The device's maximum of RDMA READs and atomics outstanding from the peer.
         RDMA_MAX_RESP_RES = 0xFF,
-        /// As many reads and atomics outstanding as the device can.
+        /// The device's maximum of outstanding RDMA READs and atomics.
         RDMA_MAX_INIT_DEPTH = 0xFF,
     }
 
-    /// What a connection is asked for or accepted with.
+    /// The parameters of a connection request or of its acceptance.
     #[derive(Debug, Clone, Copy)]
     pub struct rdma_conn_param {
-        /// The consumer's own data for the peer.
+        /// The private data for the peer.
         pub private_data: *const c_void,
-        /// Bytes of it; in an event perhaps more than the peer gave, padded with zeros.
+        /// The length of the private data in bytes. In an event it may include padding with zeros.
         pub private_data_len: u8,
-        /// Reads and atomics that this side serves at a time.
+        /// The maximum number of RDMA READs and atomics outstanding from the peer.
         pub responder_resources: u8,
-        /// Reads and atomics that this side has outstanding.
+        /// The maximum number of RDMA READs and atomics outstanding to the peer.
         pub initiator_depth: u8,
-        /// Whether there is hardware flow control.
+        /// Whether hardware flow control is available.
         pub flow_control: u8,
-        /// How often to ask again; not when accepting.
+        /// The number of retransmissions. It is ignored when accepting.
         pub retry_count: u8,
-        /// How often to ask again when there is no receive.
+        /// The number of retries after an RNR NAK.
         pub rnr_retry_count: u8,
-        /// Whether there is a shared receive queue; if no queue pair was made on the identifier.
+        /// Whether the queue pair has a shared receive queue. It is used only without a queue pair created on the
+        /// identifier.
         pub srq: u8,
-        /// The queue pair; if none was made on the identifier.
+        /// The queue pair number. It is used only without a queue pair created on the identifier.
         pub qp_num: u32,
     }
 
-    /// How to join a multicast group.
+    /// The attributes for joining a multicast group.
     #[derive(Debug, Clone, Copy)]
     pub struct rdma_cm_join_mc_attr_ex {
-        /// Which of the following are given.
+        /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// `RDMA_MC_JOIN_FLAG_*`.
+        /// The `RDMA_MC_JOIN_FLAG_*` flags.
         pub join_flags: u32,
         /// The group.
         pub addr: *mut sockaddr,
@@ -102,17 +103,17 @@ shapes! {
 
     // rdma_cm_join_mc_attr_ex.comp_mask
     pub const u32 {
-        /// `addr` is given.
+        /// The field `addr` is valid.
         RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
-        /// `join_flags` is given.
+        /// The field `join_flags` is valid.
         RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
     }
 
     // rdma_cm_join_mc_attr_ex.join_flags
     pub const u32 {
-        /// To send and receive.
+        /// Join as sender and receiver.
         RDMA_MC_JOIN_FLAG_FULLMEMBER = 0,
-        /// Only to send.
+        /// Join as sender only.
         RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER = 1,
     }
 
@@ -124,18 +125,18 @@ shapes! {
         RDMA_OPTION_IB = 1,
         /// The type of service, a `u8`.
         RDMA_OPTION_ID_TOS = 0,
-        /// Whether a local address may be used again, a `c_int`.
+        /// Whether a local address may be reused, a `c_int`.
         RDMA_OPTION_ID_REUSEADDR = 1,
-        /// Whether an identifier with an IPv6 address doesn't take IPv4, a `c_int`.
+        /// Whether an identifier with an IPv6 address rejects IPv4, a `c_int`.
         RDMA_OPTION_ID_AFONLY = 2,
-        /// How long a queue pair waits for an answer, a `u8`: 4.096 µs times this power of two.
+        /// The ACK timeout exponent, a `u8`: the timeout is 4.096 µs × 2ⁿ.
         RDMA_OPTION_ID_ACK_TIMEOUT = 3,
-        /// The paths.
+        /// The path records.
         RDMA_OPTION_IB_PATH = 1,
     }
 }
 
-/// The local address of an identifier.
+/// Returns the local address of an identifier.
 ///
 /// # Safety
 ///
@@ -146,7 +147,7 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     unsafe { (&raw mut (*id).route.addr.src).cast() }
 }
 
-/// The peer's address of an identifier.
+/// Returns the peer's address of an identifier.
 ///
 /// # Safety
 ///

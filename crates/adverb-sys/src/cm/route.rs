@@ -1,18 +1,18 @@
-//! Where an identifier leads.
+//! Routes: addresses and paths of an identifier.
 
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
 use crate::{__be16, __be32, ibv_gid};
 
 shapes! {
-    /// Addresses and paths.
+    /// A route: addresses and paths.
     #[derive(Clone, Copy)]
     pub struct rdma_route {
         /// The addresses.
         pub addr: rdma_addr,
-        /// The paths, or NULL.
+        /// The path records, or NULL.
         pub path_rec: *mut ibv_sa_path_rec,
-        /// How many there are.
+        /// The number of path records.
         pub num_paths: c_int,
     }
 
@@ -23,44 +23,44 @@ shapes! {
         pub src: rdma_addr_src,
         /// The peer's address.
         pub dst: rdma_addr_dst,
-        /// The device's addresses.
+        /// The GIDs and the P_Key.
         pub addr: rdma_addr_addr,
     }
 
-    /// The local address; the family says which member counts.
+    /// The local address. The address family determines the valid member.
     #[derive(Clone, Copy)]
     pub union rdma_addr_src unnamed_in rdma_addr {
-        /// Of any family.
+        /// The address of any family.
         pub src_addr: sockaddr,
         /// IPv4.
         pub src_sin: sockaddr_in,
         /// IPv6.
         pub src_sin6: sockaddr_in6,
-        /// As long as any.
+        /// Storage for any address.
         pub src_storage: sockaddr_storage,
     }
 
-    /// The peer's address; the family says which member counts.
+    /// The peer's address. The address family determines the valid member.
     #[derive(Clone, Copy)]
     pub union rdma_addr_dst unnamed_in rdma_addr {
-        /// Of any family.
+        /// The address of any family.
         pub dst_addr: sockaddr,
         /// IPv4.
         pub dst_sin: sockaddr_in,
         /// IPv6.
         pub dst_sin6: sockaddr_in6,
-        /// As long as any.
+        /// Storage for any address.
         pub dst_storage: sockaddr_storage,
     }
 
-    /// The device's addresses.
+    /// The GIDs of a route.
     #[derive(Clone, Copy)]
     pub union rdma_addr_addr inside rdma_addr.addr {
-        /// The only kind there is.
+        /// The GIDs and the P_Key.
         pub ibaddr: rdma_ib_addr,
     }
 
-    /// The device's addresses.
+    /// The GIDs of a route.
     #[derive(Debug, Clone, Copy)]
     pub struct rdma_ib_addr {
         /// The local GID.
@@ -71,28 +71,28 @@ shapes! {
         pub pkey: __be16,
     }
 
-    /// A path, as the subnet administrator tells it.
+    /// A path record of the subnet administrator.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_sa_path_rec {
         /// The peer's GID.
         pub dgid: ibv_gid,
         /// The local GID.
         pub sgid: ibv_gid,
-        /// The peer's local identifier.
+        /// The peer's LID.
         pub dlid: __be16,
-        /// The local identifier.
+        /// The local LID.
         pub slid: __be16,
-        /// Whether it is for raw packets.
+        /// Whether the path is for raw packets.
         pub raw_traffic: c_int,
         /// The flow label.
         pub flow_label: __be32,
-        /// Hops until a packet is dropped.
+        /// The hop limit.
         pub hop_limit: u8,
         /// The traffic class.
         pub traffic_class: u8,
-        /// Whether it works in both directions.
+        /// Whether the path works in both directions.
         pub reversible: c_int,
-        /// How many paths were asked for.
+        /// The number of requested paths.
         pub numb_path: u8,
         /// The P_Key.
         pub pkey: __be16,
@@ -108,9 +108,9 @@ shapes! {
         pub rate: u8,
         /// Whether the lifetime is at least, at most or exactly this.
         pub packet_life_time_selector: u8,
-        /// How long a packet lives: 4.096 µs times this power of two.
+        /// The packet lifetime exponent: the lifetime is 4.096 µs × 2ⁿ.
         pub packet_life_time: u8,
-        /// Its rank among the paths.
+        /// The preference among the paths.
         pub preference: u8,
     }
 }
