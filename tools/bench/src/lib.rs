@@ -26,12 +26,11 @@ pub struct Args {
 /// A benchmark.
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Software NIC between two processes over UDP, compared with UCX over TCP, plain UDP, iperf3 and soft-RoCE; 10,000
-    /// connections.
+    /// Benchmark the software NIC between two processes against UCX over TCP, plain UDP, iperf3 and soft-RoCE.
     Soft(soft::Args),
-    /// Connections between two processes, compared with raw SENDs on the same device and with TCP.
+    /// Benchmark connections between two processes against raw SENDs on the same device and against TCP.
     Net(net::Args),
-    /// Posting, processing, polling and notification over every link, compared with figures of hardware adapters.
+    /// Benchmark posting, processing, polling and notification over every link.
     Seeds(seeds::Args),
 }
 

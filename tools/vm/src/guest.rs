@@ -92,7 +92,7 @@ impl Guest {
     pub(super) fn new(config: Config) -> Result<Self> {
         let share = Share::create()?;
         let initramfs = initramfs::build(&config.kernel)?;
-        fs::write(share.beside("initramfs"), initramfs).context("could not write the initramfs")?;
+        fs::write(share.host_file("initramfs"), initramfs).context("could not write the initramfs")?;
         Ok(Self { config, share })
     }
 
@@ -129,7 +129,7 @@ impl Guest {
         };
         // The commands' results are already in the host's files, so QEMU can be killed without a shutdown.
         drop(qemu);
-        report.console = console::readable(&fs::read(self.share.beside("console")).unwrap_or_default());
+        report.console = console::readable(&fs::read(self.share.host_file("console")).unwrap_or_default());
         if report.ending != Ending::Completed {
             report.trouble = report.trouble.max(Trouble::from_console(&report.console));
         }
@@ -230,7 +230,7 @@ struct Qemu {
 
 impl Qemu {
     fn start(config: &Config, share: &Share) -> Result<Self> {
-        let words = File::create(share.beside("qemu.err")).context("could not create a log for QEMU")?;
+        let words = File::create(share.host_file("qemu.err")).context("could not create a log for QEMU")?;
         // setpriv makes the kernel kill QEMU when this process exits for any reason (Ctrl-C, kill -9).
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]).args(arguments(config, share));
@@ -251,7 +251,7 @@ impl Drop for Qemu {
 
 /// Returns QEMU's exit status and output.
 fn exit_description(status: ExitStatus, share: &Share) -> String {
-    let words = fs::read_to_string(share.beside("qemu.err")).unwrap_or_default();
+    let words = fs::read_to_string(share.host_file("qemu.err")).unwrap_or_default();
     format!("QEMU: {status} {}", words.trim()).trim().to_owned()
 }
 
@@ -273,10 +273,10 @@ fn arguments(config: &Config, share: &Share) -> Vec<OsString> {
     }
     add("-display", "none".into());
     add("-monitor", "none".into());
-    add("-chardev", option("file,id=console,path=", &share.beside("console")));
+    add("-chardev", option("file,id=console,path=", &share.host_file("console")));
     add("-serial", "chardev:console".into());
     add("-kernel", config.kernel.image.clone().into());
-    add("-initrd", share.beside("initramfs").into());
+    add("-initrd", share.host_file("initramfs").into());
     add("-append", KERNEL_COMMAND_LINE.into());
     const DIRECTORY: &str = "local,security_model=none,multidevs=remap";
     add("-virtfs", format!("{DIRECTORY},mount_tag=host,readonly=on,path=/").into());

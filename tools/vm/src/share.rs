@@ -49,7 +49,7 @@ impl Share {
     }
 
     /// Returns the path of a file next to the shared directory, for the host's own files.
-    pub(super) fn beside(&self, name: &str) -> PathBuf {
+    pub(super) fn host_file(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 

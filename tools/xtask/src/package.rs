@@ -11,19 +11,21 @@ use crate::metadata::{self, Package};
 /// The files that every package must contain.
 const CONTENTS: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
-/// Packages every crate, and builds each from its package and the packages of the crates it depends on.
+/// Packages every crate that can be published, and builds each from its package and the packages of the crates it
+/// depends on.
 pub(crate) fn run() -> Result<()> {
     let target = paths::cache()?.join("package");
-    let packages = metadata::packages()?;
+    let mut packages = metadata::packages()?;
+    packages.retain(|package| package.published);
     forget(&target, &packages)?;
-    let mut cargo = process::cargo("package --workspace --quiet --target-dir");
-    cargo.arg(&target);
+    let mut cargo = process::cargo("package --quiet --target-dir");
+    cargo.arg(&target).args(packages.iter().flat_map(|package| ["--package", &package.name]));
     // Outside CI, uncommitted changes are packaged too.
     if env::var_os("CI").is_none() {
         cargo.arg("--allow-dirty");
     }
     process::run(&mut cargo)?;
-    for package in packages.iter().filter(|package| package.published) {
+    for package in &packages {
         let mut cargo = process::cargo("package --list --quiet --allow-dirty --package");
         let list = process::text(cargo.arg(&package.name))?;
         for file in CONTENTS {

@@ -57,7 +57,7 @@ named! {
 
 impl Mtu {
     /// Returns the MTU of the link: IPv6's minimum, Ethernet's, or one for jumbo frames.
-    pub(super) fn of_cable(self) -> u32 {
+    pub(super) fn of_link(self) -> u32 {
         match self {
             Mtu::Mtu256 => 1280,
             Mtu::Mtu1024 => 1500,

@@ -169,7 +169,7 @@ impl Results {
             jobs.iter().map(|job| format!("{FUNCTIONS}\n{}", job.line(adverb))).collect();
         let options = Options {
             timeout: SECONDS,
-            mtu: mtu.of_cable(),
+            mtu: mtu.of_link(),
             cpus: 2,
             icount: false,
             out: None,
@@ -181,10 +181,10 @@ impl Results {
             .run(&lines, &mut Collector { jobs, results: self, out: String::new(), said: String::new() })?;
         let status = vm::explain(&report, &options);
         if report.statuses.len() < jobs.len() {
-            self.trouble.push(format!("the guest with MTU {} exited early: status {status}", mtu.of_cable()));
+            self.trouble.push(format!("the guest with MTU {} exited early: status {status}", mtu.of_link()));
         }
         if let Some(trouble) = report.trouble {
-            self.trouble.push(format!("{trouble} in the kernel of the guest with MTU {}", mtu.of_cable()));
+            self.trouble.push(format!("{trouble} in the kernel of the guest with MTU {}", mtu.of_link()));
         }
         Ok(())
     }
