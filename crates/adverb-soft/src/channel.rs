@@ -1,4 +1,4 @@
-//! What wakes those who wait.
+//! Event channels.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Where events are announced: a descriptor that is readable while there are any.
+/// An event channel: a counter of pending events, with a file descriptor that is readable while the counter isn't zero.
 ///
 /// ```
 /// use adverb_soft::Channel;
@@ -18,27 +18,27 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 pub struct Channel(EventFd);
 
 impl Channel {
-    /// A channel without events.
+    /// Creates a channel without events.
     ///
     /// # Errors
     ///
-    /// If the process has too many descriptors.
+    /// Returns an error if the process has no file descriptor left.
     pub fn new() -> io::Result<Channel> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
         Ok(Channel(EventFd::from_value_and_flags(0, flags)?))
     }
 
-    /// Announces an event.
+    /// Adds an event.
     pub(crate) fn announce(&self) {
-        // It fails only after 2⁶⁴ events that nobody took: then there is one to be seen all the same.
+        // The write fails only with 2⁶⁴ pending events, and then the descriptor is readable anyway.
         _ = self.0.write(1);
     }
 
-    /// Takes an event, if there is one.
+    /// Takes one event, and returns whether there was one.
     ///
     /// # Errors
     ///
-    /// If the descriptor can't be read, which doesn't happen to one that is open.
+    /// Returns an error if the file descriptor can't be read. This doesn't happen while it is open.
     pub fn take(&self) -> io::Result<bool> {
         match self.0.read() {
             Ok(_) => Ok(true),

@@ -1,4 +1,4 @@
-//! Where the news of a connection comes.
+//! The connection manager's event channels.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 
 use crate::channel::Channel;
 
-/// Where the connection manager's events of a connection, a listener or a question come: with a descriptor that is readable
-/// while there are any.
+/// A queue of connection manager events of a connection, a listener or a query, with a file descriptor that is readable
+/// while the queue isn't empty.
 ///
 /// ```
 /// use adverb_soft::CmEventChannel;
 ///
-/// let inbox = CmEventChannel::new().unwrap();
-/// assert_eq!(inbox.take(), None);
+/// let channel = CmEventChannel::new().unwrap();
+/// assert_eq!(channel.take(), None);
 /// ```
 #[derive(Debug)]
 pub struct CmEventChannel {
@@ -24,40 +24,40 @@ pub struct CmEventChannel {
     events: Mutex<VecDeque<CmEvent>>,
 }
 
-/// What an [`CmEventChannel`] gets.
+/// An event in a [`CmEventChannel`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CmEvent {
-    /// What the connection manager has to say.
+    /// An event of the connection manager.
     Event(Event),
-    /// The adapter has failed, and with it everything that this could tell of.
+    /// The NIC has failed. The channel gets no further events.
     NicFailed,
 }
 
 impl CmEventChannel {
-    /// One with nothing in it.
+    /// Creates an empty channel.
     ///
     /// # Errors
     ///
-    /// If the process has too many descriptors.
+    /// Returns an error if the process has no file descriptor left.
     pub fn new() -> io::Result<CmEventChannel> {
         Ok(CmEventChannel { channel: Channel::new()?, events: Mutex::default() })
     }
 
-    /// Takes the oldest event, if there is one.
+    /// Takes the oldest event. Returns `None` if the channel is empty.
     pub fn take(&self) -> Option<CmEvent> {
-        // Something may have been announced that is no longer here.
+        // `retain` may have removed an announced event.
         _ = self.channel.take();
         self.events.lock().pop_front()
     }
 
-    /// Makes the descriptor readable, for something that the owner knows of itself, until [`clear_wake`](CmEventChannel::clear_wake) is called as
-    /// often.
+    /// Makes the file descriptor readable without an event, until [`clear_wake`](CmEventChannel::clear_wake) has been
+    /// called as often.
     pub fn wake(&self) {
         self.channel.announce();
     }
 
-    /// Takes back what [`wake`](CmEventChannel::wake) did.
+    /// Undoes one [`wake`](CmEventChannel::wake).
     pub fn clear_wake(&self) {
         _ = self.channel.take();
     }
@@ -71,7 +71,7 @@ impl CmEventChannel {
         self.events.lock().len()
     }
 
-    /// Throws away what isn't to be kept.
+    /// Removes the events for which `keep` returns false.
     pub(crate) fn retain(&self, keep: impl FnMut(&CmEvent) -> bool) {
         self.events.lock().retain(keep);
     }

@@ -1,10 +1,11 @@
-//! An RDMA adapter made of sockets and memory: RoCEv2 without hardware, kernel module or privilege.
+//! A software RDMA NIC over UDP sockets or memory: RoCEv2 without hardware, kernel module or root.
 //!
-//! - [`Nic`] is the adapter: the engine of `adverb-proto` with memory, a link, completion channels and a thread.
-//! - [`memory`] is where it touches an application's bytes.
-//! - [`link`] is what moves packets: a stack of wrappers over one small trait.
+//! - [`Nic`] is the NIC: the protocol engine of `adverb-proto` with memory, a link, event channels and a progress
+//!   thread.
+//! - [`memory`] accesses the application's registered bytes.
+//! - [`link`] sends and receives packets: implementations and wrappers of the trait [`Link`](link::Link).
 //!
-//! For Linux; elsewhere the crate is empty.
+//! The crate supports Linux. On other systems it is empty.
 
 #![cfg(target_os = "linux")]
 

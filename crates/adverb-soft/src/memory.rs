@@ -1,9 +1,9 @@
-//! Registered memory, as it lies in this process.
+//! Registered memory of this process.
 //!
-//! This is the only place where the adapter touches bytes that are an application's. A peer or a thread may be reading or
-//! changing them at any moment, so that there is never a reference to them: bytes are copied by `access`, and atomic
-//! operations are the processor's own on aligned words, so that they are atomic for threads that don't go through the adapter
-//! too. `access` states what is assumed of races between these accesses.
+//! This is the only module that accesses the application's bytes. A peer or another thread may read or write them at
+//! any time, so the module never creates references to them: it copies bytes with `access`, and executes atomic
+//! operations with the CPU's atomic instructions on aligned words. The operations are therefore also atomic for threads
+//! that access the memory directly. `access` states the assumption about races between these accesses.
 
 mod access;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use adverb_proto::memory::{Backing, Fault, Memory, Span};
 
-/// The memory that is registered with an adapter.
+/// The memory that is registered with a NIC.
 ///
 /// ```
 /// use adverb_proto::memory::{Memory, Span};
@@ -21,7 +21,7 @@ use adverb_proto::memory::{Backing, Fault, Memory, Span};
 ///
 /// let mut words = [0u64; 2];
 /// let mut memory = RegisteredMemory::default();
-/// // SAFETY: the words are there until the backing is removed, and nobody refers to them meanwhile.
+/// // SAFETY: the words stay allocated until the backing is removed, and no reference to them is used meanwhile.
 /// let backing = unsafe { memory.add(NonNull::from(&mut words).cast(), 16) };
 /// memory.write(Span { backing, offset: 3, length: 2 }, b"hi").unwrap();
 /// memory.fetch_add(Span { backing, offset: 8, length: 8 }, 7).unwrap();
@@ -34,7 +34,7 @@ pub struct RegisteredMemory {
     areas: Vec<Option<Area>>,
     /// Places in `areas` that are free.
     free: Vec<usize>,
-    /// Bytes that are nobody else's.
+    /// Bytes that `self` owns.
     own: Vec<Vec<AtomicU64>>,
 }
 
@@ -45,18 +45,20 @@ struct Area {
     length: usize,
 }
 
-// SAFETY: who registers memory promises that it may be reached from any thread.
+// SAFETY: the caller of `add` promises that any thread may access the memory.
 unsafe impl Send for Area {}
 
 impl RegisteredMemory {
-    /// Takes in `length` bytes at `address`.
+    /// Adds `length` bytes at `address`, and returns their backing.
     ///
     /// # Safety
     ///
-    /// Until the backing is [removed](RegisteredMemory::remove), or this is gone, the bytes stay there, may be read from
-    /// any thread (and written, if a region over them lets anybody write), and others in this process touch them only
-    /// through copies like [`copy_out`], through atomics on aligned words of eight bytes, or while no request or peer can reach
-    /// them.
+    /// Until the backing is [removed](RegisteredMemory::remove) or `self` is dropped:
+    ///
+    /// - the bytes stay allocated at `address`;
+    /// - any thread may read them, and write them if a region over them allows local or remote writes;
+    /// - other code in this process accesses them only by copies like [`copy_out`], by atomics on aligned words of
+    ///   eight bytes, or while no request or peer can reach them.
     pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> Backing {
         let area = Some(Area { address, length });
         let index = match self.free.pop() {
@@ -72,17 +74,18 @@ impl RegisteredMemory {
         Backing(index as u64)
     }
 
-    /// Takes in `length` bytes of its own, which are there as long as this is.
+    /// Adds `length` zeroed bytes that `self` owns.
     pub(crate) fn add_own(&mut self, length: usize) -> Backing {
         let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let address = NonNull::from(words.as_slice()).cast();
         self.own.push(words);
-        // SAFETY: the words are kept where they are until this is gone, and nobody else knows of them.
+        // SAFETY: `own` keeps the words allocated in place until `self` is dropped, and no other code has their
+        // address.
         unsafe { self.add(address, length) }
     }
 
-    /// Forgets a backing: its bytes aren't touched any more. Its number may be given to another, so that no region may be
-    /// left that stands for it.
+    /// Removes a backing: its bytes are no longer accessed. A later [`add`](RegisteredMemory::add) may reuse its
+    /// number, so no region may refer to it any more.
     pub fn remove(&mut self, backing: Backing) {
         let Ok(index) = usize::try_from(backing.0) else { return };
         if self.areas.get_mut(index).and_then(Option::take).is_some() {
@@ -90,18 +93,18 @@ impl RegisteredMemory {
         }
     }
 
-    /// How many backings there are.
+    /// Returns the number of backings.
     pub fn len(&self) -> usize {
         self.areas.len() - self.free.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no backings.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the bytes are. The engine has checked them against the region; this checks them against the backing, so that
-    /// nothing outside it is reached whatever the engine does.
+    /// Returns the address of the bytes. The engine has checked the span against its region. This function checks it
+    /// against the backing, so a bug in the engine can't reach bytes outside of it.
     #[inline]
     fn locate(&self, span: Span) -> Result<NonNull<u8>, Fault> {
         let index = usize::try_from(span.backing.0).map_err(|_| Fault)?;
@@ -111,11 +114,11 @@ impl RegisteredMemory {
         if end > area.length {
             return Err(Fault);
         }
-        // SAFETY: within the area, which lies in one allocation, as who added it promised.
+        // SAFETY: within the area, which lies in one allocation, as the caller of `add` promised.
         Ok(unsafe { area.address.add(offset) })
     }
 
-    /// An aligned word.
+    /// Returns an aligned word.
     #[inline]
     fn word(&self, span: Span) -> Result<&AtomicU64, Fault> {
         let address = self.locate(span)?.cast::<AtomicU64>();
@@ -123,7 +126,7 @@ impl RegisteredMemory {
             return Err(Fault);
         }
         // SAFETY: eight bytes within the area, aligned as checked; they stay as long as the area, which is removed only
-        // by who has this exclusively; and others touch them as `add` demands, which `access` says the meaning of.
+        // through `&mut self`; and other code accesses them as `add` demands, with the meaning that `access` states.
         Ok(unsafe { address.as_ref() })
     }
 }
@@ -148,7 +151,8 @@ impl Memory for RegisteredMemory {
             return Err(Fault);
         }
         let address = self.locate(span)?;
-        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and as many may be written.
+        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and as many may be
+        // written.
         unsafe { access::load(address, NonNull::from(&mut *out).cast(), out.len()) };
         fence(Ordering::Acquire);
         Ok(())
@@ -159,7 +163,8 @@ impl Memory for RegisteredMemory {
         let address = self.locate(span)?;
         let length = span.length as usize;
         out.reserve(length);
-        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and there is room for them.
+        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and there is room for
+        // them.
         unsafe {
             access::load(address, NonNull::from(&mut out.spare_capacity_mut()[..length]).cast(), length);
         };
@@ -185,7 +190,8 @@ impl Memory for RegisteredMemory {
         Ok(())
     }
 
-    /// Everyone sees what is written. Nothing here outlasts a loss of power, and nobody is told that it does.
+    /// Makes written bytes visible to all threads. A persistent flush is a fault: the memory doesn't survive a power
+    /// loss.
     fn flush(&mut self, span: Span, persistent: bool) -> Result<(), Fault> {
         self.locate(span)?;
         fence(Ordering::SeqCst);
@@ -193,11 +199,12 @@ impl Memory for RegisteredMemory {
     }
 }
 
-/// Copies bytes out of memory that others may access meanwhile.
+/// Copies bytes out of memory that other threads or peers may access at the same time.
 ///
 /// # Safety
 ///
-/// As many bytes may be read at `from`, and whoever changes them meanwhile does so as [`RegisteredMemory::add`] demands.
+/// `out.len()` bytes may be read at `from`, and concurrent writes to them follow the rules of
+/// [`RegisteredMemory::add`].
 pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
     // SAFETY: as the caller says; and as many bytes may be written.
     unsafe { access::load(from, NonNull::from(&mut *out).cast(), out.len()) };

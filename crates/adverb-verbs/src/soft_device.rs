@@ -1,4 +1,4 @@
-//! Software devices that a name can't describe.
+//! Options of software devices.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use super::Device;
 use crate::backend::{SoftLink, SoftOptions};
 use crate::error::Result;
 
-/// A software device that is to be opened, with all that its name ([`Device::open`]) can't say.
+/// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
-/// Two devices on a network in memory, without any socket, that loses one packet in a hundred:
+/// Two devices on a network in memory, without sockets, that loses one packet in a hundred:
 ///
 /// ```
 /// use adverb::verbs::{FaultConfig, SoftDevice, Switch};
@@ -28,7 +28,7 @@ use crate::error::Result;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// One with a socket, whose packets are recorded for Wireshark:
+/// A device with a socket, whose packets are captured for Wireshark:
 ///
 /// ```no_run
 /// use adverb::verbs::SoftDevice;
@@ -41,14 +41,15 @@ use crate::error::Result;
 pub struct SoftDevice(SoftOptions);
 
 impl SoftDevice {
-    /// A device for programs on this machine, as `soft` is, but one of its own: at 127.0.0.1 and ::1, or, if they are taken,
-    /// at another address in 127.0.0.0/8 and another port of ::1.
+    /// Returns options for a new device that is reachable on this machine, like `soft`, which all callers in a process
+    /// share. Its addresses are 127.0.0.1 and ::1. If they are taken, it uses another address in 127.0.0.0/8 and
+    /// another port of ::1.
     pub fn new() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Sockets))
     }
 
-    /// A device at an address of this machine, as `soft:192.0.2.7` is. There may be several: the first has UDP port 4791, and
-    /// the GIDs of others say which they have ([`Device::open`]).
+    /// Returns options for a device at an address of this machine, like `soft:192.0.2.7`. Several devices may have the
+    /// same address: the first uses UDP port 4791, and the GIDs of the others encode their ports ([`Device::open`]).
     ///
     /// ```
     /// use adverb::verbs::SoftDevice;
@@ -65,59 +66,62 @@ impl SoftDevice {
         SoftDevice::new().address(address)
     }
 
-    /// A device at an address of a network that is in this process's memory.
+    /// Returns options for a device at an address of a switch in this process's memory.
     pub fn on_switch(switch: &Switch, address: IpAddr) -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Memory(switch.clone()))).address(address)
     }
 
-    /// A device with 127.0.0.1 and ::1 and no network at all: its queue pairs can only talk to each other.
+    /// Returns options for a device without a network, with the addresses 127.0.0.1 and ::1. Its queue pairs can
+    /// connect only to each other.
     pub fn loopback() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::None))
     }
 
-    /// Another address that it is to have.
+    /// Adds an address.
     pub fn address(mut self, address: IpAddr) -> SoftDevice {
         self.0.addresses.push(address);
         self
     }
 
-    /// Harms what the device sends: loses, duplicates, corrupts, delays and marks packets, as often as this says.
+    /// Injects faults into the packets that the device sends: drops, duplicates, corrupts, delays and ECN-marks them at
+    /// these rates.
     pub fn faults(mut self, faults: FaultConfig) -> SoftDevice {
         self.0.faults = Some(faults);
         self
     }
 
-    /// Writes every packet that comes and goes to this file, in pcapng's form; not those between its own queue pairs,
-    /// unless they [take the network](SoftDevice::loopback_via_link), and not those that [faults](SoftDevice::faults) lost. The file
-    /// is whole when the device is closed.
+    /// Captures sent and received packets in this file, in pcapng format. Packets between the device's own queue pairs
+    /// are captured only with [`loopback_via_link`](SoftDevice::loopback_via_link). Packets dropped by
+    /// [`faults`](SoftDevice::faults) are not captured. The file is complete when the device is closed.
     pub fn capture(mut self, file: impl Into<PathBuf>) -> SoftDevice {
         self.0.capture = Some(file.into());
         self
     }
 
-    /// The payload of the longest packet that it sends; unless set, as much as fits the network interface.
+    /// Sets the path MTU: the maximum RDMA payload per packet. The default is the largest that fits the network
+    /// interface.
     pub fn mtu(mut self, mtu: PathMtu) -> SoftDevice {
         self.0.mtu = Some(mtu);
         self
     }
 
-    /// Has packets between the device's own queue pairs take the network, too, instead of the short way through memory.
+    /// Sends packets between the device's own queue pairs through the link instead of delivering them directly in
+    /// memory (for tests).
     pub fn loopback_via_link(mut self) -> SoftDevice {
         self.0.loopback_via_link = true;
         self
     }
 
-    /// Has the device take packets only as Adverb sends them: of IPv4 packets, only those with an identification below 64,
-    /// which RDMA adapters' and soft-RoCE's haven't got. A packet that was damaged on its way then gets past the checksum
-    /// once in 2²⁶ instead of once in 2¹⁶; with IPv6 it is once in 2³² in any case.
+    /// Accepts only packets that Adverb sent: IPv4 packets must have an IP ID below 64, unlike those of RDMA NICs and
+    /// soft-RoCE. A corrupted packet then passes the ICRC check with a probability of 2⁻²⁶ instead of 2⁻¹⁶. With IPv6
+    /// the probability is always 2⁻³².
     pub fn adverb_peers_only(mut self) -> SoftDevice {
         self.0.adverb_peers_only = true;
         self
     }
 
-    /// Has the device's connections slow down when the network is congested, by DCQCN: switches may mark their packets
-    /// (ECN), receivers tell of marks (CNP), and senders heed that. Unless set they send as fast as their windows allow;
-    /// they tell of marks in any case.
+    /// Enables DCQCN congestion control: switches mark packets (ECN), receivers report the marks (CNP), and senders
+    /// reduce their rate. By default senders are limited only by their windows. Receivers report marks in any case.
     ///
     /// ```
     /// use adverb::verbs::{Dcqcn, SoftDevice};
@@ -130,18 +134,19 @@ impl SoftDevice {
         self
     }
 
-    /// Opens it. Its name is `soft:` and its first address; while it is open, [`Device::open`] and
+    /// Opens the device. Its name is `soft:` followed by its first address. While it is open, [`Device::open`] and
     /// [`Device::by_address`] find it in this process.
     ///
     /// # Errors
     ///
-    /// If the address isn't this machine's, or all its ports are taken; if the file can't be made.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the address doesn't belong to this machine, all its ports are
+    /// taken, or the capture file can't be created.
     pub fn open(self) -> Result<Device> {
         Device::soft(&self.0)
     }
 
-    /// The addresses of this machine that software devices could be at, and those of the devices that are open in this
-    /// process.
+    /// Returns the addresses of this machine at which a software device can be opened, and the addresses of the
+    /// software devices that are open in this process.
     pub fn available_addrs() -> Vec<IpAddr> {
         crate::backend::Device::soft_addresses()
     }

@@ -1,4 +1,4 @@
-//! Several links as one, each with an address of its own.
+//! Several links combined into one, each with its own address.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::{Link, RxPacket, TxPacket};
 
-/// Several links as one: what comes over any comes, and what is sent goes over the link of its source address. So a
-/// device can have an IPv4 and an IPv6 address.
+/// Several links combined into one. It receives from all of them, and sends each packet over the link with the packet's
+/// source address. With a bundle, a device can have an IPv4 and an IPv6 address.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Bundle, UdpConfig, UdpLink};
@@ -27,32 +27,32 @@ pub struct Bundle {
     readiness: Epoll,
     /// Whether every link has a descriptor.
     is_ready: bool,
-    /// Which link brought something last. The others are looked at less often: each look is a system call.
+    /// The link that received packets last. The other links are polled less often, because each poll is a system call.
     busy: usize,
     looks: u32,
     /// Packets from addresses that no link has.
     unsendable: u64,
 }
 
-/// How often the link that was busy is looked at before the others are.
+/// The number of polls of the busy link for each poll of the other links.
 const LOOKS: u32 = 16;
 
 impl Bundle {
-    /// None so far.
+    /// Creates a bundle without links.
     ///
     /// # Errors
     ///
-    /// If the process may have no more descriptors.
+    /// Returns an error if the process has no file descriptor left.
     pub fn new() -> io::Result<Bundle> {
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0, unsendable: 0 })
     }
 
-    /// Adds a link, over which goes what is sent from this address.
+    /// Adds a link, which sends the packets whose source address is `address`.
     ///
     /// # Errors
     ///
-    /// If the system refuses to watch its descriptor.
+    /// Returns an error if the link's file descriptor can't be added to the bundle's epoll instance.
     pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
         match link.readiness() {
             Some(descriptor) => self.readiness.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, 0))?,
@@ -62,7 +62,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// The link of an address.
+    /// Returns the index of the link with this address.
     fn of(&self, address: IpAddr) -> Option<usize> {
         self.links.iter().position(|(ours, _)| *ours == address)
     }
@@ -80,7 +80,7 @@ impl Link for Bundle {
             match self.links[index].1.send(run) {
                 Ok(count) if count == run.len() => taken += count,
                 Ok(count) => return Ok(taken + count),
-                // It will be so the next time, too.
+                // The next call returns the error again.
                 Err(_) if taken > 0 => break,
                 Err(error) => return Err(error),
             }

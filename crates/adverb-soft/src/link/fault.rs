@@ -1,4 +1,4 @@
-//! Faults on purpose, in front of another link.
+//! Fault injection in front of another link.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,33 +9,33 @@ use std::time::{Duration, Instant};
 
 use super::{Link, RxPacket, STRICT, TxPacket};
 
-/// How often a [`FaultLink`] does what, in a million packets. At most one thing happens to a packet.
+/// The rates of a [`FaultLink`]'s faults, in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultConfig {
-    /// What all choices follow from.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// Packets that are lost.
+    /// The rate of dropped packets.
     pub loss: u32,
-    /// Packets that are sent twice.
+    /// The rate of packets that are sent twice.
     pub duplication: u32,
-    /// Packets of which one bit is flipped, of those that the ICRC covers.
+    /// The rate of corrupted packets. One bit covered by the ICRC is flipped.
     pub corruption: u32,
-    /// Packets that are held back, so that others overtake them.
+    /// The rate of delayed packets. Later packets overtake them.
     pub delay: u32,
-    /// Packets that are marked, as by a switch that is congested; only those whose sender heeds that (RFC 3168).
+    /// The rate of ECN marks, as set by a congested switch. Only ECN-capable packets are marked (RFC 3168).
     pub marks: u32,
-    /// For how long at least packets are held back.
+    /// The minimum delay of delayed packets.
     pub min_delay: Duration,
-    /// For how long at most.
+    /// The maximum delay of delayed packets.
     pub max_delay: Duration,
-    /// Whether packets that come must have an ICRC that is right for a small IPv4 identification, as those of Adverb
-    /// have, even if the link says that they needn't be checked. Without this a corrupted packet in 65,536 gets through where
-    /// the identification is unknown, and every one where the link is trusted.
+    /// Whether received packets must have a correct ICRC for a small IPv4 ID, as Adverb's packets have, even if the
+    /// link says that they needn't be checked. If this is false, one corrupted packet in 65,536 passes where the IPv4
+    /// ID is unknown, and all of them pass where the link is trusted.
     pub strict_icrc: bool,
 }
 
 impl FaultConfig {
-    /// No faults at all; ICRCs are checked strictly; delays would be from 0.1 ms to 2 ms.
+    /// Returns a configuration without faults, with strict ICRC checks, and with delays from 0.1 ms to 2 ms.
     pub const fn new(seed: u64) -> FaultConfig {
         FaultConfig {
             seed,
@@ -51,26 +51,26 @@ impl FaultConfig {
     }
 }
 
-/// What a [`FaultLink`] has done.
+/// The number of packets that a [`FaultLink`] sent, by fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultCounts {
-    /// Packets that nothing was done to.
+    /// The number of packets sent without a fault.
     pub untouched: u64,
-    /// Packets that were lost.
+    /// The number of dropped packets.
     pub lost: u64,
-    /// Packets that were sent twice.
+    /// The number of packets that were sent twice.
     pub duplicated: u64,
-    /// Packets that were corrupted.
+    /// The number of corrupted packets.
     pub corrupted: u64,
-    /// Packets that were held back.
+    /// The number of delayed packets.
     pub delayed: u64,
-    /// Packets that were marked.
+    /// The number of ECN-marked packets.
     pub marked: u64,
 }
 
-/// A link that does harm to what is sent over it: it loses, duplicates, corrupts, delays and marks packets, and what it does
-/// follows from a seed. For both directions, wrap both ends.
+/// A link that injects faults into the packets that it sends: it drops, duplicates, corrupts, delays and ECN-marks
+/// them. Its choices follow from a seed. To inject faults in both directions, wrap the links of both ends.
 ///
 /// ```
 /// use adverb_soft::link::{FaultConfig, FaultLink, Link, TxPacket, Switch, SwitchConfig};
@@ -96,37 +96,37 @@ pub struct FaultLink<L> {
     config: FaultConfig,
     random: Random,
     counts: FaultCounts,
-    /// What is held back, the first due on top.
+    /// Delayed packets. The first one due is on top.
     held: BinaryHeap<Reverse<Held>>,
-    /// A number for each packet that was ever held back.
+    /// The sequence number of the next delayed packet.
     next: u64,
     scratch: Vec<u8>,
 }
 
 impl<L: Link> FaultLink<L> {
-    /// Does harm to what is sent over `inner`.
+    /// Wraps `inner`, and injects faults into the packets sent over it.
     pub fn new(inner: L, config: FaultConfig) -> FaultLink<L> {
         let random = Random(config.seed);
         let counts = FaultCounts::default();
         FaultLink { inner, config, random, counts, held: BinaryHeap::new(), next: 0, scratch: Vec::new() }
     }
 
-    /// What it has done so far.
+    /// Returns the number of packets sent so far, by fault.
     pub const fn counts(&self) -> FaultCounts {
         self.counts
     }
 
-    /// Changes how often it does what from now on. The seed goes on where it was.
+    /// Sets the fault rates for the packets sent from now on. The random sequence continues; `config.seed` is ignored.
     pub fn set_config(&mut self, config: FaultConfig) {
         self.config = config;
     }
 
-    /// The link that it wraps.
+    /// Returns the wrapped link.
     pub const fn inner(&self) -> &L {
         &self.inner
     }
 
-    /// What is to happen to the next packet, if anything.
+    /// Draws the fault of the next packet, if any.
     fn draw(&mut self) -> Option<Harm> {
         let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
         let FaultConfig { loss, duplication, corruption, delay, marks, .. } = self.config;
@@ -145,7 +145,7 @@ impl<L: Link> FaultLink<L> {
         None
     }
 
-    /// Harms a packet; says whether it was taken.
+    /// Sends a packet with a fault, and returns whether it was accepted.
     fn harm(&mut self, harm: Harm, packet: &TxPacket<'_>) -> io::Result<bool> {
         match harm {
             Harm::Lose => self.counts.lost += 1,
@@ -169,7 +169,7 @@ impl<L: Link> FaultLink<L> {
                 self.counts.corrupted += 1;
             }
             Harm::Mark => {
-                // Who doesn't heed congestion would lose the packet instead, where there is any.
+                // A congested switch would drop a packet that isn't ECN-capable.
                 let is_heeded = packet.traffic_class & MARKED != 0;
                 let mark = if is_heeded { MARKED } else { 0 };
                 let traffic_class = packet.traffic_class | mark;
@@ -199,10 +199,10 @@ impl<L: Link> FaultLink<L> {
         Ok(true)
     }
 
-    /// Sends packets, and counts those that were taken.
+    /// Sends packets, and counts the accepted ones in `taken`.
     fn send_some(&mut self, packets: &[TxPacket<'_>], taken: &mut usize) -> io::Result<()> {
         while *taken < packets.len() {
-            // Those that nothing happens to go together.
+            // Packets without faults are sent as one batch.
             let rest = &packets[*taken..];
             let mut harm = None;
             let unharmed = rest.iter().take_while(|_| {
@@ -228,7 +228,7 @@ impl<L: Link> FaultLink<L> {
         Ok(())
     }
 
-    /// Sends what was held back long enough.
+    /// Sends the delayed packets that are due.
     fn release(&mut self) -> io::Result<()> {
         if self.held.is_empty() {
             return Ok(());
@@ -310,7 +310,7 @@ enum Harm {
     Mark,
 }
 
-/// A packet that is held back. They are ordered by when they are due.
+/// A delayed packet. Delayed packets are ordered by due time.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Held {
     due: Instant,
@@ -336,7 +336,7 @@ impl Held {
     }
 }
 
-/// Numbers that look random and follow from a seed (splitmix64).
+/// A pseudorandom number generator (splitmix64).
 #[derive(Clone, Debug)]
 struct Random(u64);
 

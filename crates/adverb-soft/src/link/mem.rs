@@ -1,4 +1,4 @@
-//! Packets that never leave this process's memory.
+//! Links between devices in the memory of one process.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{Link, RxPacket, TxPacket};
 
-/// A switch in memory, that brings packets from one device of this process to another, by their addresses.
+/// A switch in memory, which forwards packets between devices of this process by destination address.
 ///
 /// ```
 /// use adverb_soft::link::{Link, TxPacket, Switch, SwitchConfig};
@@ -43,36 +43,36 @@ pub struct Switch {
     shared: Arc<Shared>,
 }
 
-/// How a [`Switch`] is.
+/// The configuration of a [`Switch`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwitchConfig {
-    /// How many packets may wait for one device. What comes when so many wait is lost.
+    /// The maximum number of packets queued for one device. Packets beyond it are lost.
     pub max_queued_packets: usize,
-    /// How many bytes may.
+    /// The maximum number of bytes queued for one device. Packets beyond it are lost.
     pub max_queued_bytes: usize,
-    /// How the ICRC of packets is to be checked: not at all, unless something is between that may damage them.
+    /// The ICRC check that receivers perform. The default is none; choose one if a wrapper may corrupt packets.
     pub icrc: IcrcCheck,
 }
 
 impl Default for SwitchConfig {
-    /// 4096 packets, 16 MiB, ICRCs that nobody checks.
+    /// Returns a configuration with 4096 packets, 16 MiB, and no ICRC check.
     fn default() -> SwitchConfig {
         SwitchConfig { max_queued_packets: 4096, max_queued_bytes: 16 << 20, icrc: IcrcCheck::Trusted }
     }
 }
 
 impl Switch {
-    /// A switch that nothing is attached to.
+    /// Creates a switch without devices.
     pub fn new(config: SwitchConfig) -> Switch {
         Switch { shared: Arc::new(Shared { config, ports: RwLock::default(), groups: RwLock::default() }) }
     }
 
-    /// Attaches a device at this address, until the link is dropped.
+    /// Attaches a device with this address. Dropping the link detaches it.
     ///
     /// # Errors
     ///
-    /// `AddrInUse` if there is one at this address, `InvalidInput` if it says a UDP port ([`Gid::udp_address`]), or if the
-    /// system gives no event descriptor.
+    /// Returns `AddrInUse` if a device with this address is attached, `InvalidInput` if the address encodes a UDP port
+    /// ([`Gid::udp_address`]), or another error if the process has no file descriptor left.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
         if Gid::from(address).has_port() {
             let text =
@@ -112,33 +112,32 @@ pub struct MemLink {
     address: IpAddr,
     port: Arc<Port>,
     shared: Arc<Shared>,
-    /// What is being received. Changes places with the port's when that has something, so that neither is ever
-    /// allocated again.
+    /// Packets being received. The batch is swapped with the port's, so that neither is allocated again.
     taken: Batch,
-    /// The number of packets of `taken` that were handed over, and of their bytes.
+    /// The number of packets of `taken` already passed on, and of their bytes.
     handed: (usize, usize),
-    /// Where the last packets went: the next mostly go there too.
+    /// The last destination. The next packets mostly have the same.
     last: Option<(IpAddr, Arc<Port>)>,
     unreachable: u64,
 }
 
 impl MemLink {
-    /// Our address.
+    /// Returns the address of this device.
     pub const fn local_addr(&self) -> IpAddr {
         self.address
     }
 
-    /// How many packets to us were lost because too many waited.
+    /// Returns the number of packets to this device that were lost because its queue was full.
     pub fn overflowed_packets(&self) -> u64 {
         self.port.overflows.load(Ordering::Relaxed)
     }
 
-    /// How many packets we sent to addresses where nothing is attached.
+    /// Returns the number of packets that this device sent to addresses without a device.
     pub const fn unreachable_packets(&self) -> u64 {
         self.unreachable
     }
 
-    /// Brings packets to the one address that they are all for.
+    /// Delivers packets that all have the destination `address`.
     fn deliver(&mut self, address: IpAddr, packets: &[TxPacket<'_>]) {
         let config = &self.shared.config;
         if address.is_multicast() {
@@ -249,7 +248,7 @@ struct Shared {
     groups: RwLock<HashMap<IpAddr, Vec<Arc<Port>>>>,
 }
 
-/// Where packets wait for a device.
+/// The queue of packets for a device.
 #[derive(Debug)]
 struct Port {
     queue: Mutex<Queue>,
@@ -260,17 +259,17 @@ struct Port {
 #[derive(Debug, Default)]
 struct Queue {
     batch: Batch,
-    /// Whether the descriptor is readable. It is written only when it isn't, and read only when nothing waits, so that a
-    /// stream of packets costs no system call.
+    /// Whether the descriptor is readable. It is written only when it isn't readable, and read only when the queue is
+    /// empty, so that a stream of packets needs no system call.
     signalled: bool,
-    /// Whether nobody looks at the descriptor: then it isn't written.
+    /// Whether wake interest is disabled. The descriptor isn't written then.
     unwatched: bool,
-    /// Whether the device is gone.
+    /// Whether the device is detached.
     closed: bool,
 }
 
 impl Port {
-    /// Puts packets into the queue, as many as there is room for; says whether there is a queue.
+    /// Queues packets up to the limits, and returns whether the device is attached.
     fn put(&self, packets: &[TxPacket<'_>], config: &SwitchConfig) -> bool {
         let mut queue = self.queue.lock();
         if queue.closed {
@@ -301,7 +300,7 @@ impl Port {
         true
     }
 
-    /// Makes the descriptor readable, if it isn't and should be.
+    /// Makes the descriptor readable if packets are queued and it isn't readable yet.
     fn signal(&self, queue: &mut Queue) -> io::Result<()> {
         if !queue.unwatched && !queue.signalled && !queue.batch.entries.is_empty() {
             match self.event.write(1) {
@@ -313,7 +312,7 @@ impl Port {
         Ok(())
     }
 
-    /// Takes what waits, in exchange for an empty batch; says whether anything did.
+    /// Swaps the queued packets for an empty batch, and returns whether there were any.
     fn take(&self, empty: &mut Batch) -> io::Result<bool> {
         let mut queue = self.queue.lock();
         if !queue.batch.entries.is_empty() {
@@ -330,7 +329,7 @@ impl Port {
     }
 }
 
-/// Packets one behind the other.
+/// Packets in contiguous memory.
 #[derive(Debug, Default)]
 struct Batch {
     bytes: Vec<u8>,
@@ -354,7 +353,7 @@ struct Entry {
     length: usize,
 }
 
-/// What Linux gives packets that ask for nothing.
+/// Linux's default hop limit.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
 #[cfg(test)]

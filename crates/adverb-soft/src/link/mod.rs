@@ -1,8 +1,8 @@
-//! What moves packets.
+//! Links: senders and receivers of packets.
 //!
-//! A [`Link`] takes packets and brings packets, many at a time, and knows nothing of queue pairs. Some end in the kernel
-//! ([`UdpLink`]) or in memory ([`Switch`]); others wrap links: they make one of several ([`Bundle`]), or do something to
-//! what passes: harm ([`FaultLink`]), or a record of it ([`Capture`]).
+//! A [`Link`] sends and receives packets in batches, and knows nothing about queue pairs. [`UdpLink`] uses the kernel's
+//! UDP sockets, and [`MemLink`] a [`Switch`] in memory. Other links wrap links: [`Bundle`] combines several links into
+//! one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
 
 mod bundle;
 mod fault;
@@ -23,134 +23,138 @@ pub use mem::{MemLink, Switch, SwitchConfig};
 pub use pcap::{Capture, PcapLink};
 pub use udp::{Interface, UdpConfig, UdpLink, UdpStatistics};
 
-/// How many packets travel as one at most ([`UdpLink`]), so that Adverb's packets have IPv4 identifications below this.
+/// The maximum number of packets in a GSO batch of [`UdpLink`]. Adverb's packets therefore have IPv4 IDs below this.
 const MAX_TRAIN: usize = 64;
 
-/// How ICRCs are to be checked where only Adverb sends: with the strength of 26 bits.
+/// The ICRC check for packets that only Adverb sends, with a strength of 26 bits.
 const STRICT: IcrcCheck = IcrcCheck::IdentificationBelow(MAX_TRAIN as u16);
 
-/// A packet to be sent.
+/// A packet to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxPacket<'a> {
-    /// The address and port that it comes from. The port is one that [`Link::source_port`] has named: the ICRC
-    /// covers it, so that no other will do.
+    /// The source address and port. The port must be one that [`Link::source_port`] returned, because the ICRC covers
+    /// it.
     pub source: SocketAddr,
-    /// The address and port that it goes to.
+    /// The destination address and port.
     pub destination: SocketAddr,
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// How many routers it may pass; 0 is the system's default.
+    /// The hop limit (TTL). 0 means the operating system's default.
     pub hop_limit: u8,
-    /// IPv6's flow label, of 20 bits; 0 is none.
+    /// The IPv6 flow label (20 bits), or 0 for none.
     pub flow_label: u32,
-    /// The payload of the UDP datagram: from the base transport header to the ICRC, which was computed for an IPv4
-    /// identification of 0.
+    /// The payload of the UDP datagram, from the base transport header to the ICRC. The ICRC is computed for IPv4 ID 0.
     pub bytes: &'a [u8],
 }
 
-/// A packet that came.
+/// A received packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxPacket<'a> {
-    /// The address and port that it comes from.
+    /// The source address and port.
     pub source: SocketAddr,
-    /// The address and port that it was sent to.
+    /// The destination address and port.
     pub destination: SocketAddr,
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// How many routers it might still have passed, where the link knows.
+    /// The remaining hop limit (TTL), or `None` if the link doesn't know it.
     pub hop_limit: Option<u8>,
-    /// IPv6's flow label, or 0.
+    /// The IPv6 flow label, or 0.
     pub flow_label: u32,
-    /// How its ICRC is to be checked.
+    /// The way to check the packet's ICRC.
     pub icrc: IcrcCheck,
-    /// The payload of the UDP datagram: from the base transport header to the ICRC. A stranger may have sent it.
+    /// The payload of the UDP datagram, from the base transport header to the ICRC. The bytes are untrusted: any host
+    /// may have sent them.
     pub bytes: &'a [u8],
 }
 
 impl RxPacket<'_> {
-    /// Whether a switch on its way was congested, and marked it (RFC 3168: both ECN bits are 1).
+    /// Whether a congested switch marked the packet (RFC 3168: both ECN bits are 1).
     pub const fn is_ecn_marked(&self) -> bool {
         self.traffic_class & 0b11 == 0b11
     }
 }
 
-/// What moves packets: sockets, memory, or a wrapper round another link.
+/// A sender and receiver of packets: over sockets, in memory, or as a wrapper around another link.
 ///
-/// A link may lose packets, deliver them twice and in another order, as any network may. What becomes of one packet is
-/// never an error; errors say that the link itself no longer works.
+/// A link may lose, duplicate and reorder packets, as any network may. The loss of a packet is never an error. An error
+/// means that the link itself no longer works.
 pub trait Link: Send {
-    /// Sends packets, from the first on, without waiting; says how many were taken. If fewer than there were, the rest
-    /// may be tried again when something has come or a little time has passed.
+    /// Sends packets in order without blocking, and returns the number of accepted packets. If some packets were not
+    /// accepted, the caller may retry them after a receive or a short delay.
     ///
-    /// A packet that can't be sent is taken, lost and [counted](Link::unsendable_packets): whatever its addresses, length
-    /// and marks are, and whatever the system says of it.
+    /// A packet that can't be sent is accepted, dropped and [counted](Link::unsendable_packets), whatever its
+    /// addresses, length and ECN bits are, and whatever error the operating system returns.
     ///
     /// # Errors
     ///
-    /// If the link no longer works, and no packet was taken.
+    /// Returns an error if the link no longer works and no packet was accepted.
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize>;
 
-    /// Returns the number of packets that were taken but could not be sent.
+    /// Returns the number of packets that were accepted but could not be sent.
     fn unsendable_packets(&self) -> u64 {
         0
     }
 
-    /// Hands what has come to `each`, but no more than `max` packets, which is at least 1, without waiting; says how many
-    /// packets came, some of which may have been lost in the link. There may be more: only 0 says that there are none.
-    /// Packets that the link took from the system and hasn't handed over are announced by the
-    /// [`deadline`](Link::deadline).
+    /// Receives packets without blocking, and passes each to `each`. `max` is the maximum number of packets, at least
+    /// 1.
+    ///
+    /// The result is the number of packets received, including packets that the link dropped. More packets may be
+    /// waiting unless the result is 0. If the link holds packets that it has read from the operating system and not
+    /// passed on, its [`deadline`](Link::deadline) says so.
     ///
     /// # Errors
     ///
-    /// If the link no longer works.
+    /// Returns an error if the link no longer works.
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize>;
 
-    /// A descriptor that is readable when something has come since [`receive`](Link::receive) last said 0, for who
-    /// [looks](Link::set_wake_interest). `None` if there is none: then only calling that tells.
+    /// Returns a file descriptor that becomes readable when packets arrive after [`receive`](Link::receive) returned 0,
+    /// while [wake interest](Link::set_wake_interest) is enabled. Returns `None` if the link has no descriptor; the
+    /// caller must then call `receive` regularly.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Says whether anybody sleeps on the descriptor from now on; at first somebody may. While nobody does it needn't become
-    /// readable, which can take a system call for each packet.
+    /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. It is enabled at
+    /// first. While it is disabled, the descriptor needn't become readable, which saves up to a system call per packet.
     ///
     /// # Errors
     ///
-    /// If the link no longer works.
+    /// Returns an error if the link no longer works.
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
         _ = enabled;
         Ok(())
     }
 
-    /// When to call [`receive`](Link::receive) at the latest, though the descriptor shows nothing: a wrapper may hold
-    /// packets back, and a link may have more than it was asked for.
+    /// Returns the time by which the caller must call [`receive`](Link::receive) even if the descriptor isn't readable:
+    /// a wrapper may delay packets, and a link may hold packets beyond the last `max`.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// The source port for a flow from `local` that would have `wanted`: a link may have fewer ports than there are flows.
-    /// The same for the same address and `wanted`.
+    /// Returns the source port for a flow from `local` whose preferred port is `wanted`. A link may have fewer ports
+    /// than flows. The result is the same for the same arguments.
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         _ = local;
         wanted
     }
 
-    /// How many bytes of packets wait for us at most: what comes when it is full is lost. `None` if there is no such
-    /// limit.
+    /// Returns the size of the receive buffer in bytes, or `None` if it isn't limited. Packets that arrive while the
+    /// buffer is full are lost.
     fn receive_buffer_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Has packets to a multicast group come, too, until it is [left](Link::leave); but not those that this link itself
-    /// sends: whoever sends knows its own members. A link that has no groups, or none of this family, does nothing.
+    /// Joins a multicast group: the link receives the group's packets until it [leaves](Link::leave) the group. It
+    /// doesn't receive the packets that it sends to the group itself. A link without multicast, or of the other address
+    /// family, does nothing.
     ///
     /// # Errors
     ///
-    /// If the network or the system refuses.
+    /// Returns an error if the network or the operating system refuses.
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         _ = group;
         Ok(())
     }
 
-    /// Ends what [`join`](Link::join) began.
+    /// Leaves a multicast group that was [joined](Link::join).
     fn leave(&mut self, group: IpAddr) {
         _ = group;
     }

@@ -1,4 +1,4 @@
-//! What passes, written to a file that Wireshark reads.
+//! Packet captures in files that Wireshark reads.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -14,10 +14,11 @@ use parking_lot::Mutex;
 
 use super::{Link, RxPacket, TxPacket};
 
-/// A file in pcapng's form (draft-ietf-opsawg-pcapng), to which any number of links write what passes them, each as an
-/// interface of its own: `tshark -r file`, or Wireshark.
+/// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to it, each as its own
+/// interface. Wireshark and `tshark -r file` read it.
 ///
-/// Packets have IP and UDP headers as on the wire, but for the UDP checksum, which is 0 as in other devices' packets.
+/// Packets have IP and UDP headers as on the wire, except for the UDP checksum, which is 0 as in packets of other
+/// RoCEv2 devices.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Capture, UdpConfig, UdpLink};
@@ -33,33 +34,33 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Makes the file, or empties it.
+    /// Creates a capture file, or truncates an existing one.
     ///
     /// # Errors
     ///
-    /// If it can't be made.
+    /// Returns an error if the file can't be created.
     pub fn create(path: &Path) -> io::Result<Capture> {
         Ok(Capture::new(BufWriter::with_capacity(1 << 20, File::create(path)?)))
     }
 
-    /// Writes to anything.
+    /// Creates a capture that is written to `out`.
     pub fn new(out: impl Write + Send + 'static) -> Capture {
         let mut writer = Writer { out: Box::new(out), interfaces: 0, result: Ok(()) };
         writer.begin();
         Capture { file: Arc::new(Mutex::new(writer)) }
     }
 
-    /// Wraps a link, so that what passes is written to the file under this name.
+    /// Wraps a link, and captures the packets that it sends and receives under the interface name `name`.
     pub fn watch<L: Link>(&self, name: &str, inner: L) -> PcapLink<L> {
         let interface = self.file.lock().interface(name);
         PcapLink { inner, capture: self.clone(), interface }
     }
 
-    /// Writes what is still in memory. This also happens when the last link is dropped.
+    /// Writes buffered packets to the file. Dropping the capture and all its links does the same.
     ///
     /// # Errors
     ///
-    /// If this or anything before it couldn't be written. Links go on working all the same.
+    /// Returns an error if this or an earlier write failed. The links keep working.
     pub fn flush(&self) -> io::Result<()> {
         let mut writer = self.file.lock();
         writer.attempt(|out| out.flush());
@@ -76,7 +77,7 @@ impl std::fmt::Debug for Capture {
     }
 }
 
-/// A link of which a [`Capture`] shows what passes.
+/// A link whose packets are recorded in a [`Capture`].
 #[derive(Debug)]
 pub struct PcapLink<L> {
     inner: L,
@@ -85,7 +86,7 @@ pub struct PcapLink<L> {
 }
 
 impl<L: Link> PcapLink<L> {
-    /// The link that it wraps.
+    /// Returns the wrapped link.
     pub const fn inner(&self) -> &L {
         &self.inner
     }
@@ -151,7 +152,7 @@ impl<L: Link> Link for PcapLink<L> {
     }
 }
 
-/// The IPv4 identification that a packet had: where it isn't known, the ICRC tells.
+/// Returns the IPv4 ID of a packet. Where the link doesn't know it, it is recovered from the ICRC.
 fn identification(packet: &RxPacket<'_>) -> u16 {
     match packet.icrc {
         IcrcCheck::Identification(identification) => identification,
@@ -165,7 +166,7 @@ fn identification(packet: &RxPacket<'_>) -> u16 {
     }
 }
 
-/// The IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link would move.
+/// Returns the IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link sends.
 fn ip_header(packet: &TxPacket<'_>, identification: u16) -> Option<IpHeader> {
     let mut ip = IpHeader::new(packet.source.ip(), packet.destination.ip())?;
     let (class, hops) = match &mut ip {
@@ -190,7 +191,7 @@ fn nanoseconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// What writes blocks. Each is: its kind, its length, its content in words, its length again.
+/// A writer of pcapng blocks. Each block has its kind, its length, its content in 32-bit words, and its length again.
 struct Writer {
     out: Box<dyn Write + Send>,
     interfaces: u32,
@@ -222,7 +223,7 @@ impl Writer {
         self.block(SECTION, &[&SECTION_CONTENT]);
     }
 
-    /// Describes an interface, and says its number.
+    /// Writes an interface description, and returns the interface's number.
     fn interface(&mut self, name: &str) -> u32 {
         let mut content = Vec::new();
         content.extend_from_slice(&LINK_TYPE.to_le_bytes());

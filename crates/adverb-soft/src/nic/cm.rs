@@ -1,4 +1,4 @@
-//! The connection manager of an adapter: what applications ask of it, and who is told what comes of that.
+//! The connection manager of a NIC: its calls, and the delivery of its events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use super::random;
 use crate::cm_event_channel::{CmEvent, CmEventChannel};
 use crate::error::Error;
 
-/// The connection manager of an adapter: connections by address and port, with whoever speaks InfiniBand's communication
-/// management protocol. See [`Nic::cm`].
+/// The connection manager of a NIC: it connects queue pairs by address and port, with peers that implement InfiniBand's
+/// communication management protocol. See [`Nic::cm`].
 ///
-/// What comes of a call is told in an [`CmEventChannel`]. Calls are those of [`Manager`], whose words hold here too.
+/// The calls have the meaning of those of [`Manager`]. Their results are delivered as events to a [`CmEventChannel`].
 #[derive(Clone, Copy, Debug)]
 pub struct Cm<'a> {
     nic: &'a Nic,
 }
 
 impl Nic {
-    /// Its connection manager.
+    /// Returns the NIC's connection manager.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -39,11 +39,11 @@ impl Nic {
     /// use adverb_wire::cm::ServiceId;
     ///
     /// let nic = Nic::open(NicOptions::loopback())?;
-    /// let inbox = Arc::new(CmEventChannel::new()?);
+    /// let events = Arc::new(CmEventChannel::new()?);
     /// let service = ServiceId::tcp_port(7471);
     /// let listen = Listen { service, bind: Bind::Any, transport: Transport::Rc, backlog: 16 };
-    /// let listener = nic.cm().listen(listen, &inbox)?;
-    /// assert_eq!(inbox.take(), None);
+    /// let listener = nic.cm().listen(listen, &events)?;
+    /// assert_eq!(events.take(), None);
     /// nic.cm().close(listener)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -53,37 +53,39 @@ impl Nic {
 }
 
 impl Cm<'_> {
-    /// Listens. Requests and questions come to the inbox; each request is to be [claimed](Cm::subscribe).
+    /// Listens for connection requests and service queries, which are delivered to `channel`. The caller must
+    /// [subscribe](Cm::subscribe) to each request before it answers.
     ///
     /// # Errors
     ///
-    /// If somebody listens there already, or the adapter has failed.
-    pub fn listen(&self, listen: Listen, inbox: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
+    /// Returns [`Error::Cm`] if another listener has the service, or [`Error::NicFailed`] if the NIC has failed.
+    pub fn listen(&self, listen: Listen, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
             let id = engine.gsi.manager.listen(listen)?;
-            let desk = Desk { inbox: Arc::clone(inbox), backlog: listen.backlog.max(1) };
-            engine.gsi.inboxes.listeners.insert(id, desk);
+            let listener_channel =
+                ListenerChannel { channel: Arc::clone(channel), backlog: listen.backlog.max(1) };
+            engine.gsi.channels.listeners.insert(id, listener_channel);
             Ok(id)
         })
     }
 
-    /// Listens no longer. What nobody has taken from the inbox is rejected.
+    /// Closes a listener. Requests and queries that are still in its event channel are rejected.
     ///
     /// # Errors
     ///
-    /// If there is no such listener.
+    /// Returns [`Error::Cm`] if the listener doesn't exist.
     pub fn close(&self, listener: ListenerId) -> Result<(), Error> {
         let addresses = self.nic.addresses();
         self.end(|engine, now| {
-            let (manager, inboxes) = (&mut engine.gsi.manager, &mut engine.gsi.inboxes);
-            // Listeners of several adapters may share an inbox.
+            let (manager, channels) = (&mut engine.gsi.manager, &mut engine.gsi.channels);
+            // Listeners of several NICs may share an event channel.
             let is_ours = |address: &_| addresses.contains(address);
-            if let Some(desk) = inboxes.listeners.remove(&listener) {
-                desk.inbox.retain(|event| match event {
+            if let Some(listener_channel) = channels.listeners.remove(&listener) {
+                listener_channel.channel.retain(|event| match event {
                     CmEvent::Event(Event::Request(request))
                         if request.listener == listener && is_ours(&request.ends.local) =>
                     {
-                        // Some may have been given up by their peers.
+                        // The peer may have abandoned the request.
                         _ = manager.reject(now, request.id, RejectReason::ConsumerReject, &[]);
                         false
                     }
@@ -100,15 +102,16 @@ impl Cm<'_> {
         })
     }
 
-    /// Has what becomes of a request told in this inbox: before it is answered.
+    /// Delivers the further events of a connection request to `channel`. The caller does this before it answers the
+    /// request.
     ///
     /// # Errors
     ///
-    /// If the peer has given up meanwhile.
-    pub fn subscribe(&self, request: ConnectionId, inbox: &Arc<CmEventChannel>) -> Result<(), Error> {
+    /// Returns [`Error::Cm`] if the peer has abandoned the request.
+    pub fn subscribe(&self, request: ConnectionId, channel: &Arc<CmEventChannel>) -> Result<(), Error> {
         self.call(|engine, _| match engine.gsi.manager.state(request) {
             Some(State::ReqReceived) => {
-                engine.gsi.inboxes.connections.insert(request, Arc::clone(inbox));
+                engine.gsi.channels.connections.insert(request, Arc::clone(channel));
                 Ok(())
             }
             Some(state) => Err(CallError::WrongState(state).into()),
@@ -116,30 +119,30 @@ impl Cm<'_> {
         })
     }
 
-    /// Asks a peer for a connection, for as long as `timeout`: the deadline in `connect` isn't looked at.
+    /// Requests a connection from a peer, with this timeout. The deadline in `connect` is ignored.
     ///
     /// # Errors
     ///
-    /// As [`Manager::connect`], and if the adapter has failed.
+    /// Returns the errors of [`Manager::connect`], or [`Error::NicFailed`] if the NIC has failed.
     pub fn connect(
         &self,
         mut connect: Connect<'_>,
         timeout: Duration,
-        inbox: &Arc<CmEventChannel>,
+        channel: &Arc<CmEventChannel>,
     ) -> Result<ConnectionId, Error> {
         self.call(|engine, now| {
             connect.deadline = now + timeout;
             let id = engine.gsi.manager.connect(now, &connect, &mut random)?;
-            engine.gsi.inboxes.connections.insert(id, Arc::clone(inbox));
+            engine.gsi.channels.connections.insert(id, Arc::clone(channel));
             Ok(id)
         })
     }
 
-    /// What the queue pair must be told: once a request or an acceptance has come.
+    /// Returns the attributes for the queue pair's transitions, once a request or an acceptance has arrived.
     ///
     /// # Errors
     ///
-    /// As [`Manager::ready`].
+    /// Returns the errors of [`Manager::ready`].
     pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, Error> {
         self.call(|engine, _| {
             let mut ready = engine.gsi.manager.ready(id, offer)?;
@@ -150,11 +153,11 @@ impl Cm<'_> {
         })
     }
 
-    /// Accepts a request, with a queue pair that is ready to receive.
+    /// Accepts a connection request, with a queue pair that is ready to receive.
     ///
     /// # Errors
     ///
-    /// As [`Manager::accept`].
+    /// Returns the errors of [`Manager::accept`].
     pub fn accept(
         &self,
         id: ConnectionId,
@@ -165,110 +168,112 @@ impl Cm<'_> {
         self.call(|engine, now| Ok(engine.gsi.manager.accept(now, id, offer, private_data, now + timeout)?))
     }
 
-    /// Completes a connection that the peer has accepted, with a queue pair that is ready to send.
+    /// Establishes a connection that the peer has accepted, with a queue pair that is ready to send.
     ///
     /// # Errors
     ///
-    /// As [`Manager::establish`].
+    /// Returns the errors of [`Manager::establish`].
     pub fn establish(&self, id: ConnectionId) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.establish(now, id)?))
     }
 
-    /// Says no to a peer that asked for, or accepted, a connection.
+    /// Rejects a connection that the peer requested or accepted.
     ///
     /// # Errors
     ///
-    /// As [`Manager::reject`].
+    /// Returns the errors of [`Manager::reject`].
     pub fn reject(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
             Ok(engine.gsi.manager.reject(now, id, RejectReason::ConsumerReject, private_data)?)
         })
     }
 
-    /// Ends a connection that stands; by the end of `timeout` it is, whatever the peer says.
+    /// Disconnects an established connection. It is disconnected after `timeout` even if the peer doesn't answer.
     ///
     /// # Errors
     ///
-    /// As [`Manager::disconnect`].
+    /// Returns the errors of [`Manager::disconnect`].
     pub fn disconnect(&self, id: ConnectionId, timeout: Duration) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.disconnect(now, id, now + timeout)?))
     }
 
-    /// Wants nothing more of a connection, however far it has come: the peer is told, and the inbox is told no more.
+    /// Abandons a connection in any state: the peer is notified, and no further events are delivered.
     pub fn abandon(&self, id: ConnectionId, timeout: Duration) {
         _ = self.end(|engine, now| {
-            engine.gsi.inboxes.connections.remove(&id);
-            // It may be gone already.
+            engine.gsi.channels.connections.remove(&id);
+            // The connection may be closed already.
             _ = engine.gsi.manager.abandon(now, id, now + timeout);
             Ok(())
         });
     }
 
-    /// Asks a peer for a datagram queue pair, for as long as `timeout`: the deadline in `resolve` isn't looked at.
+    /// Queries a peer for the UD queue pair of a service (SIDR), with this timeout. The deadline in `resolve` is
+    /// ignored.
     ///
     /// # Errors
     ///
-    /// As [`Manager::resolve`].
+    /// Returns the errors of [`Manager::resolve`].
     pub fn resolve(
         &self,
         mut resolve: Resolve<'_>,
         timeout: Duration,
-        inbox: &Arc<CmEventChannel>,
+        channel: &Arc<CmEventChannel>,
     ) -> Result<QueryId, Error> {
         self.call(|engine, now| {
             resolve.deadline = now + timeout;
             let id = engine.gsi.manager.resolve(now, &resolve, &mut random)?;
-            engine.gsi.inboxes.queries.insert(id, Arc::clone(inbox));
+            engine.gsi.channels.queries.insert(id, Arc::clone(channel));
             Ok(id)
         })
     }
 
-    /// Tells a peer that asked for it a datagram queue pair.
+    /// Answers a peer's query with a UD queue pair.
     ///
     /// # Errors
     ///
-    /// As [`Manager::answer`].
+    /// Returns the errors of [`Manager::answer`].
     pub fn answer_query(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.answer(now, id, qpn, qkey, private_data)?))
     }
 
-    /// Refuses to tell a peer a datagram queue pair.
+    /// Rejects a peer's query.
     ///
     /// # Errors
     ///
-    /// As [`Manager::refuse_query`].
+    /// Returns the errors of [`Manager::refuse_query`].
     pub fn refuse_query(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
             Ok(engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, private_data)?)
         })
     }
 
-    /// Wants nothing more of a question: a peer's is refused, if it wasn't answered, and ours is told of no more.
+    /// Abandons a query. A peer's query is rejected if it wasn't answered. The NIC's own query delivers no further
+    /// events.
     pub fn abandon_query(&self, id: QueryId) {
         _ = self.end(|engine, now| {
-            if engine.gsi.inboxes.queries.remove(&id).is_none() {
+            if engine.gsi.channels.queries.remove(&id).is_none() {
                 _ = engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, &[]);
             }
             Ok(())
         });
     }
 
-    /// How far a connection has come, or `None` if it is gone.
+    /// Returns the state of a connection, or `None` if it doesn't exist.
     pub fn state(&self, id: ConnectionId) -> Option<State> {
         self.nic.shared.engine.lock().gsi.manager.state(id)
     }
 
-    /// What has been counted.
+    /// Returns the connection manager's statistics.
     pub fn statistics(&self) -> Statistics {
         *self.nic.shared.engine.lock().gsi.manager.statistics()
     }
 
-    /// What it holds: for finding leaks.
+    /// Returns the number of the connection manager's resources, to find leaks.
     pub fn resource_counts(&self) -> ResourceCounts {
         self.nic.shared.engine.lock().gsi.manager.resource_counts()
     }
 
-    /// Has the manager do something, and what comes of it.
+    /// Calls the manager, then drives the NIC.
     fn call<T>(&self, call: impl FnOnce(&mut Engine, Time) -> Result<T, Error>) -> Result<T, Error> {
         self.nic.work(|engine| {
             engine.gsi.attend();
@@ -276,34 +281,34 @@ impl Cm<'_> {
         })
     }
 
-    /// Has the manager end something, which also one of an adapter that has failed does.
+    /// Calls the manager to end something, also if the NIC has failed.
     fn end<T>(&self, end: impl FnOnce(&mut Engine, Time) -> Result<T, Error>) -> Result<T, Error> {
         let failed = self.nic.shared.engine.lock().failed;
         if failed { self.nic.end(|engine| end(engine, engine.now())) } else { self.call(end) }
     }
 }
 
-/// Who is told what.
+/// The event channels of listeners, connections and queries.
 #[derive(Debug, Default)]
-pub(super) struct Inboxes {
-    listeners: HashMap<ListenerId, Desk>,
+pub(super) struct CmEventChannels {
+    listeners: HashMap<ListenerId, ListenerChannel>,
     connections: HashMap<ConnectionId, Arc<CmEventChannel>>,
     queries: HashMap<QueryId, Arc<CmEventChannel>>,
 }
 
-/// Where requests come, and how many may wait there.
+/// A listener's event channel, and the maximum number of events in it.
 #[derive(Debug)]
-struct Desk {
-    inbox: Arc<CmEventChannel>,
+struct ListenerChannel {
+    channel: Arc<CmEventChannel>,
     backlog: usize,
 }
 
-impl Inboxes {
-    /// Gives an event to whom it concerns. Nobody may be left who cares.
+impl CmEventChannels {
+    /// Delivers an event to its channel, if the channel is still subscribed.
     pub(super) fn deliver(&mut self, event: Event, manager: &Manager) {
-        let inbox = match &event {
-            Event::Request(request) => self.desk(request.listener, manager),
-            Event::Query(query) => self.desk(query.listener, manager),
+        let channel = match &event {
+            Event::Request(request) => self.listener_channel(request.listener, manager),
+            Event::Query(query) => self.listener_channel(query.listener, manager),
             Event::Accepted(acceptance) => self.connections.get(&acceptance.id),
             Event::Rejected(rejection) => self.connections.get(&rejection.id),
             Event::Established(id)
@@ -314,34 +319,34 @@ impl Inboxes {
             Event::Refused { id, .. } | Event::NoAnswer(id) => self.queries.get(id),
             _ => None,
         };
-        if let Some(inbox) = inbox {
-            inbox.put(CmEvent::Event(event));
+        if let Some(channel) = channel {
+            channel.put(CmEvent::Event(event));
         }
     }
 
-    /// The inbox of a listener. The manager lets no more wait than may; if more are there, then some have been given up,
-    /// the oldest first.
-    fn desk(&self, listener: ListenerId, manager: &Manager) -> Option<&Arc<CmEventChannel>> {
-        let Desk { inbox, backlog } = self.listeners.get(&listener)?;
-        if inbox.len() >= *backlog {
-            inbox.retain(|event| match event {
+    /// Returns the event channel of a listener. The manager enforces the backlog, so if the channel is full, its oldest
+    /// requests have been abandoned.
+    fn listener_channel(&self, listener: ListenerId, manager: &Manager) -> Option<&Arc<CmEventChannel>> {
+        let ListenerChannel { channel, backlog } = self.listeners.get(&listener)?;
+        if channel.len() >= *backlog {
+            channel.retain(|event| match event {
                 CmEvent::Event(Event::Request(request)) => {
                     manager.state(request.id) == Some(State::ReqReceived)
                 }
                 _ => true,
             });
         }
-        while inbox.len() >= *backlog {
-            inbox.take();
+        while channel.len() >= *backlog {
+            channel.take();
         }
-        Some(inbox)
+        Some(channel)
     }
 
-    /// Tells everybody that nothing more will come.
+    /// Delivers [`CmEvent::NicFailed`] to all channels.
     pub(super) fn fail(&mut self) {
-        let listeners = self.listeners.values().map(|desk| &desk.inbox);
-        for inbox in listeners.chain(self.connections.values()).chain(self.queries.values()) {
-            inbox.put(CmEvent::NicFailed);
+        let listeners = self.listeners.values().map(|listener_channel| &listener_channel.channel);
+        for channel in listeners.chain(self.connections.values()).chain(self.queries.values()) {
+            channel.put(CmEvent::NicFailed);
         }
     }
 }

@@ -463,7 +463,7 @@ impl Engine {
         _ = catch_unwind(AssertUnwindSafe(|| self.tell()));
         self.events.push_back(NicEvent::Failed);
         self.event_channel.announce();
-        self.gsi.inboxes.fail();
+        self.gsi.channels.fail();
         // Nobody waits for what will never come, armed or not.
         for channel in self.channels.values() {
             channel.announce();

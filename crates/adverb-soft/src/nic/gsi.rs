@@ -12,7 +12,7 @@ use adverb_proto::{Cq, Device, Init, Path, PostError, QpConfig, Sending, Time, T
 use adverb_wire::cm::{GSI_QKEY, MAD_LEN};
 use adverb_wire::{GRH_LEN, IpHeader, Psn, Qpn};
 
-use super::cm::Inboxes;
+use super::cm::CmEventChannels;
 use super::random;
 use crate::error::Error;
 use crate::memory::RegisteredMemory;
@@ -20,7 +20,7 @@ use crate::memory::RegisteredMemory;
 /// Queue pair 1 and the connection manager behind it.
 pub(super) struct Gsi {
     pub(super) manager: Manager,
-    pub(super) inboxes: Inboxes,
+    pub(super) channels: CmEventChannels,
     /// The adapter's unicast addresses: messages are taken and sent at these only.
     addresses: Vec<IpAddr>,
     /// Messages that could not be sent.
@@ -64,7 +64,7 @@ impl Gsi {
         device.create_gsi(qp)?;
         let mut gsi = Gsi {
             manager: Manager::new(config),
-            inboxes: Inboxes::default(),
+            channels: CmEventChannels::default(),
             addresses,
             unsendable: 0,
             cq,
@@ -138,7 +138,7 @@ impl Gsi {
             self.manager.handle_timeout(now);
         }
         while let Some(event) = self.manager.poll_event() {
-            self.inboxes.deliver(event, &self.manager);
+            self.channels.deliver(event, &self.manager);
         }
         let mut sent = false;
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {

@@ -1,4 +1,4 @@
-//! The adapter.
+//! The NIC.
 
 mod cm;
 mod engine;
@@ -30,7 +30,7 @@ use crate::link::Link;
 pub use cm::Cm;
 use engine::{Engine, Work};
 
-/// What an adapter is opened with.
+/// The options of [`Nic::open`].
 pub struct NicOptions {
     addresses: Vec<IpAddr>,
     link: Option<Box<dyn Link>>,
@@ -39,19 +39,20 @@ pub struct NicOptions {
 }
 
 impl NicOptions {
-    /// An adapter that only talks to itself, at 127.0.0.1 and ::1.
+    /// Returns options for a NIC without a link, with the addresses 127.0.0.1 and ::1. Its queue pairs can connect only
+    /// to each other.
     pub fn loopback() -> NicOptions {
         let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, loopback_via_link: false }
     }
 
-    /// An adapter with these addresses, whose packets to others go over a link. Where that receives at another UDP port than
-    /// 4791, the address says so ([`Gid::udp_address`]).
+    /// Returns options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
+    /// receives on a UDP port other than 4791, the address encodes it ([`Gid::udp_address`]).
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
         NicOptions::boxed(addresses, Box::new(link))
     }
 
-    /// The same, of a link whose type isn't known.
+    /// Returns the same options as [`new`](NicOptions::new) for a boxed link.
     pub fn boxed(addresses: impl IntoIterator<Item = IpAddr>, link: Box<dyn Link>) -> NicOptions {
         NicOptions {
             addresses: addresses.into_iter().collect(),
@@ -61,15 +62,15 @@ impl NicOptions {
         }
     }
 
-    /// The payload of the longest packet that the link carries; at first 4096 bytes.
+    /// Sets the path MTU: the maximum RDMA payload per packet on the link. The default is 4096 bytes.
     #[must_use]
     pub fn mtu(mut self, mtu: PathMtu) -> NicOptions {
         self.mtu = mtu;
         self
     }
 
-    /// Whether packets to itself go over the link, too, and come back over it, instead of the short way: for those who want
-    /// to see, or harm, what its queue pairs send each other.
+    /// Sets whether loopback packets are sent through the link instead of being delivered directly. Tests use this to
+    /// capture the packets between a NIC's own queue pairs, or to inject faults into them. The default is false.
     #[must_use]
     pub fn loopback_via_link(mut self, loopback_via_link: bool) -> NicOptions {
         self.loopback_via_link = loopback_via_link;
@@ -83,24 +84,24 @@ impl fmt::Debug for NicOptions {
     }
 }
 
-/// What happened to an adapter or to something of it.
+/// An asynchronous event of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NicEvent {
-    /// What the engine has to say. It is never [`Notice::Completion`], which channels announce.
+    /// An event of the protocol engine. It is never [`Notice::Completion`]: completion events go to [`Channel`]s.
     Notice(Notice),
-    /// The adapter has failed: everything on it has come back with an error.
+    /// The NIC has failed: all outstanding requests have completed with an error.
     Failed,
 }
 
-/// An RDMA adapter made of memory and a link.
+/// A software RDMA NIC.
 ///
-/// Whoever posts or polls does the adapter's work on its own core, as far as there is any; a thread of the adapter's does
-/// it while nobody does. It sleeps until the link has something or a timer is due. So peers are served while the
-/// application does nothing, and an adapter with nothing to do uses no processor.
+/// A thread that posts requests or polls completions drives the link and the protocol itself, on its own core. While no
+/// caller does, the NIC's progress thread does: it sleeps until a packet arrives or a timer expires. So peers are
+/// served while the application is idle, and an idle NIC uses no CPU time.
 ///
-/// If the engine panics, or the link fails, the adapter has failed: whatever was posted completes with an error, an
-/// event says so, and nothing can be posted any more.
+/// If the protocol engine panics or the link fails, the NIC fails: all outstanding requests complete with an error, the
+/// NIC delivers [`NicEvent::Failed`], and further requests are rejected with [`Error::NicFailed`].
 ///
 /// ```
 /// use adverb_proto::types::QpState;
@@ -121,27 +122,28 @@ pub struct Nic {
     addresses: Vec<IpAddr>,
     mtu: PathMtu,
     thread: Option<JoinHandle<()>>,
-    /// The process that opened it, which is the only one where the thread is.
+    /// The process that opened the NIC: only this process has the progress thread.
     owner: u32,
 }
 
-/// What the adapter shares with its thread.
+/// State shared with the progress thread.
 struct Shared {
     engine: Mutex<Engine>,
-    /// Wakes the thread.
+    /// Wakes the progress thread.
     kick: Channel,
-    /// Says when the link has something.
+    /// Readable when the link has packets.
     readiness: Option<OwnedFd>,
 }
 
 impl Nic {
-    /// Opens an adapter.
+    /// Opens a NIC.
     ///
     /// # Errors
     ///
-    /// If the process may have no more threads or descriptors, or the system has no random numbers.
+    /// Returns an error if the process can't have more threads or file descriptors, or if the operating system provides
+    /// no random numbers.
     pub fn open(options: NicOptions) -> io::Result<Nic> {
-        // Later nobody could be told.
+        // A later failure could not be returned to the caller.
         getrandom::u32().map_err(io::Error::other)?;
         let NicOptions { addresses, link, mtu, loopback_via_link } = options;
         let readiness = link.as_ref().and_then(|link| link.readiness());
@@ -160,58 +162,60 @@ impl Nic {
         Ok(Nic { shared, event_channel, addresses, mtu, thread: Some(thread), owner })
     }
 
-    /// Whether this process opened it. A forked child didn't: the adapter's thread isn't there, its lock may be held for
-    /// ever, and the child must leave the adapter alone.
+    /// Whether this process opened the NIC. A forked child must not use its parent's NIC: the child has no progress
+    /// thread, and the NIC's lock may be held forever.
     pub fn is_owned_by_this_process(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    /// Whether the adapter has failed.
+    /// Whether the NIC has failed.
     pub fn has_failed(&self) -> bool {
         self.shared.engine.lock().failed
     }
 
-    /// The adapter's addresses, which may say a UDP port ([`Gid::udp_address`]).
+    /// Returns the NIC's addresses, which may encode a UDP port ([`Gid::udp_address`]).
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// The payload of the longest packet that it sends.
+    /// Returns the path MTU: the maximum RDMA payload per packet.
     pub fn mtu(&self) -> PathMtu {
         self.mtu
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
     ///
-    /// If the adapter has failed.
+    /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn create_domain(&self) -> Result<Pd, Error> {
         self.ask(|engine| Ok(engine.device.create_domain()))
     }
 
-    /// Ends a protection domain.
+    /// Destroys a protection domain.
     ///
     /// # Errors
     ///
-    /// If something belongs to it.
+    /// Returns [`Error::Domain`] if the domain doesn't exist or isn't empty.
     pub fn destroy_domain(&self, pd: Pd) -> Result<(), Error> {
         self.end(|engine| Ok(engine.device.destroy_domain(pd)?))
     }
 
-    /// Registers `length` bytes at `address`, which requests and peers name by addresses from `iova` on, and gives their
-    /// key.
+    /// Registers `length` bytes at `address`, and returns their key. Requests and peers use addresses from `iova` on.
     ///
     /// # Errors
     ///
-    /// If the range is empty or wraps, the rights don't go together or can't be given, or there is no such domain.
+    /// Returns [`Error::Register`] if the range is empty or wraps, the access rights are inconsistent or unsupported,
+    /// or the domain doesn't exist.
     ///
     /// # Safety
     ///
-    /// Until the key is [deregistered](Nic::deregister), or the adapter is gone, the bytes stay there, may be read from any
-    /// thread (and written, if `access` lets anybody write), and others in this process touch them only by copies like
-    /// [`copy_out`](crate::memory::copy_out), by atomics on aligned words of eight bytes, or while no request or peer can reach
-    /// them.
+    /// Until the key is [deregistered](Nic::deregister) or the NIC is dropped:
+    ///
+    /// - the bytes stay allocated at `address`;
+    /// - any thread may read them, and write them if `access` allows local or remote writes;
+    /// - other code in this process accesses them only by copies like [`copy_out`](crate::memory::copy_out), by atomics
+    ///   on aligned words of eight bytes, or while no request or peer can reach them.
     pub unsafe fn register(
         &self,
         pd: Pd,
@@ -220,7 +224,7 @@ impl Nic {
         iova: u64,
         access: Access,
     ) -> Result<u32, Error> {
-        // Nothing here outlasts a loss of power.
+        // The memory doesn't survive a power loss.
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Register(RegisterError::InvalidAccess));
         }
@@ -242,11 +246,11 @@ impl Nic {
         })
     }
 
-    /// Ends a registration, also for requests under way: after this the bytes aren't touched.
+    /// Deregisters memory, also for requests in flight. Afterwards the NIC no longer accesses the bytes.
     ///
     /// # Errors
     ///
-    /// If there is no region of this key, or memory windows show a part of it.
+    /// Returns [`Error::Deregister`] if no region has this key, or memory windows are bound to the region.
     pub fn deregister(&self, key: u32) -> Result<(), Error> {
         self.end(|engine| {
             let registration = engine.device.deregister(key)?;
@@ -255,30 +259,30 @@ impl Nic {
         })
     }
 
-    /// Makes a memory window of type 2B, and gives its key.
+    /// Creates a memory window of type 2B, and returns its key.
     ///
     /// # Errors
     ///
-    /// If there is no such domain.
+    /// Returns [`Error::Window`] if the domain doesn't exist.
     pub fn create_window(&self, pd: Pd) -> Result<u32, Error> {
         self.ask(|engine| Ok(engine.device.create_window(pd, random)?))
     }
 
-    /// Ends a memory window: nobody reaches anything through it any more.
+    /// Destroys a memory window: peers can no longer access memory through it.
     ///
     /// # Errors
     ///
-    /// If there is no such window.
+    /// Returns [`Error::Window`] if the window doesn't exist.
     pub fn destroy_window(&self, key: u32) -> Result<(), Error> {
         self.end(|engine| Ok(engine.device.destroy_window(key)?))
     }
 
-    /// Makes a completion queue with room for this many completions, announced on `channel` when it is
-    /// [armed](Nic::arm_cq).
+    /// Creates a completion queue. It delivers events to `channel` when it is [armed](Nic::arm_cq). `capacity` is the
+    /// maximum number of completions in the queue.
     ///
     /// # Errors
     ///
-    /// If the adapter has failed.
+    /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn create_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
         self.ask(|engine| {
             let cq = engine.device.create_cq(capacity);
@@ -287,22 +291,22 @@ impl Nic {
         })
     }
 
-    /// Gives a completion queue room for this many completions.
+    /// Changes the capacity of a completion queue.
     ///
     /// # Errors
     ///
-    /// If there is none, or more than that are in it.
+    /// Returns [`Error::InvalidCompletionQueue`] if the queue doesn't exist or holds more completions than `capacity`.
     pub fn resize_cq(&self, cq: Cq, capacity: u32) -> Result<(), Error> {
         self.ask(|engine| {
             engine.device.resize_cq(cq, capacity).then_some(()).ok_or(Error::InvalidCompletionQueue)
         })
     }
 
-    /// Ends a completion queue.
+    /// Destroys a completion queue.
     ///
     /// # Errors
     ///
-    /// If there is none, or queue pairs complete there.
+    /// Returns [`Error::InvalidCompletionQueue`] if the queue doesn't exist or queue pairs use it.
     pub fn destroy_cq(&self, cq: Cq) -> Result<(), Error> {
         self.end(|engine| {
             if !engine.device.destroy_cq(cq) {
@@ -314,7 +318,7 @@ impl Nic {
         })
     }
 
-    /// Takes completions, but no more than `most`, and says how many there were. Before that, the adapter's work is done.
+    /// Drives the NIC, then passes up to `max` completions to `each` and returns their number.
     pub fn poll(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion)) -> usize {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
@@ -329,16 +333,16 @@ impl Nic {
         count
     }
 
-    /// Asks for one event of the queue's channel, at the next completion. Completions that are there already don't cause
-    /// it: poll again after this.
+    /// Arms a completion queue: the next completion delivers one event to the queue's channel. Completions that are
+    /// already in the queue deliver none, so poll again after arming.
     ///
     /// # Errors
     ///
-    /// If the adapter has failed.
+    /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn arm_cq(&self, cq: Cq, wake: Wake) -> Result<(), Error> {
         self.ask(|engine| {
             engine.device.wake_on_completion(cq, wake);
-            // Who arms is about to sleep: the thread takes over.
+            // A caller that arms is about to sleep: the progress thread takes over.
             engine.armed = true;
             if engine.resting {
                 engine.resting = false;
@@ -349,12 +353,12 @@ impl Nic {
         })
     }
 
-    /// Waits for an event of a completion queue's channel, and takes it; `false` if none came in time, and `None` is no
-    /// limit. Meanwhile the adapter's work is done here, unless somebody who waits does it already.
+    /// Waits for an event of a completion queue's channel and takes it. Returns false if `timeout` elapses first;
+    /// `None` means no timeout. The waiting caller drives the NIC unless another waiting caller already does.
     ///
     /// # Errors
     ///
-    /// If the system can't wait.
+    /// Returns an error if the operating system can't wait for the file descriptors.
     pub fn wait(&self, channel: &Channel, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let watch = progress::Watch::begin(&self.shared);
@@ -367,7 +371,7 @@ impl Nic {
             }
             if watch.is_some() {
                 let mut engine = self.shared.engine.lock();
-                // If there is more the thread does it: nothing need come for it, and what comes ends this wait.
+                // The progress thread does the remaining work.
                 let work = self.drive(&mut engine, Engine::drive);
                 progress::wake(&self.shared, &mut engine, work);
                 drop(engine);
@@ -381,18 +385,18 @@ impl Nic {
         }
     }
 
-    /// Makes a queue pair, and gives its number, which can't be guessed. Its windows are made smaller if what is under way
-    /// wouldn't fit the link's receive buffer: the peer's is taken to be alike.
+    /// Creates a queue pair, and returns its number, which is random. The queue pair's windows are reduced if the data
+    /// in flight would not fit the link's receive buffer. The peer's receive buffer is assumed to have the same size.
     ///
     /// # Errors
     ///
-    /// If the domain, a completion queue or the shared receive queue isn't there.
+    /// Returns [`Error::CreateQp`] if the domain, a completion queue or the shared receive queue doesn't exist.
     pub fn create_qp(&self, mut config: QpConfig) -> Result<Qpn, Error> {
         self.ask(|engine| {
             config.window = config.window.min(engine.window);
             config.read_window = config.read_window.min(engine.read_window);
             config.gather = config.gather.max(engine.gather);
-            // A number rests for a while when its connection is over: packets of that may still be under way.
+            // The number of a closed connection isn't reused for a while: its packets may still be in flight.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
             engine.qps.insert(qpn);
@@ -400,10 +404,10 @@ impl Nic {
         })
     }
 
-    /// Ends a queue pair, in whatever state it is, and says whether there was one. After this none of its requests' memory
-    /// is touched; those that hadn't completed never do.
+    /// Destroys a queue pair in any state, and returns whether it existed. Afterwards the NIC no longer accesses the
+    /// memory of its requests. Outstanding requests don't complete.
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
-        // What was received before counts, and its sender is to know that.
+        // Acknowledge the messages received before.
         self.acknowledge();
         let ended = self.end(|engine| {
             let was_there = engine.device.destroy_qp(qpn);
@@ -423,32 +427,33 @@ impl Nic {
         ended.unwrap_or(false)
     }
 
-    /// Takes a queue pair into another state.
+    /// Moves a queue pair to another state.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, no such way from its state, or a value is out of its range.
+    /// Returns [`Error::Modify`] if the queue pair doesn't exist, its state doesn't allow the transition, or a value is
+    /// out of range.
     pub fn modify_qp(&self, qpn: Qpn, transition: &Transition) -> Result<(), Error> {
         self.acknowledge();
         self.work(|engine| Ok(engine.device.modify_qp(engine.now(), qpn, transition)?))
     }
 
-    /// How a queue pair stands, or `None` if there is none.
+    /// Returns the status of a queue pair, or `None` if it doesn't exist.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
         self.shared.engine.lock().device.query_qp(qpn)
     }
 
-    /// The path of packets between two addresses, for a flow that would have this source port. `None` if one is IPv4 and
-    /// the other IPv6.
+    /// Returns the path of packets between two addresses, for a flow with this preferred source port. Returns `None` if
+    /// one address is IPv4 and the other IPv6.
     pub fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
         self.shared.engine.lock().path(local, remote, wanted_port)
     }
 
-    /// Posts send requests, each with its bytes if they are posted inline, and sends as much as is soon sent.
+    /// Posts send requests, each with its bytes if they are inline, and starts to send them.
     ///
     /// # Errors
     ///
-    /// At the first request that can't be posted; those before it were.
+    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
     #[inline]
     pub fn post_sends<'a, Handle: AddressVector>(
         &self,
@@ -468,7 +473,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// At the first request that can't be posted; those before it were.
+    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
     #[inline]
     pub fn post_recvs<'a>(
         &self,
@@ -478,20 +483,21 @@ impl Nic {
         self.post(false, requests, |engine, now, request| Ok(engine.device.post_recv(now, qpn, &request)?))
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
     ///
-    /// If there is no such domain.
+    /// Returns [`Error::Srq`] if the domain doesn't exist.
     pub fn create_srq(&self, config: SrqConfig) -> Result<Srq, Error> {
         self.ask(|engine| Ok(engine.device.create_srq(config)?))
     }
 
-    /// Ends a shared receive queue. After this none of its requests' memory is touched; they never complete.
+    /// Destroys a shared receive queue. Afterwards the NIC no longer accesses the memory of its requests. They don't
+    /// complete.
     ///
     /// # Errors
     ///
-    /// If there is none, or queue pairs share it.
+    /// Returns [`Error::Srq`] if the queue doesn't exist or queue pairs use it.
     pub fn destroy_srq(&self, srq: Srq) -> Result<(), Error> {
         self.end(|engine| {
             engine.device.destroy_srq(srq)?;
@@ -504,7 +510,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// At the first request that can't be posted; those before it were.
+    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
     pub fn post_srq_recvs<'a>(
         &self,
         srq: Srq,
@@ -515,26 +521,26 @@ impl Nic {
         })
     }
 
-    /// Asks for one event when fewer than `limit` requests are left in a shared receive queue; 0 takes that back.
+    /// Arms a shared receive queue: it delivers one event when fewer than `limit` requests are left. 0 disarms it.
     ///
     /// # Errors
     ///
-    /// If there is no such queue, or it can never hold so many.
+    /// Returns [`Error::Srq`] if the queue doesn't exist, or `limit` exceeds its depth.
     pub fn arm_srq(&self, srq: Srq, limit: u32) -> Result<(), Error> {
         self.ask(|engine| Ok(engine.device.arm_srq(srq, limit)?))
     }
 
-    /// How a shared receive queue stands, or `None` if there is none.
+    /// Returns the status of a shared receive queue, or `None` if it doesn't exist.
     pub fn query_srq(&self, srq: Srq) -> Option<SrqStatus> {
         self.shared.engine.lock().device.query_srq(srq)
     }
 
-    /// Makes a datagram queue pair receive what is sent to a group.
+    /// Attaches a UD queue pair to a multicast group: it receives the datagrams sent to the group.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, it is attached already, or the
-    /// link can't join the group.
+    /// Returns [`Error::Multicast`] if the queue pair doesn't exist, isn't UD or is already attached, or if the address
+    /// isn't a multicast address. Returns [`Error::JoinFailed`] if the link can't join the group.
     pub fn attach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
         self.ask(|engine| {
             engine.device.attach_multicast(qpn, group)?;
@@ -545,11 +551,11 @@ impl Nic {
         })
     }
 
-    /// Ends what [`attach_multicast`](Nic::attach_multicast) began.
+    /// Detaches a UD queue pair from a multicast group.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, or it isn't attached to the group.
+    /// Returns [`Error::Multicast`] if the queue pair doesn't exist or isn't attached to the group.
     pub fn detach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
         self.end(|engine| {
             engine.device.detach_multicast(qpn, group)?;
@@ -558,41 +564,41 @@ impl Nic {
         })
     }
 
-    /// The oldest thing that has happened, if anything has.
+    /// Takes the oldest asynchronous event. Returns `None` if there is none.
     pub fn next_event(&self) -> Option<NicEvent> {
-        // What is announced may have gone with what it was about.
+        // An announced event is removed if its object is destroyed.
         _ = self.event_channel.take();
         self.shared.engine.lock().events.pop_front()
     }
 
-    /// A descriptor that is readable while [`next_event`](Nic::next_event) has something to say, and sometimes when it
-    /// hasn't.
+    /// Returns a file descriptor that is readable while [`next_event`](Nic::next_event) has an event, and sometimes
+    /// when it has none.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_channel.as_fd()
     }
 
-    /// What has been counted.
+    /// Returns the NIC's statistics.
     pub fn statistics(&self) -> Statistics {
         self.shared.engine.lock().statistics()
     }
 
-    /// What the adapter holds: for finding leaks.
+    /// Returns the number of the NIC's resources, to find leaks.
     pub fn resource_counts(&self) -> ResourceCounts {
         self.shared.engine.lock().device.resource_counts()
     }
 
-    /// Has the engine do something that needs no packet.
+    /// Calls the engine for an operation that sends no packet.
     fn ask<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
         if engine.failed { Err(Error::NicFailed) } else { guard(&mut engine, ask) }
     }
 
-    /// Has the engine end something, which also an adapter that has failed does.
+    /// Calls the engine to destroy something, also if the NIC has failed.
     fn end<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         guard(&mut self.shared.engine.lock(), ask)
     }
 
-    /// Has the engine do something, and what comes of it.
+    /// Calls the engine, then drives it.
     fn work<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
         if engine.failed {
@@ -624,7 +630,7 @@ impl Nic {
             }
             Ok(())
         });
-        // What acknowledgements wait for isn't that there is room for more.
+        // Posting receives doesn't send delayed ACKs early.
         if sends || engine.deferred.is_none() {
             let work = self.drive(&mut engine, |engine| engine.push(now));
             progress::wake(&self.shared, &mut engine, work);
@@ -632,14 +638,14 @@ impl Nic {
         stopped.map_err(|error| BatchPostError { posted_count, error })
     }
 
-    /// Sends the acknowledgements that wait for who polls.
+    /// Sends delayed ACKs.
     fn acknowledge(&self) {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, Engine::acknowledge);
         progress::wake(&self.shared, &mut engine, work);
     }
 
-    /// Does the adapter's work; whatever goes wrong makes the adapter fail.
+    /// Drives the engine. An error or a panic makes the NIC fail.
     fn drive(&self, engine: &mut Engine, drive: impl FnOnce(&mut Engine) -> io::Result<Work>) -> Work {
         let driven = catch_unwind(AssertUnwindSafe(|| drive(engine)));
         if let Ok(Ok(work)) = driven {
@@ -654,14 +660,14 @@ impl Nic {
 impl Drop for Nic {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // In a forked child there is no thread to wait for, and the lock may be held by nobody.
+        // A forked child has no progress thread to join, and the lock may be held forever.
         if !self.is_owned_by_this_process() {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
         self.acknowledge();
         self.shared.engine.lock().closing = true;
         self.shared.kick.announce();
-        // It ends without panicking: it catches its own.
+        // The thread catches its own panics.
         _ = thread.join();
     }
 }
@@ -675,7 +681,7 @@ impl fmt::Debug for Nic {
     }
 }
 
-/// Has the engine do something. If it panics, the adapter has failed.
+/// Calls the engine. If it panics, the NIC fails.
 #[inline]
 fn guard<T>(engine: &mut Engine, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(|| ask(engine))).unwrap_or_else(|_| {
@@ -684,9 +690,9 @@ fn guard<T>(engine: &mut Engine, ask: impl FnOnce(&mut Engine) -> Result<T, Erro
     })
 }
 
-/// A number that nobody guesses.
+/// Returns an unpredictable number.
 fn random() -> u32 {
-    // There were some when the adapter was opened; should the system have none any more, the adapter fails.
+    // `open` checked that random numbers are available. If they no longer are, the NIC fails.
     getrandom::u32().expect("the system has no random numbers")
 }
 

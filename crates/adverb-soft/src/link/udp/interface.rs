@@ -1,4 +1,4 @@
-//! Network interfaces: what devices of sockets stand on.
+//! Network interfaces of this machine.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,30 +11,30 @@ use nix::libc;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, socket};
 
-/// A network interface of this machine, as it is now.
+/// A network interface of this machine, with one of its addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Interface {
-    /// Its name: `eth0`, say.
+    /// The interface's name, such as `eth0`.
     pub name: String,
-    /// Its number.
+    /// The interface's index.
     pub index: u32,
-    /// The address that was asked for, or one that it has.
+    /// The requested address, or one of the interface's addresses.
     pub address: IpAddr,
-    /// Whether it carries data.
+    /// Whether the interface is up and running.
     pub is_up: bool,
-    /// Whether what it sends stays on this machine.
+    /// Whether this is the loopback interface.
     pub is_loopback: bool,
-    /// How many bytes an IP packet on it may have.
+    /// The interface's MTU: the maximum size of an IP packet in bytes.
     pub mtu: u32,
 }
 
 impl Interface {
-    /// The interface that has an address of this machine; all of 127.0.0.0/8 is the loopback interface's.
+    /// Returns the interface with this address. All of 127.0.0.0/8 belongs to the loopback interface.
     ///
     /// # Errors
     ///
-    /// `AddrNotAvailable` if none has it; or if the system can't be asked.
+    /// Returns `AddrNotAvailable` if no interface has the address, or another error if the interfaces can't be listed.
     pub fn of(address: IpAddr) -> io::Result<Interface> {
         let entries: Vec<InterfaceAddress> = getifaddrs()?.collect();
         let is_loopback = |entry: &&InterfaceAddress| {
@@ -48,19 +48,20 @@ impl Interface {
         describe(entry, address)
     }
 
-    /// Every address of this machine that packets can be sent from, with its interface.
+    /// Returns the interfaces of this machine, once for each of their addresses.
     ///
     /// # Errors
     ///
-    /// If the system can't be asked.
+    /// Returns an error if the interfaces can't be listed.
     pub fn all() -> io::Result<Vec<Interface>> {
         let of_entry = |entry: InterfaceAddress| Some((address_of(&entry)?, entry));
         let all = getifaddrs()?.filter_map(of_entry);
-        // One that has gone meanwhile isn't there.
+        // An interface may disappear between the two calls.
         Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
     }
 
-    /// The payload of the longest packet that fits; `None` if the smallest there is doesn't.
+    /// Returns the largest path MTU (RDMA payload per packet) that fits the interface, or `None` if not even the
+    /// smallest one does.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         let outer = if self.address.is_ipv4() { 20 } else { 40 } + 8;
         (self.mtu as usize).checked_sub(outer + MAX_HEADER_LEN + ICRC_LEN).and_then(PathMtu::at_most)
@@ -87,7 +88,7 @@ fn address_of(entry: &InterfaceAddress) -> Option<IpAddr> {
 
 nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
 
-/// How many bytes an IP packet on an interface may have. (The file system's `mtu` may be another network namespace's.)
+/// Returns the MTU of an interface. (`mtu` in sysfs may be that of another network namespace.)
 fn mtu(name: &str) -> io::Result<u32> {
     // Any will do, and none of them needs an address, which a machine may not have of this kind or that.
     let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);

@@ -1,16 +1,16 @@
-//! Packets in UDP datagrams, from ordinary sockets.
+//! Packets in UDP datagrams of ordinary sockets.
 //!
-//! The ICRC covers the identification and the flags of the IPv4 header, which a socket neither sets nor shows. Two facts
-//! make it work all the same:
+//! The ICRC covers the ID and the flags of the IPv4 header, which a socket neither sets nor shows. Two facts make the
+//! ICRC work anyway:
 //!
-//! - From a socket that isn't connected and never fragments, Linux sends identification 0 and "don't fragment"
-//!   (`ip_select_ident_segs` in `include/net/ip.h`). So the ICRC can be computed beforehand, with that. A
-//!   [self-test](UdpLink::ip_id_verified) looks whether it is so.
-//! - What identification a peer's packet had can be solved for ([`IcrcCheck::AnyIdentification`]).
+//! - Linux sends IP ID 0 and "don't fragment" from a socket that isn't connected and never fragments
+//!   (`ip_select_ident_segs` in `include/net/ip.h`), so the ICRC can be computed in advance. A
+//!   [self-test](UdpLink::ip_id_verified) checks that the kernel does this.
+//! - The IP ID of a peer's packet can be recovered from its ICRC ([`IcrcCheck::AnyIdentification`]).
 //!
-//! IPv6 has no identification.
+//! IPv6 has no such ID.
 //!
-//! Packets that are alike travel through the system as a train, with identifications from 0 on ([`message`]).
+//! Packets of equal length to one destination are sent as a GSO batch, with IP IDs from 0 on ([`message`]).
 
 mod interface;
 mod message;
@@ -31,30 +31,32 @@ use super::{Link, RxPacket, STRICT, TxPacket};
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 
-/// How a [`UdpLink`] is to be.
+/// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct UdpConfig {
-    /// The local address. Packets to it are received, and those sent come from it.
+    /// The local address: the destination of received packets, and the source of sent packets.
     pub address: IpAddr,
-    /// Which interface a link-local IPv6 address belongs to, by its index; else 0.
+    /// The index of the interface of a link-local IPv6 address. It is 0 for other addresses.
     pub scope_id: u32,
-    /// The UDP port to receive at: 4791, where others expect us, or one of [`Gid::PORTS`], from which packets are then sent,
-    /// too. IPv6 addresses but ::1 have only the first: no other can be told.
+    /// The local UDP port: 4791, the port of RoCEv2, or one of [`Gid::PORTS`], which is then also the source port. IPv6
+    /// addresses other than ::1 support only 4791, because their GIDs can't encode another port.
     pub port: u16,
-    /// How many source ports there are to send from, of those from 0xC000 on: at least one.
+    /// The number of source ports, from 0xC000 on. At least 1.
     pub source_port_count: u16,
-    /// How many bytes the kernel is to keep for us, if it lets us have that much. What comes when it is full is lost.
+    /// The requested size of the kernel's receive buffer, in bytes. The kernel may grant less. Packets that arrive
+    /// while the buffer is full are lost.
     pub receive_buffer_bytes: usize,
-    /// Whether IPv4 packets must have been sent with small identifications, as those of Adverb are and those of other
-    /// devices aren't. Their ICRC then has a strength of 26 bits instead of 16; that of IPv6 packets always has all 32.
+    /// Whether the link accepts only IPv4 packets with small IP IDs, as Adverb sends them and other devices don't. The
+    /// ICRC then has a strength of 26 bits instead of 16. For IPv6 packets it always has 32.
     pub adverb_peers_only: bool,
-    /// Whether packets that are alike may travel through this machine as one, if the system can: much less work.
+    /// Whether packets of equal length to one destination are sent as GSO batches where the kernel supports it, which
+    /// needs much less CPU time.
     pub gso: bool,
 }
 
 impl UdpConfig {
-    /// The usual: port 4791, 16 source ports, 8 MiB, peers of any kind.
+    /// Returns the default configuration: port 4791, 16 source ports, a receive buffer of 8 MiB, any RoCEv2 peer, GSO.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
@@ -68,26 +70,27 @@ impl UdpConfig {
     }
 }
 
-/// What has become of packets, other than that they were sent and received.
+/// Counters of the packets that a [`UdpLink`] failed to send or receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct UdpStatistics {
-    /// Packets that could not be sent: the kernel refused, or the source address and port aren't the link's.
+    /// The number of packets that could not be sent: the kernel returned an error, or the source address or port isn't
+    /// the link's.
     pub unsendable: u64,
-    /// Why the last one could not.
+    /// The error of the last packet that could not be sent.
     pub last_send_error: Option<io::ErrorKind>,
-    /// Errors of receiving that said nothing about the socket itself, such as those that ICMP messages cause.
+    /// The number of receive errors that don't concern the socket itself, such as those caused by ICMP messages.
     pub receive_errors: u64,
-    /// Datagrams lost because the receive buffer was full: packets, or some that travelled as one.
+    /// The number of datagrams lost because the receive buffer was full. A datagram is a packet or a GSO batch.
     pub overflows: u64,
-    /// Datagrams too long for any packet, which were dropped.
+    /// The number of dropped datagrams that are longer than any RoCEv2 packet.
     pub too_long: u64,
 }
 
-/// RoCEv2 from UDP sockets, without a privilege, with whatever speaks it: RDMA adapters, Linux's soft-RoCE, Adverb.
+/// RoCEv2 over UDP sockets, without privileges. Peers are RDMA NICs, Linux soft-RoCE, and Adverb.
 ///
-/// One socket receives, on port 4791; others send, from a port each. Where 4791 can't be had, one socket does both, on
-/// another port, and [`gid`](UdpLink::gid) says which: only Adverb's devices can reach it.
+/// One socket receives on port 4791; the others send, each from its own source port. If port 4791 is taken, one socket
+/// does both on another port, which [`gid`](UdpLink::gid) encodes. Only Adverb's devices can reach such a link.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
@@ -112,34 +115,35 @@ pub struct UdpLink {
     local: SocketAddr,
     icrc: IcrcCheck,
     config: UdpConfig,
-    /// The number of the interface that has the address.
+    /// The index of the interface with the local address.
     interface: u32,
     receiving: UdpSocket,
     receiver: Receiver,
     receive_buffer_bytes: usize,
     groups: Vec<Group>,
-    /// The socket that is read first: 0 is `receiving`, the others are those of `groups`.
+    /// The socket that is read first: 0 is `receiving`, the others are in `groups`.
     first_socket: usize,
-    /// Readable when `receiving` is, or a group's socket.
+    /// Readable when `receiving` or a group's socket is.
     readiness: Epoll,
-    /// One for each source port.
+    /// The sending sockets with their source ports.
     sending: Vec<(u16, UdpSocket)>,
     ip_id_verified: bool,
     segmentation: bool,
-    /// How many routers packets may pass if nothing is said; 0 if that isn't known.
+    /// The default hop limit, or 0 if it isn't known.
     usual_hops: u8,
     statistics: UdpStatistics,
 }
 
 impl UdpLink {
-    /// Opens the sockets, and looks whether the kernel sends what it should.
+    /// Opens the sockets, and checks that the kernel sends IP ID 0.
     ///
     /// # Errors
     ///
-    /// - `AddrInUse` if something listens to the port at this address;
-    /// - `AddrNotAvailable` if the address isn't one of this machine's;
-    /// - `InvalidInput` if it is no single address, peers couldn't be told the port, or no source ports are asked for;
-    /// - `Unsupported` if the kernel sends other identifications than 0.
+    /// - Returns `AddrInUse` if another socket is bound to the port at this address.
+    /// - Returns `AddrNotAvailable` if the address doesn't belong to this machine.
+    /// - Returns `InvalidInput` if the address isn't a unicast address, its GID can't encode the port, or the number of
+    ///   source ports is 0.
+    /// - Returns `Unsupported` if the kernel sends other IP IDs than 0.
     pub fn open(config: &UdpConfig) -> io::Result<UdpLink> {
         let address = config.address;
         if address.is_unspecified() || address.is_multicast() || config.source_port_count == 0 {
@@ -207,41 +211,41 @@ impl UdpLink {
         })
     }
 
-    /// The address and port that packets are received at.
+    /// Returns the address and port that the link receives on.
     pub const fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// How peers name the address and port.
+    /// Returns the GID that encodes the local address and port.
     pub fn gid(&self) -> Gid {
         Gid::from(self.local)
     }
 
-    /// How many bytes the kernel keeps for us, its own bookkeeping included: a packet takes about twice its length. What
-    /// is in flight to us should fit.
+    /// Returns the size of the kernel's receive buffer in bytes, including the kernel's overhead: a packet takes about
+    /// twice its length. All packets in flight to this link should fit.
     pub const fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
-    /// Whether the self-test saw that packets leave with identification 0. If not, the kernel didn't show what it sent:
-    /// other Adverb devices will understand us in any case, RDMA adapters and soft-RoCE perhaps not.
+    /// Whether the self-test has seen packets leave with IP ID 0. If not, the kernel didn't show the packets that it
+    /// sent. Other Adverb devices accept the link's packets in any case; RDMA NICs and soft-RoCE may drop them.
     pub const fn ip_id_verified(&self) -> bool {
         self.ip_id_verified
     }
 
-    /// Whether packets that are alike travel as one: asked for, and never refused so far.
+    /// Whether the link sends GSO batches: they are configured, and the kernel has not refused one.
     pub const fn gso_enabled(&self) -> bool {
         self.segmentation
     }
 
-    /// What has become of packets.
+    /// Returns the counters of packets that the link failed to send or receive.
     pub const fn statistics(&self) -> UdpStatistics {
         self.statistics
     }
 
-    /// The socket that sends from this port, if there is one.
+    /// Returns the socket with this source port, if there is one.
     fn named(&self, port: u16) -> Option<&(u16, UdpSocket)> {
-        // Unless others had some of the ports, each is where its number says.
+        // Unless other programs had some of the ports, the port's number determines the index.
         let likely = &self.sending[index_of(port, self.sending.len())];
         if likely.0 == port { Some(likely) } else { self.sending.iter().find(|(other, _)| *other == port) }
     }
@@ -257,7 +261,7 @@ impl UdpLink {
         self.statistics.last_send_error = Some(cause);
     }
 
-    /// Sends packets from one source, and says how many were taken.
+    /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         while taken < packets.len() {
@@ -270,7 +274,7 @@ impl UdpLink {
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Later => break,
                     Refusal::Again => {}
-                    // Is it the packet, or that it was to travel with others? Some interfaces can't do that.
+                    // Some interfaces don't support GSO: try the packet alone.
                     Refusal::Packet
                         if self.segmentation
                             && message::send(socket, &packets[taken..=taken], false, self.usual_hops)
@@ -299,7 +303,7 @@ impl Link for UdpLink {
             match self.send_from(run[0].source, run) {
                 Ok(count) if count == run.len() => taken += count,
                 Ok(count) => return Ok(taken + count),
-                // It will be so the next time, too.
+                // The next call returns the error again.
                 Err(_) if taken > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -395,16 +399,16 @@ struct Group {
     receiver: Receiver,
 }
 
-/// Which of so many source ports a flow has that would have `wanted`.
+/// Returns the index of the source port for a flow whose preferred port is `wanted`.
 fn index_of(wanted: u16, ports: usize) -> usize {
     usize::from(wanted & !socket::FIRST_SOURCE_PORT) % ports
 }
 
-/// What it means that a packet wasn't sent.
+/// The meaning of a send error.
 enum Refusal {
-    /// There is no room now.
+    /// The send buffer is full.
     Later,
-    /// Something interrupted.
+    /// A signal interrupted the call.
     Again,
     /// This packet can't be sent: no route, too long, forbidden, or any other error that doesn't show the socket to be
     /// dead.
