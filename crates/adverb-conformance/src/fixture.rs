@@ -88,7 +88,7 @@ impl Fixture {
     /// sooner, and more often.
     fn connect_options(&self) -> ConnectOptions {
         let options = ConnectOptions::new();
-        if self.loss == 0 { options } else { options.timeout(13).retry_count(7) }
+        if self.loss == 0 { options } else { options.ack_timeout(13).retry_count(7) }
     }
 
     /// Two queue pairs that are to be connected.
@@ -244,7 +244,7 @@ impl PairBuilder {
 
     /// Gives up soon on a peer that doesn't answer.
     pub(crate) fn impatient(self) -> PairBuilder {
-        let options = self.options.timeout(12).retry_count(1);
+        let options = self.options.ack_timeout(12).retry_count(1);
         self.options(options)
     }
 

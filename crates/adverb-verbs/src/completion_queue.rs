@@ -682,7 +682,7 @@ impl CompletionQueueBuilder {
 
     /// Sets the [completion vector](super::DeviceAttributes::completion_vector_count) that raises the events. The
     /// default is 0. Queues whose threads run on different cores should use different vectors.
-    pub fn vector(mut self, vector: u32) -> CompletionQueueBuilder {
+    pub fn completion_vector(mut self, vector: u32) -> CompletionQueueBuilder {
         self.vector = vector;
         self
     }

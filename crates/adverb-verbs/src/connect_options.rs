@@ -11,7 +11,7 @@ use super::Traffic;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct ConnectOptions {
-    pub(super) timeout: u8,
+    pub(super) ack_timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
     pub(super) min_rnr_timer: u8,
@@ -23,7 +23,7 @@ pub struct ConnectOptions {
 impl Default for ConnectOptions {
     fn default() -> ConnectOptions {
         ConnectOptions {
-            timeout: 14,
+            ack_timeout: 14,
             retry_count: 6,
             rnr_retry: 7,
             min_rnr_timer: 12,
@@ -42,12 +42,12 @@ impl ConnectOptions {
 
     /// Sets the ACK timeout to 4.096 µs × 2<sup>`code`</sup>; 0 means no timeout. The default is 14, about 67 ms; the
     /// maximum is 31.
-    pub fn timeout(mut self, code: u8) -> ConnectOptions {
-        self.timeout = code.min(31);
+    pub fn ack_timeout(mut self, code: u8) -> ConnectOptions {
+        self.ack_timeout = code.min(31);
         self
     }
 
-    /// Sets the maximum number of retransmissions after ACK timeouts. The default is 6, the maximum 7.
+    /// Sets the maximum number of retransmissions after an ACK timeout or a lost packet. The default is 6, the maximum 7.
     pub fn retry_count(mut self, count: u8) -> ConnectOptions {
         self.retry_count = count.min(7);
         self

@@ -98,7 +98,7 @@ impl PollerOptions {
 
     /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for
     /// less if completions never arrive within that time.
-    pub fn spin(mut self, spin: Duration) -> PollerOptions {
+    pub fn max_spin(mut self, spin: Duration) -> PollerOptions {
         self.spin = spin;
         self
     }

@@ -214,7 +214,7 @@ impl QueuePair {
         self.change(&StateChange::ReadyToSend(ReadyToSend {
             transport: self.transport,
             psn: self.psn(),
-            timeout: options.timeout,
+            timeout: options.ack_timeout,
             retry_count: options.retry_count,
             rnr_retry: options.rnr_retry,
             max_rd_atomic: rd_atomic(attributes.max_rd_atomic),

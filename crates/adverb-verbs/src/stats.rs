@@ -17,7 +17,7 @@ pub struct QueueStats {
     /// Requests that failed with any other status.
     pub failed: u64,
     /// Bytes that completions reported: received, read, or fetched by atomics.
-    pub bytes: u64,
+    pub completed_bytes: u64,
     /// The maximum number of requests outstanding at once, measured when completions are polled.
     pub max_outstanding: u32,
 }
@@ -60,14 +60,14 @@ pub(super) struct CompletingStats {
     succeeded: u64,
     flushed: u64,
     failed: u64,
-    bytes: u64,
+    completed_bytes: u64,
     pub(super) max_outstanding: u32,
 }
 
 impl QueueStats {
     pub(super) fn new(posting: PostingStats, completing: CompletingStats) -> QueueStats {
-        let CompletingStats { succeeded, flushed, failed, bytes, max_outstanding } = completing;
-        QueueStats { posted: posting.posted, succeeded, flushed, failed, bytes, max_outstanding }
+        let CompletingStats { succeeded, flushed, failed, completed_bytes, max_outstanding } = completing;
+        QueueStats { posted: posting.posted, succeeded, flushed, failed, completed_bytes, max_outstanding }
     }
 }
 
@@ -76,7 +76,7 @@ impl CompletingStats {
     #[inline]
     pub(super) fn succeeded(&mut self, bytes: u32) {
         self.succeeded += 1;
-        self.bytes += u64::from(bytes);
+        self.completed_bytes += u64::from(bytes);
     }
 
     #[inline]

@@ -146,7 +146,7 @@ const LENGTH: usize = 64 << 10;
 fn connect(left: &Device, right: &Device, traffic: Traffic) -> (End, End) {
     let (left, right) = (End::new(left, traffic), End::new(right, Traffic::new()));
     // What waits for its turn isn't lost.
-    let options = ConnectOptions::new().timeout(17);
+    let options = ConnectOptions::new().ack_timeout(17);
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
     right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
     (left, right)

@@ -18,7 +18,7 @@ fn handler_comes_back_with_what_it_gathered() {
     let (sender, tags) = mpsc::channel();
     let poller = left
         .completions
-        .poller_with(&PollerOptions::new().name("gatherer").spin(Duration::ZERO), move |completion| {
+        .poller_with(&PollerOptions::new().name("gatherer").max_spin(Duration::ZERO), move |completion| {
             gathered.0.push(completion.tag());
             let _ = sender.send((completion.tag(), std::thread::current().name().map(str::to_owned)));
         })
@@ -52,7 +52,7 @@ fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 8, false);
     // It takes the queue's lock again and again.
-    let spinning = PollerOptions::new().spin(Duration::from_secs(60));
+    let spinning = PollerOptions::new().max_spin(Duration::from_secs(60));
     let poller = left.completions.poller_with(&spinning, |_| {}).unwrap();
     let exchange = || {
         let before = poller.stats().completions;

@@ -193,7 +193,7 @@ impl<'a> Session<'a> {
             memory: memory.remote(),
         };
         // The server is ready before it says hello: the client sends at once.
-        let options = ConnectOptions::new().timeout(TIMEOUT).retry_count(RETRIES);
+        let options = ConnectOptions::new().ack_timeout(TIMEOUT).retry_count(RETRIES);
         let connect = |theirs: &Hello| -> Result<UdDestination> {
             rc.connect_with(&theirs.rc, &options)?;
             uc.connect_with(&theirs.uc, &options)?;

@@ -123,7 +123,7 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
     ensure!(vectors > 0, "there is none");
     for vector in 0..vectors.min(16) {
-        let cq = fixture.device.completion_queue(128).events().vector(vector).create()?;
+        let cq = fixture.device.completion_queue(128).events().completion_vector(vector).create()?;
         let domain = fixture.device.protection_domain()?;
         let (left, right) = (fixture.pair(Rc).side(None)?, fixture.pair(Rc).side_of(&domain, &cq, None)?);
         left.qp.connect(&right.qp.endpoint())?;
@@ -138,7 +138,7 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
 fn an_unknown_completion_vector_is_refused(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
     for vector in [vectors, u32::MAX] {
-        let made = fixture.device.completion_queue(8).vector(vector).create();
+        let made = fixture.device.completion_queue(8).completion_vector(vector).create();
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "vector {vector}: {made:?}");
     }
     Ok(())

@@ -196,7 +196,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result
 
 /// A WRITE may come too late, and is refused then; it never reaches memory that was freed.
 fn a_region_may_be_dropped_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
-    let options = ConnectOptions::new().timeout(16);
+    let options = ConnectOptions::new().ack_timeout(16);
     for _ in 0..10 {
         let pair = fixture.pair(Rc).options(options).connect()?;
         let size = 20 * fixture.mtu();

@@ -18,7 +18,7 @@ tests! { "statistics";
 
 /// Posted, succeeded, flushed, failed, bytes.
 fn counts(stats: QueueStats) -> [u64; 5] {
-    [stats.posted, stats.succeeded, stats.flushed, stats.failed, stats.bytes]
+    [stats.posted, stats.succeeded, stats.flushed, stats.failed, stats.completed_bytes]
 }
 
 fn same(what: &str, stats: QueueStats, expected: [u64; 5]) -> Result<()> {

@@ -201,7 +201,7 @@ fn a_connection_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()>
 }
 
 fn a_queue_pair_reports_its_connection(fixture: &Fixture) -> Result<()> {
-    let options = ConnectOptions::new().mtu(PathMtu::Mtu256).timeout(13).retry_count(5);
+    let options = ConnectOptions::new().mtu(PathMtu::Mtu256).ack_timeout(13).retry_count(5);
     let pair = fixture.pair(Rc).options(options.rnr_retry(4).min_rnr_timer(3)).create()?;
     let remote: Endpoint = pair.right.qp.endpoint();
     pair.connect()?;
@@ -214,7 +214,7 @@ fn a_queue_pair_reports_its_connection(fixture: &Fixture) -> Result<()> {
     ensure!(peer.gid == remote.gid || peer.lid == remote.lid, "its peer is at {}", peer.gid);
     ensure!(peer.recv_psn == remote.psn, "it expects {}, and {} comes", peer.recv_psn, remote.psn);
     ensure!(peer.mtu == PathMtu::Mtu256, "its MTU is {:?}", peer.mtu);
-    let told = (peer.timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
+    let told = (peer.ack_timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
     ensure!(told == (13, 5, 4, 3), "its timers and retries are {told:?}");
     ensure!(peer.max_rd_atomic > 0 && peer.max_dest_rd_atomic > 0, "{peer:?}");
     Ok(())

@@ -40,7 +40,7 @@ fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result
 
 /// Vol. 1, 10.3.1.2: in Init, packets that come are dropped.
 fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()> {
-    let options = ConnectOptions::new().timeout(12).retry_count(1);
+    let options = ConnectOptions::new().ack_timeout(12).retry_count(1);
     let pair = fixture.pair(Rc).create()?;
     pair.right.offer(500)?;
     pair.left.qp.connect_with(&pair.right.qp.endpoint(), &options)?;
@@ -57,7 +57,7 @@ fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
 
 fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Result<()> {
     // Long enough for a peer that is slow, and yet there, to say that it has no receive.
-    let options = ConnectOptions::new().timeout(16).retry_count(1);
+    let options = ConnectOptions::new().ack_timeout(16).retry_count(1);
     let pair = fixture.pair(Rc).options(options).connect()?;
     // There is no receive: the message waits.
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
@@ -73,7 +73,7 @@ fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Res
 fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
     const TWO_TICKS: Duration = Duration::from_millis(8);
     for (retries, tries) in [(0_u8, 1_u32), (3, 4)] {
-        let options = ConnectOptions::new().timeout(15).retry_count(retries);
+        let options = ConnectOptions::new().ack_timeout(15).retry_count(retries);
         let pair = fixture.pair(Rc).options(options).connect()?;
         drop(pair.right);
         let start = Instant::now();

@@ -76,7 +76,7 @@ impl Parts {
         // Credits see to it that the peer always has a receive: if it hadn't, that would be a fault, and not to be waited for.
         // Acknowledgements have time to come from a software NIC on a busy machine; without any it is two seconds. (Not seven
         // times: rxe takes that for ever, and a peer that is gone would never be noticed.)
-        ConnectOptions::new().rnr_retry(0).timeout(16).retry_count(6)
+        ConnectOptions::new().rnr_retry(0).ack_timeout(16).retry_count(6)
     }
 }
 

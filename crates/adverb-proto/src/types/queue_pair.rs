@@ -50,7 +50,7 @@ pub struct PeerAttributes {
     /// The service level of sent packets.
     pub service_level: u8,
     /// The acknowledgement timeout, as a code: 4.096 µs × 2 to this power; 0 means no timeout.
-    pub timeout: u8,
+    pub ack_timeout: u8,
     /// The maximum number of retransmissions after a timeout or a lost packet.
     pub retry_count: u8,
     /// The maximum number of retransmissions after an RNR NAK; 7 means no limit.
@@ -76,7 +76,7 @@ impl PeerAttributes {
             flow_label: 0,
             hop_limit: 0,
             service_level: 0,
-            timeout: 0,
+            ack_timeout: 0,
             retry_count: 0,
             rnr_retry: 0,
             min_rnr_timer: 0,

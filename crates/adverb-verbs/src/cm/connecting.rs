@@ -167,7 +167,7 @@ pub(super) fn make_ready(
     // The connection manager's defaults are an RNR timer of 655 ms, and an ACK timeout of 2 s if it has no better
     // value.
     remote.min_rnr_timer = options.min_rnr_timer;
-    send.timeout = options.timeout;
+    send.timeout = options.ack_timeout;
     send.retry_count = options.retry_count;
     send.rnr_retry = options.rnr_retry;
     queue_pair.traffic(options.traffic).apply(&mut remote.address);

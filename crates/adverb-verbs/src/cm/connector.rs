@@ -154,7 +154,7 @@ impl Connector {
         let identifier = Identifier::toward(purpose, local, peer.ip())
             .map_err(|error| explain(error, peer, Stage::Address))?;
         let options = &self.options;
-        identifier.ack_timeout(options.timeout);
+        identifier.ack_timeout(options.ack_timeout);
         if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
             identifier.traffic_class(traffic_class)?;
         }

@@ -425,7 +425,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     let device = Device::by_address(address).unwrap();
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).timeout(15);
+    let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).ack_timeout(15);
     let client = thread::spawn(move || {
         let mut desk = None;
         let connector =
@@ -443,7 +443,7 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     for (side, connection) in [("the client", &client), ("the server", &server)] {
         let peer = connection.queue_pair().query().unwrap().peer.unwrap();
         assert_eq!(
-            (peer.traffic_class, peer.timeout),
+            (peer.traffic_class, peer.ack_timeout),
             (0x60, if side == "the client" { 15 } else { 14 }),
             "{side}"
         );

@@ -33,7 +33,7 @@ impl QueuePair {
             peer.flow_label = grh.flow_label;
             peer.hop_limit = grh.hop_limit;
             peer.service_level = path.sl;
-            peer.timeout = attr.timeout;
+            peer.ack_timeout = attr.timeout;
             peer.retry_count = attr.retry_cnt;
             peer.rnr_retry = attr.rnr_retry;
             peer.min_rnr_timer = attr.min_rnr_timer;

@@ -74,7 +74,7 @@ impl QueuePair {
             peer.flow_label = told.address.flow_label;
             peer.hop_limit = told.address.hop_limit;
             peer.service_level = told.address.service_level;
-            peer.timeout = timeout;
+            peer.ack_timeout = timeout;
             peer.retry_count = retry_count;
             peer.rnr_retry = rnr_retry;
             peer.min_rnr_timer = told.min_rnr_timer;
