@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(what) = adverb_sim::attack_cm_by(bytes) {
+    if let Err(what) = adverb_sim::attack_cm_from_bytes(bytes) {
         panic!("{what}");
     }
 });

@@ -8,7 +8,7 @@ use adverb_proto::{PostError, Transition};
 
 use crate::Random;
 use crate::model::{Change, Direction, Posted, Slot, gather};
-use crate::scenario::{Action, Step, Violation};
+use crate::scenario::{Action, InvalidRequest, Step};
 use crate::world::{ConnectionState, Task, World};
 
 /// A request to be posted, and what the model makes of it.
@@ -164,13 +164,13 @@ impl World {
                 length = length.min(256);
                 sendable(SendOperation::Send)
             }
-            Action::SendImmediate => sendable(SendOperation::SendImmediate(random.u32())),
+            Action::SendWithImm => sendable(SendOperation::SendImmediate(random.u32())),
             Action::SendInvalidate => sendable(SendOperation::SendInvalidate(keys)),
             Action::Write => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 (SendOperation::Write(direction.target.place(offset)), Some(offset), None)
             }
-            Action::WriteImmediate => {
+            Action::WriteWithImm => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 let remote = direction.target.place(offset);
                 (SendOperation::WriteImmediate(remote, random.u32()), Some(offset), None)
@@ -249,7 +249,7 @@ impl World {
                 length = 0;
                 sendable(SendOperation::LocalInvalidate(keys))
             }
-            Action::Violate(violation) => {
+            Action::Invalid(violation) => {
                 let (operation, status) = direction.violation(violation, random, &mut length, garbage, mtu);
                 if matches!(operation, SendOperation::Read(_) | SendOperation::FetchAdd { .. }) {
                     landing = Some(None);
@@ -269,7 +269,7 @@ impl World {
         if matches!(step.action, Action::AtomicWrite | Action::Flush | Action::LocalInvalidate) {
             segments.clear();
         }
-        if step.action == Action::Violate(Violation::LocalKey) {
+        if step.action == Action::Invalid(InvalidRequest::UnknownLocalKey) {
             segments.iter_mut().for_each(|segment| segment.lkey ^= 0x5555_5555);
         }
         let payload = if moves_out { gather(&direction.source.initial, &places) } else { Vec::new() };
@@ -347,7 +347,7 @@ impl World {
         let too_long = next
             .filter(|step| step.action.consumes_receive())
             .nth(number)
-            .is_some_and(|step| step.action == Action::Violate(Violation::TooLong));
+            .is_some_and(|step| step.action == Action::Invalid(InvalidRequest::SendTooLong));
         let length = room + if too_long { 0 } else { random.below(64) as u32 };
         let start = direction.slots_used;
         direction.slots_used += length;
@@ -400,7 +400,7 @@ impl Direction {
     /// Something that must be refused, and how.
     fn violation(
         &self,
-        violation: Violation,
+        violation: InvalidRequest,
         random: &mut Random,
         length: &mut u32,
         garbage: RemoteAddress,
@@ -409,57 +409,57 @@ impl Direction {
         let target = &self.target;
         *length = (*length).max(2);
         match violation {
-            Violation::UnknownKey => {
+            InvalidRequest::UnknownKey => {
                 let remote = RemoteAddress { addr: target.addr, ..garbage };
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
-            Violation::WriteBehindEnd => {
+            InvalidRequest::WriteBeyondEnd => {
                 let remote = target.place(target.length - *length + 1);
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
-            Violation::ReadBehindEnd => {
+            InvalidRequest::ReadBeyondEnd => {
                 *length = (*length).min(8);
                 let remote = target.place(target.length - *length + 1);
                 (SendOperation::Read(remote), Status::RemoteAccess)
             }
-            Violation::WriteBeforeStart => {
+            InvalidRequest::WriteBeforeStart => {
                 let remote = RemoteAddress { addr: target.addr - 1, rkey: target.key };
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
-            Violation::WriteReadOnly => {
+            InvalidRequest::WriteReadOnly => {
                 *length = (*length).min(mtu);
                 (SendOperation::Write(self.read_only.place(0)), Status::RemoteAccess)
             }
-            Violation::ReadWriteOnly => {
+            InvalidRequest::ReadWriteOnly => {
                 *length = (*length).min(8);
                 (SendOperation::Read(self.write_only.place(0)), Status::RemoteAccess)
             }
-            Violation::AtomicWriteOnly => {
+            InvalidRequest::AtomicWriteOnly => {
                 *length = 8;
                 let remote = self.write_only.place(0);
                 (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteAccess)
             }
-            Violation::OtherDomain => {
+            InvalidRequest::OtherDomain => {
                 *length = (*length).min(mtu);
                 (SendOperation::Write(self.other_domain.place(0)), Status::RemoteAccess)
             }
-            Violation::MisalignedAtomic => {
+            InvalidRequest::MisalignedAtomic => {
                 *length = 8;
                 let remote = target.place(4);
                 (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteInvalidRequest)
             }
-            Violation::TooLong => (SendOperation::Send, Status::RemoteInvalidRequest),
-            Violation::Invalidated => {
+            InvalidRequest::SendTooLong => (SendOperation::Send, Status::RemoteInvalidRequest),
+            InvalidRequest::InvalidatedKey => {
                 *length = (*length).min(mtu);
                 let rkey = self.invalidated_key.unwrap_or(garbage.rkey);
                 let remote = RemoteAddress { addr: self.invalidated.addr, rkey };
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
-            Violation::LocalKey => {
+            InvalidRequest::UnknownLocalKey => {
                 let remote = target.place(0);
                 (SendOperation::Write(remote), Status::LocalProtection)
             }
-            Violation::ForbiddenInvalidate => {
+            InvalidRequest::ForbiddenInvalidate => {
                 (SendOperation::SendInvalidate(target.key), Status::RemoteAccess)
             }
         }

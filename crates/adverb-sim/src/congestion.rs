@@ -30,11 +30,11 @@ pub struct CongestionReport {
     /// Notifications sent, and received.
     pub notifications: [u64; 2],
     /// How much of the link was used when all sent, of 1.
-    pub shared_use: f64,
+    pub shared_utilization: f64,
     /// Packets of a thousand that were lost for want of room meanwhile.
-    pub overflow: f64,
+    pub dropped_per_mille: f64,
     /// How much of the link was used when one was left, of 1.
-    pub lone_use: f64,
+    pub single_utilization: f64,
 }
 
 impl fmt::Display for CongestionReport {
@@ -44,9 +44,9 @@ impl fmt::Display for CongestionReport {
             f,
             "{senders} senders, {packets} packets, {marked} marked, {sent} notifications ({received} came); together \
              {:.0} % of the link, {:.2} in a thousand lost; alone {:.0} %",
-            100.0 * self.shared_use,
-            self.overflow,
-            100.0 * self.lone_use
+            100.0 * self.shared_utilization,
+            self.dropped_per_mille,
+            100.0 * self.single_utilization
         )
     }
 }
@@ -74,9 +74,9 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
             run.nodes[0].device.statistics().cnps_sent,
             run.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
         ],
-        shared_use: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
-        overflow: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
-        lone_use: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
+        shared_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
+        dropped_per_mille: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
+        single_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
     };
     let fail = |what: &str| Err(format!("{what}: {report}"));
     if let Some(gap) = run.early_notification {
@@ -87,13 +87,13 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     if sent == 0 || received > sent || received + (report.senders as u64) < sent {
         return fail("notifications that weren't sent, or didn't come");
     }
-    if report.overflow > 0.5 {
+    if report.dropped_per_mille > 0.5 {
         return fail("senders that don't slow down");
     }
-    if report.shared_use < 0.5 {
+    if report.shared_utilization < 0.5 {
         return fail("senders that slow down too much");
     }
-    if report.lone_use < 0.9 || recovering.arrived == 0 {
+    if report.single_utilization < 0.9 || recovering.arrived == 0 {
         return fail("a sender that doesn't recover");
     }
     Ok(report)
@@ -147,8 +147,8 @@ impl Run {
         let senders = random.between(2, 6) as usize;
         let rate = random.pick(&[10, 25, 40]) * 1_000_000_000;
         let latency = Duration::from_nanos(random.between(1000, 5000));
-        let mark_above = random.between(20, 80) << 10;
-        let bottleneck = Bottleneck { to: 0, rate, mark_above, capacity: 10 * mark_above };
+        let mark_threshold = random.between(20, 80) << 10;
+        let bottleneck = Bottleneck { device: 0, rate, mark_threshold, capacity: 10 * mark_threshold };
         let mtu = random.pick(&[PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096]);
         let length = random.between(1, 16) as u32 * 4096;
         let faults = Faults { bottleneck: Some(bottleneck), ..Faults::default() };

@@ -36,11 +36,11 @@ pub struct Faults {
 #[derive(Clone, Copy, Debug)]
 pub struct Bottleneck {
     /// The device.
-    pub to: usize,
+    pub device: usize,
     /// How many bits per second it carries.
     pub rate: u64,
     /// How many bytes may wait without packets being marked.
-    pub mark_above: u64,
+    pub mark_threshold: u64,
     /// How many bytes may wait.
     pub capacity: u64,
 }
@@ -49,7 +49,7 @@ pub struct Bottleneck {
 #[derive(Clone, Copy, Debug)]
 pub struct Partition {
     /// The devices.
-    pub between: [usize; 2],
+    pub devices: [usize; 2],
     /// From when.
     pub start: Time,
     /// Until when.
@@ -233,7 +233,7 @@ impl Fabric {
             return Fate::Carried;
         }
         let between =
-            |p: &Partition| p.between == [packet.from, packet.to] || p.between == [packet.to, packet.from];
+            |p: &Partition| p.devices == [packet.from, packet.to] || p.devices == [packet.to, packet.from];
         if self.faults.partitions.iter().any(|p| between(p) && p.start <= now && now < p.end) {
             self.counts.partitioned += 1;
             return Fate::Partitioned;
@@ -281,8 +281,8 @@ impl Fabric {
     /// When a packet leaves the slow link, if it has to go over that, and whether it is marked; `None` if there is no
     /// room for it.
     fn queue_up(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
-        let slow = self.faults.bottleneck.filter(|slow| slow.to == packet.to && now < self.heal_at);
-        let Some(Bottleneck { rate, mark_above, capacity, .. }) = slow else { return Some((now, false)) };
+        let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.heal_at);
+        let Some(Bottleneck { rate, mark_threshold, capacity, .. }) = slow else { return Some((now, false)) };
         let start = self.busy_until.max(now);
         let waiting = (start - now).as_nanos() as u64 * (rate / 1_000_000) / 8000;
         let length = packet.bytes.len() as u64 + WIRE_OVERHEAD;
@@ -290,7 +290,7 @@ impl Fabric {
             return None;
         }
         self.busy_until = start + Duration::from_nanos(length * 8_000_000 / (rate / 1000));
-        Some((self.busy_until, packet.ecn_capable && waiting > mark_above))
+        Some((self.busy_until, packet.ecn_capable && waiting > mark_threshold))
     }
 
     fn queue(&mut self, at: Time, packet: InFlight) {

@@ -38,7 +38,7 @@ mod cm;
 mod congestion;
 mod fabric;
 mod hostile;
-mod letters;
+mod messages;
 mod model;
 mod oracle;
 mod random;
@@ -49,15 +49,15 @@ mod setup;
 mod world;
 
 pub use cm::{
-    CM_FORGE_TCP, CM_FORGE_UDP, CmAttackReport, CmForge, CmOutcome, attack_cm, attack_cm_by, run_cm,
+    CM_FORGE_TCP, CM_FORGE_UDP, CmAttackReport, CmForge, CmOutcome, attack_cm, attack_cm_from_bytes, run_cm,
 };
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
 pub use hostile::choices::Choices;
-pub use hostile::forge::{Aim, Belief, Forge, Reach, Shape};
-pub use hostile::{AttackReport, attack, attack_by};
-pub use letters::{LetterAction, LetterStep, Letters, StationPlan};
+pub use hostile::forge::{ConversationState, Forge, ForgedPacket, MemoryRange, TargetInfo};
+pub use hostile::{AttackReport, attack, attack_from_bytes};
+pub use messages::{EndpointPlan, MessageAction, MessagePlan, MessageStep};
 pub use random::Random;
 pub use runner::{ATTACK_PACKETS, CONGESTION_EVERY, Totals, run_attacks, run_seeds, shrink};
-pub use scenario::{Action, Connection, Program, Scenario, Step, Violation};
+pub use scenario::{Action, Connection, InvalidRequest, Program, Scenario, Step};
 pub use world::{Outcome, run};

@@ -74,8 +74,8 @@ impl Totals {
     }
 }
 
-/// Runs these seeds on so many threads, and stops after `most_violations`.
-pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: usize) -> Totals {
+/// Runs these seeds on so many threads, and stops after `max_violations`.
+pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: usize) -> Totals {
     let next = AtomicU64::new(seeds.start);
     let totals = Mutex::new(Totals::default());
     let work = || {
@@ -95,7 +95,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, most_violations: u
                 Some(Err(what)) => totals.violations.push((seed, what)),
                 None => {}
             }
-            if totals.violations.len() >= most_violations {
+            if totals.violations.len() >= max_violations {
                 break;
             }
         }
@@ -151,11 +151,11 @@ pub const ATTACK_PACKETS: u64 = 10_000;
 
 /// Makes a scenario that violates something smaller, as long as it still does: fewer connections, fewer steps, fewer
 /// kinds of faults. Gives the smallest that was found within so many runs.
-pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
+pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     let mut runs = 0;
     let mut fails = |candidate: &Scenario| {
         runs += 1;
-        runs <= most_runs && run(candidate, false).violation.is_some()
+        runs <= max_runs && run(candidate, false).violation.is_some()
     };
     let mut best = scenario.clone();
     loop {
@@ -171,12 +171,12 @@ pub fn shrink(scenario: &Scenario, most_runs: usize) -> Scenario {
                 shrink_steps(&mut best, |s| &mut s.connections[connection].programs[side].steps, &mut fails);
             }
         }
-        for station in 0..best.letters.stations.len() {
-            shrink_steps(&mut best, |s| &mut s.letters.stations[station].steps, &mut fails);
+        for endpoint in 0..best.messages.endpoints.len() {
+            shrink_steps(&mut best, |s| &mut s.messages.endpoints[endpoint].steps, &mut fails);
         }
         for kind in 0..8 {
             let mut candidate = best.clone();
-            for faults in [&mut candidate.faults, &mut candidate.letters.faults] {
+            for faults in [&mut candidate.faults, &mut candidate.messages.faults] {
                 match kind {
                     0 => faults.loss = 0,
                     1 => faults.duplication = 0,

@@ -7,7 +7,7 @@ use adverb_proto::types::PathMtu;
 
 use crate::Random;
 use crate::fabric::{Bottleneck, Faults, Partition, Stall};
-use crate::letters::Letters;
+use crate::messages::MessagePlan;
 
 /// A run: devices, connections between them, what is done over each, and how the fabric fails.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Scenario {
     /// How many words of each device all its peers do atomics on.
     pub shared_words: usize,
     /// What happens on other devices, over another fabric that fails in the same way.
-    pub letters: Letters,
+    pub messages: MessagePlan,
 }
 
 /// A connection and what is done over it.
@@ -54,7 +54,7 @@ pub struct Connection {
     /// The code of the wait then.
     pub rnr_timer: u8,
     /// READs and atomics outstanding.
-    pub reads: u8,
+    pub max_outstanding_reads: u8,
     /// Whether it heeds congestion.
     pub paced: bool,
     /// What each side does.
@@ -112,7 +112,7 @@ pub enum Action {
     /// A SEND.
     Send,
     /// A SEND with immediate data.
-    SendImmediate,
+    SendWithImm,
     /// A SEND that invalidates one of the peer's keys.
     SendInvalidate,
     /// A SEND whose bytes are taken at once.
@@ -120,7 +120,7 @@ pub enum Action {
     /// A WRITE.
     Write,
     /// A WRITE with immediate data.
-    WriteImmediate,
+    WriteWithImm,
     /// A WRITE of nothing, with a key that means nothing.
     WriteNothing,
     /// A READ.
@@ -150,18 +150,18 @@ pub enum Action {
     /// Takes the queue pair into error.
     Error,
     /// Something that must be refused.
-    Violate(Violation),
+    Invalid(InvalidRequest),
 }
 
 /// Something that must be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Violation {
+pub enum InvalidRequest {
     /// A WRITE with a key that doesn't exist.
     UnknownKey,
     /// A WRITE that ends one byte behind its region.
-    WriteBehindEnd,
+    WriteBeyondEnd,
     /// A READ that ends one byte behind its region.
-    ReadBehindEnd,
+    ReadBeyondEnd,
     /// A WRITE that begins before its region.
     WriteBeforeStart,
     /// A WRITE to what may only be read.
@@ -175,30 +175,30 @@ pub enum Violation {
     /// An atomic on a word that isn't aligned.
     MisalignedAtomic,
     /// A SEND that is longer than its receive.
-    TooLong,
+    SendTooLong,
     /// A WRITE with a key that was invalidated.
-    Invalidated,
+    InvalidatedKey,
     /// A SEND from memory with a key that doesn't exist.
-    LocalKey,
+    UnknownLocalKey,
     /// A SEND that invalidates a key which a peer may not.
     ForbiddenInvalidate,
 }
 
-impl Violation {
-    const ALL: [Violation; 13] = [
-        Violation::UnknownKey,
-        Violation::WriteBehindEnd,
-        Violation::ReadBehindEnd,
-        Violation::WriteBeforeStart,
-        Violation::WriteReadOnly,
-        Violation::ReadWriteOnly,
-        Violation::AtomicWriteOnly,
-        Violation::OtherDomain,
-        Violation::MisalignedAtomic,
-        Violation::TooLong,
-        Violation::Invalidated,
-        Violation::LocalKey,
-        Violation::ForbiddenInvalidate,
+impl InvalidRequest {
+    const ALL: [InvalidRequest; 13] = [
+        InvalidRequest::UnknownKey,
+        InvalidRequest::WriteBeyondEnd,
+        InvalidRequest::ReadBeyondEnd,
+        InvalidRequest::WriteBeforeStart,
+        InvalidRequest::WriteReadOnly,
+        InvalidRequest::ReadWriteOnly,
+        InvalidRequest::AtomicWriteOnly,
+        InvalidRequest::OtherDomain,
+        InvalidRequest::MisalignedAtomic,
+        InvalidRequest::SendTooLong,
+        InvalidRequest::InvalidatedKey,
+        InvalidRequest::UnknownLocalKey,
+        InvalidRequest::ForbiddenInvalidate,
     ];
 }
 
@@ -208,11 +208,11 @@ impl Action {
         matches!(
             self,
             Action::Send
-                | Action::SendImmediate
+                | Action::SendWithImm
                 | Action::SendInvalidate
                 | Action::SendInline
-                | Action::WriteImmediate
-                | Action::Violate(Violation::TooLong | Violation::ForbiddenInvalidate)
+                | Action::WriteWithImm
+                | Action::Invalid(InvalidRequest::SendTooLong | InvalidRequest::ForbiddenInvalidate)
         )
     }
 
@@ -237,8 +237,8 @@ impl Scenario {
             .collect();
         let faults = faults(random, devices.len() as u64, heal_at, timeout);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
-        let letters = Letters::random(random, faults.clone(), heal_at, timeout);
-        Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3, letters }
+        let messages = MessagePlan::random(random, faults.clone(), heal_at, timeout);
+        Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3, messages }
     }
 
     /// How many requests there are.
@@ -246,7 +246,7 @@ impl Scenario {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
         let requests =
             |program: &Program| program.steps.iter().filter(|step| step.action.is_request()).count();
-        programs.map(requests).sum::<usize>() + self.letters.requests()
+        programs.map(requests).sum::<usize>() + self.messages.requests()
     }
 }
 
@@ -284,7 +284,7 @@ impl Connection {
             retry_count: random.pick(&[3, 5, 6, 7, 7]),
             rnr_retry: if slow { random.pick(&[3, 7, 7, 7]) } else { 7 },
             rnr_timer: random.pick(&[1, 2, 5, 8]),
-            reads,
+            max_outstanding_reads: reads,
             programs,
             paced: random.chance(500_000),
         }
@@ -299,11 +299,11 @@ impl Program {
         match random.below(10) {
             _ if !ends_badly => {}
             0..6 => {
-                let violation = random.pick(&Violation::ALL);
-                if violation == Violation::Invalidated {
+                let violation = random.pick(&InvalidRequest::ALL);
+                if violation == InvalidRequest::InvalidatedKey {
                     steps.push(tail(random, Action::SendInvalidate));
                 }
-                steps.push(tail(random, Action::Violate(violation)));
+                steps.push(tail(random, Action::Invalid(violation)));
                 steps.push(Step::random(random, mtu));
                 steps.push(Step::random(random, mtu));
             }
@@ -336,11 +336,11 @@ impl Step {
     fn random(random: &mut Random, mtu: PathMtu) -> Step {
         let action = match random.below(100) {
             0..16 => Action::Send,
-            16..21 => Action::SendImmediate,
+            16..21 => Action::SendWithImm,
             21..23 => Action::SendInvalidate,
             23..27 => Action::SendInline,
             27..45 => Action::Write,
-            45..51 => Action::WriteImmediate,
+            45..51 => Action::WriteWithImm,
             51..53 => Action::WriteNothing,
             53..69 => Action::Read,
             69..70 => Action::ReadNothing,
@@ -404,7 +404,7 @@ fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faul
         for _ in 0..random.between(1, 3) {
             let between = [random.below(devices) as usize, random.below(devices) as usize];
             let (start, end) = span(random);
-            faults.partitions.push(Partition { between, start, end });
+            faults.partitions.push(Partition { devices: between, start, end });
         }
     }
     if random.chance(300_000) {
@@ -416,9 +416,10 @@ fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faul
     }
     if random.chance(250_000) {
         let to = random.below(devices) as usize;
-        let mark_above = random.between(1, 20) << 10;
+        let mark_threshold = random.between(1, 20) << 10;
         let rate = random.between(1, 8) * 1_000_000_000;
-        faults.bottleneck = Some(Bottleneck { to, rate, mark_above, capacity: 5 * mark_above + (16 << 10) });
+        faults.bottleneck =
+            Some(Bottleneck { device: to, rate, mark_threshold, capacity: 5 * mark_threshold + (16 << 10) });
     }
     faults
 }

@@ -12,7 +12,7 @@ use crate::Random;
 use crate::area::{Area, Maker};
 use crate::fabric::Fabric;
 use crate::model::Direction;
-use crate::scenario::{Action, Connection, Scenario, Violation};
+use crate::scenario::{Action, Connection, InvalidRequest, Scenario};
 use crate::world::{ConnectionState, Node, Side, Task, World};
 
 /// The world of a scenario, at its beginning.
@@ -90,8 +90,8 @@ impl World {
         let steps = &spec.programs[1 - side].steps;
         let rooms =
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| match step.action {
-                Action::Violate(Violation::TooLong) => step.length.max(2) - 1,
-                Action::Violate(_) => step.length.max(2),
+                Action::Invalid(InvalidRequest::SendTooLong) => step.length.max(2) - 1,
+                Action::Invalid(_) => step.length.max(2),
                 Action::SendInline => step.length.min(256),
                 _ => step.length,
             });
@@ -120,7 +120,7 @@ impl World {
             path,
             path_mtu: spec.mtu,
             psn: Psn::wrapping(spec.psns[1 - side]),
-            max_dest_rd_atomic: spec.reads,
+            max_dest_rd_atomic: spec.max_outstanding_reads,
             min_rnr_timer: RnrTimer::new(spec.rnr_timer).expect("below 32"),
         };
         let sending = Sending {
@@ -128,7 +128,7 @@ impl World {
             timeout: Timeout::new(spec.timeout).expect("below 32"),
             retry_count: spec.retry_count,
             rnr_retry: spec.rnr_retry,
-            max_rd_atomic: spec.reads,
+            max_rd_atomic: spec.max_outstanding_reads,
         };
         for transition in [
             Transition::Init(Init::new(access)),

@@ -14,7 +14,7 @@ use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
 use crate::model::Direction;
 use crate::scenario::Scenario;
 use crate::schedule::{Log, Schedule};
-use crate::{Random, letters, setup};
+use crate::{Random, messages, setup};
 
 /// What a run was.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
         trace: world.log.trace.unwrap_or_default(),
     };
     if outcome.violation.is_none() {
-        letters::run(&scenario.letters, trace, &mut outcome);
+        messages::run(&scenario.messages, trace, &mut outcome);
     }
     outcome
 }

@@ -1,6 +1,6 @@
 //! Connection managers in a fabric that fails.
 
-use adverb_sim::{FaultCounts, attack_cm, attack_cm_by, run_cm};
+use adverb_sim::{FaultCounts, attack_cm, attack_cm_from_bytes, run_cm};
 
 #[test]
 fn many_seeds_violate_nothing() {
@@ -49,10 +49,10 @@ fn attacks_do_no_harm_and_come_far_enough_to_matter() {
 #[test]
 fn attack_by_bytes_ends_with_them() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
-    let report = attack_cm_by(&bytes).unwrap();
+    let report = attack_cm_from_bytes(&bytes).unwrap();
     assert!(report.messages > 10, "{report:?}");
-    assert_eq!(attack_cm_by(&bytes), Ok(report));
-    attack_cm_by(&[]).unwrap();
+    assert_eq!(attack_cm_from_bytes(&bytes), Ok(report));
+    attack_cm_from_bytes(&[]).unwrap();
 }
 
 #[cfg(feature = "mutants")]

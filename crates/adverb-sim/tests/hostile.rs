@@ -1,6 +1,6 @@
 //! Attacks: that the engine stands them, and that they'd notice if it didn't.
 
-use adverb_sim::{ATTACK_PACKETS, attack, attack_by, run_attacks};
+use adverb_sim::{ATTACK_PACKETS, attack, attack_from_bytes, run_attacks};
 
 #[test]
 fn some_attacks_do_no_harm() {
@@ -8,7 +8,7 @@ fn some_attacks_do_no_harm() {
     assert_eq!(failures, []);
     assert_eq!(report.packets, 20 * ATTACK_PACKETS);
     // They came far enough to matter.
-    assert!(report.accepted * 4 > report.packets && report.touches * 40 > report.packets, "{report}");
+    assert!(report.accepted * 4 > report.packets && report.memory_accesses * 40 > report.packets, "{report}");
     assert!(report.naks > 0 && report.sent > 2 * report.naks && report.completions > 0, "{report}");
 }
 
@@ -26,9 +26,9 @@ fn attack_repeats_itself() {
 #[test]
 fn attack_by_bytes_ends_with_them() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
-    let report = attack_by(&bytes).unwrap();
+    let report = attack_from_bytes(&bytes).unwrap();
     assert!(report.packets > 10 && report.packets < 4000, "{report}");
-    attack_by(&[]).unwrap();
+    attack_from_bytes(&[]).unwrap();
 }
 
 #[cfg(feature = "mutants")]

@@ -55,37 +55,37 @@ fn senders_share_a_slow_link_and_recover_when_it_is_free() {
 }
 
 #[test]
-fn letters_are_of_all_transports_and_do_everything() {
+fn messages_are_of_all_transports_and_do_everything() {
     use adverb_proto::types::Transport;
-    use adverb_sim::LetterAction as A;
+    use adverb_sim::MessageAction as A;
 
     let scenarios: Vec<Scenario> = (0..20).map(Scenario::new).collect();
-    let stations = || scenarios.iter().flat_map(|scenario| &scenario.letters.stations);
+    let endpoints = || scenarios.iter().flat_map(|scenario| &scenario.messages.endpoints);
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for shared in [false, true] {
-            assert!(stations().any(|plan| plan.transport == transport && plan.shared == shared));
+            assert!(endpoints().any(|plan| plan.transport == transport && plan.shared == shared));
         }
     }
     for action in [
         A::Send,
-        A::SendImmediate,
+        A::SendWithImm,
         A::Write,
-        A::WriteImmediate,
-        A::Group,
-        A::WrongKey,
-        A::Nobody,
+        A::WriteWithImm,
+        A::Multicast,
+        A::WrongQkey,
+        A::UnknownQp,
         A::Bind,
         A::Invalidate,
         A::SendInvalidate,
-        A::ThroughWindow,
-        A::BehindWindow,
+        A::WriteThroughWindow,
+        A::WriteBeyondWindow,
         A::StaleKey,
-        A::StolenKey,
-        A::Arm,
-        A::Renew,
+        A::ForeignKey,
+        A::ArmSrqLimit,
+        A::Recreate,
         A::Reset,
     ] {
-        assert!(stations().any(|plan| plan.steps.iter().any(|step| step.action == action)), "{action:?}");
+        assert!(endpoints().any(|plan| plan.steps.iter().any(|step| step.action == action)), "{action:?}");
     }
 }
 

@@ -52,7 +52,7 @@ pub fn attack_cm(seed: u64, messages: u64) -> Result<CmAttackReport, String> {
 /// # Errors
 ///
 /// If the manager did what it must not.
-pub fn attack_cm_by(bytes: &[u8]) -> Result<CmAttackReport, String> {
+pub fn attack_cm_from_bytes(bytes: &[u8]) -> Result<CmAttackReport, String> {
     Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
 }
 
@@ -123,7 +123,7 @@ impl<'a> Attack<'a> {
     }
 
     fn run(mut self, messages: u64) -> Result<CmAttackReport, String> {
-        while self.report.messages < messages && self.choices.are_left() {
+        while self.report.messages < messages && self.choices.has_more() {
             match self.choices.below(8) {
                 0 | 1 => self.own()?,
                 2 => self.pass()?,

@@ -31,7 +31,7 @@ use crate::Random;
 use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
 use crate::schedule::Schedule;
 use application::{Application, Task};
-pub use attack::{CmAttackReport, attack_cm, attack_cm_by};
+pub use attack::{CmAttackReport, attack_cm, attack_cm_from_bytes};
 pub use forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use packet::Content;
 use register::Register;
@@ -136,7 +136,7 @@ impl World {
             let start = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 100.0);
             let between = [random.below(count as u64) as usize, random.below(count as u64) as usize];
             let end = start + response.duration() * random.between(1, 60) as u32;
-            faults.partitions.push(Partition { between, start, end });
+            faults.partitions.push(Partition { devices: between, start, end });
         }
         let rules = Rules {
             response: response.duration(),

@@ -13,7 +13,7 @@ pub enum Choices<'a> {
 
 impl Choices<'_> {
     /// Whether there are more decisions to come.
-    pub fn are_left(&self) -> bool {
+    pub fn has_more(&self) -> bool {
         !matches!(self, Choices::Bytes([]))
     }
 

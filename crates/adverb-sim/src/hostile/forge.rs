@@ -12,19 +12,19 @@ use super::choices::Choices;
 
 /// A packet, as it is delivered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Shape {
+pub enum ForgedPacket {
     /// As bytes.
     Bytes(Vec<u8>),
     /// As a header, and a payload that lies elsewhere.
     Parts(Header, Vec<u8>),
 }
 
-impl Shape {
+impl ForgedPacket {
     /// Returns the packet as bytes with a right ICRC, or `None` if no packet can have such parts.
     pub fn into_bytes(self, flow: &Flow) -> Option<Vec<u8>> {
         match self {
-            Shape::Bytes(bytes) => Some(bytes),
-            Shape::Parts(header, payload) => {
+            ForgedPacket::Bytes(bytes) => Some(bytes),
+            ForgedPacket::Parts(header, payload) => {
                 let mut head = [0; MAX_HEADER_LEN];
                 let emitted = flow.emit(&header, 0, &[&payload], &mut head).ok()?;
                 Some([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
@@ -62,13 +62,13 @@ enum Wanted {
 
 /// The state of a conversation with a queue pair, as its attacker believes.
 #[derive(Clone, Debug, Default)]
-pub struct Belief {
+pub struct ConversationState {
     message: Message,
     /// READs and atomics that the queue pair waits for.
     asked: VecDeque<Asked>,
 }
 
-impl Belief {
+impl ConversationState {
     /// Records a packet that the queue pair sent.
     pub fn note_sent(&mut self, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
@@ -85,7 +85,7 @@ impl Belief {
     }
 
     /// Takes back what [`Forge::packet`] assumed of its last request, which the queue pair didn't execute.
-    pub fn restore_message(&mut self, before: &Belief) {
+    pub fn restore_message(&mut self, before: &ConversationState) {
         self.message = before.message;
     }
 
@@ -97,7 +97,7 @@ impl Belief {
 
 /// A range of memory that a packet can name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reach {
+pub struct MemoryRange {
     /// The first address.
     pub addr: u64,
     /// The number of bytes, at least 1.
@@ -108,7 +108,7 @@ pub struct Reach {
 
 /// What an attacker knows of the queue pair that it aims at.
 #[derive(Debug)]
-pub struct Aim<'t> {
+pub struct TargetInfo<'t> {
     /// The queue pair's number.
     pub qpn: Qpn,
     /// The number that the queue pair sends to.
@@ -124,11 +124,11 @@ pub struct Aim<'t> {
     /// The PSN that the queue pair sends next.
     pub next: Psn,
     /// Memory that the queue pair may reach.
-    pub memory: Option<Reach>,
+    pub memory: Option<MemoryRange>,
     /// The addresses that the packet is sent between.
     pub flow: Flow,
     /// The state of the conversation.
-    pub belief: &'t mut Belief,
+    pub conversation: &'t mut ConversationState,
 }
 
 /// Makes packets for one queue pair: a pure function of the choices, the earlier packets and the aim.
@@ -139,12 +139,12 @@ pub struct Forge<'c, 'b, 't> {
     /// Earlier packets, which are replayed.
     pub past: &'c VecDeque<Vec<u8>>,
     /// The queue pair.
-    pub aim: Aim<'t>,
+    pub target_info: TargetInfo<'t>,
 }
 
 impl Forge<'_, '_, '_> {
     /// Makes a packet: mostly one that could be right, else any, a replay, a mutation or noise.
-    pub fn packet(&mut self) -> Shape {
+    pub fn packet(&mut self) -> ForgedPacket {
         match self.choices.below(33) {
             0..17 => self.plausible_request(),
             17..26 => self.plausible_answer(),
@@ -152,14 +152,14 @@ impl Forge<'_, '_, '_> {
             27..29 => self.replay(),
             29..31 => self.mutation(),
             31 => self.packet_of(Psn::ZERO, Operation::Cnp, 0),
-            _ => Shape::Bytes(self.noise()),
+            _ => ForgedPacket::Bytes(self.noise()),
         }
     }
 
     /// A request that could be right.
-    fn plausible_request(&mut self) -> Shape {
-        let mtu = self.aim.mtu;
-        let expected = self.aim.expected;
+    fn plausible_request(&mut self) -> ForgedPacket {
+        let mtu = self.target_info.mtu;
+        let expected = self.target_info.expected;
         let psn = match self.choices.below(16) {
             0 => expected + self.choices.below(3) as u32,
             1 => expected - self.choices.below(6) as u32,
@@ -167,7 +167,7 @@ impl Forge<'_, '_, '_> {
         };
         let immediate = if self.choices.one_in(4) { Some(self.choices.bits(32) as u32) } else { None };
         let last = self.choices.one_in(2);
-        let (rc, length) = match self.aim.belief.message {
+        let (rc, length) = match self.target_info.conversation.message {
             Message::Send if last => {
                 let key = self.reth().rkey;
                 let rc = if self.choices.one_in(16) {
@@ -182,7 +182,7 @@ impl Forge<'_, '_, '_> {
             Message::Write { .. } => (Rc::Write(Write::Middle), mtu),
             Message::None => self.first_request(mtu, immediate),
         };
-        self.aim.belief.message = match (rc, self.aim.belief.message) {
+        self.target_info.conversation.message = match (rc, self.target_info.conversation.message) {
             (Rc::Send(Send::First | Send::Middle), _) => Message::Send,
             (Rc::Write(Write::First(reth)), _) if reth.length > mtu => {
                 Message::Write { left: reth.length - mtu }
@@ -192,12 +192,13 @@ impl Forge<'_, '_, '_> {
             }
             _ => Message::None,
         };
-        let operation = match (self.aim.transport, rc) {
+        let operation = match (self.target_info.transport, rc) {
             (Transport::Uc, Rc::Send(send)) => Operation::Uc(Uc::Send(send)),
             (Transport::Uc, Rc::Write(write)) => Operation::Uc(Uc::Write(write)),
             (Transport::Ud, _) => {
-                let qkey = if self.choices.one_in(16) { self.aim.qkey ^ 1 } else { self.aim.qkey };
-                Operation::Ud(Ud { qkey, source_qp: self.aim.peer, immediate })
+                let qkey =
+                    if self.choices.one_in(16) { self.target_info.qkey ^ 1 } else { self.target_info.qkey };
+                Operation::Ud(Ud { qkey, source_qp: self.target_info.peer, immediate })
             }
             _ => Operation::Rc(rc),
         };
@@ -233,7 +234,7 @@ impl Forge<'_, '_, '_> {
 
     /// A range of memory that is there, sometimes one byte beyond it, or none at all.
     fn reth(&mut self) -> Reth {
-        let Some(Reach { addr, length, rkey }) = self.aim.memory else {
+        let Some(MemoryRange { addr, length, rkey }) = self.target_info.memory else {
             return Reth { va: self.choices.bits(64), rkey: self.choices.bits(32) as u32, length: 16 };
         };
         let offset = self.choices.below(length);
@@ -248,10 +249,10 @@ impl Forge<'_, '_, '_> {
     }
 
     /// An acknowledgement, or an answer to what the queue pair has asked for.
-    fn plausible_answer(&mut self) -> Shape {
-        let mtu = self.aim.mtu;
+    fn plausible_answer(&mut self) -> ForgedPacket {
+        let mtu = self.target_info.mtu;
         let aeth = self.aeth();
-        if let Some(asked) = self.aim.belief.asked.front().copied()
+        if let Some(asked) = self.target_info.conversation.asked.front().copied()
             && !self.choices.one_in(3)
         {
             let length = asked.left.min(mtu);
@@ -266,7 +267,7 @@ impl Forge<'_, '_, '_> {
                     (false, true) => ReadResponse::Only(aeth),
                 }),
             };
-            let queue = &mut self.aim.belief.asked;
+            let queue = &mut self.target_info.conversation.asked;
             if last {
                 queue.pop_front();
             } else if let Some(front) = queue.front_mut() {
@@ -275,7 +276,7 @@ impl Forge<'_, '_, '_> {
             let odd = u32::from(self.choices.one_in(40));
             return self.packet_of(asked.psn, Operation::Rc(rc), (length + odd) as usize);
         }
-        let next = self.aim.next;
+        let next = self.target_info.next;
         let psn = next - 1 - self.choices.below(4) as u32;
         self.packet_of(psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
     }
@@ -294,7 +295,7 @@ impl Forge<'_, '_, '_> {
     }
 
     /// Any operation of any transport, with any number.
-    fn anything(&mut self) -> Shape {
+    fn anything(&mut self) -> ForgedPacket {
         let number = self.choices.bits(32) as u32;
         let immediate = if number & 1 == 0 { None } else { Some(number) };
         let (reth, aeth) = (self.reth(), self.aeth());
@@ -331,7 +332,7 @@ impl Forge<'_, '_, '_> {
             16 => Operation::Ud(Ud { qkey: number, source_qp: Qpn::truncate(number), immediate }),
             _ => Operation::Cnp,
         };
-        let (expected, next) = (self.aim.expected, self.aim.next);
+        let (expected, next) = (self.target_info.expected, self.target_info.next);
         let psn = match self.choices.below(5) {
             0 => Psn::wrapping(self.choices.bits(24) as u32),
             1 => expected + 0x80_0000,
@@ -339,13 +340,13 @@ impl Forge<'_, '_, '_> {
             3 => next - 1,
             _ => next + 1,
         };
-        let mtu = u64::from(self.aim.mtu);
+        let mtu = u64::from(self.target_info.mtu);
         let length = self.choices.pick(&[0, 0, 1, 8, mtu - 1, mtu, mtu + 1, 4999]);
         self.packet_of(psn, operation, length as usize)
     }
 
     /// Makes a packet of its parts, with a right ICRC; or leaves it in parts.
-    fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> Shape {
+    fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> ForgedPacket {
         let payload = vec![psn.get() as u8; length];
         let bits = self.choices.bits(8);
         let header = Header {
@@ -353,28 +354,28 @@ impl Forge<'_, '_, '_> {
             solicited: bits & 2 == 0,
             becn: operation == Operation::Cnp,
             pkey: if bits == 255 { 0x1234 } else { 0xffff },
-            ..Header::new(self.aim.qpn, psn, operation)
+            ..Header::new(self.target_info.qpn, psn, operation)
         };
         let mut head = [0; MAX_HEADER_LEN];
-        match self.aim.flow.emit(&header, 0, &[&payload], &mut head) {
+        match self.target_info.flow.emit(&header, 0, &[&payload], &mut head) {
             Ok(emitted) if bits & 0x70 != 0 => {
-                Shape::Bytes([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
+                ForgedPacket::Bytes([&head[..emitted.header_len], &payload, &emitted.trailer].concat())
             }
-            _ => Shape::Parts(header, payload),
+            _ => ForgedPacket::Parts(header, payload),
         }
     }
 
     /// A packet from before, as it was, or for another queue pair.
-    fn replay(&mut self) -> Shape {
+    fn replay(&mut self) -> ForgedPacket {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
             self.redirect(&mut bytes);
         }
-        Shape::Bytes(bytes)
+        ForgedPacket::Bytes(bytes)
     }
 
     /// A packet from before, with some of its bytes changed, and fewer or more of them; its ICRC made right, or not.
-    fn mutation(&mut self) -> Shape {
+    fn mutation(&mut self) -> ForgedPacket {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
             self.redirect(&mut bytes);
@@ -398,7 +399,7 @@ impl Forge<'_, '_, '_> {
         if !self.choices.one_in(4) {
             self.repair(&mut bytes);
         }
-        Shape::Bytes(bytes)
+        ForgedPacket::Bytes(bytes)
     }
 
     fn noise(&mut self) -> Vec<u8> {
@@ -415,7 +416,7 @@ impl Forge<'_, '_, '_> {
     /// Sends a packet to another queue pair, the one that it came from perhaps.
     fn redirect(&self, bytes: &mut [u8]) {
         if let Some(place) = bytes.get_mut(5..8) {
-            place.copy_from_slice(&self.aim.qpn.get().to_be_bytes()[1..]);
+            place.copy_from_slice(&self.target_info.qpn.get().to_be_bytes()[1..]);
             self.repair(bytes);
         }
     }
@@ -423,7 +424,7 @@ impl Forge<'_, '_, '_> {
     /// Makes the ICRC right.
     fn repair(&self, bytes: &mut [u8]) {
         let computed = match Packet::parse(bytes) {
-            Ok(packet) => self.aim.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),
+            Ok(packet) => self.target_info.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),
             Err(_) => None,
         };
         if let (Some(computed), Some(icrc)) = (computed, bytes.last_chunk_mut::<4>()) {

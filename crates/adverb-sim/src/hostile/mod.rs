@@ -21,7 +21,7 @@ use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
 use crate::Random;
 use choices::Choices;
-use forge::{Aim, Belief, Forge, Reach, Shape};
+use forge::{ConversationState, Forge, ForgedPacket, MemoryRange, TargetInfo};
 use guard::{Act, Area, Guard, Warrant};
 pub use report::AttackReport;
 
@@ -44,7 +44,7 @@ pub fn attack(seed: u64, packets: u64) -> Result<AttackReport, String> {
 /// # Errors
 ///
 /// If the device did what it must not.
-pub fn attack_by(bytes: &[u8]) -> Result<AttackReport, String> {
+pub fn attack_from_bytes(bytes: &[u8]) -> Result<AttackReport, String> {
     Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
 }
 
@@ -82,7 +82,7 @@ struct Target {
     max_wr: u32,
     slots: u32,
     /// The conversation with it.
-    belief: Belief,
+    conversation: ConversationState,
     /// How many requests were posted to either queue, and the last that came back.
     posted: [u64; 2],
     returned: [u64; 2],
@@ -128,7 +128,7 @@ impl<'a> Attack<'a> {
             self.create_target();
         }
         for step in 0u64.. {
-            if self.report.packets >= packets || !self.choices.are_left() {
+            if self.report.packets >= packets || !self.choices.has_more() {
                 break;
             }
             match self.choices.below(64) {
@@ -157,24 +157,24 @@ impl<'a> Attack<'a> {
     /// Sends one packet.
     fn packet(&mut self) {
         let Some(index) = self.any_target() else { return };
-        let (qpn, belief) = (self.targets[index].qpn, self.targets[index].belief.clone());
+        let (qpn, conversation) = (self.targets[index].qpn, self.targets[index].conversation.clone());
         let before = self.device.query_qp(qpn);
         self.report.states[self.state(index) as usize] += 1;
         self.report.packets += 1;
         let arrival = self.arrival();
         self.memory.broken = self.choices.one_in(200);
         match self.forge(index) {
-            Shape::Bytes(bytes) => {
+            ForgedPacket::Bytes(bytes) => {
                 match Packet::parse(&bytes) {
                     Ok(packet) => {
                         self.memory.warrant = self.warrant(packet.header());
                         self.device.handle_packet(self.now, &arrival, &packet, &mut self.memory);
                     }
-                    Err(_) => self.report.unreadable += 1,
+                    Err(_) => self.report.malformed += 1,
                 }
                 self.remember(bytes);
             }
-            Shape::Parts(header, payload) => {
+            ForgedPacket::Parts(header, payload) => {
                 self.memory.warrant = self.warrant(&header);
                 self.device.handle_parts(self.now, &arrival, &header, &payload, &mut self.memory);
             }
@@ -184,18 +184,18 @@ impl<'a> Attack<'a> {
         // A request that wasn't executed doesn't bring its message on.
         let expected = |status: adverb_proto::QpStatus| status.expected_psn;
         if self.device.query_qp(qpn).map(expected) == before.map(expected) {
-            self.targets[index].belief.restore_message(&belief);
+            self.targets[index].conversation.restore_message(&conversation);
         }
     }
 
     /// Makes a packet for a queue pair.
-    fn forge(&mut self, index: usize) -> Shape {
+    fn forge(&mut self, index: usize) -> ForgedPacket {
         let memory = self.any_region(self.targets[index].pd);
         let Attack { choices, device, past, targets, flow, .. } = self;
         let target = &mut targets[index];
         let status = device.query_qp(target.qpn);
         let (expected, next) = status.map_or_else(Default::default, |s| (s.expected_psn, s.next_psn));
-        let aim = Aim {
+        let target_info = TargetInfo {
             qpn: target.qpn,
             peer: target.peer,
             transport: target.transport,
@@ -203,11 +203,15 @@ impl<'a> Attack<'a> {
             qkey: QKEY,
             expected,
             next,
-            memory: memory.map(|(region, rkey)| Reach { addr: region.addr, length: region.length, rkey }),
+            memory: memory.map(|(region, rkey)| MemoryRange {
+                addr: region.addr,
+                length: region.length,
+                rkey,
+            }),
             flow: *flow,
-            belief: &mut target.belief,
+            conversation: &mut target.conversation,
         };
-        Forge { choices, past, aim }.packet()
+        Forge { choices, past, target_info }.packet()
     }
 
     /// What a packet may cause, by the queue pair that it is for.
@@ -260,7 +264,7 @@ impl<'a> Attack<'a> {
             // If it can't be read, the guard has said so.
             let _ = transmit.write_to(&self.memory, 0, &mut bytes);
             self.memory.warrant = None;
-            target.belief.note_sent(&header);
+            target.conversation.note_sent(&header);
             if let Operation::Rc(Rc::Acknowledge(aeth)) = header.operation
                 && !matches!(aeth.syndrome, adverb_wire::Syndrome::Ack(_))
             {
@@ -359,7 +363,7 @@ impl<'a> Attack<'a> {
         }
         self.report.accepted = self.device.statistics().packets_received;
         self.report.dropped = self.device.statistics().packets_dropped;
-        self.report.touches = self.memory.touches;
+        self.report.memory_accesses = self.memory.touches;
         self.report.attacks = 1;
         Ok(self.report)
     }

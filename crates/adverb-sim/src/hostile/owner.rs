@@ -11,7 +11,7 @@ use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, 
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Qpn, RnrTimer};
 
-use super::forge::Belief;
+use super::forge::ConversationState;
 use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, QKEY, Target};
 
 impl Attack<'_> {
@@ -95,7 +95,7 @@ impl Attack<'_> {
             peer: Qpn::truncate(0x10_0000 + self.made as u32 % 0x1000),
             max_wr: config.max_send_wr,
             slots: 0,
-            belief: Belief::default(),
+            conversation: ConversationState::default(),
             posted: [0; 2],
             returned: [0; 2],
             id: self.made,
@@ -168,10 +168,10 @@ impl Attack<'_> {
             Transition::ReadyToReceive(receiving) => {
                 target.mtu = u32::from(receiving.path_mtu.bytes());
                 target.slots = u32::from(receiving.max_dest_rd_atomic);
-                target.belief.forget_message();
+                target.conversation.forget_message();
             }
             Transition::Reset => {
-                target.belief = Belief::default();
+                target.conversation = ConversationState::default();
                 target.slots = 0;
             }
             _ => {}

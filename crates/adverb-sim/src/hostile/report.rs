@@ -11,7 +11,7 @@ pub struct AttackReport {
     /// Packets sent at the devices.
     pub packets: u64,
     /// Those of them that aren't packets.
-    pub unreadable: u64,
+    pub malformed: u64,
     /// Those that came as far as a queue pair's own rules.
     pub accepted: u64,
     /// Those that were dropped, there or before.
@@ -24,7 +24,7 @@ pub struct AttackReport {
     /// NAKs among them.
     pub naks: u64,
     /// Times that memory was touched, rightly.
-    pub touches: u64,
+    pub memory_accesses: u64,
     /// Completions.
     pub completions: u64,
     /// Keys that their owners invalidated.
@@ -36,7 +36,7 @@ impl AttackReport {
     pub fn add(&mut self, other: &AttackReport) {
         self.attacks += other.attacks;
         self.packets += other.packets;
-        self.unreadable += other.unreadable;
+        self.malformed += other.malformed;
         self.accepted += other.accepted;
         self.dropped += other.dropped;
         for (sum, count) in self.states.iter_mut().zip(other.states) {
@@ -44,7 +44,7 @@ impl AttackReport {
         }
         self.sent += other.sent;
         self.naks += other.naks;
-        self.touches += other.touches;
+        self.memory_accesses += other.memory_accesses;
         self.completions += other.completions;
         self.invalidations += other.invalidations;
     }
@@ -52,11 +52,11 @@ impl AttackReport {
 
 impl fmt::Display for AttackReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { attacks, packets, unreadable, accepted, dropped, sent, naks, touches, .. } = self;
+        let Self { attacks, packets, malformed, accepted, dropped, sent, naks, memory_accesses, .. } = self;
         let [reset, init, rtr, rts, sqd, sqe, error] = self.states;
         writeln!(
             f,
-            "{packets} packets in {attacks} attacks: {unreadable} unreadable, {accepted} accepted, {dropped} dropped"
+            "{packets} packets in {attacks} attacks: {malformed} malformed, {accepted} accepted, {dropped} dropped"
         )?;
         writeln!(
             f,
@@ -65,7 +65,7 @@ impl fmt::Display for AttackReport {
         )?;
         write!(
             f,
-            "{sent} packets sent ({naks} NAKs), memory touched {touches} times, {} completions, {} keys invalidated",
+            "{sent} packets sent ({naks} NAKs), memory touched {memory_accesses} times, {} completions, {} keys invalidated",
             self.completions, self.invalidations
         )
     }

@@ -12,7 +12,7 @@ use adverb_proto::types::{
     SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Cq, Init, Path, QpConfig, Receiving, Sending, Transition};
-use adverb_sim::Reach;
+use adverb_sim::MemoryRange;
 use adverb_soft::Nic;
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, Qpn, RnrTimer};
@@ -52,8 +52,8 @@ impl End {
         Ok(End { nic: Arc::clone(nic), qpn, transport, pd, cq, key, words })
     }
 
-    pub(super) fn reach(&self) -> Reach {
-        Reach { addr: self.addr(), length: LENGTH as u64, rkey: self.key }
+    pub(super) fn reach(&self) -> MemoryRange {
+        MemoryRange { addr: self.addr(), length: LENGTH as u64, rkey: self.key }
     }
 
     fn addr(&self) -> u64 {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Gid, Transport};
 use adverb_proto::{Notice, ResourceCounts};
-use adverb_sim::{Aim, Belief, CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, Forge};
+use adverb_sim::{CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, ConversationState, Forge, TargetInfo};
 use adverb_soft::{CmEvent, CmEventChannel, Nic, NicEvent};
 use adverb_wire::cm::{GSI_QKEY, Mad};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud};
@@ -54,7 +54,7 @@ pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) ->
     let mut round = Round::new(choices, network)?;
     let end = report.packets() + packets;
     let mut result = Ok(());
-    while result.is_ok() && report.packets() < end && round.choices.are_left() {
+    while result.is_ok() && report.packets() < end && round.choices.has_more() {
         result = round.burst(report);
     }
     report.rounds += 1;
@@ -201,7 +201,7 @@ impl<'a> Round<'a> {
         let status = self.victim.query_qp(target.end.qpn)?;
         let destination = Gid::from(target.local).udp_address();
         let flow = Flow::new(self.senders[target.sender].address, destination)?;
-        let aim = Aim {
+        let target_info = TargetInfo {
             qpn: target.end.qpn,
             peer: target.peer,
             transport: target.end.transport,
@@ -211,9 +211,10 @@ impl<'a> Round<'a> {
             next: status.next_psn,
             memory: Some(target.end.reach()),
             flow,
-            belief: &mut target.belief,
+            conversation: &mut target.conversation,
         };
-        let bytes = Forge { choices: &mut self.choices, past: &self.past, aim }.packet().into_bytes(&flow)?;
+        let bytes =
+            Forge { choices: &mut self.choices, past: &self.past, target_info }.packet().into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(target.sender), destination })
     }
 
@@ -221,15 +222,16 @@ impl<'a> Round<'a> {
     fn group_packet(&mut self) -> Option<Forged> {
         let destination = self.choices.pick(&self.groups);
         let (sender, flow) = self.sender_to(destination)?;
-        let belief = &mut Belief::default();
+        let conversation = &mut ConversationState::default();
         let peer = Qpn::truncate(0x600);
-        let mut aim = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, belief);
+        let mut target_info = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, conversation);
         if self.choices.one_in(3) {
             // A single queue pair, by the address of a group.
             let target = &self.targets[self.choices.below(self.targets.len() as u64) as usize].end;
-            (aim.qpn, aim.transport) = (target.qpn, target.transport);
+            (target_info.qpn, target_info.transport) = (target.qpn, target.transport);
         }
-        let bytes = Forge { choices: &mut self.choices, past: &self.past, aim }.packet().into_bytes(&flow)?;
+        let bytes =
+            Forge { choices: &mut self.choices, past: &self.past, target_info }.packet().into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
@@ -257,7 +259,7 @@ impl<'a> Round<'a> {
         let ud = Ud { qkey: GSI_QKEY, source_qp, immediate: None };
         let header = Header::new(Qpn::GSI, Psn::ZERO, Operation::Ud(ud));
         let flow = Flow::new(source, destination)?;
-        let bytes = adverb_sim::Shape::Parts(header, mad).into_bytes(&flow)?;
+        let bytes = adverb_sim::ForgedPacket::Parts(header, mad).into_bytes(&flow)?;
         Some(Forged { bytes, sender, destination })
     }
 
@@ -269,11 +271,13 @@ impl<'a> Round<'a> {
         let status = self.victim.query_qp(lane.qpn)?;
         let destination = Gid::from(self.addresses[self.choices.below(2) as usize]).udp_address();
         let flow = Flow::new(self.senders[sender].address, destination)?;
-        let belief = &mut Belief::default();
-        let mut aim = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, belief);
-        (aim.expected, aim.next, aim.memory) = (status.expected_psn, status.next_psn, Some(lane.reach()));
+        let conversation = &mut ConversationState::default();
+        let mut target_info = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, conversation);
+        (target_info.expected, target_info.next, target_info.memory) =
+            (status.expected_psn, status.next_psn, Some(lane.reach()));
         let past = VecDeque::new();
-        let bytes = Forge { choices: &mut self.choices, past: &past, aim }.packet().into_bytes(&flow)?;
+        let bytes =
+            Forge { choices: &mut self.choices, past: &past, target_info }.packet().into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
@@ -283,13 +287,14 @@ impl<'a> Round<'a> {
         let flow = Flow::new(self.spoofer.address, destination)?;
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.choices.bits(24) as u32));
         let transport = self.choices.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
-        let belief = &mut Belief::default();
-        let mut aim = aim_at(qpn, peer, transport, flow, belief);
-        (aim.expected, aim.next) =
+        let conversation = &mut ConversationState::default();
+        let mut target_info = aim_at(qpn, peer, transport, flow, conversation);
+        (target_info.expected, target_info.next) =
             (Psn::wrapping(self.choices.bits(24) as u32), Psn::wrapping(self.choices.bits(24) as u32));
-        aim.qkey = self.choices.bits(32) as u32;
+        target_info.qkey = self.choices.bits(32) as u32;
         let past = VecDeque::new();
-        let bytes = Forge { choices: &mut self.choices, past: &past, aim }.packet().into_bytes(&flow)?;
+        let bytes =
+            Forge { choices: &mut self.choices, past: &past, target_info }.packet().into_bytes(&flow)?;
         Some(Forged { bytes, sender: None, destination })
     }
 
@@ -369,7 +374,7 @@ impl<'a> Round<'a> {
                     }
                     if let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp)
                     {
-                        target.belief.note_sent(header);
+                        target.conversation.note_sent(header);
                     }
                 }
                 keep(&mut self.reflected, bytes);
@@ -416,9 +421,26 @@ struct Forged {
 }
 
 /// What an attacker knows that knows little.
-fn aim_at(qpn: Qpn, peer: Qpn, transport: Transport, flow: Flow, belief: &mut Belief) -> Aim<'_> {
+fn aim_at(
+    qpn: Qpn,
+    peer: Qpn,
+    transport: Transport,
+    flow: Flow,
+    conversation: &mut ConversationState,
+) -> TargetInfo<'_> {
     let (expected, next) = (Psn::ZERO, Psn::ZERO);
-    Aim { qpn, peer, transport, mtu: 1024, qkey: QKEY, expected, next, memory: None, flow, belief }
+    TargetInfo {
+        qpn,
+        peer,
+        transport,
+        mtu: 1024,
+        qkey: QKEY,
+        expected,
+        next,
+        memory: None,
+        flow,
+        conversation,
+    }
 }
 
 fn keep(packets: &mut VecDeque<Vec<u8>>, bytes: Vec<u8>) {

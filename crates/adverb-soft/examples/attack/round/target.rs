@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use adverb_proto::Path;
 use adverb_proto::types::{Destination, QpState, RemoteAddress, SendOperation, Transport};
-use adverb_sim::{Belief, Choices};
+use adverb_sim::{Choices, ConversationState};
 use adverb_soft::Nic;
 use adverb_wire::{Psn, Qpn};
 
@@ -21,7 +21,7 @@ pub(super) struct Target {
     pub(super) sender: usize,
     /// The number that the queue pair sends to.
     pub(super) peer: Qpn,
-    pub(super) belief: Belief,
+    pub(super) conversation: ConversationState,
 }
 
 impl Target {
@@ -34,7 +34,7 @@ impl Target {
         peer: Qpn,
     ) -> Outcome<Target> {
         let end = End::new(nic, transport)?;
-        Ok(Target { end, local, remote, sender, peer, belief: Belief::default() })
+        Ok(Target { end, local, remote, sender, peer, conversation: ConversationState::default() })
     }
 
     /// Brings the queue pair back to work if an attack ended it, and posts something.
@@ -42,7 +42,7 @@ impl Target {
         while self.end.poll().is_some() {}
         if self.end.state() != Some(QpState::ReadyToSend) {
             self.end.reset()?;
-            self.belief = Belief::default();
+            self.conversation = ConversationState::default();
             match self.end.transport {
                 Transport::Ud => self.end.open(QKEY)?,
                 _ => {

@@ -9,19 +9,19 @@ use adverb_proto::types::{Access, Qpn, SendOperation, Status, Transport};
 use adverb_proto::{Arrival, Cq, Device, DropReason, Event, IcrcCheck, Sink, Srq, Time};
 use adverb_wire::{Opcode, Packet, ROCE_PORT};
 
-use super::plan::Letters;
+use super::plan::MessagePlan;
 use crate::Random;
 use crate::fabric::{Fabric, Fate, InFlight};
 use crate::schedule::{Log, Schedule};
 
-/// Everything there is in a run of letters.
+/// Everything there is in a run of messages.
 #[derive(Debug)]
-pub(super) struct Office {
-    pub(super) plan: Letters,
+pub(super) struct MessageWorld {
+    pub(super) plan: MessagePlan,
     pub(super) now: Time,
     pub(super) nodes: Vec<Node>,
-    pub(super) stations: Vec<Station>,
-    pub(super) letters: Vec<Letter>,
+    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) messages: Vec<Message>,
     pub(super) slots: Vec<Slot>,
     pub(super) fabric: Fabric,
     schedule: Schedule<Task>,
@@ -50,8 +50,8 @@ pub(super) struct Node {
     /// The limit below which somebody wants to be told.
     pub(super) armed: Option<u32>,
     pub(super) keys: Vec<u32>,
-    /// Which station a queue pair is, or was.
-    pub(super) stations: HashMap<Qpn, usize>,
+    /// Which endpoint a queue pair is, or was.
+    pub(super) endpoints: HashMap<Qpn, usize>,
     /// Datagrams that completed a receive.
     pub(super) datagrams: u64,
     identification: u16,
@@ -60,12 +60,12 @@ pub(super) struct Node {
 
 /// A queue pair and what it has done.
 #[derive(Debug)]
-pub(super) struct Station {
+pub(super) struct Endpoint {
     pub(super) node: usize,
     pub(super) transport: Transport,
     pub(super) qpn: Qpn,
     pub(super) qkey: u32,
-    /// How often it was made or connected anew: letters of earlier times are no more.
+    /// How often it was made or connected anew: messages of earlier times are no more.
     pub(super) epoch: u32,
     /// Not to be used until it is connected anew.
     pub(super) closed: bool,
@@ -74,18 +74,18 @@ pub(super) struct Station {
     pub(super) step: usize,
     /// Its own receives that haven't completed, in order.
     pub(super) receives: VecDeque<usize>,
-    /// The letters of this epoch that consume receives, in order; and how many the peer has got, or passed over.
+    /// The messages of this epoch that consume receives, in order; and how many the peer has got, or passed over.
     pub(super) outbox: Vec<usize>,
     pub(super) arrived: usize,
-    /// How many letters of this epoch the peer has got.
+    /// How many messages of this epoch the peer has got.
     pub(super) delivered: usize,
-    /// Its last letter that completed.
+    /// Its last message that completed.
     pub(super) completed: Option<usize>,
     pub(super) faults: u64,
     pub(super) window: Option<Window>,
 }
 
-/// A station's window, and the memory that it shows a part of.
+/// A endpoint's window, and the memory that it shows a part of.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) backing: Backing,
@@ -97,7 +97,7 @@ pub(super) struct Window {
     pub(super) length: u64,
     pub(super) key: u32,
     pub(super) phase: Phase,
-    /// Letters that may write there.
+    /// MessagePlan that may write there.
     pub(super) writers: Vec<usize>,
     /// What was there when it was invalidated.
     pub(super) snapshot: Option<Vec<u8>>,
@@ -111,9 +111,9 @@ pub(super) enum Phase {
     Invalidating,
 }
 
-/// A letter, or a request about a window.
+/// A message, or a request about a window.
 #[derive(Debug)]
-pub(super) struct Letter {
+pub(super) struct Message {
     pub(super) from: usize,
     pub(super) to: To,
     pub(super) epoch: u32,
@@ -130,10 +130,10 @@ pub(super) struct Letter {
     pub(super) outcome: Option<Status>,
 }
 
-/// Whom a letter is for.
+/// Whom a message is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum To {
-    Station(usize),
+    Endpoint(usize),
     Group,
     Nobody,
 }
@@ -142,8 +142,8 @@ pub(super) enum To {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) node: usize,
-    /// The station whose own it is; `None` if it is shared.
-    pub(super) station: Option<usize>,
+    /// The endpoint whose own it is; `None` if it is shared.
+    pub(super) endpoint: Option<usize>,
     pub(super) backing: Backing,
     pub(super) done: bool,
 }
@@ -151,16 +151,16 @@ pub(super) struct Slot {
 /// Something to be done at a certain time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Task {
-    /// A station goes on with its steps.
-    Go { station: usize },
-    /// A station's own receive is posted.
-    Receive { station: usize, epoch: u32 },
+    /// A endpoint goes on with its steps.
+    Go { endpoint: usize },
+    /// A endpoint's own receive is posted.
+    Receive { endpoint: usize, epoch: u32 },
     /// A shared receive is posted.
     ReceiveShared { node: usize },
-    /// A pair of stations is connected anew.
-    Connect { station: usize },
-    /// A pair of stations that has failed is ended, to be connected anew.
-    Renew { station: usize, epoch: u32 },
+    /// A pair of endpoints is connected anew.
+    Connect { endpoint: usize },
+    /// A pair of endpoints that has failed is ended, to be connected anew.
+    Renew { endpoint: usize, epoch: u32 },
     /// A device's packets and completions are looked after.
     Pump { node: usize },
 }
@@ -200,18 +200,18 @@ impl Sink for Watch {
 /// Longer than anything can take after the fabric has healed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-impl Office {
-    pub(super) fn new(plan: Letters, trace: bool) -> Office {
+impl MessageWorld {
+    pub(super) fn new(plan: MessagePlan, trace: bool) -> MessageWorld {
         let long = Duration::from_nanos(4096 << plan.timeout);
         let faults = plan.faults.clone();
         let mut random = Random::new(plan.seed ^ 0x6c65_7474_6572_7300);
         let nodes = (0..plan.devices).map(|index| Node::new(index, plan.v6, trace)).collect();
         let fabric = Fabric::new(faults, plan.heal_at, plan.latency, long, random.u64());
-        let mut office = Office {
+        let mut world = MessageWorld {
             now: Time::ZERO,
             nodes,
-            stations: Vec::new(),
-            letters: Vec::new(),
+            endpoints: Vec::new(),
+            messages: Vec::new(),
             slots: Vec::new(),
             fabric,
             schedule: Schedule::new(),
@@ -225,8 +225,8 @@ impl Office {
             log: Log::new(trace),
             plan,
         };
-        office.set_up();
-        office
+        world.set_up();
+        world
     }
 
     pub(super) fn plan_task(&mut self, at: Time, task: Task) {
@@ -235,7 +235,7 @@ impl Office {
 
     /// Notes what must not happen. The first is what counts.
     pub(super) fn violate(&mut self, what: String) {
-        self.log.violate(self.now, &format!("letters: {what}"));
+        self.log.violate(self.now, &format!("messages: {what}"));
     }
 
     pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
@@ -290,13 +290,13 @@ impl Office {
 
     fn perform(&mut self, task: Task) {
         match task {
-            Task::Go { station } => self.go(station),
-            Task::Receive { station, epoch } => self.post_receive(station, epoch),
+            Task::Go { endpoint } => self.go(endpoint),
+            Task::Receive { endpoint, epoch } => self.post_receive(endpoint, epoch),
             Task::ReceiveShared { node } => self.post_shared(node),
-            Task::Connect { station } => self.connect(station),
-            Task::Renew { station, epoch } => {
-                if self.stations[station].epoch == epoch {
-                    self.renew(station, epoch.is_multiple_of(2));
+            Task::Connect { endpoint } => self.connect(endpoint),
+            Task::Renew { endpoint, epoch } => {
+                if self.endpoints[endpoint].epoch == epoch {
+                    self.renew(endpoint, epoch.is_multiple_of(2));
                 }
             }
             Task::Pump { node } => {
@@ -331,10 +331,10 @@ impl Office {
         let destination = SocketAddr::new(destination, ROCE_PORT);
         let arrival =
             Arrival { source, destination, icrc, congested: packet.congested, route: Default::default() };
-        let members = |station: &&Station| {
-            station.node == packet.to && station.transport == Transport::Ud && !station.closed
+        let members = |endpoint: &&Endpoint| {
+            endpoint.node == packet.to && endpoint.transport == Transport::Ud && !endpoint.closed
         };
-        let members = self.stations.iter().filter(members).count() as u64;
+        let members = self.endpoints.iter().filter(members).count() as u64;
         let Node { device, memory, .. } = &mut self.nodes[packet.to];
         let before = device.sink().datagrams_in;
         device.handle_packet(self.now, &arrival, &parsed, memory);
@@ -376,8 +376,8 @@ impl Office {
                 let fate = self.fabric.send(self.now, packet);
                 if fate != Fate::Carried {
                     self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));
-                    if let Some(station) = self.nodes[to].stations.get(&header.dest_qp).copied() {
-                        self.stations[station].faults += 1;
+                    if let Some(endpoint) = self.nodes[to].endpoints.get(&header.dest_qp).copied() {
+                        self.endpoints[endpoint].faults += 1;
                     }
                 }
             }
@@ -415,7 +415,7 @@ impl Node {
             shared: BTreeSet::new(),
             armed: None,
             keys: Vec::new(),
-            stations: HashMap::new(),
+            endpoints: HashMap::new(),
             datagrams: 0,
             identification: 0,
             pump_planned: false,

@@ -1,4 +1,4 @@
-//! What happens in a run of letters, as plain data that follows from a seed and can be made smaller.
+//! What happens in a run of messages, as plain data that follows from a seed and can be made smaller.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::fabric::Faults;
 
 /// Queue pairs of all transports that write to each other, over a fabric that fails.
 #[derive(Clone, Debug)]
-pub struct Letters {
+pub struct MessagePlan {
     /// Where all randomness of the run comes from.
     pub seed: u64,
     /// How many devices there are.
@@ -18,7 +18,7 @@ pub struct Letters {
     /// Whether their addresses are IPv6.
     pub v6: bool,
     /// The queue pairs.
-    pub stations: Vec<StationPlan>,
+    pub endpoints: Vec<EndpointPlan>,
     /// How the fabric fails.
     pub faults: Faults,
     /// When it stops failing.
@@ -31,113 +31,114 @@ pub struct Letters {
 
 /// A queue pair and what it does.
 #[derive(Clone, Debug)]
-pub struct StationPlan {
+pub struct EndpointPlan {
     /// Its device.
     pub device: usize,
     /// Its transport.
     pub transport: Transport,
-    /// The station that it is connected to, unless it is for datagrams.
+    /// The endpoint that it is connected to, unless it is for datagrams.
     pub peer: Option<usize>,
     /// Whether its receives come from the device's shared queue.
     pub shared: bool,
     /// The payload of one packet of a connection.
     pub mtu: PathMtu,
     /// What it does, in order.
-    pub steps: Vec<LetterStep>,
+    pub steps: Vec<MessageStep>,
     /// How many receives it keeps posted, if they are its own.
     pub recv_depth: usize,
     /// How long it takes to post another.
     pub recv_delay: Duration,
 }
 
-/// Something that a station does.
+/// Something that a endpoint does.
 #[derive(Clone, Copy, Debug)]
-pub struct LetterStep {
+pub struct MessageStep {
     /// How long to wait afterwards.
     pub pause: Duration,
     /// What to do.
-    pub action: LetterAction,
+    pub action: MessageAction,
     /// Where all randomness of this step comes from.
     pub seed: u64,
-    /// How long the letter is.
+    /// How long the message is.
     pub length: u32,
 }
 
 /// What a step does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LetterAction {
-    /// A SEND: to the peer, or to some datagram station.
+pub enum MessageAction {
+    /// A SEND: to the peer, or to some datagram endpoint.
     Send,
     /// A SEND with immediate data.
-    SendImmediate,
+    SendWithImm,
     /// A WRITE to memory of its own.
     Write,
     /// A WRITE with immediate data.
-    WriteImmediate,
+    WriteWithImm,
     /// A datagram to the group.
-    Group,
+    Multicast,
     /// A datagram with a wrong queue key.
-    WrongKey,
+    WrongQkey,
     /// A datagram to a queue pair that isn't there.
-    Nobody,
-    /// Binds the station's window.
+    UnknownQp,
+    /// Binds the endpoint's window.
     Bind,
     /// Invalidates it.
     Invalidate,
     /// A SEND that invalidates the peer's window.
     SendInvalidate,
     /// A WRITE through the peer's window.
-    ThroughWindow,
+    WriteThroughWindow,
     /// A WRITE that ends one byte behind the peer's window.
-    BehindWindow,
+    WriteBeyondWindow,
     /// A WRITE with the key of an earlier binding.
     StaleKey,
     /// A WRITE through a window that was bound for another.
-    StolenKey,
+    ForeignKey,
     /// Asks to be told when the device's shared queue is nearly empty.
-    Arm,
+    ArmSrqLimit,
     /// Ends the queue pair and its peer's, and makes new ones.
-    Renew,
+    Recreate,
     /// Resets the queue pair and its peer's, and connects them anew.
     Reset,
 }
 
-impl Letters {
-    /// The letters of a seed.
-    pub(crate) fn random(random: &mut Random, faults: Faults, heal_at: Time, timeout: u8) -> Letters {
+impl MessagePlan {
+    /// The messages of a seed.
+    pub(crate) fn random(random: &mut Random, faults: Faults, heal_at: Time, timeout: u8) -> MessagePlan {
         let devices = random.between(2, 3) as usize;
-        let mut stations = Vec::new();
+        let mut endpoints = Vec::new();
         let connected = random.between(2, 4);
         for _ in 0..connected {
             let transport = random.pick(&[Transport::Uc, Transport::Uc, Transport::Rc]);
             let mtu = random.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024]);
-            let first = stations.len();
+            let first = endpoints.len();
             for side in 0..2 {
-                let mut plan = StationPlan::random(random, devices, transport, mtu);
+                let mut plan = EndpointPlan::random(random, devices, transport, mtu);
                 plan.peer = Some(first + 1 - side);
-                stations.push(plan);
+                endpoints.push(plan);
             }
         }
         for _ in 0..random.between(2, 3) {
-            stations.push(StationPlan::random(random, devices, Transport::Ud, PathMtu::Mtu4096));
+            endpoints.push(EndpointPlan::random(random, devices, Transport::Ud, PathMtu::Mtu4096));
         }
         let latency = Duration::from_nanos(random.between(500, 8000));
         let seed = random.u64();
         let v6 = random.chance(400_000);
-        Letters { seed, devices, v6, stations, faults, heal_at, latency, timeout }
+        MessagePlan { seed, devices, v6, endpoints, faults, heal_at, latency, timeout }
     }
 
     /// How many requests there are at most.
     pub fn requests(&self) -> usize {
-        self.stations.iter().map(|station| station.steps.len()).sum()
+        self.endpoints.iter().map(|endpoint| endpoint.steps.len()).sum()
     }
 }
 
-impl StationPlan {
-    fn random(random: &mut Random, devices: usize, transport: Transport, mtu: PathMtu) -> StationPlan {
+impl EndpointPlan {
+    fn random(random: &mut Random, devices: usize, transport: Transport, mtu: PathMtu) -> EndpointPlan {
         let slow = random.chance(300_000);
-        let steps = (0..random.between(15, 45)).map(|_| LetterStep::random(random, transport, mtu)).collect();
-        StationPlan {
+        let steps =
+            (0..random.between(15, 45)).map(|_| MessageStep::random(random, transport, mtu)).collect();
+        EndpointPlan {
             device: random.below(devices as u64) as usize,
             transport,
             peer: None,
@@ -150,34 +151,34 @@ impl StationPlan {
     }
 }
 
-impl LetterStep {
-    fn random(random: &mut Random, transport: Transport, mtu: PathMtu) -> LetterStep {
-        use LetterAction as A;
+impl MessageStep {
+    fn random(random: &mut Random, transport: Transport, mtu: PathMtu) -> MessageStep {
+        use MessageAction as A;
         let action = match (transport, random.below(100)) {
             (Transport::Ud, 0..45) => A::Send,
-            (Transport::Ud, 45..60) => A::SendImmediate,
-            (Transport::Ud, 60..80) => A::Group,
-            (Transport::Ud, 80..88) => A::WrongKey,
-            (Transport::Ud, 88..92) => A::Nobody,
-            (Transport::Ud, 92..96) => A::Arm,
-            (Transport::Ud, _) => A::Renew,
+            (Transport::Ud, 45..60) => A::SendWithImm,
+            (Transport::Ud, 60..80) => A::Multicast,
+            (Transport::Ud, 80..88) => A::WrongQkey,
+            (Transport::Ud, 88..92) => A::UnknownQp,
+            (Transport::Ud, 92..96) => A::ArmSrqLimit,
+            (Transport::Ud, _) => A::Recreate,
             (_, 0..20) => A::Send,
-            (_, 20..30) => A::SendImmediate,
+            (_, 20..30) => A::SendWithImm,
             (_, 30..40) => A::Write,
-            (_, 40..48) => A::WriteImmediate,
+            (_, 40..48) => A::WriteWithImm,
             (_, 48..62) => A::Bind,
             (_, 62..68) => A::Invalidate,
             (Transport::Rc, 68..72) => A::SendInvalidate,
-            (_, 68..84) => A::ThroughWindow,
-            (Transport::Uc, 84..87) => A::BehindWindow,
+            (_, 68..84) => A::WriteThroughWindow,
+            (Transport::Uc, 84..87) => A::WriteBeyondWindow,
             (Transport::Uc, 87..90) => A::StaleKey,
-            (Transport::Uc, 90..93) => A::StolenKey,
+            (Transport::Uc, 90..93) => A::ForeignKey,
             // These end a reliable connection, which is connected anew.
-            (Transport::Rc, 84) => A::BehindWindow,
+            (Transport::Rc, 84) => A::WriteBeyondWindow,
             (Transport::Rc, 85) => A::StaleKey,
-            (Transport::Rc, 86) => A::StolenKey,
-            (_, 84..96) => A::Arm,
-            (_, 96..98) => A::Renew,
+            (Transport::Rc, 86) => A::ForeignKey,
+            (_, 84..96) => A::ArmSrqLimit,
+            (_, 96..98) => A::Recreate,
             _ => A::Reset,
         };
         let mtu = u64::from(mtu.bytes());
@@ -189,9 +190,9 @@ impl LetterStep {
             _ => random.between(8, MOST_PACKETS * mtu),
         };
         let pause = if random.chance(400_000) { 0 } else { random.below(20_000) };
-        LetterStep { pause: Duration::from_nanos(pause), action, seed: random.u64(), length: length as u32 }
+        MessageStep { pause: Duration::from_nanos(pause), action, seed: random.u64(), length: length as u32 }
     }
 }
 
-/// How many packets a letter has at most.
+/// How many packets a message has at most.
 pub(super) const MOST_PACKETS: u64 = 4;

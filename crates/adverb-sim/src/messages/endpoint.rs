@@ -1,4 +1,4 @@
-//! The stations: they write letters, post receives, bind windows, and are connected anew.
+//! The endpoints: they write messages, post receives, bind windows, and are connected anew.
 
 use std::collections::VecDeque;
 
@@ -10,8 +10,8 @@ use adverb_proto::{Init, Path, PostError, QpConfig, Receiving, Sending, Transiti
 use adverb_wire::cm::Timeout;
 use adverb_wire::{GRH_LEN, RnrTimer};
 
-use super::office::{BASE, Letter, Office, Phase, Slot, Station, Task, To, Window};
-use super::plan::{LetterAction, LetterStep, MOST_PACKETS};
+use super::plan::{MOST_PACKETS, MessageAction, MessageStep};
+use super::world::{BASE, Endpoint, Message, MessageWorld, Phase, Slot, Task, To, Window};
 use crate::Random;
 use crate::area::GUARD;
 
@@ -20,14 +20,14 @@ const SHARED_DEPTH: usize = 12;
 /// Memory around what a window shows.
 const MARGIN: u64 = 64;
 
-impl Office {
-    /// Makes the stations, their windows and their first receives.
+impl MessageWorld {
+    /// Makes the endpoints, their windows and their first receives.
     pub(super) fn set_up(&mut self) {
-        for index in 0..self.plan.stations.len() {
-            let plan = &self.plan.stations[index];
+        for index in 0..self.plan.endpoints.len() {
+            let plan = &self.plan.endpoints[index];
             let (node, transport) = (plan.device, plan.transport);
             let qkey = self.random.u32() >> 1;
-            let station = Station {
+            let endpoint = Endpoint {
                 node,
                 transport,
                 qpn: Qpn::GSI,
@@ -45,18 +45,18 @@ impl Office {
                 faults: 0,
                 window: None,
             };
-            self.stations.push(station);
+            self.endpoints.push(endpoint);
             self.make_qp(index);
             if transport != Transport::Ud {
                 self.make_window(index);
             }
         }
-        for index in 0..self.stations.len() {
-            if self.plan.stations[index].peer.is_none_or(|peer| index < peer) {
+        for index in 0..self.endpoints.len() {
+            if self.plan.endpoints[index].peer.is_none_or(|peer| index < peer) {
                 self.connect(index);
             }
             let at = self.now + std::time::Duration::from_nanos(self.random.below(5000));
-            self.plan_task(at, Task::Go { station: index });
+            self.plan_task(at, Task::Go { endpoint: index });
         }
         for node in 0..self.nodes.len() {
             for _ in 0..SHARED_DEPTH {
@@ -66,7 +66,7 @@ impl Office {
     }
 
     fn make_qp(&mut self, index: usize) {
-        let plan = &self.plan.stations[index];
+        let plan = &self.plan.endpoints[index];
         let node = &mut self.nodes[plan.device];
         let mut config = QpConfig::new(plan.transport, node.pd, node.cq, node.cq);
         config.srq = plan.shared.then_some(node.srq);
@@ -75,23 +75,23 @@ impl Office {
         config.credits = plan.seed_bit();
         let random = &mut self.random;
         let qpn = node.device.create_qp(config, || random.u32()).expect("a valid configuration");
-        node.stations.insert(qpn, index);
+        node.endpoints.insert(qpn, index);
         if plan.transport == Transport::Ud {
             node.device.sink_mut().datagram_qps.insert(qpn);
         }
-        self.stations[index].qpn = qpn;
+        self.endpoints[index].qpn = qpn;
         self.made += 1;
     }
 
     fn make_window(&mut self, index: usize) {
-        let node = self.stations[index].node;
+        let node = self.endpoints[index].node;
         let length = 2 * MARGIN + 8 * 1024;
         let initial = self.random.bytes(length as usize);
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let (backing, region) = self.register(node, initial.clone(), length as usize, access);
         let (pd, random) = (self.nodes[node].pd, &mut self.random);
         let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain is there");
-        self.stations[index].window = Some(Window {
+        self.endpoints[index].window = Some(Window {
             backing,
             initial,
             region,
@@ -105,13 +105,13 @@ impl Office {
         });
     }
 
-    /// Connects a station, and its peer; or makes one for datagrams ready.
+    /// Connects a endpoint, and its peer; or makes one for datagrams ready.
     pub(super) fn connect(&mut self, index: usize) {
-        let peer = self.plan.stations[index].peer;
+        let peer = self.plan.endpoints[index].peer;
         let psns = [self.random.u32() & 0xff_ffff, 0x100_0000 - 1 - self.random.below(300) as u32];
         let timeout = self.plan.timeout;
         for (side, here) in [Some(index), peer].into_iter().flatten().enumerate() {
-            let Station { node, transport, qkey, qpn, .. } = self.stations[here];
+            let Endpoint { node, transport, qkey, qpn, .. } = self.endpoints[here];
             let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
             let there = peer.map(|peer| if side == 0 { peer } else { index });
             let init = match transport {
@@ -121,12 +121,12 @@ impl Office {
             let receiving = match there {
                 None => Transition::ReceiveDatagrams,
                 Some(there) => {
-                    let remote = self.nodes[self.stations[there].node].address;
+                    let remote = self.nodes[self.endpoints[there].node].address;
                     let path = Path::new(self.nodes[node].address, remote, port).expect("one family");
                     Transition::ReadyToReceive(Receiving {
-                        remote_qpn: self.stations[there].qpn,
+                        remote_qpn: self.endpoints[there].qpn,
                         path,
-                        path_mtu: self.plan.stations[here].mtu,
+                        path_mtu: self.plan.endpoints[here].mtu,
                         psn: Psn::wrapping(psns[1 - side]),
                         max_dest_rd_atomic: 4,
                         min_rnr_timer: RnrTimer::new(1).expect("below 32"),
@@ -143,7 +143,7 @@ impl Office {
             for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(sending)] {
                 let modified = self.nodes[node].device.modify_qp(self.now, qpn, &transition);
                 if let Err(error) = modified {
-                    return self.violate(format!("station {here} can't be connected: {error}"));
+                    return self.violate(format!("endpoint {here} can't be connected: {error}"));
                 }
             }
             if transport == Transport::Ud {
@@ -151,98 +151,98 @@ impl Office {
                 // It may be attached from before.
                 let _ = self.nodes[node].device.attach_multicast(qpn, group);
             }
-            let station = &mut self.stations[here];
-            station.closed = false;
-            station.failed = false;
-            let epoch = station.epoch;
-            if !self.plan.stations[here].shared {
-                for _ in 0..self.plan.stations[here].recv_depth {
+            let endpoint = &mut self.endpoints[here];
+            endpoint.closed = false;
+            endpoint.failed = false;
+            let epoch = endpoint.epoch;
+            if !self.plan.endpoints[here].shared {
+                for _ in 0..self.plan.endpoints[here].recv_depth {
                     self.post_receive(here, epoch);
                 }
             }
-            self.plan_task(self.now, Task::Go { station: here });
+            self.plan_task(self.now, Task::Go { endpoint: here });
         }
     }
 
-    /// Ends a station's queue pair and its peer's, to be connected anew after all their packets are gone.
+    /// Ends a endpoint's queue pair and its peer's, to be connected anew after all their packets are gone.
     pub(super) fn renew(&mut self, index: usize, fresh: bool) {
-        let pair: Vec<usize> = [Some(index), self.plan.stations[index].peer].into_iter().flatten().collect();
+        let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
         // What has completed counts.
         for here in &pair {
-            self.observe(self.stations[*here].node);
+            self.observe(self.endpoints[*here].node);
         }
         for here in pair {
-            let Station { node, qpn, .. } = self.stations[here];
+            let Endpoint { node, qpn, .. } = self.endpoints[here];
             if fresh {
                 self.nodes[node].device.destroy_qp(qpn);
                 self.nodes[node].device.sink_mut().datagram_qps.remove(&qpn);
                 self.note(|| format!("dev {node} destroys qp {qpn}"));
                 self.make_qp(here);
             } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
-                return self.violate(format!("station {here} can't be reset"));
+                return self.violate(format!("endpoint {here} can't be reset"));
             }
-            let station = &mut self.stations[here];
-            station.epoch += 1;
-            station.closed = true;
-            station.receives.clear();
-            station.outbox.clear();
-            station.arrived = 0;
-            station.delivered = 0;
-            station.completed = None;
+            let endpoint = &mut self.endpoints[here];
+            endpoint.epoch += 1;
+            endpoint.closed = true;
+            endpoint.receives.clear();
+            endpoint.outbox.clear();
+            endpoint.arrived = 0;
+            endpoint.delivered = 0;
+            endpoint.completed = None;
             self.close_window(here);
         }
         // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9): none may be left,
         // of those that were held up and stalled.
         let wait = if fresh { self.plan.latency } else { self.long * 12 };
         let at = self.now + wait;
-        self.plan_task(at, Task::Connect { station: index });
+        self.plan_task(at, Task::Connect { endpoint: index });
     }
 
-    /// A station's window shows nothing any more.
+    /// A endpoint's window shows nothing any more.
     pub(super) fn close_window(&mut self, index: usize) {
-        let node = self.stations[index].node;
-        let Some(window) = &mut self.stations[index].window else { return };
+        let node = self.endpoints[index].node;
+        let Some(window) = &mut self.endpoints[index].window else { return };
         if window.phase != Phase::Free {
             window.phase = Phase::Free;
             window.snapshot = Some(self.nodes[node].memory.bytes(window.backing).to_vec());
         }
     }
 
-    /// A station goes on with its steps.
+    /// A endpoint goes on with its steps.
     pub(super) fn go(&mut self, index: usize) {
         loop {
-            let station = &self.stations[index];
-            if station.closed || station.failed || self.log.violation.is_some() {
+            let endpoint = &self.endpoints[index];
+            if endpoint.closed || endpoint.failed || self.log.violation.is_some() {
                 return;
             }
-            let Some(step) = self.plan.stations[index].steps.get(station.step).copied() else { return };
-            let node = station.node;
+            let Some(step) = self.plan.endpoints[index].steps.get(endpoint.step).copied() else { return };
+            let node = endpoint.node;
             if !self.step(index, &step) {
                 return;
             }
-            self.stations[index].step += 1;
+            self.endpoints[index].step += 1;
             self.plan_pump(node);
             if !step.pause.is_zero() {
                 let at = self.now + step.pause;
-                return self.plan_task(at, Task::Go { station: index });
+                return self.plan_task(at, Task::Go { endpoint: index });
             }
         }
     }
 
     /// Does one step, and says whether it is done.
-    fn step(&mut self, index: usize, step: &LetterStep) -> bool {
-        use LetterAction as A;
+    fn step(&mut self, index: usize, step: &MessageStep) -> bool {
+        use MessageAction as A;
         let mut random = Random::new(step.seed);
         let random = &mut random;
-        let station = &self.stations[index];
-        let (node, transport) = (station.node, station.transport);
-        let peer = self.plan.stations[index].peer;
+        let endpoint = &self.endpoints[index];
+        let (node, transport) = (endpoint.node, endpoint.transport);
+        let peer = self.plan.endpoints[index].peer;
         match step.action {
-            A::Renew | A::Reset => {
-                self.renew(index, step.action == A::Renew);
+            A::Recreate | A::Reset => {
+                self.renew(index, step.action == A::Recreate);
                 true
             }
-            A::Arm => {
+            A::ArmSrqLimit => {
                 // What was asked for before may have been told by now.
                 self.observe(node);
                 let srq = self.nodes[node].srq;
@@ -255,37 +255,38 @@ impl Office {
             }
             A::Bind => self.bind(index),
             A::Invalidate => {
-                let Some(window) = self.stations[index].window.as_ref() else { return true };
+                let Some(window) = self.endpoints[index].window.as_ref() else { return true };
                 if window.phase != Phase::Bound {
                     return true;
                 }
                 let operation = SendOperation::LocalInvalidate(window.key);
                 let posted = self.post_bare(index, operation);
-                if posted && let Some(window) = &mut self.stations[index].window {
+                if posted && let Some(window) = &mut self.endpoints[index].window {
                     window.phase = Phase::Invalidating;
                 }
                 posted
             }
-            A::ThroughWindow | A::BehindWindow | A::StaleKey | A::StolenKey => {
+            A::WriteThroughWindow | A::WriteBeyondWindow | A::StaleKey | A::ForeignKey => {
                 let Some(peer) = peer else { return true };
                 self.write_through(index, peer, step, random)
             }
             A::SendInvalidate => {
                 let Some(peer) = peer else { return true };
-                let Some(window) = self.stations[peer].window.as_ref() else { return true };
+                let Some(window) = self.endpoints[peer].window.as_ref() else { return true };
                 if window.phase != Phase::Bound {
                     return true;
                 }
                 let operation = SendOperation::SendInvalidate(window.key);
-                let posted = self.post_letter(index, To::Station(peer), operation, step.length, false, None);
-                if posted && let Some(window) = &mut self.stations[peer].window {
+                let posted =
+                    self.post_message(index, To::Endpoint(peer), operation, step.length, false, None);
+                if posted && let Some(window) = &mut self.endpoints[peer].window {
                     window.phase = Phase::Invalidating;
                 }
                 posted
             }
-            A::Write | A::WriteImmediate => {
+            A::Write | A::WriteWithImm => {
                 let Some(peer) = peer else { return true };
-                let there = self.stations[peer].node;
+                let there = self.endpoints[peer].node;
                 let initial = random.bytes(step.length as usize + GUARD);
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
                 let (backing, rkey) = self.register(there, initial.clone(), step.length as usize, access);
@@ -293,43 +294,43 @@ impl Office {
                 let operation = if step.action == A::Write {
                     SendOperation::Write(remote)
                 } else {
-                    SendOperation::WriteImmediate(remote, self.letters.len() as u32)
+                    SendOperation::WriteImmediate(remote, self.messages.len() as u32)
                 };
                 let target = Some((there, backing, initial));
-                self.post_letter(index, To::Station(peer), operation, step.length, false, target)
+                self.post_message(index, To::Endpoint(peer), operation, step.length, false, target)
             }
-            A::Send | A::SendImmediate | A::Group | A::WrongKey | A::Nobody => {
+            A::Send | A::SendWithImm | A::Multicast | A::WrongQkey | A::UnknownQp => {
                 let to = match (peer, step.action) {
-                    (Some(peer), _) => To::Station(peer),
-                    (None, A::Group) => To::Group,
-                    (None, A::Nobody) => To::Nobody,
+                    (Some(peer), _) => To::Endpoint(peer),
+                    (None, A::Multicast) => To::Group,
+                    (None, A::UnknownQp) => To::Nobody,
                     _ => {
-                        let others: Vec<usize> = (0..self.stations.len())
-                            .filter(|other| self.stations[*other].transport == transport)
+                        let others: Vec<usize> = (0..self.endpoints.len())
+                            .filter(|other| self.endpoints[*other].transport == transport)
                             .collect();
-                        To::Station(random.pick(&others))
+                        To::Endpoint(random.pick(&others))
                     }
                 };
-                let operation = if step.action == A::SendImmediate || random.chance(100_000) {
+                let operation = if step.action == A::SendWithImm || random.chance(100_000) {
                     SendOperation::SendImmediate(random.u32())
                 } else {
                     SendOperation::Send
                 };
-                self.post_letter(index, to, operation, step.length, step.action == A::WrongKey, None)
+                self.post_message(index, to, operation, step.length, step.action == A::WrongQkey, None)
             }
         }
     }
 
     fn bind(&mut self, index: usize) -> bool {
-        let node = self.stations[index].node;
-        let Some(window) = &self.stations[index].window else { return true };
+        let node = self.endpoints[index].node;
+        let Some(window) = &self.endpoints[index].window else { return true };
         if window.phase != Phase::Free {
             return true;
         }
         // Nothing was written since it was closed.
         let found = self.nodes[node].memory.bytes(window.backing);
         if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
-            self.violate(format!("station {index}: memory was written after its window was invalidated"));
+            self.violate(format!("endpoint {index}: memory was written after its window was invalidated"));
             return false;
         }
         let rkey = window.key & !0xff | window.key.wrapping_add(1) & 0xff;
@@ -341,7 +342,7 @@ impl Office {
             access: Access::REMOTE_WRITE | Access::REMOTE_READ,
         };
         let posted = self.post_bare(index, SendOperation::BindWindow(bind));
-        if posted && let Some(window) = &mut self.stations[index].window {
+        if posted && let Some(window) = &mut self.endpoints[index].window {
             window.key = rkey;
             window.phase = Phase::Binding;
             window.snapshot = None;
@@ -350,24 +351,25 @@ impl Office {
     }
 
     /// Writes through a window: as one may, or as one may not.
-    fn write_through(&mut self, index: usize, peer: usize, step: &LetterStep, random: &mut Random) -> bool {
-        let there = self.stations[peer].node;
+    fn write_through(&mut self, index: usize, peer: usize, step: &MessageStep, random: &mut Random) -> bool {
+        let there = self.endpoints[peer].node;
         let owner = match step.action {
-            LetterAction::StolenKey => {
+            MessageAction::ForeignKey => {
                 let bound = |other: &usize| {
-                    let station = &self.stations[*other];
+                    let endpoint = &self.endpoints[*other];
                     *other != peer
-                        && station.node == there
-                        && station.window.as_ref().is_some_and(|window| window.phase == Phase::Bound)
+                        && endpoint.node == there
+                        && endpoint.window.as_ref().is_some_and(|window| window.phase == Phase::Bound)
                 };
-                match (0..self.stations.len()).find(bound) {
+                match (0..self.endpoints.len()).find(bound) {
                     Some(owner) => owner,
                     None => return true,
                 }
             }
             _ => peer,
         };
-        let Some(window) = self.stations[owner].window.as_ref().filter(|window| window.phase == Phase::Bound)
+        let Some(window) =
+            self.endpoints[owner].window.as_ref().filter(|window| window.phase == Phase::Bound)
         else {
             return true;
         };
@@ -375,18 +377,24 @@ impl Office {
         let mut offset = random.below(window.length - u64::from(length) + 1);
         let mut key = window.key;
         match step.action {
-            LetterAction::BehindWindow => offset = window.length - u64::from(length) + 1,
-            LetterAction::StaleKey => key = key & !0xff | key.wrapping_sub(1) & 0xff,
+            MessageAction::WriteBeyondWindow => offset = window.length - u64::from(length) + 1,
+            MessageAction::StaleKey => key = key & !0xff | key.wrapping_sub(1) & 0xff,
             _ => {}
         }
-        let forbidden = step.action != LetterAction::ThroughWindow;
+        let forbidden = step.action != MessageAction::WriteThroughWindow;
         let remote = RemoteAddress { addr: window.addr + window.start + offset, rkey: key };
-        let number = self.letters.len();
-        let posted =
-            self.post_letter(index, To::Station(peer), SendOperation::Write(remote), length, forbidden, None);
+        let number = self.messages.len();
+        let posted = self.post_message(
+            index,
+            To::Endpoint(peer),
+            SendOperation::Write(remote),
+            length,
+            forbidden,
+            None,
+        );
         if posted {
-            self.letters[number].through_window = true;
-            if !forbidden && let Some(window) = &mut self.stations[owner].window {
+            self.messages[number].through_window = true;
+            if !forbidden && let Some(window) = &mut self.endpoints[owner].window {
                 window.writers.push(number);
             }
         }
@@ -395,11 +403,11 @@ impl Office {
 
     /// Posts a request without bytes.
     fn post_bare(&mut self, index: usize, operation: SendOperation) -> bool {
-        self.post_letter(index, To::Nobody, operation, 0, false, None)
+        self.post_message(index, To::Nobody, operation, 0, false, None)
     }
 
-    /// Posts a letter; says whether it was taken. Its first bytes are its number.
-    fn post_letter(
+    /// Posts a message; says whether it was taken. Its first bytes are its number.
+    fn post_message(
         &mut self,
         index: usize,
         to: To,
@@ -408,8 +416,8 @@ impl Office {
         forbidden: bool,
         target: Option<(usize, adverb_proto::memory::Backing, Vec<u8>)>,
     ) -> bool {
-        let number = self.letters.len();
-        let Station { node, transport, qpn, epoch, .. } = self.stations[index];
+        let number = self.messages.len();
+        let Endpoint { node, transport, qpn, epoch, .. } = self.endpoints[index];
         let mut bytes = self.random.bytes(length as usize);
         if let Some(head) = bytes.first_chunk_mut::<8>() {
             *head = (number as u64).to_le_bytes();
@@ -434,7 +442,7 @@ impl Office {
             // Tried again when something completes.
             Err(PostError::QueueFull) => return false,
             Err(error) => {
-                self.violate(format!("station {index} can't post {operation:?}: {error}"));
+                self.violate(format!("endpoint {index} can't post {operation:?}: {error}"));
                 return false;
             }
         }
@@ -447,9 +455,9 @@ impl Office {
                 | SendOperation::WriteImmediate(..)
         );
         if consumes && !forbidden {
-            self.stations[index].outbox.push(number);
+            self.endpoints[index].outbox.push(number);
         }
-        self.letters.push(Letter {
+        self.messages.push(Message {
             from: index,
             to,
             epoch,
@@ -467,7 +475,9 @@ impl Office {
 
     fn destination(&mut self, node: usize, to: To, wrong_key: bool) -> Destination<Path> {
         let (remote, qpn) = match to {
-            To::Station(other) => (self.nodes[self.stations[other].node].address, self.stations[other].qpn),
+            To::Endpoint(other) => {
+                (self.nodes[self.endpoints[other].node].address, self.endpoints[other].qpn)
+            }
             To::Group => (self.group(), Qpn::MULTICAST),
             To::Nobody => (self.nodes[0].address, Qpn::truncate(2)),
         };
@@ -477,19 +487,19 @@ impl Office {
         Destination { handle: path.expect("addresses of one family"), qpn, qkey }
     }
 
-    /// Posts one of a station's own receives.
+    /// Posts one of a endpoint's own receives.
     pub(super) fn post_receive(&mut self, index: usize, epoch: u32) {
-        let station = &self.stations[index];
-        if station.epoch != epoch || station.closed || station.failed {
+        let endpoint = &self.endpoints[index];
+        if endpoint.epoch != epoch || endpoint.closed || endpoint.failed {
             return;
         }
-        let (node, qpn, number) = (station.node, station.qpn, self.slots.len());
+        let (node, qpn, number) = (endpoint.node, endpoint.qpn, self.slots.len());
         let segments = self.slot(node, Some(index));
         let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
-            return self.violate(format!("station {index} can't post a receive: {error}"));
+            return self.violate(format!("endpoint {index} can't post a receive: {error}"));
         }
-        self.stations[index].receives.push_back(number);
+        self.endpoints[index].receives.push_back(number);
         self.plan_pump(node);
     }
 
@@ -505,11 +515,11 @@ impl Office {
         self.nodes[node].shared.insert(number);
     }
 
-    /// Memory for a receive that any letter fits in.
-    fn slot(&mut self, node: usize, station: Option<usize>) -> [Segment; 2] {
+    /// Memory for a receive that any message fits in.
+    fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
         let room = GRH_LEN + (MOST_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
         let (backing, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
-        self.slots.push(Slot { node, station, backing, done: false });
+        self.slots.push(Slot { node, endpoint, backing, done: false });
         let cut = self.random.below(200) as u32;
         [
             Segment { addr: BASE, length: cut, lkey },
@@ -518,14 +528,14 @@ impl Office {
     }
 }
 
-impl super::StationPlan {
+impl super::EndpointPlan {
     /// A bit that follows from the plan.
     fn seed_bit(&self) -> bool {
         self.steps.first().is_some_and(|step| step.seed & 1 == 1)
     }
 }
 
-/// The bit that tells receives from letters.
+/// The bit that tells receives from messages.
 pub(super) const RECEIVE: u64 = 1 << 63;
-/// The queue key of all datagram stations.
+/// The queue key of all datagram endpoints.
 const GROUP_QKEY: u32 = 0x1357_9bdf;
