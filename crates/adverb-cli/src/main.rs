@@ -1,4 +1,4 @@
-//! What people type: `adverb …`.
+//! The `adverb` command.
 
 mod devices;
 mod peertest;
@@ -15,22 +15,22 @@ use clap::{Parser, Subcommand};
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "adverb", version, about = "RDMA: what there is on this machine, and how it does.")]
+#[command(name = "adverb", version, about = "Inspect and test RDMA devices.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// What can be typed after `adverb`.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List RDMA devices, their ports and addresses (GIDs), or say why there are none.
+    /// List RDMA devices, their ports and addresses (GIDs), or the reason why there are none.
     Devices(devices::Args),
-    /// Check whether a device does what an RDMA device must do, and write a report of it.
+    /// Run the conformance tests on a device, and write a report.
     Selftest(selftest::Args),
-    /// Check, with another machine, whether two devices understand each other.
+    /// Test two devices against each other, usually on two machines.
     Peertest(peertest::Args),
-    /// Show what devices do, and how much of it goes wrong: rates of their counters.
+    /// Show the rates of devices' traffic and error counters.
     Stat(stat::Args),
 }
 

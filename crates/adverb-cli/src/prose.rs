@@ -1,13 +1,13 @@
-//! Text in lines that fit any terminal.
+//! Line wrapping for terminals.
 
-/// How long a line gets.
+/// The maximum length of a line.
 const WIDTH: usize = 80;
 
-/// What a hint's line begins with, here and in Adverb's errors.
+/// The start of a hint's line, as in Adverb's errors.
 pub(crate) const HINT: &str = "  hint: ";
 
-/// Breaks the lines of a text where they get too long, never within a command in backticks, and indents what is
-/// carried over. It ends with a newline.
+/// Wraps long lines, never within a command in backticks, and indents the continuation lines. The result ends with a
+/// newline.
 pub(crate) fn wrap(text: &str) -> String {
     let mut wrapped = String::new();
     for line in text.lines() {
@@ -33,7 +33,7 @@ pub(crate) fn wrap(text: &str) -> String {
     wrapped
 }
 
-/// The parts of a line between which it may be broken: a command in backticks is one.
+/// Returns the parts between which a line may be broken. A command in backticks is one part.
 fn words(line: &str) -> Vec<&str> {
     let mut in_command = false;
     let is_break = |c: char| {

@@ -1,13 +1,13 @@
-//! How errors are told.
+//! Printing of errors.
 
 use std::io;
 use std::process::ExitCode;
 
 use crate::prose;
 
-/// Tells why a command failed, and gives its exit status.
+/// Prints the error of a command, and returns the exit status.
 pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
-    // Who reads our output may have seen enough, as in `adverb devices | head -1`. That is no failure of ours.
+    // The reader of a pipe may close it early, as in `adverb devices | head -1`. That is not an error.
     let is_broken_pipe = |io: &io::Error| io.kind() == io::ErrorKind::BrokenPipe;
     if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) {
         return ExitCode::SUCCESS;
@@ -16,12 +16,12 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// An error and what caused it, a line for each.
+/// Returns an error and its causes, one per line.
 fn in_words(error: &anyhow::Error) -> String {
     let mut lines = Vec::new();
     for cause in error.chain() {
         lines.push(cause.to_string());
-        // Adverb's errors have all that is to be said in their own text, the hint at its end.
+        // The text of Adverb's errors includes their causes and the hint.
         if cause.is::<adverb::Error>() {
             break;
         }

@@ -1,29 +1,29 @@
-//! Text in columns.
+//! Tables of text.
 
 use std::fmt;
 
-/// Rows of text in columns, as wide as what is in them. It is the same on a terminal and in a file.
+/// A table whose columns are as wide as their widest cell. The output is the same on a terminal and in a file.
 pub(crate) struct Table<const N: usize> {
     columns: [Column; N],
     rows: Vec<[String; N]>,
 }
 
-/// A column: its heading, and the side that it is flush with.
+/// A column's heading and alignment.
 #[derive(Clone, Copy)]
 pub(crate) enum Column {
-    /// For words.
+    /// Left-aligned, for words.
     Left(&'static str),
-    /// For numbers.
+    /// Right-aligned, for numbers.
     Right(&'static str),
 }
 
 impl<const N: usize> Table<N> {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub(crate) fn new(columns: [Column; N]) -> Table<N> {
         Table { columns, rows: Vec::new() }
     }
 
-    /// Adds a row. A cell that is empty is printed as `-`, unless its column has no heading.
+    /// Adds a row. An empty cell is printed as `-`, unless its column has no heading.
     pub(crate) fn row(&mut self, mut cells: [String; N]) {
         for (cell, column) in cells.iter_mut().zip(self.columns) {
             if cell.is_empty() && !column.heading().is_empty() {

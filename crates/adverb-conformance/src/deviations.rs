@@ -1,4 +1,4 @@
-//! What a device is known to do otherwise than the standard says.
+//! Known deviations of a device from the InfiniBand specification.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,18 +8,18 @@ use adverb::verbs::DeviceAttributes;
 
 use crate::{Outcome, Suite};
 
-/// The tests that a device is known not to pass: with what they show instead, and why.
+/// The tests that a device is known to fail, with their results and the causes.
 ///
-/// A file of them has paragraphs of three lines. Lines that begin with `#` are comments.
+/// A file of deviations consists of paragraphs of three lines. Lines that begin with `#` are comments.
 ///
 /// ```
 /// use adverb_conformance::Deviations;
 ///
 /// let deviations: Deviations = "\
-/// ## What the card of the year 1999 does its own way
+/// ## Deviations of an old NIC
 /// test: rc_empty_messages_arrive
 /// result: fail: nothing came within 10s while waiting for a completion
-/// cause: its firmware forgets who waits
+/// cause: the firmware loses a wake-up
 /// ".parse()?;
 /// assert_eq!(deviations.iter().len(), 1);
 /// # Ok::<(), adverb_conformance::ParseDeviationsError>(())
@@ -27,24 +27,24 @@ use crate::{Outcome, Suite};
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Deviations(Vec<Deviation>);
 
-/// One test that a device is known not to pass.
+/// A test that a device is known to fail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Deviation {
     /// The name of the test.
     pub test: String,
-    /// What becomes of it.
+    /// The known result of the test.
     pub observed: Observed,
-    /// Why.
+    /// The cause of the deviation.
     pub cause: String,
 }
 
-/// What becomes of a test that a device is known not to pass.
+/// The known result of a test that a device doesn't pass.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Observed {
-    /// It fails, with just this reason.
+    /// The test fails with exactly this reason.
     Fails(String),
-    /// It must not be run: it would take the machine down.
+    /// The test must not run: it would crash the machine.
     NotRun,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn is_soft_roce(attributes: &DeviceAttributes) -> bool {
 }
 
 impl Deviations {
-    /// What is known of a device by its maker and part, or nothing: so far of Linux soft-RoCE alone.
+    /// Returns the known deviations of a device, by its vendor ID. Only Linux soft-RoCE has any.
     pub fn known(attributes: &DeviceAttributes) -> Deviations {
         if is_soft_roce(attributes) {
             include_str!("../deviations/rxe.txt").parse().expect("a test has read it")
@@ -65,17 +65,17 @@ impl Deviations {
         }
     }
 
-    /// All of them.
+    /// Returns all deviations.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Deviation> {
         self.0.iter()
     }
 
-    /// What is known of a test.
+    /// Returns the deviation of a test, if it has one.
     pub fn find(&self, test: &str) -> Option<&Deviation> {
         self.0.iter().find(|deviation| deviation.test == test)
     }
 
-    /// Whether this is what is known of the test; `None` if nothing is.
+    /// Whether the outcome matches the test's deviation, or `None` if the test has none.
     pub(crate) fn fits(&self, test: &str, outcome: &Outcome) -> Option<bool> {
         let deviation = self.find(test)?;
         Some(match (&deviation.observed, outcome) {
@@ -108,7 +108,7 @@ impl FromStr for Deviations {
                 return Err(error(format!("there is no test {test}")));
             }
             if !seen.insert(test.clone()) {
-                return Err(error(format!("{test} is there twice")));
+                return Err(error(format!("{test} is listed twice")));
             }
             let observed = match result.strip_prefix("fail:") {
                 Some(reason) => Observed::Fails(reason.trim().to_owned()),
@@ -121,12 +121,12 @@ impl FromStr for Deviations {
     }
 }
 
-/// A file of deviations that makes no sense.
+/// A syntax error in a file of deviations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseDeviationsError {
-    /// Where the paragraph begins, counted from 1.
+    /// The number of the paragraph's first line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The cause of the error.
     pub reason: String,
 }
 

@@ -1,11 +1,11 @@
-//! What an RDMA device must do, as tests.
+//! Conformance tests for RDMA devices.
 //!
-//! The suite is written against Adverb's public API and is given a device: any device. Two queue pairs of that device
-//! talk to each other, on every transport and with every operation, and in every way that can go wrong. A test is named
-//! after the rule that it checks. It asserts what the InfiniBand specification says, not what some device does; what a
-//! device is known to do otherwise is listed in a file of [`Deviations`].
+//! The suite uses Adverb's public API, and runs on any device. Two queue pairs of the device communicate over every
+//! transport, with every operation, and in every error case. A test is named after the rule that it checks. It asserts
+//! the InfiniBand specification, not the behavior of a particular device. Known deviations of a device are listed in a
+//! file of [`Deviations`].
 //!
-//! Tests are skipped only by what the device says of itself ([`Need`]), and the reason is printed.
+//! A test is skipped only if the device's own attributes say that it lacks a feature ([`Need`]). The reason is printed.
 //!
 //! ```no_run
 //! use adverb_conformance::{Options, Suite};

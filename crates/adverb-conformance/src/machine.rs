@@ -1,4 +1,4 @@
-//! What tests ran on: the device, and the machine that it is in.
+//! Descriptions of the tested device and of its machine.
 
 use std::fs;
 use std::path::Path;
@@ -6,54 +6,54 @@ use std::path::Path;
 use adverb::verbs::{Device, DeviceAttributes};
 use serde::{Serialize, Serializer};
 
-/// The device that tests ran on. It has no addresses in it: a report may be shown to anybody.
+/// A description of the tested device. It contains no addresses, so a report can be published.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// The kernel's driver for it; `None` if it is made of software.
+    /// The device's kernel driver, or `None` for a software device.
     pub driver: Option<String>,
-    /// What it says of itself, but for its identifier.
+    /// The device's attributes. The GUID is not serialized.
     #[serde(serialize_with = "without_guid")]
     pub attributes: DeviceAttributes,
-    /// Its ports.
+    /// The device's ports.
     pub ports: Vec<PortReport>,
 }
 
-/// A port of the device that tests ran on.
+/// A description of a port of the tested device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PortReport {
-    /// Its number, from 1.
+    /// The port's number, from 1.
     pub number: u8,
-    /// Whether it carries data.
+    /// The port's state.
     pub state: String,
-    /// What is under it.
+    /// The port's link layer.
     pub link_layer: String,
-    /// The MTU that it has.
+    /// The port's active MTU in bytes.
     pub active_mtu: u16,
-    /// The largest MTU that it could have.
+    /// The port's maximum MTU in bytes.
     pub max_mtu: u16,
-    /// How many bytes a message may have.
+    /// The maximum size of a message in bytes.
     pub max_message_size: u32,
-    /// How many partition keys fit its table.
+    /// The size of the port's partition key table.
     pub pkeys: u16,
-    /// The kinds of addresses in its table: `RoCE v2, IPv4`.
+    /// The kinds of addresses in the port's GID table, such as `RoCE v2, IPv4`.
     pub gids: Vec<String>,
 }
 
-/// The machine that the device is in, and the software that drives it.
+/// A description of the tested device's machine and of its RDMA software.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SystemReport {
-    /// The kernel and its version.
+    /// The kernel's name and version.
     pub kernel: String,
-    /// The distribution.
+    /// The name of the Linux distribution.
     pub distribution: String,
-    /// The architecture of the processor.
+    /// The CPU architecture.
     pub architecture: String,
-    /// The libraries of rdma-core that are loaded: the files, which have versions in their names.
+    /// The file names of the loaded libraries of rdma-core, which contain their versions.
     pub libraries: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ impl DeviceReport {
 }
 
 impl SystemReport {
-    /// This machine, as far as it tells. Libraries are seen once they are loaded.
+    /// Describes this machine. Libraries are listed once they are loaded.
     pub(crate) fn here() -> SystemReport {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let line = |path: &str| read(path).trim().to_owned();
@@ -110,20 +110,20 @@ impl SystemReport {
     }
 }
 
-/// The kernel's driver for a device.
+/// Returns the kernel driver of a device.
 fn driver(device: &str) -> Option<String> {
     let driver = Path::new("/sys/class/infiniband").join(device).join("device/driver");
     Some(driver.canonicalize().ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The name of the distribution in /etc/os-release.
+/// Returns the name of the distribution in /etc/os-release.
 fn distribution(text: &str) -> Option<String> {
     let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
     Some(name.trim_matches('"').to_owned())
 }
 
-/// The libraries of rdma-core among the files in /proc/self/maps. (It also loads all drivers that it has, whatever devices
-/// there are: they say nothing.)
+/// Returns the libraries of rdma-core among the files in /proc/self/maps. (rdma-core loads all its drivers, so they are
+/// left out.)
 fn libraries(maps: &str) -> Vec<String> {
     let names = maps.lines().filter_map(|line| line.rsplit_once('/').map(|(_, name)| name));
     let is_rdma_core =

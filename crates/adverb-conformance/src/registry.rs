@@ -1,4 +1,4 @@
-//! The tests that there are, and what they need of a device.
+//! The registry of tests, and the device features that they need.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use adverb::verbs::{Device, GidEntry, LinkLayer, PortState};
 use crate::fixture::Fixture;
 use crate::suite;
 
-/// A test: a rule, and a function that checks it.
+/// A test of a rule.
 pub struct Test {
     pub(crate) name: &'static str,
     pub(crate) group: &'static str,
@@ -17,17 +17,17 @@ pub struct Test {
 }
 
 impl Test {
-    /// The rule that it checks, in words that are joined by underscores.
+    /// Returns the rule that the test checks, in words joined by underscores.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What the rule is about.
+    /// Returns the group of the rule.
     pub fn group(&self) -> &'static str {
         self.group
     }
 
-    /// What the device must have for the rule to make sense.
+    /// Returns the features that the device must have to run the test.
     pub fn needs(&self) -> &'static [Need] {
         self.needs
     }
@@ -54,55 +54,55 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// What a test needs of a device. A device says of itself whether it has it; nothing is tried.
+/// A device feature that a test needs. The device's attributes and tables say whether it has the feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Need {
     /// Atomic operations.
     Atomics,
-    /// Queues of this depth.
+    /// Queues of at least this depth.
     Depth(u32),
-    /// Requests of this many segments.
+    /// Requests with at least this many scatter-gather segments.
     Segments(u32),
     /// Shared receive queues.
     SharedReceives,
     /// Memory windows of type 2B.
     MemoryWindows,
-    /// Memory that is registered on demand, and written and read on reliable connections.
+    /// On-demand paging (ODP) with writes and reads on reliable connections.
     OnDemand,
-    /// Completion events that wait for company.
+    /// Moderation of completion events.
     Moderation,
     /// Completions with timestamps.
     Timestamps,
-    /// Multicast, with RoCE.
+    /// Multicast over RoCE.
     Multicast,
     /// A global IPv6 address.
     Ipv6,
-    /// Addresses of both kinds.
+    /// An IPv4 and a global IPv6 address.
     BothFamilies,
     /// A connection manager, and an IP address for it.
     ConnectionManager,
-    /// Two partitions to belong to.
+    /// Two partitions in the partition key table.
     TwoPartitions,
 }
 
 impl Need {
-    /// Why the device lacks it, or `None` if it doesn't.
+    /// Returns the reason if the device lacks the feature, and `None` if the device has it.
     ///
     /// # Errors
     ///
-    /// If the device can't be asked.
+    /// Returns an error if the device's ports or GIDs can't be queried.
     pub fn missing(self, device: &Device) -> adverb::Result<Option<String>> {
         let attributes = device.attributes();
         let at_least = |what: &str, has: u32, needed: u32| {
-            (has < needed).then(|| format!("the device's {what} is {has}, and {needed} is needed"))
+            (has < needed).then(|| format!("the device's {what} is {has}, but the test needs {needed}"))
         };
         Ok(match self {
             Need::Atomics => {
                 (!attributes.has_atomics).then(|| "the device has no atomic operations".to_owned())
             }
-            Need::Depth(depth) => at_least("largest queue depth", attributes.max_queue_depth, depth),
-            Need::Segments(count) => at_least("largest number of segments", attributes.max_sge, count),
+            Need::Depth(depth) => at_least("maximum queue depth", attributes.max_queue_depth, depth),
+            Need::Segments(count) => at_least("maximum number of segments", attributes.max_sge, count),
             Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
                 .then(|| "the device has no shared receive queues".to_owned()),
             Need::MemoryWindows => (!attributes.has_memory_windows)
@@ -110,21 +110,23 @@ impl Need {
             Need::OnDemand => {
                 let on_demand = attributes.odp;
                 let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
-                (!can).then(|| "the device can't register memory on demand".to_owned())
+                (!can).then(|| "the device has no on-demand paging (ODP) for reliable connections".to_owned())
             }
             Need::Moderation => attributes
                 .moderation
                 .is_none()
-                .then(|| "the device can't have completion events wait for company".to_owned()),
+                .then(|| "the device has no moderation of completion events".to_owned()),
             Need::Timestamps => attributes
                 .timestamp_clock
                 .is_none()
-                .then(|| "the device gives completions no timestamps".to_owned()),
+                .then(|| "the device has no completion timestamps".to_owned()),
             Need::Multicast => {
                 let is_roce = device.ports()?.iter().all(|port| port.link_layer == LinkLayer::Ethernet);
                 match (attributes.max_multicast_groups, is_roce) {
                     (0, _) => Some("the device has no multicast".to_owned()),
-                    (_, false) => Some("groups on InfiniBand are the subnet manager's".to_owned()),
+                    (_, false) => {
+                        Some("on InfiniBand the subnet manager owns the multicast groups".to_owned())
+                    }
                     _ => None,
                 }
             }
@@ -138,7 +140,7 @@ impl Need {
             }
             Need::TwoPartitions => two_partitions(device)?
                 .is_none()
-                .then(|| "the port's table of partition keys has but one partition".to_owned()),
+                .then(|| "the port's partition key table has only one partition".to_owned()),
             Need::BothFamilies => {
                 let both = has_address(device, IpAddr::is_ipv6)? && has_address(device, IpAddr::is_ipv4)?;
                 (!both).then(|| "the port doesn't have both IPv4 and global IPv6 addresses".to_owned())
@@ -147,22 +149,23 @@ impl Need {
     }
 }
 
-/// Whether the device has an address of a kind that is good beyond its link.
+/// Whether the device has an address of this kind that isn't link-local.
 fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
     Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.udp_address().ip())))
 }
 
-/// An IP address that the connection manager can use the device by.
+/// Returns an IP address by which the connection manager finds the device.
 pub(crate) fn address(device: &Device) -> adverb::Result<Option<IpAddr>> {
     let gids = device.gids()?;
-    // The addresses of hardware without an interface are another network namespace's; a software device has its own manager.
+    // A hardware GID without an interface belongs to another network namespace. A software device has its own
+    // connection manager.
     let is_soft = device.name().starts_with("soft");
     let is_usable = |entry: &&GidEntry| (entry.netdev.is_some() || is_soft) && !entry.gid.is_link_local();
     let mut usable = gids.iter().filter(is_usable);
     Ok(usable.next().map(|entry| entry.gid.ip()))
 }
 
-/// Two entries of the active port's table of partition keys that are of different partitions.
+/// Returns the indexes of two different partitions in the active port's partition key table.
 pub(crate) fn two_partitions(device: &Device) -> adverb::Result<Option<(u16, u16)>> {
     let Some(port) = device.ports()?.into_iter().find(|port| port.state == PortState::Active) else {
         return Ok(None);
@@ -170,33 +173,33 @@ pub(crate) fn two_partitions(device: &Device) -> adverb::Result<Option<(u16, u16
     Ok(different_partitions(&device.pkeys(port.number)?))
 }
 
-/// Two entries of a table of partition keys that are of different partitions. The uppermost bit only says whether it is a
-/// full membership; two that aren't may not talk to each other.
+/// Returns the indexes of two different partitions in a partition key table. The most significant bit is set for full
+/// membership; two limited members may not communicate.
 fn different_partitions(keys: &[u16]) -> Option<(u16, u16)> {
     let mut full = (0..).zip(keys).filter(|(_, key)| **key & 0x8000 != 0 && **key & 0x7fff != 0);
     let (one, key) = full.next()?;
     full.find(|(_, other)| *other != key).map(|(other, _)| (one, other))
 }
 
-/// Tests to run.
+/// A set of tests to run.
 #[derive(Debug)]
 pub struct Suite {
     pub(crate) tests: Vec<&'static Test>,
 }
 
 impl Suite {
-    /// All tests that there are.
+    /// Returns a suite of all tests.
     pub fn all() -> Suite {
         Suite { tests: suite::GROUPS.iter().copied().flatten().collect() }
     }
 
-    /// Those of them whose group or name contains `words`.
+    /// Keeps the tests whose group or name contains `words`.
     #[must_use]
     pub fn matching(self, words: &str) -> Suite {
         self.matching_any(&[words])
     }
 
-    /// Those of them whose group or name contains any of these; all, if there are none of these.
+    /// Keeps the tests whose group or name contains any of `words`. Keeps all tests if `words` is empty.
     #[must_use]
     pub fn matching_any<S: AsRef<str>>(mut self, words: &[S]) -> Suite {
         let fits = |text: &str| words.iter().any(|words| text.contains(words.as_ref()));
@@ -204,7 +207,7 @@ impl Suite {
         self
     }
 
-    /// The tests.
+    /// Returns the tests.
     pub fn tests(&self) -> impl ExactSizeIterator<Item = &'static Test> {
         self.tests.iter().copied()
     }
@@ -220,7 +223,7 @@ mod rules {
     fn every_rule_has_its_own_name() {
         let mut names = HashSet::new();
         for test in Suite::all().tests() {
-            assert!(names.insert(test.name()), "{} is there twice", test.name());
+            assert!(names.insert(test.name()), "{} occurs twice", test.name());
         }
     }
 

@@ -1,4 +1,4 @@
-//! What became of the tests.
+//! Test reports.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,57 +8,57 @@ use serde::Serialize;
 
 use crate::{DeviceReport, SystemReport};
 
-/// What became of all tests of a run, and on what they ran.
+/// A report of a run: the results of all tests, the device and the machine.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The version of this form: fields may be added without another one.
+    /// The version of the report's format. Added fields don't change it.
     pub format: u32,
-    /// The version of the suite, and of Adverb.
+    /// The version of the suite and of Adverb.
     pub version: &'static str,
-    /// The device.
+    /// The tested device.
     pub device: DeviceReport,
-    /// The machine.
+    /// The device's machine.
     pub system: SystemReport,
-    /// The tests, in the order in which they ran.
+    /// The test results, in the order of the run.
     pub tests: Vec<TestResult>,
 }
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TestResult {
-    /// The rule.
+    /// The rule that the test checks.
     pub name: &'static str,
-    /// What the rule is about.
+    /// The group of the rule.
     pub group: &'static str,
-    /// What became of it.
+    /// The outcome of the test.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Whether this is what was to be expected: a pass, a skip, or just what is listed as the device's deviation.
+    /// Whether the outcome is expected: a pass, a skip, or exactly the listed deviation of the device.
     pub expected: bool,
-    /// Why a test that deviates as listed does so.
+    /// The cause of the device's listed deviation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deviation: Option<String>,
-    /// How long it took, in seconds.
+    /// The duration of the test in seconds.
     pub seconds: f64,
 }
 
-/// How a test ended.
+/// The outcome of a test.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "result", rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The device keeps the rule.
+    /// The device follows the rule.
     Passed,
-    /// It doesn't.
+    /// The device breaks the rule.
     Failed {
-        /// What it does instead, on one line.
+        /// The observed behavior, on one line.
         reason: String,
     },
-    /// The device says that it can't, or the test must not be run.
+    /// The device lacks a feature, or the test must not run.
     Skipped {
-        /// What is missing.
+        /// The missing feature, or the reason not to run the test.
         reason: String,
     },
 }
@@ -67,13 +67,15 @@ impl fmt::Display for TestResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.outcome, self.expected, &self.deviation) {
             (Outcome::Passed, true, _) => f.write_str("ok"),
-            (Outcome::Passed, false, _) => f.write_str("FAILED: it passes, and is listed as a deviation"),
+            (Outcome::Passed, false, _) => {
+                f.write_str("FAILED: the test passes but is listed as a deviation")
+            }
             (Outcome::Failed { .. } | Outcome::Skipped { .. }, true, Some(cause)) => {
-                write!(f, "deviates as listed: {cause}")
+                write!(f, "listed deviation: {cause}")
             }
             (Outcome::Failed { reason }, _, None) => write!(f, "FAILED: {reason}"),
             (Outcome::Failed { reason }, _, Some(_)) => {
-                write!(f, "FAILED otherwise than the listed deviation: {reason}")
+                write!(f, "FAILED unlike the listed deviation: {reason}")
             }
             (Outcome::Skipped { reason }, _, _) => write!(f, "skipped: {reason}"),
         }
@@ -81,33 +83,33 @@ impl fmt::Display for TestResult {
 }
 
 impl TestResult {
-    /// Passed, or deviates as listed.
+    /// Whether the test passed or shows its listed deviation.
     fn counts_as_passed(&self) -> bool {
         self.expected && (self.outcome == Outcome::Passed || self.deviation.is_some())
     }
 }
 
 impl Report {
-    /// Whether every test passed, was skipped because the device can't, or deviates just as listed.
+    /// Whether every test passed, was skipped, or shows exactly its listed deviation.
     pub fn is_as_expected(&self) -> bool {
         self.tests.iter().all(|test| test.expected)
     }
 
-    /// How many passed, a listed deviation counting as such; failed; and were skipped.
+    /// Returns the number of passed, failed and skipped tests. A listed deviation counts as passed.
     pub fn counts(&self) -> (usize, usize, usize) {
         count(self.tests.iter())
     }
 
-    /// The report for machines.
+    /// Returns the report as JSON.
     ///
     /// # Errors
     ///
-    /// If it can't be written down, which doesn't happen.
+    /// Returns an error if serialization fails, which doesn't happen.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self)
     }
 
-    /// All of the report for people: what the tests ran on, and the [table](Report::table).
+    /// Returns the report as text: the device, the machine and the [table](Report::table).
     pub fn text(&self) -> String {
         let DeviceReport { name, driver, attributes, ports } = &self.device;
         let SystemReport { kernel, distribution, architecture, libraries } = &self.system;
@@ -134,7 +136,7 @@ impl Report {
         text + &self.table()
     }
 
-    /// The report for people: a line for each group, the deviations, what went wrong, and the sum.
+    /// Returns the results as text: a line for each group, the unexpected and skipped tests, and the totals.
     pub fn table(&self) -> String {
         let mut seen = HashSet::new();
         let groups: Vec<&str> =
@@ -154,7 +156,8 @@ impl Report {
         }
         let deviating = self.tests.iter().filter(|test| test.expected && test.deviation.is_some()).count();
         if deviating > 0 {
-            text += &format!("{deviating} of those that passed deviate from the standard as is listed\n");
+            text +=
+                &format!("{deviating} of the passed tests show a listed deviation from the specification\n");
         }
         let (passed, failed, skipped) = self.counts();
         text + &format!("{passed} passed, {failed} failed, {skipped} skipped\n")
@@ -173,7 +176,7 @@ fn count<'a>(tests: impl Iterator<Item = &'a TestResult>) -> (usize, usize, usiz
     })
 }
 
-/// Seconds, for a report.
+/// Returns a duration in seconds, rounded to milliseconds.
 pub(crate) fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e3).round() / 1e3
 }
@@ -238,8 +241,8 @@ mod tests {
              another       0       2        1      0.8\n\
              a_rule: FAILED: new\n\
              a_rule: skipped: no atomics\n\
-             a_rule: FAILED: it passes, and is listed as a deviation\n\
-             1 of those that passed deviate from the standard as is listed\n\
+             a_rule: FAILED: the test passes but is listed as a deviation\n\
+             1 of the passed tests show a listed deviation from the specification\n\
              2 passed, 2 failed, 1 skipped\n"
         );
         assert!(!report().is_as_expected());

@@ -11,16 +11,16 @@ use crate::fixture::Fixture;
 use crate::report::seconds;
 use crate::{Deviations, DeviceReport, Observed, Outcome, Report, Suite, SystemReport, Test, TestResult};
 
-/// How to run tests.
+/// The options of [`Suite::run`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long one test may take; a minute unless set.
+    /// The time limit of one test. The default is one minute.
     pub time_limit: Duration,
-    /// What the device is known to do its own way; nothing unless set.
+    /// The known deviations of the device. The default is none.
     pub deviations: Deviations,
-    /// How many packets in a million are lost between the device's queue pairs, on purpose; none unless set. Datagrams and
-    /// unreliable connections may then lose messages, but not parts of them, and no more than twice as many.
+    /// The injected packet loss between the device's queue pairs, in packets per million. The default is 0. With loss,
+    /// datagrams and unreliable connections may lose whole messages, up to twice this rate.
     pub loss: u32,
 }
 
@@ -31,12 +31,11 @@ impl Default for Options {
 }
 
 impl Suite {
-    /// Runs the tests on the device of this name, one after the other, each with objects of its own. `each` hears of
-    /// every test when it is done.
+    /// Runs the tests in order on the device with this name, each with its own objects. Calls `each` after every test.
     ///
     /// # Errors
     ///
-    /// If the device can't be opened or asked. A test that fails is no error.
+    /// Returns an error if the device can't be opened or queried. A failed test is not an error.
     pub fn run(
         &self,
         device: &str,
@@ -51,7 +50,7 @@ impl Suite {
             let outcome = match missing(test, &opened)? {
                 Some(reason) => Outcome::Skipped { reason },
                 None if known.is_some_and(|known| known.observed == Observed::NotRun) => {
-                    Outcome::Skipped { reason: "it would take the machine down".to_owned() }
+                    Outcome::Skipped { reason: "the test would crash the machine".to_owned() }
                 }
                 None => run(test, device, options),
             };
@@ -77,7 +76,7 @@ impl Suite {
     }
 }
 
-/// What the device lacks that the test needs.
+/// Returns the reason if the device lacks a feature that the test needs.
 fn missing(test: &Test, device: &Device) -> adverb::Result<Option<String>> {
     for need in test.needs {
         if let Some(reason) = need.missing(device)? {
@@ -87,39 +86,41 @@ fn missing(test: &Test, device: &Device) -> adverb::Result<Option<String>> {
     Ok(None)
 }
 
-/// Runs a test on a thread of its own, which is left behind if it takes too long.
+/// Runs a test on its own thread, which keeps running if the time limit expires.
 fn run(test: &Test, device: &str, options: &Options) -> Outcome {
     let (sender, receiver) = mpsc::channel();
     let (check, device) = (test.check, device.to_owned());
     let Options { time_limit, loss, .. } = *options;
     let thread = thread::Builder::new().name(test.name.to_owned()).spawn(move || {
         let result = Fixture::new(&device, loss).and_then(|fixture| fixture.eventually(|| check(&fixture)));
-        // Nobody listens when it took too long.
+        // The receiver is dropped if the time limit expired.
         let _ = sender.send(result);
     });
     let thread = match thread {
         Ok(thread) => thread,
-        Err(error) => return failed(&format!("no thread could be started: {error}")),
+        Err(error) => return failed(&format!("could not start a thread: {error}")),
     };
     match receiver.recv_timeout(time_limit) {
         Ok(Ok(())) => Outcome::Passed,
         Ok(Err(error)) => failed(&format!("{error:#}")),
-        Err(mpsc::RecvTimeoutError::Timeout) => failed(&format!("it isn't done after {time_limit:?}")),
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            failed(&format!("the test did not finish within {time_limit:?}"))
+        }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
-            Ok(()) => failed("it ended without a result"),
-            Err(panic) => failed(&format!("it panicked: {}", words(&*panic))),
+            Ok(()) => failed("the test ended without a result"),
+            Err(panic) => failed(&format!("the test panicked: {}", words(&*panic))),
         },
     }
 }
 
-/// A failure, with a reason of one line.
+/// Returns a failure with a one-line reason.
 fn failed(reason: &str) -> Outcome {
     let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     Outcome::Failed { reason }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it didn't say why")
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

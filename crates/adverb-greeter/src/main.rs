@@ -1,4 +1,4 @@
-//! gRPC over RDMA: tonic's server and client, on Adverb's streams instead of TCP's.
+//! gRPC over RDMA: tonic's server and client over Adverb's streams instead of TCP.
 //!
 //! ```text
 //! $ cargo run --release -p adverb-greeter -- serve 127.0.0.1:7471
@@ -27,8 +27,8 @@ async fn main() -> anyhow::Result<()> {
 
 async fn serve(address: &str) -> anyhow::Result<()> {
     let listener = Listener::bind(address).await?;
-    println!("listening at {}", listener.local_addr());
-    // With tonic's code generator, a `GreeterServer` would stand here. (A String is protobuf's `StringValue`.)
+    println!("listening on {}", listener.local_addr());
+    // A real program uses the `GreeterServer` from tonic's code generator. (A String is protobuf's `StringValue`.)
     let hello = |name: Request<String>| async move {
         Ok::<_, Status>(Response::new(format!("hello, {}", name.into_inner())))
     };

@@ -1,4 +1,4 @@
-//! Asks Adverb, and the kernel about what Adverb can't say.
+//! Collects the devices from Adverb, and from sysfs the devices that rdma-core doesn't list.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use super::inventory::{
 };
 use super::kernel::Kernel;
 
-/// All devices of this machine, each as far as it answers.
+/// Returns all devices of this machine.
 pub(super) fn everything() -> Inventory {
     let kernel = Kernel::new();
     let (mut devices, mut problem) = match verbs::Device::list_hardware() {
@@ -22,7 +22,8 @@ pub(super) fn everything() -> Inventory {
     if devices.is_empty() && problem.is_none() {
         problem = Some(Problem {
             kind: ProblemKind::NoDevices,
-            message: "there are no RDMA devices on this machine but software".to_owned(),
+            message: "this machine has no RDMA hardware or soft-RoCE devices, only software devices"
+                .to_owned(),
             hints: how_to_get_a_device(),
         });
     }
@@ -39,7 +40,7 @@ pub(super) fn everything() -> Inventory {
     Inventory { version: VERSION, devices, software, problem }
 }
 
-/// Why there is no list.
+/// Returns the reason why the devices could not be listed.
 fn not_listed(error: &Error) -> Problem {
     let (kind, hints) = match error {
         Error::NotInstalled { .. } => {
@@ -51,28 +52,29 @@ fn not_listed(error: &Error) -> Problem {
     Problem { kind, message: without_hint(error), hints }
 }
 
-/// What to do where there is no device.
+/// Returns hints for a machine without devices.
 fn how_to_get_a_device() -> Vec<String> {
     [
-        "an RDMA card needs its driver: for a ConnectX, `modprobe mlx5_ib`",
-        "without a card, soft-RoCE makes a device of a network interface, such as eth0: \
+        "for an RDMA NIC, load its driver: for a ConnectX, `modprobe mlx5_ib`",
+        "without an RDMA NIC, create a soft-RoCE device on a network interface, such as eth0: \
          `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`",
-        "both are done as root; for a container or a sandbox, on its host",
+        "run both as root; for a container or a sandbox, on its host",
     ]
     .map(str::to_owned)
     .into()
 }
 
-/// Adds the devices that the kernel has and rdma-core doesn't list.
+/// Adds the kernel's devices that rdma-core doesn't list.
 fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Problem>) {
     for name in kernel.devices() {
         if devices.iter().any(|device| device.name == name) {
             continue;
         }
         let unusable = match problem.map(|problem| problem.kind) {
-            Some(ProblemKind::NoRdmaCore) => {
-                Unusable { reason: "rdma-core, which drives it, isn't installed".to_owned(), hint: None }
-            }
+            Some(ProblemKind::NoRdmaCore) => Unusable {
+                reason: "rdma-core, which contains its user-space driver, is not installed".to_owned(),
+                hint: None,
+            },
             _ => kernel.why_unlisted(&name),
         };
         let guid = kernel.guid(&name);
@@ -80,7 +82,7 @@ fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Pro
     }
 }
 
-/// What a device says of itself; or why it says nothing.
+/// Returns the attributes of a device, or the reason why it can't be opened.
 fn device(info: DeviceInfo) -> Device {
     let guid = Some(guid_in_words(info.guid));
     if let Some(reason) = info.unsupported_reason {
@@ -95,12 +97,12 @@ fn device(info: DeviceInfo) -> Device {
     device
 }
 
-/// A device of which no more is known than this.
+/// Returns a device without attributes.
 fn unknown_device(name: String, guid: Option<String>, unusable: Option<Unusable>) -> Device {
     Device { name, guid, unusable, firmware: None, vendor_id: None, vendor_part_id: None, ports: Vec::new() }
 }
 
-/// Opens a device and asks it for the rest.
+/// Opens a device and adds its attributes, ports and GIDs.
 fn fill(device: &mut Device) -> adverb::Result<()> {
     let open = verbs::Device::open(&device.name)?;
     let attributes = open.attributes();
@@ -110,7 +112,7 @@ fn fill(device: &mut Device) -> adverb::Result<()> {
     let entries = open.gids()?;
     for found in open.ports()? {
         let mut port = port(&found, &entries);
-        // Without a GID there is none to choose, which is seen from the table.
+        // A port without GIDs has no choice. The table shows that.
         if let Ok(chosen) = open.gid_for(found.number, None) {
             port.choose(chosen.index);
         }
@@ -119,7 +121,7 @@ fn fill(device: &mut Device) -> adverb::Result<()> {
     Ok(())
 }
 
-/// A port, with its part of the device's GIDs.
+/// Returns a port with its GIDs.
 fn port(port: &verbs::Port, entries: &[GidEntry]) -> Port {
     let link_layer = match port.link_layer {
         verbs::LinkLayer::InfiniBand => LinkLayer::InfiniBand,
@@ -165,12 +167,12 @@ fn gid(entry: &GidEntry) -> Gid {
     }
 }
 
-/// A GUID as `ibv_devinfo` writes it.
+/// Formats a GUID like `ibv_devinfo`.
 fn guid_in_words(guid: u64) -> String {
     [48, 32, 16, 0].map(|shift| format!("{:04x}", (guid >> shift) & 0xffff)).join(":")
 }
 
-/// What an error says, without the hint that its text ends with.
+/// Returns the text of an error without the hint at its end.
 fn without_hint(error: &Error) -> String {
     let text = error.to_string();
     match text.split_once("\n  hint: ") {

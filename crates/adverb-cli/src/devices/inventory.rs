@@ -1,68 +1,68 @@
-//! What is printed: plain data, whose shape is that of the JSON.
+//! The data that is printed, in the structure of the JSON output.
 
 use std::net::IpAddr;
 
 use serde::Serialize;
 
-/// The version of the JSON. Fields may be added without another one; what is there keeps its name and meaning.
+/// The version of the JSON output. Added fields don't change it; existing fields keep their names and meanings.
 pub(super) const VERSION: u32 = 1;
 
-/// All that is known about this machine's RDMA devices.
+/// The RDMA devices of this machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Inventory {
     /// Always [`VERSION`].
     pub version: u32,
-    /// The devices, those that can't be used among them.
+    /// The devices, including unusable ones.
     pub devices: Vec<Device>,
-    /// The software devices that could be opened at addresses of this machine.
+    /// The software devices that can be opened at addresses of this machine.
     pub software: Vec<Software>,
-    /// Why they couldn't be listed, or why there are none but software.
+    /// The reason why the devices could not be listed, or why there are only software devices.
     pub problem: Option<Problem>,
 }
 
-/// A software device that could be opened.
+/// A software device that can be opened.
 #[derive(Debug, Serialize)]
 pub(super) struct Software {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// The address that it would have.
+    /// The device's address.
     pub address: IpAddr,
 }
 
 impl Inventory {
-    /// Whether the question couldn't be answered.
+    /// Whether the devices could not be listed.
     pub(super) fn is_failure(&self) -> bool {
         self.devices.is_empty() && self.problem.as_ref().is_some_and(Problem::is_failure)
     }
 }
 
-/// Why devices couldn't be listed, or why there are none.
+/// The reason why devices could not be listed, or why there are none.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem {
-    /// For programs.
+    /// The kind of problem, for programs.
     pub kind: ProblemKind,
-    /// For people.
+    /// The message, for people.
     pub message: String,
-    /// What to try.
+    /// Suggested actions.
     pub hints: Vec<String>,
 }
 
-/// What kept devices from being listed.
+/// The kind of a [`Problem`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ProblemKind {
-    /// The devices were listed, and there are none.
+    /// There are no devices.
     NoDevices,
-    /// rdma-core isn't installed.
+    /// rdma-core is not installed.
     NoRdmaCore,
-    /// The kernel has no RDMA, or doesn't offer it to programs.
+    /// The kernel has no RDMA support, or doesn't expose it to programs.
     NoKernelSupport,
-    /// Something else.
+    /// Another error.
     Failed,
 }
 
 impl Problem {
-    /// Whether the question couldn't even be asked.
+    /// Whether the devices could not be listed.
     pub(super) fn is_failure(&self) -> bool {
         self.kind != ProblemKind::NoDevices
     }
@@ -71,53 +71,53 @@ impl Problem {
 /// A device.
 #[derive(Debug, Serialize)]
 pub(super) struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its globally unique identifier, as `ibv_devinfo` writes it: `0000:00ff:fe00:7701`.
+    /// The device's GUID, in the format of `ibv_devinfo`: `0000:00ff:fe00:7701`.
     pub guid: Option<String>,
-    /// Why it can't be used, if it can't.
+    /// The reason why the device can't be used, if any.
     pub unusable: Option<Unusable>,
-    /// The version of its firmware, if it has any.
+    /// The version of the device's firmware, if it has any.
     pub firmware: Option<String>,
-    /// Its maker's number.
+    /// The vendor ID.
     pub vendor_id: Option<u32>,
-    /// Its maker's number for the part.
+    /// The vendor's part ID.
     pub vendor_part_id: Option<u32>,
-    /// Its ports.
+    /// The device's ports.
     pub ports: Vec<Port>,
 }
 
-/// Why a device can't be used.
+/// The reason why a device can't be used.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Unusable {
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// What to try.
+    /// Suggested actions.
     pub hint: Option<String>,
 }
 
 /// A port of a device.
 #[derive(Debug, Serialize)]
 pub(super) struct Port {
-    /// Its number, from 1.
+    /// The port's number, from 1.
     pub number: u8,
-    /// Whether it carries data.
+    /// The port's state.
     pub state: PortState,
-    /// What is under it.
+    /// The port's link layer.
     pub link_layer: LinkLayer,
-    /// The MTU that it has, in bytes.
+    /// The port's active MTU in bytes.
     pub active_mtu: u16,
-    /// The largest MTU that it could have, in bytes.
+    /// The port's maximum MTU in bytes.
     pub max_mtu: u16,
-    /// Its local identifier. Only InfiniBand has them.
+    /// The port's LID (InfiniBand only).
     pub lid: Option<u16>,
-    /// How many bytes a message may have.
+    /// The maximum size of a message in bytes.
     pub max_message_size: u32,
-    /// The used entries of its GID table.
+    /// The used entries of the port's GID table.
     pub gids: Vec<Gid>,
 }
 
-/// Whether a port carries data.
+/// The state of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PortState {
@@ -129,7 +129,7 @@ pub(super) enum PortState {
     Unknown,
 }
 
-/// What is under a port.
+/// The link layer of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum LinkLayer {
     #[serde(rename = "infiniband")]
@@ -147,24 +147,24 @@ pub(super) struct Gid {
     pub index: u32,
     /// The GID, as an IPv6 address.
     pub gid: String,
-    /// The IP address that it stands for, with RoCE.
+    /// The IP address of the GID (RoCE only).
     pub ip: Option<IpAddr>,
-    /// The UDP port of a software device that has another than RoCE's 4791, so that only Adverb's devices reach it.
+    /// The UDP port of a software device that doesn't use RoCE's 4791. Only Adverb's devices can reach it.
     pub udp_port: Option<u16>,
-    /// What goes on the wire for it.
+    /// The GID's protocol.
     #[serde(rename = "type")]
     pub gid_type: GidType,
-    /// The network interface that it comes from, with RoCE.
+    /// The network interface of the GID (RoCE only).
     pub netdev: Option<String>,
-    /// Whether it is only good within one link.
+    /// Whether the address is link-local.
     pub link_local: bool,
-    /// Whether Adverb chooses it if no address is named.
+    /// Whether Adverb uses this GID by default.
     pub chosen: bool,
-    /// Why Adverb chooses another one before it.
+    /// The reason why Adverb prefers another GID.
     pub passed_over: Option<PassedOver>,
 }
 
-/// What goes on the wire for a GID.
+/// The protocol of a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum GidType {
     #[serde(rename = "infiniband")]
@@ -177,25 +177,25 @@ pub(super) enum GidType {
     Unknown,
 }
 
-/// Why another GID of the port is chosen before this one.
+/// The reason why Adverb prefers another GID of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum PassedOver {
-    /// It is only good within one link.
+    /// The address is link-local.
     #[serde(rename = "link_local")]
     LinkLocal,
-    /// It is for RoCE v1, which isn't routed.
+    /// The GID is for RoCE v1, which isn't routed.
     #[serde(rename = "roce_v1")]
     RoceV1,
-    /// It is IPv6, where there is IPv4.
+    /// The address is IPv6, and the port has IPv4.
     #[serde(rename = "ipv6")]
     Ipv6,
-    /// It is as good as the other one, which comes first in the table.
+    /// The chosen GID is equivalent, and has a lower index.
     #[serde(rename = "later_index")]
     LaterIndex,
 }
 
 impl Port {
-    /// Marks the GID with this index as the chosen one, and the others with why they aren't.
+    /// Marks the GID with this index as chosen, and the others with the reasons why they aren't.
     pub(super) fn choose(&mut self, index: u32) {
         let Some(at) = self.gids.iter().position(|gid| gid.index == index) else {
             return;
@@ -207,16 +207,16 @@ impl Port {
         }
     }
 
-    /// The GID that Adverb chooses if no address is named.
+    /// Returns the GID that Adverb uses by default.
     pub(super) fn chosen(&self) -> Option<&Gid> {
         self.gids.iter().find(|gid| gid.chosen)
     }
 }
 
 impl Gid {
-    /// In what way this GID is worse than the one that was chosen.
+    /// Returns the reason why the chosen GID is preferred over this one.
     fn compared_to(&self, chosen: &Gid) -> PassedOver {
-        // A RoCE v1 entry shows that it is one; that it is link-local too says more.
+        // The table shows that an entry is RoCE v1; link-local is the stronger reason.
         if self.link_local && !chosen.link_local {
             PassedOver::LinkLocal
         } else if self.gid_type == GidType::RoceV1 && chosen.gid_type != GidType::RoceV1 {
@@ -233,7 +233,7 @@ impl Gid {
     }
 }
 
-/// Hand-made data, for tests.
+/// Sample data for tests.
 #[cfg(test)]
 pub(super) mod samples {
     use std::net::IpAddr;

@@ -1,60 +1,63 @@
-//! What the kernel itself says about RDMA devices, in sysfs.
+//! The kernel's RDMA devices in sysfs.
 //!
-//! rdma-core lists only the devices that it can drive, and is silent about the others. The kernel knows them all:
-//! what it has and rdma-core hasn't is what a person looks for in vain.
+//! rdma-core lists only the devices that it can drive. The kernel lists all of them, so the difference shows the
+//! devices that a user misses.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::inventory::Unusable;
 
-/// The kernel's files about RDMA.
+/// The kernel's RDMA files.
 pub(super) struct Kernel {
     root: PathBuf,
 }
 
 impl Kernel {
-    /// Those of this machine.
+    /// Returns the files of this machine.
     pub(super) fn new() -> Kernel {
         Kernel { root: PathBuf::from("/") }
     }
 
-    /// The names of the devices that the kernel has, in order.
+    /// Returns the sorted names of the kernel's devices.
     pub(super) fn devices(&self) -> Vec<String> {
         names_in(&self.root.join(CLASS))
     }
 
-    /// The GUID of a device.
+    /// Returns the GUID of a device.
     pub(super) fn guid(&self, device: &str) -> Option<String> {
         let text = fs::read_to_string(self.root.join(CLASS).join(device).join("node_guid")).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// Why a device that the kernel has is none that rdma-core lists.
+    /// Returns the reason why rdma-core doesn't list a device of the kernel.
     pub(super) fn why_unlisted(&self, device: &str) -> Unusable {
         let Some(node) = self.node(device) else {
             return Unusable {
-                reason: "the kernel doesn't offer it to programs".to_owned(),
-                hint: Some("load the kernel's module for that: `modprobe ib_uverbs`".to_owned()),
+                reason: "the kernel does not expose it to programs".to_owned(),
+                hint: Some("load the kernel module: `modprobe ib_uverbs`".to_owned()),
             };
         };
         if !self.root.join("dev/infiniband").join(&node).exists() {
             return Unusable {
-                reason: format!("there is no /dev/infiniband/{node} to use it through"),
-                hint: Some("a container must be given it: `docker run --device=/dev/infiniband`".to_owned()),
+                reason: format!("its device file /dev/infiniband/{node} does not exist"),
+                hint: Some(
+                    "pass the device files to the container: `docker run --device=/dev/infiniband`"
+                        .to_owned(),
+                ),
             };
         }
         Unusable {
             reason: "rdma-core has no driver for it".to_owned(),
             hint: Some(
-                "install those that there are: `apt install ibverbs-providers` on Debian and Ubuntu, \
+                "install the drivers: `apt install ibverbs-providers` on Debian and Ubuntu, \
                  the package rdma-core elsewhere"
                     .to_owned(),
             ),
         }
     }
 
-    /// The name of the file through which programs use a device: `uverbs0`, say.
+    /// Returns the name of a device's file in /dev/infiniband, such as `uverbs0`.
     fn node(&self, device: &str) -> Option<String> {
         let class = self.root.join("sys/class/infiniband_verbs");
         let is_of_device = |node: &String| {
@@ -66,7 +69,7 @@ impl Kernel {
 
 const CLASS: &str = "sys/class/infiniband";
 
-/// The names of what is in a directory, in order; none if it isn't there.
+/// Returns the sorted names of a directory's entries, or none if it doesn't exist.
 fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -79,7 +82,7 @@ fn names_in(directory: &Path) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A directory with such files; it goes with the value.
+    /// A temporary directory of files, which is removed on drop.
     struct Files(Kernel);
 
     impl Files {
@@ -102,7 +105,7 @@ mod tests {
 
     const GUID: (&str, &str) = ("sys/class/infiniband/rxe0/node_guid", "0000:00ff:fe00:7701\n");
     const NODE: (&str, &str) = ("sys/class/infiniband_verbs/uverbs3/ibdev", "rxe0\n");
-    /// It lies beside the nodes, and is none.
+    /// A file beside the device entries.
     const VERSION: (&str, &str) = ("sys/class/infiniband_verbs/abi_version", "6\n");
     const DEV: (&str, &str) = ("dev/infiniband/uverbs3", "");
 

@@ -1,4 +1,4 @@
-//! `adverb devices`: what RDMA devices there are, or why there are none.
+//! `adverb devices`: lists RDMA devices, or the reason why there are none.
 
 mod ask;
 mod inventory;
@@ -10,22 +10,23 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-/// What `adverb devices` takes.
+/// The options of `adverb devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit status is 0 if there is a device, or there could be. Why there is none
-but software (rdma-core isn't installed, say, or the kernel has no RDMA) goes to
-standard error; with --json, to `problem`.
+The exit status is 0 if there is a device, or if devices could be listed and
+there are none. If there are only software devices, the reason (for example,
+rdma-core is not installed, or the kernel has no RDMA support) is printed to
+standard error, or as `problem` with --json.
 
   adverb devices
   adverb devices --json | jq -r '.devices[].ports[].gids[] | select(.chosen).ip'")]
 pub(crate) struct Args {
-    /// Print JSON; its fields keep their names and meanings while `version` is 1.
+    /// Print JSON. Its fields keep their names and meanings while `version` is 1.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints them.
+/// Prints the devices.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let inventory = ask::everything();
     let output = match args.json {
@@ -46,17 +47,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if inventory.is_failure() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Why no device can be used.
+/// The reason why no device can be used.
 pub(crate) struct Absence {
-    /// In a line.
+    /// The reason in one line.
     pub(crate) message: String,
-    /// With what to do.
+    /// The reason with hints.
     pub(crate) text: String,
-    /// Whether devices couldn't even be asked for.
+    /// Whether the devices could not be listed.
     pub(crate) is_failure: bool,
 }
 
-/// The names of the devices that can be used, or why there are none.
+/// Returns the names of the usable devices, or the reason why there are none.
 pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
     let inventory = ask::everything();
     let usable = inventory.devices.iter().filter(|device| device.unusable.is_none());
@@ -69,7 +70,7 @@ pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
             is_failure: inventory.is_failure(),
         }),
         None => {
-            let message = "none of the devices can be used: `adverb devices` says why".to_owned();
+            let message = "no device can be used: run `adverb devices` for the reasons".to_owned();
             Err(Absence { text: format!("error: {message}\n"), message, is_failure: true })
         }
     }

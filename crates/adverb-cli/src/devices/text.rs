@@ -8,7 +8,7 @@ use super::inventory::{
 use crate::prose::{HINT, wrap};
 use crate::table::{Column, Table};
 
-/// The tables of devices, ports and GIDs, with what there is to say about them.
+/// Returns the tables of devices, ports and GIDs, with remarks.
 pub(super) fn tables(inventory: &Inventory) -> String {
     let devices = &inventory.devices;
     let parts = [
@@ -23,7 +23,7 @@ pub(super) fn tables(inventory: &Inventory) -> String {
     parts.join("\n")
 }
 
-/// Why there are no devices, or none but software, and what to do.
+/// Returns the reason why there are no devices or only software devices, with hints.
 pub(super) fn problem(problem: &Problem, is_failure: bool) -> String {
     let prefix = if is_failure { "error: " } else { "" };
     let mut text = wrap(&format!("{prefix}{}", problem.message));
@@ -31,14 +31,16 @@ pub(super) fn problem(problem: &Problem, is_failure: bool) -> String {
     text
 }
 
-/// How to open software devices that others reach; nothing if there is nowhere.
+/// Returns the names of the software devices that peers could reach, or nothing if this machine has no address for
+/// them.
 fn software(software: &[Software]) -> String {
     let names: Vec<&str> = software.iter().map(|software| software.name.as_str()).collect();
     match names.len() {
         0 => String::new(),
         _ => wrap(&format!(
-            "A software device that others reach can be opened as {}: whoever can send packets there can send it RDMA's.",
-            names.join(", ")
+            "To let other hosts reach a software device, open it as {}. Any host that can send packets to its \
+             address can then send it RDMA packets.",
+            names.join(" or ")
         )),
     }
 }
@@ -117,7 +119,7 @@ fn gid_table(devices: &[Device]) -> Table<8> {
     table
 }
 
-/// What a GID stands for, where that can't be seen from it.
+/// Returns the address of a GID, if the GID itself doesn't show it.
 fn place(gid: &Gid) -> String {
     match (gid.ip, gid.udp_port) {
         (Some(ip), Some(port)) => SocketAddr::new(ip, port).to_string(),
@@ -126,29 +128,30 @@ fn place(gid: &Gid) -> String {
     }
 }
 
-/// What the marks of the GID table mean; nothing if there are none.
+/// Returns the legend of the GID table, or nothing if the table has no marks.
 fn legend(devices: &[Device]) -> String {
     let chosen: Vec<&Gid> = ports(devices).filter_map(|(_, port)| port.chosen()).collect();
     if chosen.is_empty() {
         return String::new();
     }
     let mut text =
-        "* is the GID that Adverb uses, unless the program names an address or an index.".to_owned();
+        "* is the GID that Adverb uses unless the program chooses an address or an index.".to_owned();
     if chosen.iter().any(|gid| gid.gid_type != GidType::InfiniBand) {
-        text += " It prefers RoCE v2, as v1 isn't routed; then what isn't link-local (fe80::), as that means \
-                 nothing beyond one link; then IPv4; then the lowest index.";
+        text += " Adverb prefers RoCE v2, because v1 is not routed; then addresses that are not link-local (fe80::), \
+                 because those are valid on one link only; then IPv4; then the lowest index.";
     }
     if ports(devices).any(|(_, port)| port.gids.iter().any(|gid| gid.udp_port.is_some())) {
-        text += " Where a UDP port is shown, another program has RoCE's 4791, and only Adverb's devices reach this one.";
+        text += " A GID with a UDP port belongs to a software device whose address has RoCE's port 4791 in use by \
+                 another program: only Adverb's devices can reach it.";
     }
     wrap(&text)
 }
 
-/// What keeps devices and ports from working, with what to do about it.
+/// Returns the reasons why devices and ports don't work, with hints.
 fn remarks(devices: &[Device]) -> String {
     let devices_unusable = devices.iter().filter_map(|device| {
         let Unusable { reason, hint } = device.unusable.as_ref()?;
-        Some((format!("{} can't be used: {reason}", device.name), hint.clone()))
+        Some((format!("{} cannot be used: {reason}", device.name), hint.clone()))
     });
     let ports_idle = ports(devices).filter_map(|(device, port)| {
         let (what, hint) = remark(port)?;
@@ -158,7 +161,7 @@ fn remarks(devices: &[Device]) -> String {
     let mut text = String::new();
     while let Some((what, hint)) = remarks.next() {
         text += &wrap(&what);
-        // Devices mostly fail together: one hint is for all that follow each other.
+        // Devices often fail for the same reason: consecutive remarks share one hint.
         let is_said_next = remarks.peek().is_some_and(|(_, next)| *next == hint);
         if let Some(hint) = hint.filter(|_| !is_said_next) {
             text += &wrap(&format!("{HINT}{hint}"));
@@ -167,29 +170,28 @@ fn remarks(devices: &[Device]) -> String {
     text
 }
 
-/// What keeps a port from working, and what to do about it.
+/// Returns the reason why a port doesn't work, and a hint.
 fn remark(port: &Port) -> Option<(&'static str, String)> {
     let netdev = port.gids.iter().find_map(|gid| gid.netdev.as_deref()).unwrap_or("INTERFACE");
-    let add_address = || format!("add one: `ip address add ADDRESS/LENGTH dev {netdev}`");
+    let add_address = || format!("add an address: `ip address add ADDRESS/LENGTH dev {netdev}`");
     match (port.link_layer, port.state) {
         (LinkLayer::Ethernet, PortState::Active) => match port.chosen() {
             None => Some(("has no address", add_address())),
-            Some(gid) if gid.link_local => Some((
-                "has no address but a link-local one, which means nothing beyond its link",
-                add_address(),
-            )),
+            Some(gid) if gid.link_local => {
+                Some(("has only a link-local address, which is valid on one link only", add_address()))
+            }
             Some(_) => None,
         },
         (_, PortState::Active) => None,
         (LinkLayer::Ethernet, _) => Some((
-            "carries no data",
-            format!("is its network interface up (`ip link set {netdev} up`), and is there a cable?"),
+            "is not active",
+            format!("bring its network interface up (`ip link set {netdev} up`) and check the cable"),
         )),
         (_, PortState::Init | PortState::Armed) => Some((
             "waits for a subnet manager",
-            "one must run on the subnet: in a switch, or as `opensm` on a machine".to_owned(),
+            "run a subnet manager in a switch of the subnet, or `opensm` on a host".to_owned(),
         )),
-        _ => Some(("carries no data", "is there a cable, and is its other end on?".to_owned())),
+        _ => Some(("is not active", "check the cable and the device at its other end".to_owned())),
     }
 }
 
@@ -197,7 +199,7 @@ fn ports(devices: &[Device]) -> impl Iterator<Item = (&Device, &Port)> {
     devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)))
 }
 
-/// A port as `rdma link` names it.
+/// Returns a port's name in the format of `rdma link`.
 fn port_name(device: &Device, port: &Port) -> String {
     format!("{}/{}", device.name, port.number)
 }
@@ -230,7 +232,7 @@ fn gid_type(gid_type: GidType) -> &'static str {
     }
 }
 
-/// Why a GID isn't the chosen one.
+/// Returns the reason why Adverb doesn't choose a GID.
 fn passed_over(reason: PassedOver) -> &'static str {
     match reason {
         PassedOver::LinkLocal => "link-local",
@@ -240,7 +242,7 @@ fn passed_over(reason: PassedOver) -> &'static str {
     }
 }
 
-/// A number of bytes, in the largest unit that it is a multiple of.
+/// Formats a number of bytes in the largest unit that divides it.
 fn size(bytes: u32) -> String {
     match bytes.trailing_zeros() {
         10..20 => format!("{} KiB", bytes >> 10),
@@ -274,9 +276,10 @@ mlx5_0/1  active  Ethernet  1024     4096        1 GiB    -
    mlx5_0/1      4  2001:db8::7               -          RoCE v2  enp65s0f0np0  IPv6
    mlx5_0/1      5  ::ffff:192.0.2.8          192.0.2.8  RoCE v2  enp65s0f0np0  later index
 
-* is the GID that Adverb uses, unless the program names an address or an index.
-  It prefers RoCE v2, as v1 isn't routed; then what isn't link-local (fe80::),
-  as that means nothing beyond one link; then IPv4; then the lowest index.
+* is the GID that Adverb uses unless the program chooses an address or an index.
+  Adverb prefers RoCE v2, because v1 is not routed; then addresses that are not
+  link-local (fe80::), because those are valid on one link only; then IPv4; then
+  the lowest index.
 "
         );
     }
@@ -305,7 +308,7 @@ ib0/1  active  InfiniBand  1024     4096        1 GiB    7
    PORT   INDEX  GID                     IPv4  TYPE        NETDEV  WHY NOT
 *  ib0/1      0  fe80::c42:a103:12:3456  -     InfiniBand  -       -
 
-* is the GID that Adverb uses, unless the program names an address or an index.
+* is the GID that Adverb uses unless the program chooses an address or an index.
 ";
         assert!(text.ends_with(shown), "{text}");
     }
@@ -332,10 +335,10 @@ mlx5_0  -     -         -       -     no
 mlx5_1  -     -         -       -     no
 siw0    -     -         -       -     no
 
-mlx5_0 can't be used: there is no uverbs0
-mlx5_1 can't be used: there is no uverbs1
+mlx5_0 cannot be used: there is no uverbs0
+mlx5_1 cannot be used: there is no uverbs1
   hint: in a container?
-siw0 can't be used: iWARP needs its connection manager
+siw0 cannot be used: iWARP needs its connection manager
 "
         );
     }
@@ -351,7 +354,7 @@ siw0 can't be used: iWARP needs its connection manager
         };
         let (roce, ib) = (LinkLayer::Ethernet, LinkLayer::InfiniBand);
         assert_eq!(remark_of(roce, PortState::Active, &["2001:db8::7"]), "");
-        assert!(remark_of(roce, PortState::Active, &[]).starts_with("has no address: add one"));
+        assert!(remark_of(roce, PortState::Active, &[]).starts_with("has no address: add an address"));
         assert!(remark_of(roce, PortState::Active, &["fe80::7"]).contains("link-local"));
         assert!(remark_of(roce, PortState::Down, &["fe80::7"]).contains("`ip link set enp65s0f0np0 up`"));
         assert_eq!(remark_of(ib, PortState::Active, &["fe80::7"]), "");

@@ -1,4 +1,4 @@
-//! `adverb peertest`: do two devices understand each other?
+//! `adverb peertest`: tests two devices against each other.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -8,64 +8,66 @@ use adverb::verbs::{Device, PathMtu};
 use adverb_conformance::peer::{self, Case, CaseOutcome, CaseResult, Port, Session, Settings};
 use anyhow::{Context, Result};
 
-/// What `adverb peertest` takes.
+/// The options of `adverb peertest`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Two machines, or two processes of one, each with a device: one listens, the
-other says what is done. They agree over TCP, and what is tried goes from device
-to device: every transport and operation, in both directions, empty messages,
-single packets and many, and every byte is compared.
+Two processes, usually on two machines, each open a device. One listens; the
+other connects over TCP and chooses the test cases. The cases run between the
+devices: every transport and operation in both directions, with empty messages,
+single packets and many packets. Every received byte is compared.
 
   adverb peertest --device mlx5_0 --listen 192.0.2.7:7472
   adverb peertest --device mlx5_1 --peer 192.0.2.7:7472
 
-The exit status is 0 if nothing failed. Whoever connects may use the device of
-the one who listens for the tests: listen where only those connect whom you know.")]
+The exit status is 0 if no case failed. Any host that connects can run the tests
+on the listener's device, so listen only on a trusted network.")]
 pub(crate) struct Args {
-    /// The device, by its name: see `adverb devices`.
+    /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
     device: Option<String>,
-    /// The address of the device to use, if it has several.
+    /// The device's address to use, if it has several.
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
     #[command(flatten)]
     role: Role,
-    /// The MTU of connections, and the longest datagram: what both devices have unless given.
+    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller active MTU of both
+    /// devices.
     #[arg(long, value_name = "BYTES", value_parser = mtu, requires = "peer")]
     mtu: Option<PathMtu>,
-    /// The network loses packets: messages may be absent, but not damaged, where nothing brings them again.
+    /// Allow lost messages on unreliable transports, for a network that loses packets. Messages that arrive must be
+    /// complete.
     #[arg(long, requires = "peer")]
     lossy: bool,
-    /// Try only this, such as `rc-write:forward`; may be given again.
+    /// Run only this case, such as `rc-write:forward`. The option can be repeated.
     #[arg(long, value_name = "OPERATION:DIRECTION", requires = "peer")]
     only: Vec<Case>,
-    /// Print a line of JSON for everything that was tried, and nothing else.
+    /// Print one line of JSON per case, and nothing else.
     #[arg(long, requires = "peer")]
     json: bool,
-    /// Only list what can be tried.
+    /// List the cases and exit.
     #[arg(long)]
     list: bool,
 }
 
-/// Which of the two this is.
+/// The role of this process.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 struct Role {
-    /// Where to wait (over TCP) for the other.
+    /// Listen for the peer on this TCP address.
     #[arg(long, value_name = "ADDRESS:PORT", required_unless_present_any = ["list", "peer"])]
     listen: Option<String>,
-    /// Where the other waits.
+    /// Connect to the listening peer at this TCP address.
     #[arg(long, value_name = "ADDRESS:PORT")]
     peer: Option<String>,
 }
 
 fn mtu(text: &str) -> Result<PathMtu, String> {
-    let bytes: usize = text.parse().map_err(|_| "that is no number of bytes".to_owned())?;
+    let bytes: usize = text.parse().map_err(|_| "the MTU must be a number of bytes".to_owned())?;
     let found = PathMtu::at_most(bytes).filter(|mtu| usize::from(mtu.bytes()) == bytes);
-    found.ok_or_else(|| "it is 256, 512, 1024, 2048 or 4096".to_owned())
+    found.ok_or_else(|| "the MTU must be 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
-/// Serves a peer, or tries everything with one.
+/// Serves a peer, or runs the cases with one.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let Some(device) = args.device.as_ref().filter(|_| !args.list) else {
         Case::all().for_each(|case| println!("{case}"));
@@ -78,9 +80,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     if let Some(address) = &args.role.listen {
         let listener =
-            TcpListener::bind(address).with_context(|| format!("could not listen at {address}"))?;
-        eprintln!("waiting at {} for a peer: `adverb peertest --peer …`", listener.local_addr()?);
-        let (stream, _) = listener.accept().context("could not take a connection")?;
+            TcpListener::bind(address).with_context(|| format!("could not listen on {address}"))?;
+        eprintln!(
+            "listening on {}: run `adverb peertest --peer …` on the other machine",
+            listener.local_addr()?
+        );
+        let (stream, _) = listener.accept().context("could not accept a connection")?;
         peer::serve(port, stream)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -114,10 +119,10 @@ fn tell(result: &CaseResult, json: bool) -> Result<()> {
     let line = if json {
         serde_json::to_string(result)?
     } else {
-        // In columns that line up: the longest name is that of `rc-write-imm:forward`.
+        // As wide as the longest name, `rc-write-imm:forward`.
         format!("{:20}  {result}", result.case.to_string())
     };
-    // Whoever follows wants to see each at once.
+    // Each result is shown at once.
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

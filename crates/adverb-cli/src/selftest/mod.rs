@@ -1,4 +1,4 @@
-//! `adverb selftest`: does a device do what an RDMA device must do?
+//! `adverb selftest`: runs the conformance tests on a device.
 
 mod progress;
 
@@ -14,71 +14,71 @@ use anyhow::{Context, Result, ensure};
 
 use progress::Progress;
 
-/// What `adverb selftest` takes.
+/// The options of `adverb selftest`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Two queue pairs of the device talk to each other, on a port that is active: no
-peer is needed, and nothing leaves the machine but what the port itself sends.
-The exit status is 0 if the device keeps every rule, or breaks only those that
-it is known to break.
+The tests connect queue pairs of the device to each other on an active port. They
+need no peer, and send no packets except through that port. The exit status is 0
+if the device follows every rule, except for its known deviations.
 
   adverb selftest --device mlx5_0 --report mlx5_0.json
 
-writes mlx5_0.json for programs and mlx5_0.txt for people. Neither has addresses
-or identifiers in it. Please send them, whatever they say: the README tells how.")]
+writes the report to mlx5_0.json and, as text, to mlx5_0.txt. The report contains
+no addresses and no GUIDs. Please send us your report, whatever the results are:
+see the README.")]
 pub(crate) struct Args {
-    /// The device, by its name: see `adverb devices`.
+    /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
     device: Option<String>,
-    /// What the packets between the queue pairs of a software device go over.
+    /// The link between the queue pairs of the software device `soft`.
     #[arg(long, value_enum, value_name = "LINK", requires = "device")]
     link: Option<Link>,
-    /// How many packets in a hundred that link is to lose.
+    /// The packet loss to inject into the link, in percent.
     #[arg(long, value_name = "PERCENT", requires = "link", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=50))]
     loss: u32,
-    /// What losses follow from.
+    /// The seed of the injected packet loss.
     #[arg(long, value_name = "NUMBER", requires = "link", default_value_t = 1)]
     seed: u64,
-    /// Where to write what was found: JSON, and beside it the same as text (.txt).
+    /// Write the report to this file as JSON, and as text to a file with the extension .txt.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Run only tests whose group or name contains this; may be given again.
+    /// Run only the tests whose group or name contains this text. The option can be repeated.
     #[arg(long, value_name = "WORDS")]
     filter: Vec<String>,
-    /// What the device is known to do its own way, instead of what Adverb knows of it.
+    /// Read the device's known deviations from this file, instead of using Adverb's list.
     #[arg(long, value_name = "FILE")]
     deviations: Option<PathBuf>,
-    /// How long one test may take.
+    /// The time limit of one test.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     time_limit: u64,
-    /// Print a line for every test, not only for those with something to say.
+    /// Print a line for every test, not only for failed and skipped tests.
     #[arg(long, short)]
     verbose: bool,
-    /// Only list the tests.
+    /// List the tests and exit.
     #[arg(long)]
     list: bool,
 }
 
-/// What the packets of a software device go over.
+/// The link of a software device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Link {
-    /// Nothing: they go from queue pair to queue pair.
+    /// No link: packets are delivered directly between the queue pairs.
     Loopback,
-    /// A switch in memory, which checks them as a network's receivers do.
+    /// A switch in memory, with ICRC checks as on a network.
     Mem,
     /// UDP sockets.
     Udp,
-    /// UDP sockets where another device has RoCE's port: addresses say which they have instead.
+    /// UDP sockets on another port than RoCE's 4791, as when another program uses it.
     UdpPort,
 }
 
-/// Opens the software device that the options describe, if they do.
+/// Opens the software device for `--link`, if it is given.
 fn open_link(args: &Args) -> Result<Option<Device>> {
     let Some(link) = args.link else { return Ok(None) };
-    ensure!(args.device.as_deref() == Some("soft"), "--link is for the device soft");
+    ensure!(args.device.as_deref() == Some("soft"), "--link needs --device soft");
     let mut device = match link {
         Link::Loopback => {
-            ensure!(args.loss == 0, "without a link nothing is lost");
+            ensure!(args.loss == 0, "--loss needs a link other than loopback");
             SoftDevice::loopback()
         }
         Link::Mem => {
@@ -90,7 +90,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
         }
         Link::Udp => SoftDevice::new().loopback_via_link(),
         Link::UdpPort => {
-            // One that hardly anybody else has.
+            // A port that other programs hardly use.
             let port = Gid::PORTS.start() + (std::process::id() % 256) as u16;
             let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
             let device = SoftDevice::at_addr(at(Ipv4Addr::LOCALHOST.into())).loopback_via_link();
@@ -109,14 +109,17 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
 /// Runs the tests.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for words in &args.filter {
-        ensure!(Suite::all().matching(words).tests().len() > 0, "no test has a group or name with “{words}”");
+        ensure!(
+            Suite::all().matching(words).tests().len() > 0,
+            "no test has a group or name that contains `{words}`"
+        );
     }
     let suite = Suite::all().matching_any(&args.filter);
     let Some(name) = args.device.as_deref().filter(|_| !args.list) else {
         suite.tests().for_each(|test| println!("{}: {}", test.group(), test.name()));
         return Ok(ExitCode::SUCCESS);
     };
-    // While it is open, it is found by its name.
+    // While the device is open, its name finds it.
     let opened = open_link(args)?;
     let name = opened.as_ref().map_or(name, Device::name);
     let mut options = Options::default();
@@ -124,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     options.loss = args.loss * 10_000;
     options.deviations = deviations(args.deviations.as_deref(), name)?;
     if let Some(file) = &args.report {
-        // Better now than after minutes of tests.
+        // Fail before the tests, not after them.
         write(file, "")?;
     }
     let mut progress = Progress::new(suite.tests().map(|test| test.name()).collect());
@@ -145,20 +148,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if report.is_as_expected() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the device is known to do its own way.
+/// Returns the known deviations of the device.
 fn deviations(file: Option<&Path>, device: &str) -> Result<Deviations> {
     let Some(file) = file else {
         return Ok(Deviations::known(Device::open(device)?.attributes()));
     };
     let text = fs::read_to_string(file).with_context(|| format!("could not read {}", file.display()))?;
-    text.parse::<Deviations>().with_context(|| format!("{} makes no sense", file.display()))
+    text.parse::<Deviations>().with_context(|| format!("could not parse {}", file.display()))
 }
 
 fn save(report: &Report, file: &Path) -> Result<()> {
     let text = text_beside(file);
     write(file, &(report.to_json()? + "\n"))?;
     write(&text, &report.text())?;
-    eprintln!("the report is in {} and {}: please send it to us", file.display(), text.display());
+    eprintln!("wrote the report to {} and {}: please send it to us", file.display(), text.display());
     Ok(())
 }
 
@@ -166,7 +169,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("could not write {}", file.display()))
 }
 
-/// Where the text goes if the JSON goes to `file`.
+/// Returns the path of the text report for the JSON report at `file`.
 fn text_beside(file: &Path) -> PathBuf {
     match file.extension().is_some_and(|extension| extension == "txt") {
         true => file.with_extension("txt.txt"),

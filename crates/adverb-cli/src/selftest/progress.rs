@@ -1,38 +1,38 @@
-//! How far it is.
+//! A progress bar.
 
 use std::io::{self, IsTerminal, Write};
 
-/// A line at the bottom of a terminal that says how far it is and what is under way. Elsewhere there is none.
+/// A progress bar at the bottom of a terminal, with the name of the running test. Without a terminal nothing is shown.
 pub(super) struct Progress {
     names: Vec<&'static str>,
     done: usize,
     is_shown: bool,
 }
 
-/// How many characters the bar has.
+/// The length of the bar in characters.
 const BAR: usize = 24;
 
-/// How long the line gets, so that it fits any terminal.
+/// The maximum length of the line, which fits any terminal.
 const WIDTH: usize = 79;
 
-/// Goes to the beginning of the line, and clears it.
+/// The escape sequence that clears the line.
 const CLEAR: &str = "\r\x1b[K";
 
 impl Progress {
-    /// Nothing is done yet of what has these names.
+    /// Shows a progress bar for tests with these names.
     pub(super) fn new(names: Vec<&'static str>) -> Progress {
         let progress = Progress { names, done: 0, is_shown: io::stderr().is_terminal() };
         progress.show();
         progress
     }
 
-    /// One more is done.
+    /// Counts one more finished test.
     pub(super) fn advance(&mut self) {
         self.done += 1;
         self.show();
     }
 
-    /// Prints a line that stays.
+    /// Prints a line above the bar.
     pub(super) fn line(&self, text: &str) {
         self.hide();
         println!("{text}");
@@ -41,7 +41,7 @@ impl Progress {
 
     fn show(&self) {
         if self.is_shown {
-            // It is only a bar: whoever can't see it misses nothing.
+            // A failed write only hides the bar.
             let _ = write!(io::stderr(), "{CLEAR}{}", bar(&self.names, self.done));
         }
     }
@@ -59,7 +59,7 @@ impl Drop for Progress {
     }
 }
 
-/// The line.
+/// Returns the line with the bar.
 fn bar(names: &[&str], done: usize) -> String {
     let full = BAR * done / names.len().max(1);
     let name = names.get(done).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `adverb stat`: what devices do, and how much of it goes wrong.
+//! `adverb stat`: shows the rates of devices' counters.
 
 mod sample;
 mod text;
@@ -14,35 +14,35 @@ use anyhow::{Context, Result};
 use crate::devices::{self, Absence};
 use sample::{PortSample, Sample, VERSION};
 
-/// What `adverb stat` takes.
+/// The options of `adverb stat`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Prints what was counted in each interval: how much, how much a second, and for
-what shouldn't happen on a healthy network (marked with !) how often per million
-packets. The counters are the device's own, for all programs that use it, under
-the names that its driver gives them.
+Prints the increase of each counter per interval and its rate per second. Error
+counters, which don't increase on a healthy network, are marked with ! and also
+shown per million packets. The counters belong to the device, include all
+programs that use it, and have the names that its driver gives them.
 
   adverb stat --device mlx5_0 --interval 5
   adverb stat --count 1 --json | jq '.ports[].errors'")]
 pub(crate) struct Args {
-    /// A device, by its name; may be given again. All that can be used, unless given.
+    /// The name of a device. The option can be repeated. The default is all usable devices.
     #[arg(long, value_name = "NAME")]
     device: Vec<String>,
-    /// How long an interval is.
+    /// The length of an interval.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
-    /// How many intervals; on and on, unless given.
+    /// The number of intervals. The default is no limit.
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
-    /// Print counters that stand still, too.
+    /// Also print counters that did not change.
     #[arg(long, short)]
     all: bool,
-    /// Print JSON, one line per interval; its fields keep their names and meanings while `version` is 1.
+    /// Print JSON, one line per interval. Its fields keep their names and meanings while `version` is 1.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints them until there were enough intervals.
+/// Prints the counters for the given number of intervals.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let names = if args.device.is_empty() { devices::usable() } else { Ok(args.device.clone()) };
     let names = match names {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut number = 0;
     while args.count.is_none_or(|count| number < count.get()) {
         number += 1;
-        // From the start, so that what printing takes doesn't add up.
+        // Relative to the start, so that the time for printing doesn't accumulate.
         let until = start + args.interval.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX));
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
         let ports = watched.iter_mut().map(Watched::sample).collect::<Result<Vec<_>>>()?;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A port, and what it had counted when it was last looked at.
+/// A port with its counters at the end of the last interval.
 struct Watched {
     device: Device,
     port: u8,
@@ -90,7 +90,7 @@ impl Watched {
     }
 }
 
-/// Says why there is nothing to be counted.
+/// Prints the reason why there are no counters.
 fn nothing(args: &Args, absence: &Absence) -> Result<ExitCode> {
     if args.json {
         let problem = Some(absence.message.clone());
@@ -113,12 +113,14 @@ fn print(args: &Args, sample: &Sample) -> Result<()> {
         .context("could not write to standard output")
 }
 
-/// A time of at least the 10 ms for which the kernel keeps what it has read.
+/// Parses a time of at least 10 ms, for which the kernel caches counters.
 fn seconds(word: &str) -> std::result::Result<Duration, String> {
-    let number: f64 = word.parse().map_err(|_| "it isn't a number".to_owned())?;
+    let number: f64 = word.parse().map_err(|_| "the interval must be a number of seconds".to_owned())?;
     let duration = Duration::try_from_secs_f64(number).map_err(|error| error.to_string())?;
     if duration < Duration::from_millis(10) {
-        return Err("the kernel counts anew every 0.01 s at most".to_owned());
+        return Err(
+            "the interval must be at least 0.01 s, because the kernel caches counters that long".to_owned()
+        );
     }
     Ok(duration)
 }

@@ -1,67 +1,67 @@
-//! What is printed: plain data, whose shape is that of the JSON.
+//! The data that is printed, in the structure of the JSON output.
 
 use std::collections::BTreeMap;
 
 use adverb::verbs::{Counters, CountersDelta};
 use serde::Serialize;
 
-/// The version of the JSON. Fields may be added without another one; what is there keeps its name and meaning.
+/// The version of the JSON output. Added fields don't change it; existing fields keep their names and meanings.
 pub(super) const VERSION: u32 = 1;
 
-/// What was counted in an interval.
+/// The counters of all ports in an interval.
 #[derive(Debug, Serialize)]
 pub(super) struct Sample {
     /// Always [`VERSION`].
     pub version: u32,
-    /// When the interval ended, in seconds since 1970.
+    /// The end of the interval, in seconds since 1970.
     pub time: f64,
-    /// What each port counted.
+    /// The counters of each port.
     pub ports: Vec<PortSample>,
-    /// Why there is nothing to be counted.
+    /// The reason why there are no counters.
     pub problem: Option<String>,
 }
 
-/// What a port counted in an interval.
+/// The counters of a port in an interval.
 #[derive(Debug, Serialize)]
 pub(super) struct PortSample {
-    /// The device.
+    /// The device's name.
     pub device: String,
     /// The number of the port, from 1.
     pub port: u8,
-    /// How long the interval was, in seconds.
+    /// The length of the interval in seconds.
     pub seconds: f64,
-    /// Packets sent and received, if the device counts them.
+    /// The packets sent and received, if the device counts them.
     pub packets: Option<Rate>,
-    /// What shouldn't happen, all of it together.
+    /// The sum of all error counters.
     pub errors: Rate,
-    /// Errors per million packets, if there were packets.
+    /// The number of errors per million packets, if there were packets.
     pub errors_per_million: Option<f64>,
-    /// All counters, by the driver's name.
+    /// All counters, by the driver's names.
     pub counters: BTreeMap<String, Counter>,
 }
 
-/// How much it was in an interval.
+/// The increase of a counter in an interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Rate {
-    /// Altogether.
+    /// The increase.
     pub count: u64,
-    /// Per second.
+    /// The increase per second.
     pub rate: f64,
 }
 
-/// A counter.
+/// A counter in an interval.
 #[derive(Debug, Serialize)]
 pub(super) struct Counter {
-    /// What it has counted since the device was started.
+    /// The total since the device started.
     pub total: u64,
-    /// What it counted in the interval.
+    /// The increase in the interval.
     #[serde(flatten)]
     pub grown: Rate,
-    /// Whether it counts what shouldn't happen.
+    /// Whether this is an error counter.
     pub error: bool,
 }
 
-/// What drivers call their counters of packets: sent and received.
+/// The drivers' names of the counters of sent and received packets.
 const PACKETS: &[[&str; 2]] = &[
     ["sent_pkts", "rcvd_pkts"],
     ["port_xmit_packets", "port_rcv_packets"],
@@ -104,13 +104,13 @@ fn per_second(count: u64, difference: &CountersDelta) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// How many that is per million of packets; `None` if there were none.
+/// Returns `count` per million packets, or `None` if there were no packets.
 #[expect(clippy::cast_precision_loss, reason = "as above")]
 pub(super) fn per_million(count: u64, packets: u64) -> Option<f64> {
     (packets > 0).then(|| count as f64 * 1e6 / packets as f64)
 }
 
-/// Hand-made data, for tests.
+/// Sample data for tests.
 #[cfg(test)]
 pub(super) mod samples {
     use super::*;

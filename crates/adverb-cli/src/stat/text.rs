@@ -1,9 +1,9 @@
-//! A sample as text for people.
+//! Samples as text.
 
 use super::sample::{PortSample, Sample, per_million};
 use crate::table::{Column, Table};
 
-/// A table for each port: what has moved, or with `all` everything.
+/// Returns a table for each port, with the counters that changed or, with `all`, all counters.
 pub(super) fn tables(sample: &Sample, all: bool) -> String {
     sample.ports.iter().map(|port| port_table(port, all)).collect()
 }
@@ -36,10 +36,10 @@ fn port_table(port: &PortSample, all: bool) -> String {
     text + "\n"
 }
 
-/// The interval in a few words.
+/// Returns a summary of the interval.
 fn summary(port: &PortSample) -> String {
     if port.counters.is_empty() {
-        return "the device counts nothing".to_owned();
+        return "the device has no counters".to_owned();
     }
     let packets = match port.packets {
         Some(packets) => format!("{:.1} packets/s, ", packets.rate),
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn device_that_counts_nothing_says_so() {
         let text = text(false, |port| port.counters.clear());
-        assert_eq!(text, "rxe0 port 1, 2.00 s: the device counts nothing\n\n");
+        assert_eq!(text, "rxe0 port 1, 2.00 s: the device has no counters\n\n");
     }
 
     #[test]

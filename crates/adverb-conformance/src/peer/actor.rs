@@ -51,7 +51,7 @@ impl Actor {
             self.close();
             return Ok(Answer::Done);
         }
-        self.stage.as_mut().context("nothing is open")?.obey(command)
+        self.stage.as_mut().context("no queue pair is open")?.obey(command)
     }
 
     /// Ends a case. The memory stays for the next.
@@ -123,7 +123,9 @@ impl Stage {
                 return Ok(Answer::Word(self.store.memory.word(0)?.swap(word, Ordering::SeqCst)));
             }
             Command::Bind => return self.bind(),
-            Command::Hello(_) | Command::Open(_) | Command::Close | Command::Bye => bail!("not here"),
+            Command::Hello(_) | Command::Open(_) | Command::Close | Command::Bye => {
+                bail!("unexpected command")
+            }
         }
         Ok(Answer::Done)
     }
@@ -132,7 +134,7 @@ impl Stage {
         if self.transport == Transport::Ud {
             return Ok(self.qp.move_to_rts()?);
         }
-        let mtu = PathMtu::at_most(connect.mtu.into()).context("there is no such MTU")?;
+        let mtu = PathMtu::at_most(connect.mtu.into()).context("invalid MTU")?;
         // As patient as can be: Linux's rxe counts losses between two acknowledgements, whatever arrives meanwhile.
         let options = ConnectOptions::new().mtu(mtu).max_rd_atomic(connect.max_rd_atomic).retry_count(7);
         Ok(self.qp.connect_with(&connect.peer, &options)?)
@@ -180,15 +182,15 @@ impl Stage {
             let place = candidates.iter().position(|index| came.matches(&batch, *index, kind).is_ok());
             let Some(place) = place else {
                 came.matches(&batch, candidates[0], kind)?;
-                bail!("a message of {} bytes came that isn't one of those sent", came.bytes.len());
+                bail!("a received message of {} bytes equals none of the sent ones", came.bytes.len());
             };
             heard.indices.push(missing.remove(place));
         }
         let came = heard.indices.len();
-        ensure!(lossy || missing.is_empty(), "{came} of {expected} messages of {} bytes came", batch.len);
+        ensure!(lossy || missing.is_empty(), "{came} of {expected} messages of {} bytes arrived", batch.len);
         if invalidated.is_some() {
             let window = self.window.as_ref().context("there is no window")?;
-            ensure!(!window.is_bound(), "the window is bound all the same");
+            ensure!(!window.is_bound(), "the window is still bound");
         }
         Ok(heard)
     }
@@ -203,7 +205,7 @@ impl Stage {
             let complete = indices.len() == batch.count as usize;
             if complete || Instant::now() >= deadline {
                 let count = indices.len();
-                ensure!(complete || *lossy, "{count} of {} writes are whole", batch.count);
+                ensure!(complete || *lossy, "{count} of {} writes are complete", batch.count);
                 return Ok(Heard { indices });
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -212,7 +214,7 @@ impl Stage {
 
     fn perform(&mut self, perform: &Perform) -> Result<()> {
         let Perform { action, batch, memory, recipient, refused } = perform;
-        ensure!(batch.count <= DEPTH, "so many requests don't fit the queue");
+        ensure!(batch.count <= DEPTH, "the batch exceeds the queue's depth");
         let recipient = recipient.as_ref().map(|peer| self.qp.ud_destination(peer, QKEY)).transpose()?;
         for index in 0..batch.count {
             let mut bytes = self.store.take(batch.len as usize)?;
@@ -232,7 +234,7 @@ impl Stage {
         for index in 0..batch.count {
             let completion = self.sent(index)?;
             if *refused {
-                expect("what the peer must refuse", &completion, Status::RemoteAccess)?;
+                expect("the request without access", &completion, Status::RemoteAccess)?;
                 continue;
             }
             completion.success().with_context(|| format!("request {index} of {} bytes", batch.len))?;
@@ -248,7 +250,7 @@ impl Stage {
     /// Operations on one word, each of which depends on the one before it; some that must not change it.
     fn atomics(&mut self, atomics: &Atomics) -> Result<u64> {
         let Atomics { swap, count, mut word, memory } = *atomics;
-        ensure!(count <= DEPTH, "so many requests don't fit the queue");
+        ensure!(count <= DEPTH, "the batch exceeds the queue's depth");
         let mut before = Vec::new();
         for index in 0..count {
             before.push(word);
@@ -270,7 +272,10 @@ impl Stage {
             completion.success().with_context(|| format!("atomic {index}"))?;
             let bytes = completion.into_buffer().context("the completion has no buffer")?;
             let original = u64::from_ne_bytes(bytes[..].try_into()?);
-            ensure!(original == before, "atomic {index} gave {original:#x}, and the word was {before:#x}");
+            ensure!(
+                original == before,
+                "atomic {index} returned {original:#x}, but the word was {before:#x}"
+            );
             self.store.keep(Some(bytes));
         }
         Ok(word)
@@ -305,7 +310,7 @@ impl Stage {
     fn sent(&mut self, index: u32) -> Result<Completion> {
         let completion = self.next(false, Instant::now() + PATIENCE)?;
         let completion =
-            completion.with_context(|| format!("request {index} didn't complete in {PATIENCE:?}"))?;
+            completion.with_context(|| format!("request {index} did not complete within {PATIENCE:?}"))?;
         ensure!(
             completion.tag() == u64::from(index),
             "request {} completed before {index}",
@@ -327,7 +332,7 @@ impl Stage {
             });
         }
         let CompletedOperation::Recv { immediate, invalidated, .. } = operation else {
-            bail!("it is no receive: {completion}")
+            bail!("the completion is not that of a receive: {completion}")
         };
         let message = match self.transport {
             Transport::Ud => completion.into_datagram()?.message,
@@ -355,7 +360,7 @@ impl Came {
         ensure!(self.immediate == immediate, "immediate data is {:x?}, not {immediate:x?}", self.immediate);
         if kind == Kind::Message {
             let (came, sent) = (self.bytes.len(), batch.len as usize);
-            ensure!(came == sent, "{came} bytes came, not {sent}");
+            ensure!(came == sent, "{came} bytes arrived, not {sent}");
             check(&self.bytes, batch.seed_of(index)).with_context(|| format!("message {index}"))?;
         }
         Ok(())

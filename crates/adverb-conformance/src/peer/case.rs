@@ -1,4 +1,4 @@
-//! What can be tried between two devices, and what became of it.
+//! Test cases between two devices, and their results.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,24 +7,24 @@ use serde::{Serialize, Serializer};
 
 use super::script::{Counts, Lacking};
 
-/// One thing that is tried.
+/// A test case between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 pub struct Case {
-    /// What is done.
+    /// The operation under test.
     pub operation: Operation,
-    /// By which of the two.
+    /// The direction of the operation.
     pub direction: Direction,
 }
 
 impl Case {
-    /// All that there are.
+    /// Returns all cases.
     pub fn all() -> impl Iterator<Item = Case> {
         let both = |operation| Direction::ALL.map(|direction| Case { operation, direction });
         Operation::ALL.into_iter().flat_map(both)
     }
 }
 
-/// As it is written on command lines: `rc-write-imm:forward`.
+/// Formats the case as on command lines: `rc-write-imm:forward`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.operation, self.direction)
@@ -37,7 +37,7 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Case, String> {
         Case::all().find(|case| case.to_string() == text).ok_or_else(|| {
             let names = Operation::ALL.map(|operation| operation.to_string()).join(", ");
-            format!("no case is called “{text}”: one of {names}, with `:forward` or `:reverse` after it")
+            format!("there is no case `{text}`: the cases are {names}, each with `:forward` or `:reverse`")
         })
     }
 }
@@ -52,7 +52,7 @@ macro_rules! named {
         }
 
         impl $type {
-            /// All of them.
+            /// All variants.
             pub const ALL: [$type; [$($name),+].len()] = [$($type::$variant),+];
         }
 
@@ -73,7 +73,7 @@ macro_rules! named {
 }
 
 named! {
-    /// What is done.
+    /// An operation under test.
     Operation {
         /// SEND over a reliable connection.
         RcSend = "rc-send",
@@ -85,11 +85,11 @@ named! {
         RcWrite = "rc-write",
         /// WRITE with immediate data over a reliable connection.
         RcWriteWithImm = "rc-write-imm",
-        /// READ.
+        /// READ over a reliable connection.
         RcRead = "rc-read",
-        /// Compare and swap.
+        /// Atomic compare and swap over a reliable connection.
         RcCompareSwap = "rc-cas",
-        /// Fetch and add.
+        /// Atomic fetch and add over a reliable connection.
         RcFetchAdd = "rc-faa",
         /// SEND over an unreliable connection, every other one with immediate data.
         UcSend = "uc-send",
@@ -101,29 +101,29 @@ named! {
 }
 
 named! {
-    /// By which of the two.
+    /// The direction of an operation.
     Direction {
-        /// By the end that decides, to the other.
+        /// The end with the [`Session`](super::Session) is the requester.
         Forward = "forward",
-        /// By the end that serves.
+        /// The end that runs [`serve`](super::serve) is the requester.
         Reverse = "reverse",
     }
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CaseResult {
     /// The case.
     #[serde(flatten)]
     pub case: Case,
-    /// How much there was of what.
+    /// The numbers of messages and bytes.
     #[serde(flatten)]
     pub counts: Counts,
-    /// How it ended.
+    /// The outcome of the case.
     #[serde(flatten)]
     pub outcome: CaseOutcome,
-    /// How long it took.
+    /// The duration of the case in seconds.
     pub seconds: f64,
 }
 
@@ -140,20 +140,20 @@ impl fmt::Display for CaseResult {
     }
 }
 
-/// How a case ended.
+/// The outcome of a case.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub enum CaseOutcome {
-    /// All was as it must be.
+    /// All checks succeeded.
     Passed,
-    /// Something wasn't.
+    /// A check failed.
     Failed {
-        /// What.
+        /// The failed check.
         reason: String,
     },
-    /// A device says that it can't do such a thing.
+    /// A device lacks the feature.
     Skipped {
-        /// What it can't.
+        /// The missing feature.
         reason: String,
     },
 }

@@ -225,21 +225,25 @@ impl Wire {
 
     /// Reads the other's first word.
     pub(super) fn greet(&mut self) -> Result<()> {
-        let Command::Hello(version) = self.receive()? else { bail!("that is no greeting") };
-        ensure!(version == VERSION, "the peer speaks version {version}, and this is {VERSION}: use the same");
+        let Command::Hello(version) = self.receive()? else { bail!("the peer sent no greeting") };
+        ensure!(
+            version == VERSION,
+            "the peer has protocol version {version}, not {VERSION}: use the same version of Adverb"
+        );
         Ok(())
     }
 
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<()> {
         let line = serde_json::to_string(message)? + "\n";
-        self.reader.get_mut().write_all(line.as_bytes()).context("the peer is gone")
+        self.reader.get_mut().write_all(line.as_bytes()).context("the connection to the peer is lost")
     }
 
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         let mut reader = self.reader.by_ref().take(LONGEST_LINE);
-        let read = reader.read_line(&mut line).context("the peer doesn't answer")?;
-        ensure!(read > 0, "the peer is gone");
-        serde_json::from_str(&line).with_context(|| format!("the peer said “{}”", line.trim()))
+        let read = reader.read_line(&mut line).context("the peer does not answer")?;
+        ensure!(read > 0, "the peer closed the connection");
+        serde_json::from_str(&line)
+            .with_context(|| format!("the peer sent an invalid message: {}", line.trim()))
     }
 }

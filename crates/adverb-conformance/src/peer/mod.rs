@@ -1,7 +1,8 @@
-//! What two devices must do with each other, as tests.
+//! Tests between two devices.
 //!
-//! Two processes, each with a device, talk over TCP about what their devices are to do: one waits ([`serve`]), the other
-//! decides ([`Session`]). Every byte that arrives is compared with what was sent, and no byte beside it may have changed.
+//! Two processes, each with a device, coordinate over TCP. One process serves commands ([`serve`]); the other one
+//! chooses and runs the test cases ([`Session`]). Every received byte is compared with the sent one, and the bytes
+//! around the destination must not change.
 //!
 //! ```no_run
 //! use std::net::TcpStream;
@@ -40,7 +41,7 @@ use script::{Script, Side};
 pub use case::{Case, CaseOutcome, CaseResult, Direction, Operation};
 pub use script::Counts;
 
-/// A device, and which of its addresses to use.
+/// A device and optionally one of its addresses.
 #[derive(Clone, Debug)]
 pub struct Port {
     device: Device,
@@ -48,12 +49,12 @@ pub struct Port {
 }
 
 impl Port {
-    /// A device, with the address that it would choose itself.
+    /// Returns a port with the device's default address.
     pub fn new(device: Device) -> Port {
         Port { device, address: None }
     }
 
-    /// With this address of the device.
+    /// Sets the device's address to use.
     #[must_use]
     pub fn address(mut self, address: IpAddr) -> Port {
         self.address = Some(address);
@@ -61,23 +62,24 @@ impl Port {
     }
 }
 
-/// What all cases of a session have in common.
+/// The settings of all cases of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The MTU of connections, and the length of the longest datagram: what both ports have unless set.
+    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller active MTU of both
+    /// ports.
     pub mtu: Option<PathMtu>,
-    /// Whether the network loses packets. Then messages may be absent where nothing brings them again, but what arrives is
-    /// whole all the same.
+    /// Whether the network loses packets. If so, messages of unreliable transports may be missing, but messages that
+    /// arrive must be complete.
     pub lossy: bool,
 }
 
-/// Does what a [`Session`] at the other end of a stream asks for, to the end of the session.
+/// Executes the commands of a [`Session`] at the other end of a stream, until the session ends.
 ///
 /// # Errors
 ///
-/// If the stream breaks off, or says what makes no sense. What the devices do wrong is told to the other end, and is no
-/// error here.
+/// Returns an error if the stream fails or carries an invalid message. Failures of the devices are reported to the
+/// other end and are not errors of this function.
 pub fn serve(port: Port, stream: TcpStream) -> Result<()> {
     let mut wire = Wire::new(stream)?;
     wire.send(&Command::Hello(message::VERSION))?;
@@ -91,21 +93,21 @@ pub fn serve(port: Port, stream: TcpStream) -> Result<()> {
     }
 }
 
-/// The end that decides what both do.
+/// The controlling end of a test between two devices.
 pub struct Session {
     here: Side,
     there: Side,
     settings: Settings,
-    /// Grows, so that no two messages of a session are alike.
+    /// The seed of the next message: it grows, so that all messages of a session differ.
     seed: u64,
 }
 
 impl Session {
-    /// Begins a session with a peer that [serves](serve).
+    /// Starts a session with a peer that runs [`serve`].
     ///
     /// # Errors
     ///
-    /// If the peer doesn't answer, or is of another version.
+    /// Returns an error if the peer doesn't answer or has another version.
     pub fn new(port: Port, stream: TcpStream, settings: Settings) -> Result<Session> {
         let mut wire = Wire::new(stream)?;
         wire.send(&Command::Hello(message::VERSION))?;
@@ -114,11 +116,11 @@ impl Session {
         Ok(Session { here, there: Side::There(wire), settings, seed: 0 })
     }
 
-    /// Does one case. A failure of the devices is a result, not an error.
+    /// Runs a case. A failure of the devices is a result, not an error.
     ///
     /// # Errors
     ///
-    /// If the peer doesn't answer any more.
+    /// Returns an error if the peer no longer answers.
     pub fn run(&mut self, case: Case) -> Result<CaseResult> {
         let start = Instant::now();
         let (from, to) = match case.direction {
@@ -129,38 +131,38 @@ impl Session {
         let ended = script.play(case.operation);
         let (counts, seed) = (script.counts, script.seed);
         self.seed = seed;
-        // Whatever became of it, the next one begins with nothing.
+        // The next case starts without objects, whatever the result is.
         for side in [&mut self.here, &mut self.there] {
             side.ask(Command::Close)?.context("ending a case")?;
         }
         Ok(CaseResult { case, counts, outcome: CaseOutcome::new(ended), seconds: seconds(start.elapsed()) })
     }
 
-    /// Ends it, also at the other end.
+    /// Ends the session at both ends.
     ///
     /// # Errors
     ///
-    /// If the peer is gone.
+    /// Returns an error if the connection to the peer is lost.
     pub fn end(self) -> Result<()> {
         let Side::There(mut wire) = self.there else { return Ok(()) };
         wire.send(&Command::Bye)
     }
 }
 
-/// What two ports have in common.
+/// Returns the path MTU that two ports support.
 fn common_mtu(here: &Opened, there: &Opened, wanted: Option<PathMtu>) -> Result<PathMtu> {
     let least = here.mtu.min(there.mtu);
     let wanted = wanted.map_or(least, PathMtu::bytes);
-    ensure!(wanted <= least, "the ports have MTUs of {} and {}: {wanted} is too much", here.mtu, there.mtu);
+    ensure!(wanted <= least, "the ports have MTUs of {} and {}: {wanted} is too large", here.mtu, there.mtu);
     PathMtu::at_most(wanted.into()).context("a port has an MTU below 256")
 }
 
-/// An answer as what it was to be.
+/// Expects a variant of an answer.
 macro_rules! expect_answer {
     ($answer:expr, $variant:ident) => {
         match $answer? {
             $crate::peer::message::Answer::$variant(value) => Ok(value),
-            other => Err(anyhow::anyhow!("{other:?} is no answer to that")),
+            other => Err(anyhow::anyhow!("unexpected answer {other:?}")),
         }
     };
 }

@@ -122,7 +122,7 @@ impl Script<'_> {
         let atomics = Atomics { swap, count: ATOMICS, word, memory: stage.to.memory };
         let expected = self.act_word(Command::Atomics(atomics))?;
         let found = self.word(0)?;
-        ensure!(found == expected, "the word is {found:#x} in the end, not {expected:#x}");
+        ensure!(found == expected, "the final word is {found:#x}, not {expected:#x}");
         // Nothing beside the word changed.
         let nothing = Batch { count: 0, ..batch };
         self.heard(Command::Look(Look {

@@ -1,4 +1,4 @@
-//! What both ends do in a case, as the one that decides sees it.
+//! The execution of a case, as the controlling end sees it.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use super::actor::Actor;
 use super::message::{Answer, Batch, Command, Connect, Heard, Immediate, Opened, Transport, Wire};
 use super::{Operation, Settings, common_mtu, expect_answer};
 
-/// One end, here or there.
+/// One end: the local one, or the peer over TCP.
 pub(super) enum Side {
     Here(Box<Actor>),
     There(Wire),
 }
 
 impl Side {
-    /// Has it do something. The outer error is that it can't be asked.
+    /// Executes a command. The outer error means that the peer can't be reached.
     pub(super) fn ask(&mut self, command: Command) -> Result<Result<Answer>> {
         let (answer, who) = match self {
-            Side::Here(actor) => (actor.obey(command), "here"),
+            Side::Here(actor) => (actor.obey(command), "local"),
             Side::There(wire) => {
                 wire.send(&command)?;
-                (wire.receive()?, "there")
+                (wire.receive()?, "peer")
             }
         };
         Ok(match answer {
@@ -35,23 +35,23 @@ impl Side {
     fn done(&mut self, command: Command) -> Result<()> {
         match self.ask(command)?? {
             Answer::Done => Ok(()),
-            other => Err(anyhow!("{other:?} is no answer to that")),
+            other => Err(anyhow!("unexpected answer {other:?}")),
         }
     }
 }
 
-/// How much there was of what.
+/// The numbers of messages and bytes of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Counts {
-    /// Messages, or other operations, that one end performed.
+    /// The number of messages or other operations that the requester posted.
     pub sent: u32,
-    /// Those of them that arrived whole at the other.
+    /// The number of those that arrived completely at the peer.
     pub arrived: u32,
-    /// How many bytes these had.
+    /// The number of bytes of the arrived messages.
     pub bytes: u64,
 }
 
-/// What a device says that it can't do.
+/// A feature that a device lacks.
 #[derive(Debug)]
 pub(super) struct Lacking(&'static str);
 
@@ -63,7 +63,7 @@ impl fmt::Display for Lacking {
 
 impl std::error::Error for Lacking {}
 
-/// A case that is under way: one end acts, the other is acted upon.
+/// A running case: `from` is the requester, `to` the responder.
 pub(super) struct Script<'a> {
     from: &'a mut Side,
     to: &'a mut Side,
@@ -164,7 +164,7 @@ impl Stage {
         self.mtu.bytes().into()
     }
 
-    /// What both devices must have.
+    /// Checks that both devices have a feature.
     pub(super) fn need(&self, what: &'static str, has: impl Fn(&Opened) -> bool) -> Result<()> {
         if has(&self.from) && has(&self.to) { Ok(()) } else { Err(Lacking(what).into()) }
     }

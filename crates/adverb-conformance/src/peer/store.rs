@@ -51,7 +51,7 @@ impl Store {
 
     /// Has zeros in memory where a batch has its slots, and a little farther.
     pub(super) fn clear(&mut self, batch: &Batch) -> Result<()> {
-        ensure!(batch.span() <= self.memory.len(), "so many bytes don't fit the memory");
+        ensure!(batch.span() <= self.memory.len(), "the batch exceeds the memory");
         self.memory.write(0, &vec![0; self.used])?;
         self.used = (batch.span() + MARGIN).min(self.memory.len());
         Ok(())
@@ -65,8 +65,8 @@ impl Store {
         Ok(())
     }
 
-    /// Which messages of a batch lie whole in memory. Of those that `may_lack` packets, nothing but whole packets may lie
-    /// there, of `mtu` bytes; beside all of them nothing at all.
+    /// Which messages of a batch lie whole in memory. Of those that `may_lack` packets, nothing but whole packets may
+    /// lie there, of `mtu` bytes; beside all of them nothing at all.
     pub(super) fn find(&self, batch: &Batch, mtu: usize, may_lack: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
         let seen = read(&self.memory, 0, self.used)?;
         let mut expected = vec![0; seen.len()];
