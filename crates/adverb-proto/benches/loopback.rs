@@ -11,7 +11,8 @@ use std::time::Instant;
 use adverb_proto::memory::{Backing, HeapMemory, Memory, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{
-    Arrival, Cq, Device, IcrcCheck, Init, Path, Payload, QpConfig, Receiving, Sending, Time, Transition,
+    Cq, Device, IcrcCheck, Init, Path, Payload, QpConfig, ReadyToReceive, ReadyToSend, RxMeta, Time,
+    Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{MAX_HEADER_LEN, Packet, Psn, Qpn, RnrTimer};
@@ -112,7 +113,7 @@ impl Loop {
             let (remote, peers) = (nodes[1 - here].address, nodes[1 - here].qpns.clone());
             let node = &mut nodes[here];
             for (qpn, remote_qpn) in node.qpns.iter().zip(peers) {
-                let receiving = Receiving {
+                let receiving = ReadyToReceive {
                     remote_qpn,
                     path: Path::new(node.address, remote, 0xc000).unwrap(),
                     path_mtu: PathMtu::Mtu4096,
@@ -120,7 +121,7 @@ impl Loop {
                     max_dest_rd_atomic: 16,
                     min_rnr_timer: RnrTimer::new(1).unwrap(),
                 };
-                let sending = Sending {
+                let sending = ReadyToSend {
                     psn: Psn::ZERO,
                     timeout: Timeout::new(14).unwrap(),
                     retry_count: 6,
@@ -170,9 +171,9 @@ impl Loop {
     fn carry(&mut self, now: Time, from: usize) -> bool {
         let [a, b] = &mut self.nodes;
         let (from, to) = if from == 0 { (a, b) } else { (b, a) };
-        let icrc = if self.link == Link::Checked { IcrcCheck::Identification(0) } else { IcrcCheck::Trusted };
+        let icrc = if self.link == Link::Checked { IcrcCheck::IpId(0) } else { IcrcCheck::Trusted };
         let source = SocketAddr::new(from.address, 0xc000);
-        let arrival = Arrival {
+        let arrival = RxMeta {
             source,
             destination: (to.address, 4791).into(),
             icrc,

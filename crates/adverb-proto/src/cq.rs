@@ -2,27 +2,18 @@
 
 use std::collections::VecDeque;
 
-use crate::types::Completion;
+use crate::types::{ArmFor, Completion};
 
 /// The number of a completion queue of a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cq(pub(crate) u32);
-
-/// Which completions wake somebody who waits (vol. 1, 10.8.3 and 11.4.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wake {
-    /// The next one.
-    Any,
-    /// The next receive whose sender asked for it, or the next failure.
-    Solicited,
-}
 
 /// A completion queue. It grows as it fills, up to its capacity.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     entries: VecDeque<Completion>,
     capacity: u32,
-    wake: Option<Wake>,
+    armed: Option<ArmFor>,
     /// How many queue pairs complete here.
     pub(crate) users: u32,
     overflowed: bool,
@@ -33,8 +24,8 @@ pub(crate) struct CompletionQueue {
 pub(crate) enum Pushed {
     /// It is there.
     Quietly,
-    /// It is there, and somebody waits for it.
-    Wake,
+    /// It is there, and the queue was armed for it.
+    Event,
     /// There was no room: the completion is lost, and this is the first one.
     Overflow,
     /// The queue has overflowed before.
@@ -43,7 +34,7 @@ pub(crate) enum Pushed {
 
 impl CompletionQueue {
     pub(crate) fn new(capacity: u32) -> CompletionQueue {
-        CompletionQueue { entries: VecDeque::new(), capacity, wake: None, users: 0, overflowed: false }
+        CompletionQueue { entries: VecDeque::new(), capacity, armed: None, users: 0, overflowed: false }
     }
 
     #[inline]
@@ -56,12 +47,12 @@ impl CompletionQueue {
             return Pushed::Overflow;
         }
         self.entries.push_back(completion);
-        match self.wake {
+        match self.armed {
             None => Pushed::Quietly,
-            Some(Wake::Solicited) if !solicited && completion.outcome.is_ok() => Pushed::Quietly,
+            Some(ArmFor::Solicited) if !solicited && completion.outcome.is_ok() => Pushed::Quietly,
             Some(_) => {
-                self.wake = None;
-                Pushed::Wake
+                self.armed = None;
+                Pushed::Event
             }
         }
     }
@@ -80,11 +71,11 @@ impl CompletionQueue {
         fits
     }
 
-    /// Asks for one wake-up. Completions that are there already don't cause it: look again after asking.
-    pub(crate) fn wake_on(&mut self, wake: Wake) {
-        // Asking for less than was asked before takes nothing back (vol. 1, 11.4.2).
-        if self.wake != Some(Wake::Any) {
-            self.wake = Some(wake);
+    /// Requests one completion event. Completions that are queued already don't cause it.
+    pub(crate) fn arm(&mut self, arm_for: ArmFor) {
+        // Arming for less than before takes nothing back (vol. 1, 11.4.2).
+        if self.armed != Some(ArmFor::Any) {
+            self.armed = Some(arm_for);
         }
     }
 

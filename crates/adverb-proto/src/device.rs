@@ -13,12 +13,12 @@ pub use multicast::MulticastError;
 pub use status::{QpStatus, ResourceCounts};
 
 use crate::Time;
-use crate::cq::{CompletionQueue, Cq, Wake};
-use crate::event::{DropReason, Event, Notice, Sink, tell};
+use crate::cq::{CompletionQueue, Cq};
+use crate::event::{DropReason, EventSink, QueueEvent, TraceEvent, tell};
 use crate::hash::NumberHasher;
 use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
-use crate::path::{AddressVector, Arrival, Path};
+use crate::path::{AddressVector, Path, RxMeta};
 use crate::qp::{
     Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
     Rings, Transition,
@@ -28,7 +28,7 @@ use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
 use crate::transmit::{Payload, Transmit};
-use crate::types::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
+use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
 
 /// A device without wires: what an RDMA adapter does between the doorbell and the completion.
@@ -39,17 +39,18 @@ use multicast::Groups;
 ///
 /// 1. [`poll_transmit`](Device::poll_transmit) until it gives nothing, sending each packet before asking for the
 ///    next. Packets handled before are acknowledged together, so handle all that have come, then poll.
-/// 2. [`poll_completion`](Device::poll_completion) and [`poll_notice`](Device::poll_notice): sending can complete
+/// 2. [`poll_completion`](Device::poll_completion), [`poll_cq_event`](Device::poll_cq_event) and
+///    [`poll_queue_event`](Device::poll_queue_event): sending can complete
 ///    requests too.
 /// 3. [`poll_timeout`](Device::poll_timeout): when to call [`handle_timeout`](Device::handle_timeout) at the latest.
 ///
-/// Nobody watches a `Device<()>`, and that costs nothing; others give a [`Sink`].
+/// Nobody watches a `Device<()>`, and that costs nothing; others give a [`EventSink`].
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
 /// use adverb_proto::types::{Access, PathMtu, SendFlags, SendOperation, SendRequest};
 /// use adverb_proto::types::{RemoteAddress, Segment};
-/// use adverb_proto::{Arrival, Device, IcrcCheck, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
+/// use adverb_proto::{RxMeta, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
 /// use adverb_wire::cm::Timeout;
 /// use adverb_wire::{Packet, Psn, RnrTimer};
 ///
@@ -72,11 +73,11 @@ use multicast::Groups;
 /// let address = "127.0.0.1".parse().unwrap();
 /// let path = Path::new(address, address, 0xc000).unwrap();
 /// let psn = Psn::wrapping(random());
-/// let receiving = Receiving {
+/// let receiving = ReadyToReceive {
 ///     remote_qpn: qpn, path, path_mtu: PathMtu::Mtu1024, psn, max_dest_rd_atomic: 4,
 ///     min_rnr_timer: RnrTimer::new(12).unwrap(),
 /// };
-/// let sending = Sending {
+/// let sending = ReadyToSend {
 ///     psn, timeout: Timeout::new(14).unwrap(), retry_count: 6, rnr_retry: 6, max_rd_atomic: 4,
 /// };
 /// let now = Time::ZERO;
@@ -94,8 +95,8 @@ use multicast::Groups;
 /// device.post_send(now, qpn, &request).unwrap();
 ///
 /// // The fabric: each packet comes straight back.
-/// let arrival = Arrival {
-///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::Identification(0),
+/// let arrival = RxMeta {
+///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::IpId(0),
 ///     congested: false, route: Default::default(),
 /// };
 /// let mut bytes = Vec::new();
@@ -124,7 +125,8 @@ pub struct Device<S = ()> {
     ready: VecDeque<u32>,
     /// How many packets in a row the first of them has sent.
     burst: u32,
-    notices: VecDeque<Notice>,
+    cq_events: VecDeque<Cq>,
+    queue_events: VecDeque<QueueEvent>,
     spans: Vec<Span>,
     rings: Rings,
     groups: Groups,
@@ -144,14 +146,15 @@ macro_rules! context {
             cqs: &mut $device.cqs,
             srqs: &mut $device.srqs,
             stats: &mut $device.stats,
-            notices: &mut $device.notices,
+            cq_events: &mut $device.cq_events,
+            queue_events: &mut $device.queue_events,
             spans: &mut $device.spans,
             sink: &mut $device.sink,
         }
     };
 }
 
-impl<S: Sink> Device<S> {
+impl<S: EventSink> Device<S> {
     /// A device with nothing in it, watched by `sink`.
     pub fn new(sink: S) -> Device<S> {
         Device {
@@ -166,7 +169,8 @@ impl<S: Sink> Device<S> {
             timers: Timers::default(),
             ready: VecDeque::new(),
             burst: 0,
-            notices: VecDeque::new(),
+            cq_events: VecDeque::new(),
+            queue_events: VecDeque::new(),
             spans: Vec::new(),
             rings: Rings::default(),
             groups: Groups::default(),
@@ -245,10 +249,11 @@ impl<S: Sink> Device<S> {
         }
     }
 
-    /// Asks for one [`Notice::Completion`]. Completions that are there already don't cause it: poll again after this.
-    pub fn wake_on_completion(&mut self, cq: Cq, wake: Wake) {
+    /// Arms a completion queue: its next completion makes one [event](Device::poll_cq_event). Completions that are queued
+    /// already don't, so poll again after this.
+    pub fn arm_cq(&mut self, cq: Cq, arm_for: ArmFor) {
         if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
-            cq.wake_on(wake);
+            cq.arm(arm_for);
         }
     }
 
@@ -446,7 +451,7 @@ impl<S: Sink> Device<S> {
     pub fn handle_packet(
         &mut self,
         now: Time,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         packet: &Packet<'_>,
         memory: &mut impl Memory,
     ) {
@@ -459,7 +464,7 @@ impl<S: Sink> Device<S> {
     pub fn handle_parts(
         &mut self,
         now: Time,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         header: &Header,
         payload: &[u8],
         memory: &mut impl Memory,
@@ -473,7 +478,7 @@ impl<S: Sink> Device<S> {
     fn handle(
         &mut self,
         now: Time,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         received: Received<'_>,
         packet: Option<&Packet<'_>>,
         memory: &mut impl Memory,
@@ -513,7 +518,7 @@ impl<S: Sink> Device<S> {
         &mut self,
         now: Time,
         slot: u32,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         received: Received<'_>,
         memory: &mut impl Memory,
     ) {
@@ -521,7 +526,7 @@ impl<S: Sink> Device<S> {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
         let (qpn, psn) = (qp.qpn, header.psn);
         let payload_len = received.payload.len() as u32;
-        let come = || Event::PacketIn { qpn, psn, opcode: header.opcode(), payload_len };
+        let come = || TraceEvent::PacketIn { qpn, psn, opcode: header.opcode(), payload_len };
         match (&header.operation, qp.config.transport) {
             (Operation::Rc(_), Transport::Rc)
             | (Operation::Uc(_), Transport::Uc)
@@ -625,9 +630,14 @@ impl<S: Sink> Device<S> {
         self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
     }
 
-    /// The oldest thing that the application must be told.
-    pub fn poll_notice(&mut self) -> Option<Notice> {
-        self.notices.pop_front()
+    /// Returns the oldest completion event: an [armed](Device::arm_cq) queue that got a completion.
+    pub fn poll_cq_event(&mut self) -> Option<Cq> {
+        self.cq_events.pop_front()
+    }
+
+    /// Returns the oldest asynchronous event of a queue.
+    pub fn poll_queue_event(&mut self) -> Option<QueueEvent> {
+        self.queue_events.pop_front()
     }
 
     /// When to call [`handle_timeout`](Device::handle_timeout) at the latest, if at all. It may be early.
@@ -681,7 +691,7 @@ impl<S: Sink> Device<S> {
         }
         if !qp.queued && qp.may_transmit() {
             qp.queued = true;
-            tell(&mut self.sink, now, || Event::Doorbell { qpn: qp.qpn });
+            tell(&mut self.sink, now, || TraceEvent::Doorbell { qpn: qp.qpn });
             self.ready.push_back(slot);
         }
     }
@@ -694,7 +704,7 @@ impl<S: Sink> Device<S> {
             DropReason::Address | DropReason::Partition => self.stats.wrong_address += 1,
             _ => {}
         }
-        tell(&mut self.sink, now, || Event::Dropped { qpn, psn, reason });
+        tell(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, reason });
     }
 }
 

@@ -12,7 +12,7 @@ use crate::types::{QpState, Status};
 /// Something that happened in a device, as traces, statistics and test oracles want it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum TraceEvent {
     /// A request was posted.
     Posted {
         /// The queue pair.
@@ -50,7 +50,7 @@ pub enum Event {
         /// How much payload it has.
         payload_len: u32,
         /// Whether a request of this number was sent before.
-        again: bool,
+        retransmission: bool,
     },
     /// A packet came that is for this queue pair.
     PacketIn {
@@ -202,7 +202,7 @@ pub enum RetryCause {
     /// An answer was lost: a later one came.
     ImpliedNak,
     /// The peer had no receive posted.
-    NotReady,
+    Rnr,
 }
 
 /// Which timer.
@@ -213,25 +213,25 @@ pub enum TimerKind {
     /// The one that spaces packets.
     Pace,
     /// The one that waits until the peer has a receive posted.
-    NotReady,
+    Rnr,
 }
 
 /// Somebody who watches a device.
 ///
 /// Devices are generic over this, so that nobody watching, which is `()`, costs nothing.
-pub trait Sink {
+pub trait EventSink {
     /// Whether anybody listens at all. Where this is `false`, events aren't even made.
     const ACTIVE: bool = true;
 
     /// Something happened.
-    fn event(&mut self, now: Time, event: Event);
+    fn event(&mut self, now: Time, event: TraceEvent);
 }
 
 /// Tells somebody who watches, if there is one.
 ///
 /// There is a build without anything in here, so that `cargo xtask overhead` can show that nobody watching is free.
 #[inline(always)]
-pub(crate) fn tell<S: Sink>(sink: &mut S, now: Time, event: impl FnOnce() -> Event) {
+pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, event: impl FnOnce() -> TraceEvent) {
     #[cfg(not(adverb_no_events))]
     if S::ACTIVE {
         sink.event(now, event());
@@ -241,72 +241,75 @@ pub(crate) fn tell<S: Sink>(sink: &mut S, now: Time, event: impl FnOnce() -> Eve
 }
 
 /// Nobody.
-impl Sink for () {
+impl EventSink for () {
     const ACTIVE: bool = false;
 
     #[inline(always)]
-    fn event(&mut self, _now: Time, _event: Event) {}
+    fn event(&mut self, _now: Time, _event: TraceEvent) {}
 }
 
 /// Remembers everything: for tests.
-impl Sink for Vec<(Time, Event)> {
-    fn event(&mut self, now: Time, event: Event) {
+impl EventSink for Vec<(Time, TraceEvent)> {
+    fn event(&mut self, now: Time, event: TraceEvent) {
         self.push((now, event));
     }
 }
 
-/// What an application must be told that no completion says (vol. 1, 11.6.3: asynchronous events).
+/// An asynchronous event of a queue pair, completion queue or shared receive queue (vol. 1, 11.6.3: affiliated
+/// asynchronous events).
+///
+/// Applications see it as a [`DeviceEvent`](crate::types::DeviceEvent), which names no object of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Notice {
-    /// A completion came that somebody had asked to be woken for.
-    Completion(Cq),
-    /// A completion queue is full and has lost completions; queue pairs that complete there go into error.
+pub enum QueueEvent {
+    /// A completion queue is full and has lost completions; queue pairs that complete there move to the error state.
     CqOverflow(Cq),
-    /// The first packet of a connection came before the queue pair was made ready to send.
+    /// The first packet of a connection arrived before the queue pair was ready to send.
     Established(Qpn),
-    /// Fewer requests than its limit are left in a shared receive queue.
+    /// A shared receive queue holds fewer requests than its limit.
     SrqLimit(Srq),
-    /// A queue pair in error has taken its last request from its shared receive queue.
+    /// A queue pair in the error state has taken its last request from its shared receive queue.
     LastReceiveReached(Qpn),
     /// The send queue is drained.
     SendQueueDrained(Qpn),
-    /// A peer's request was invalid: the queue pair is in error.
+    /// A peer's request was invalid, and the queue pair moved to the error state.
     RequestError(Qpn),
-    /// A peer's request violated the rights of memory: the queue pair is in error.
+    /// A peer's request violated access rights, and the queue pair moved to the error state.
     AccessError(Qpn),
-    /// The queue pair went into error for another reason; its completions say why.
+    /// The queue pair moved to the error state for another reason, which its completions say.
     Fatal(Qpn),
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Posted { qpn, wr_id, queue } => write!(f, "qp {qpn} post {queue:?} wr {wr_id:#x}"),
-            Event::PostedShared { srq: Srq(srq), wr_id } => write!(f, "srq {srq} post wr {wr_id:#x}"),
-            Event::SrqLimit { srq: Srq(srq) } => write!(f, "srq {srq} below its limit"),
-            Event::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
-            Event::PacketOut { qpn, psn, opcode, payload_len, again } => {
-                let again = if *again { ", again" } else { "" };
-                write!(f, "qp {qpn} out {opcode} psn {psn}, {payload_len} bytes{again}")
+            TraceEvent::Posted { qpn, wr_id, queue } => write!(f, "qp {qpn} post {queue:?} wr {wr_id:#x}"),
+            TraceEvent::PostedShared { srq: Srq(srq), wr_id } => write!(f, "srq {srq} post wr {wr_id:#x}"),
+            TraceEvent::SrqLimit { srq: Srq(srq) } => write!(f, "srq {srq} below its limit"),
+            TraceEvent::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
+            TraceEvent::PacketOut { qpn, psn, opcode, payload_len, retransmission } => {
+                let kind = if *retransmission { ", retransmission" } else { "" };
+                write!(f, "qp {qpn} out {opcode} psn {psn}, {payload_len} bytes{kind}")
             }
-            Event::PacketIn { qpn, psn, opcode, payload_len } => {
+            TraceEvent::PacketIn { qpn, psn, opcode, payload_len } => {
                 write!(f, "qp {qpn} in  {opcode} psn {psn}, {payload_len} bytes")
             }
-            Event::Dropped { qpn, psn, reason } => write!(f, "qp {qpn} dropped psn {psn}: {reason:?}"),
-            Event::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
-            Event::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
-            Event::NakSent { qpn, psn, syndrome } => write!(f, "qp {qpn} refuses psn {psn}: {syndrome}"),
-            Event::Retransmit { qpn, psn, cause } => write!(f, "qp {qpn} again from psn {psn}: {cause:?}"),
-            Event::Congested { qpn, rate } => match rate {
+            TraceEvent::Dropped { qpn, psn, reason } => write!(f, "qp {qpn} dropped psn {psn}: {reason:?}"),
+            TraceEvent::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
+            TraceEvent::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
+            TraceEvent::NakSent { qpn, psn, syndrome } => write!(f, "qp {qpn} refuses psn {psn}: {syndrome}"),
+            TraceEvent::Retransmit { qpn, psn, cause } => {
+                write!(f, "qp {qpn} retransmit from psn {psn}: {cause:?}")
+            }
+            TraceEvent::Congested { qpn, rate } => match rate {
                 Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),
                 None => write!(f, "qp {qpn} congested"),
             },
-            Event::Timer { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
-            Event::Completed { qpn, wr_id, queue, status } => {
+            TraceEvent::Timer { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
+            TraceEvent::Completed { qpn, wr_id, queue, status } => {
                 write!(f, "qp {qpn} complete {queue:?} wr {wr_id:#x}: {status}")
             }
-            Event::State { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
+            TraceEvent::State { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
         }
     }
 }

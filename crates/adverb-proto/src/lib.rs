@@ -9,7 +9,7 @@
 //! - [`types`] has the words in which applications and devices speak of work, whichever device it is.
 //! - [`memory`] has the rules about who may touch what.
 //! - [`cm`] is the connection manager: how two queue pairs find each other.
-//! - [`Event`] is all that happens inside, for a [`Sink`] that wants to see it.
+//! - [`TraceEvent`] is all that happens inside, for a [`EventSink`] that wants to see it.
 //!
 //! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are
 //! those of the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory
@@ -40,11 +40,13 @@ mod transmit;
 pub mod types;
 
 pub use congestion::{Congestion, Dcqcn};
-pub use cq::{Cq, Wake};
+pub use cq::Cq;
 pub use device::{Device, MulticastError, QpStatus, ResourceCounts};
-pub use event::{DropReason, Event, Notice, Queue, RetryCause, Sink, TimerKind};
-pub use path::{AddressVector, Arrival, IcrcCheck, Path, Route};
-pub use qp::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
+pub use event::{DropReason, EventSink, Queue, QueueEvent, RetryCause, TimerKind, TraceEvent};
+pub use path::{AddressVector, IcrcCheck, Path, Route, RxMeta};
+pub use qp::{
+    CreateQpError, Init, ModifyError, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition,
+};
 pub use srq::{Srq, SrqConfig, SrqError, SrqStatus};
 pub use stats::Statistics;
 pub use time::Time;

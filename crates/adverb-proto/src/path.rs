@@ -131,7 +131,7 @@ impl<T: AddressVector + ?Sized> AddressVector for &T {
 
 /// How a packet came: what the IP and UDP headers said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct RxMeta {
     /// Where it comes from.
     pub source: SocketAddr,
     /// The address and port that it was sent to.
@@ -148,11 +148,11 @@ pub struct Arrival {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcrcCheck {
     /// The identification of the IPv4 header is this; IPv6 has none.
-    Identification(u16),
+    IpId(u16),
     /// The identification isn't known, but it is below this, as those of Adverb are on UDP sockets; IPv6 has none.
-    IdentificationBelow(u16),
+    IpIdBelow(u16),
     /// The identification isn't known, as on a UDP socket: any that fits will do.
-    AnyIdentification,
+    AnyIpId,
     /// Not at all: somebody has done it, or the packet never left this machine's memory.
     Trusted,
 }
@@ -167,11 +167,11 @@ pub(crate) struct Incoming {
 impl Incoming {
     /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
     #[inline]
-    pub(crate) fn is_intact(&mut self, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+    pub(crate) fn is_intact(&mut self, arrival: &RxMeta, packet: &Packet<'_>) -> bool {
         if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
             return true;
         }
-        let &Arrival { source, destination, icrc, .. } = arrival;
+        let &RxMeta { source, destination, icrc, .. } = arrival;
         let flow = match self.cached {
             Some((from, to, flow)) if from == source && to == destination => flow,
             _ => {
@@ -181,9 +181,9 @@ impl Incoming {
             }
         };
         match icrc {
-            IcrcCheck::Identification(identification) => flow.verify(packet, identification).is_ok(),
-            IcrcCheck::IdentificationBelow(end) => flow.recover_ip_id(packet).is_ok_and(|found| found < end),
-            IcrcCheck::AnyIdentification => flow.recover_ip_id(packet).is_ok(),
+            IcrcCheck::IpId(identification) => flow.verify(packet, identification).is_ok(),
+            IcrcCheck::IpIdBelow(end) => flow.recover_ip_id(packet).is_ok_and(|found| found < end),
+            IcrcCheck::AnyIpId => flow.recover_ip_id(packet).is_ok(),
             IcrcCheck::Trusted => true,
         }
     }

@@ -8,8 +8,8 @@ use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, Qpn, RecvRequest, Segment, SendOperation, Status, Transport,
 };
 use adverb_proto::{
-    CreateQpError, Device, DropReason, Event, Init, Notice, PostError, QpConfig, Receiving, Sending,
-    SrqConfig, SrqError, Time, Transition,
+    CreateQpError, Device, DropReason, Init, PostError, QpConfig, QueueEvent, ReadyToReceive, ReadyToSend,
+    SrqConfig, SrqError, Time, TraceEvent, Transition,
 };
 use adverb_wire::{GRH_LEN, Header, NakCode, Operation, Psn, Rc, Reth, Send, Uc, Ud, Write};
 
@@ -38,11 +38,14 @@ fn another(end: &mut End, transport: Transport) -> Qpn {
     let (init, receiving) = match transport {
         Transport::Ud => (Init::datagrams(QKEY), Transition::ReceiveDatagrams),
         Transport::Rc | Transport::Uc => {
-            let receiving = Receiving::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
+            let receiving =
+                ReadyToReceive::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
             (Init::new(ALL), Transition::ReadyToReceive(receiving))
         }
     };
-    for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(Sending::unreliable(psn))] {
+    for transition in
+        [Transition::Init(init), receiving, Transition::ReadyToSend(ReadyToSend::unreliable(psn))]
+    {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     qpn
@@ -199,13 +202,13 @@ fn limit_is_told_once_when_fewer_are_left() {
     end.device.arm_srq(srq, 6).unwrap();
     for psn in 0..2 {
         end.hear(psn, ONLY, b"abcd");
-        assert_eq!(end.notices(), [], "{} are left, and that isn't fewer than 6", 7 - psn);
+        assert_eq!(end.queue_events(), [], "{} are left, and that isn't fewer than 6", 7 - psn);
     }
     end.hear(2, ONLY, b"abcd");
-    assert_eq!(end.notices(), [Notice::SrqLimit(srq)]);
+    assert_eq!(end.queue_events(), [QueueEvent::SrqLimit(srq)]);
     end.hear(3, ONLY, b"abcd");
-    assert_eq!(end.notices(), [], "once");
-    assert!(end.device.sink().iter().any(|(_, event)| *event == Event::SrqLimit { srq }));
+    assert_eq!(end.queue_events(), [], "once");
+    assert!(end.device.sink().iter().any(|(_, event)| *event == TraceEvent::SrqLimit { srq }));
 }
 
 #[test]
@@ -218,7 +221,7 @@ fn limit_is_told_again_when_it_is_asked_for_again() {
     for psn in 0..3 {
         end.device.arm_srq(srq, 4).unwrap();
         end.hear(psn, ONLY, b"abcd");
-        assert_eq!(end.notices(), [Notice::SrqLimit(srq)]);
+        assert_eq!(end.queue_events(), [QueueEvent::SrqLimit(srq)]);
         assert_eq!(end.device.query_srq(srq).unwrap().limit, 0);
     }
 }
@@ -231,7 +234,7 @@ fn limit_of_zero_is_none_and_one_beyond_the_depth_is_refused() {
     end.device.arm_srq(srq, 1).unwrap();
     end.device.arm_srq(srq, 0).unwrap();
     end.hear(0, ONLY, b"abcd");
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     assert_eq!(end.device.arm_srq(srq, 1025), Err(SrqError::InvalidLimit));
     assert_eq!(end.device.arm_srq(srq, 1024), Ok(()));
 }
@@ -253,12 +256,12 @@ fn error_of_a_queue_pair_leaves_the_shared_queue_as_it_is() {
 fn last_receive_reached_is_told_once_when_a_queue_pair_fails() {
     let mut end = solo();
     end.modify(Transition::Error);
-    assert_eq!(end.notices(), [Notice::LastReceiveReached(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::LastReceiveReached(end.qpn)]);
     end.modify(Transition::Error);
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     let mut own = solo_with(&Options::default());
     own.modify(Transition::Error);
-    assert_eq!(own.notices(), [], "without a shared queue there is none");
+    assert_eq!(own.queue_events(), [], "without a shared queue there is none");
 }
 
 #[test]
@@ -269,7 +272,7 @@ fn error_flushes_the_shared_receive_in_use_and_no_other() {
     end.hear(0, FIRST, &pattern(MTU, 1));
     end.modify(Transition::Error);
     assert_eq!(end.statuses(), [(1, Status::Flushed)]);
-    assert_eq!(end.notices(), [Notice::LastReceiveReached(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::LastReceiveReached(end.qpn)]);
     assert_eq!(end.shared_left(), 1);
 }
 

@@ -8,7 +8,7 @@ use adverb_proto::types::{
     Access, CompletedOperation, PathMtu, QpState, Qpn, RemoteAddress, Segment, SendFlags, SendOperation,
     Status, Transport, WindowBind,
 };
-use adverb_proto::{Init, PostError, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Init, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition};
 use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn, Rc, Reth, Send, Uc, Write};
 
 use harness::{ADDR, ALL, End, Options, PSN, Pair, SIZE, ack, nak, pattern, solo, solo_with};
@@ -66,8 +66,8 @@ fn another(end: &mut End) -> Qpn {
     let random = end.randomness();
     let qpn = end.device.create_qp(QpConfig::rc(end.pd, end.cq, end.cq), random).unwrap();
     let psn = Psn::wrapping(PSN);
-    let receiving = Receiving::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
-    let sending = Transition::ReadyToSend(Sending::unreliable(psn));
+    let receiving = ReadyToReceive::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
+    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(psn));
     for transition in [Transition::Init(Init::new(ALL)), Transition::ReadyToReceive(receiving), sending] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }

@@ -164,7 +164,7 @@ impl World {
                 length = length.min(256);
                 sendable(SendOperation::Send)
             }
-            Action::SendWithImm => sendable(SendOperation::SendImmediate(random.u32())),
+            Action::SendWithImm => sendable(SendOperation::SendWithImm(random.u32())),
             Action::SendInvalidate => sendable(SendOperation::SendInvalidate(keys)),
             Action::Write => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
@@ -173,7 +173,7 @@ impl World {
             Action::WriteWithImm => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 let remote = direction.target.place(offset);
-                (SendOperation::WriteImmediate(remote, random.u32()), Some(offset), None)
+                (SendOperation::WriteWithImm(remote, random.u32()), Some(offset), None)
             }
             Action::WriteNothing => {
                 length = 0;

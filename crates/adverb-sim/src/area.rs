@@ -2,7 +2,7 @@
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, RemoteAddress, Segment};
-use adverb_proto::{Device, Sink};
+use adverb_proto::{Device, EventSink};
 
 use crate::Random;
 
@@ -29,7 +29,7 @@ pub(crate) struct Maker<'a, S> {
     pub(crate) keys: &'a mut Vec<u32>,
 }
 
-impl<S: Sink> Maker<'_, S> {
+impl<S: EventSink> Maker<'_, S> {
     pub(crate) fn area(&mut self, random: &mut Random, pd: Pd, length: u32, access: Access) -> Area {
         let initial = random.bytes(length as usize + GUARD);
         let backing = self.memory.add(initial.clone());

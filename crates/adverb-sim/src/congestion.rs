@@ -9,8 +9,8 @@ use std::time::Duration;
 use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{
-    Arrival, Congestion, Cq, Dcqcn, Device, IcrcCheck, Init, Path, QpConfig, Receiving, Sending, Time,
-    Transition,
+    Congestion, Cq, Dcqcn, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, RxMeta,
+    Time, Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Operation, Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
@@ -183,7 +183,7 @@ impl Run {
             let ends = [(0, nodes[0].qpns[sender - 1]), (sender, nodes[sender].qpns[0])];
             for ((here, qpn), (there, remote_qpn)) in [(ends[0], ends[1]), (ends[1], ends[0])] {
                 let path = Path::new(nodes[here].address, nodes[there].address, PORT);
-                let receiving = Receiving {
+                let receiving = ReadyToReceive {
                     remote_qpn,
                     path: path.expect("addresses of one family"),
                     path_mtu: mtu,
@@ -191,7 +191,7 @@ impl Run {
                     max_dest_rd_atomic: 1,
                     min_rnr_timer: RnrTimer::new(1).expect("below 32"),
                 };
-                let sending = Sending {
+                let sending = ReadyToSend {
                     psn: Psn::ZERO,
                     timeout: Timeout::new(8).expect("below 32"),
                     retry_count: 7,
@@ -249,8 +249,8 @@ impl Run {
         }
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
         let node = &mut self.nodes[packet.to];
-        let icrc = IcrcCheck::Identification(0);
-        let arrival = Arrival {
+        let icrc = IcrcCheck::IpId(0);
+        let arrival = RxMeta {
             source,
             destination: SocketAddr::new(node.address, ROCE_PORT),
             icrc,

@@ -147,15 +147,15 @@ impl Direction {
         }
         let expected = match posted.operation {
             SendOperation::Send => received(None, None),
-            SendOperation::SendImmediate(immediate) => received(Some(immediate), None),
+            SendOperation::SendWithImm(immediate) => received(Some(immediate), None),
             SendOperation::SendInvalidate(key) => received(None, Some(key)),
-            SendOperation::WriteImmediate(_, immediate) => CompletedOperation::RecvWrite { immediate },
+            SendOperation::WriteWithImm(_, immediate) => CompletedOperation::RecvWrite { immediate },
             other => return Err(format!("{other:?} doesn't consume a receive")),
         };
         if success.operation != expected {
             return Err(format!("{:?} came, and {expected:?} was sent", success.operation));
         }
-        if let SendOperation::WriteImmediate(..) = posted.operation {
+        if let SendOperation::WriteWithImm(..) = posted.operation {
             return self.check_written(request, memory);
         }
         let found = gather(memory.bytes(self.receives.backing), &self.slots[slot].places);
@@ -213,7 +213,7 @@ impl Direction {
             let posted = self.posted.iter().find(|posted| posted.consumes == Some(index));
             let payload = match (slot.outcome, posted) {
                 (Some(Ok(_)), Some(posted))
-                    if !matches!(posted.operation, SendOperation::WriteImmediate(..)) =>
+                    if !matches!(posted.operation, SendOperation::WriteWithImm(..)) =>
                 {
                     Some(posted.payload.as_slice())
                 }

@@ -1,7 +1,7 @@
 //! What is checked during a run and at its end.
 
 use adverb_proto::types::{Completion, QpState, SendOperation, Status, Success};
-use adverb_proto::{Notice, ResourceCounts, Time, Transition};
+use adverb_proto::{QueueEvent, ResourceCounts, Time, Transition};
 use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 
 use crate::atomics::{self, Atomic, Kind};
@@ -11,8 +11,8 @@ use crate::world::{Task, World};
 impl World {
     /// Looks at everything that a device has to say.
     pub(crate) fn observe(&mut self, node: usize) {
-        while let Some(notice) = self.nodes[node].device.poll_notice() {
-            self.heed(node, notice);
+        while let Some(event) = self.nodes[node].device.poll_queue_event() {
+            self.heed(node, event);
         }
         let cq = self.nodes[node].cq;
         while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
@@ -20,9 +20,9 @@ impl World {
         }
     }
 
-    fn heed(&mut self, node: usize, notice: Notice) {
-        let (qpn, what) = match notice {
-            Notice::SendQueueDrained(qpn) => {
+    fn heed(&mut self, node: usize, event: QueueEvent) {
+        let (qpn, what) = match event {
+            QueueEvent::SendQueueDrained(qpn) => {
                 if let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() {
                     self.connections[connection].sides[side].draining = false;
                     let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Resume);
@@ -31,14 +31,14 @@ impl World {
                 }
                 return;
             }
-            Notice::RequestError(qpn) | Notice::AccessError(qpn) => (qpn, notice),
-            Notice::Fatal(qpn) => (qpn, notice),
-            Notice::CqOverflow(_) => return self.violate("a completion queue overflowed".to_owned()),
+            QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) => (qpn, event),
+            QueueEvent::Fatal(qpn) => (qpn, event),
+            QueueEvent::CqOverflow(_) => return self.violate("a completion queue overflowed".to_owned()),
             _ => return,
         };
         let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
         // A refusal needs a request that must be refused.
-        let refused = matches!(what, Notice::RequestError(_) | Notice::AccessError(_));
+        let refused = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
         let peer = &self.connections[connection].directions[1 - side];
         let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
         if refused && !deserved && peer.revoked.is_none() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_proto::memory::HeapMemory;
 use adverb_proto::types::Access;
-use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Time, Transition};
+use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 
@@ -78,7 +78,7 @@ impl World {
         config.credits = spec.credits;
         config.window = spec.window;
         config.read_window = spec.read_window();
-        config.gather = spec.gather();
+        config.coalesce_limit = spec.gather();
         config.max_recv_wr = 4096;
         if spec.paced {
             let mut dcqcn = Dcqcn::new(10_000_000_000);
@@ -115,7 +115,7 @@ impl World {
         let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
         let path = Path::new(*address, remote, port).expect("addresses of one family");
         let access = Access::LOCAL_WRITE | Access::REMOTE;
-        let receiving = Receiving {
+        let receiving = ReadyToReceive {
             remote_qpn: there.qpn,
             path,
             path_mtu: spec.mtu,
@@ -123,7 +123,7 @@ impl World {
             max_dest_rd_atomic: spec.max_outstanding_reads,
             min_rnr_timer: RnrTimer::new(spec.rnr_timer).expect("below 32"),
         };
-        let sending = Sending {
+        let sending = ReadyToSend {
             psn: Psn::wrapping(spec.psns[side]),
             timeout: Timeout::new(spec.timeout).expect("below 32"),
             retry_count: spec.retry_count,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use adverb_proto::memory::{HeapMemory, Pd};
 use adverb_proto::types::QpState;
-use adverb_proto::{Arrival, Cq, Device, Event, IcrcCheck, Sink, Time};
+use adverb_proto::{Cq, Device, EventSink, IcrcCheck, RxMeta, Time, TraceEvent};
 use adverb_wire::{Header, Operation, Packet, Qpn, ROCE_PORT};
 
 use crate::area::Area;
@@ -121,11 +121,11 @@ impl Node {
 #[derive(Debug)]
 pub(crate) struct Trace {
     on: bool,
-    events: Vec<(Time, Event)>,
+    events: Vec<(Time, TraceEvent)>,
 }
 
-impl Sink for Trace {
-    fn event(&mut self, now: Time, event: Event) {
+impl EventSink for Trace {
+    fn event(&mut self, now: Time, event: TraceEvent) {
         if self.on {
             self.events.push((now, event));
         }
@@ -262,10 +262,10 @@ impl World {
     /// A packet arrives at a device.
     fn deliver(&mut self, packet: &InFlight) {
         let (source, destination) = (self.nodes[packet.from].address, self.nodes[packet.to].address);
-        let arrival = Arrival {
+        let arrival = RxMeta {
             source: SocketAddr::new(source, packet.source_port),
             destination: SocketAddr::new(destination, ROCE_PORT),
-            icrc: IcrcCheck::Identification(packet.identification),
+            icrc: IcrcCheck::IpId(packet.identification),
             congested: packet.congested,
             route: Default::default(),
         };

@@ -86,8 +86,8 @@ impl<'a> Side<'a> {
     /// Brings the queue pair to ready-to-send.
     fn make_ready(&self, id: ConnectionId, offer: &Offer) {
         let ready = self.nic.cm().ready(id, offer).unwrap();
-        self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(ready.receiving)).unwrap();
-        self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(ready.sending)).unwrap();
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(ready.ready_to_receive)).unwrap();
+        self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(ready.ready_to_send)).unwrap();
     }
 
     fn ask(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
@@ -216,7 +216,7 @@ fn adapters_connect_over_memory() {
     let [one, other] = over_memory();
     exercise(&one, &other);
     // Nothing was lost, and nothing had to be said twice.
-    assert_eq!(one.cm().statistics().repeated + other.cm().statistics().repeated, 0);
+    assert_eq!(one.cm().statistics().retransmitted + other.cm().statistics().retransmitted, 0);
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn datagram_queue_pairs_are_found() {
 
 #[test]
 fn what_is_no_message_of_a_connection_manager_does_no_harm() {
-    let icrc = IcrcCheck::Identification(0);
+    let icrc = IcrcCheck::IpId(0);
     let switch = Switch::new(SwitchConfig { icrc, ..SwitchConfig::default() });
     let nic = nic(address(2), switch.attach(address(2)).unwrap());
     let (_, requests) = listen(&nic, SERVICE, Transport::Rc, 4);

@@ -120,7 +120,7 @@ fn delayed_packets_are_overtaken_and_come_in_time() {
 
 #[test]
 fn received_packets_are_checked_strictly_unless_told_otherwise() {
-    for (strict_icrc, expected) in [(true, IcrcCheck::IdentificationBelow(64)), (false, IcrcCheck::Trusted)] {
+    for (strict_icrc, expected) in [(true, IcrcCheck::IpIdBelow(64)), (false, IcrcCheck::Trusted)] {
         let (mut here, mut there) = ends(FaultConfig { strict_icrc, ..FaultConfig::new(0) });
         there.send(&[packet(2, 1, b"x")]).unwrap();
         assert_eq!(drain(&mut here)[0].icrc, Some(expected));

@@ -22,12 +22,12 @@ fn packets_come_to_their_address_in_order() {
 
 #[test]
 fn a_device_reaches_itself() {
-    let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::Identification(0), ..SwitchConfig::default() });
+    let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::IpId(0), ..SwitchConfig::default() });
     let mut end = switch.attach(address(1)).unwrap();
     end.send(&[packet(1, 1, b"self")]).unwrap();
     let got = drain(&mut end);
     assert_eq!(got.len(), 1);
-    assert_eq!(got[0].icrc, Some(IcrcCheck::Identification(0)));
+    assert_eq!(got[0].icrc, Some(IcrcCheck::IpId(0)));
 }
 
 #[test]

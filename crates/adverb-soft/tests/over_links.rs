@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::types::{
     Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
-use adverb_proto::{Init, Path, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Transition};
 use adverb_soft::link::{Capture, FaultConfig, FaultLink, Link, Switch, SwitchConfig};
 use adverb_soft::{Nic, NicOptions};
 use adverb_wire::cm::Timeout;
@@ -50,7 +50,7 @@ impl End {
     fn connect(&self, peer: &End, path_mtu: PathMtu) {
         let (local, remote) = (self.nic.addresses()[0], peer.nic.addresses()[0]);
         let port = Path::source_port_between(self.qpn, peer.qpn);
-        let receiving = Receiving {
+        let receiving = ReadyToReceive {
             remote_qpn: peer.qpn,
             path: self.nic.path(local, remote, port).unwrap(),
             path_mtu,
@@ -58,7 +58,7 @@ impl End {
             max_dest_rd_atomic: 4,
             min_rnr_timer: RnrTimer::new(1).unwrap(),
         };
-        let sending = Sending {
+        let sending = ReadyToSend {
             psn: Psn::wrapping(0xff_fff0),
             // Half a second: long enough for a machine that has other things to do.
             timeout: Timeout::new(17).unwrap(),

@@ -33,7 +33,7 @@ impl Write for File {
 
 /// Sends packets from one address to another, and records both ends in `capture`.
 fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
-    let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::AnyIdentification, ..SwitchConfig::default() });
+    let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::AnyIpId, ..SwitchConfig::default() });
     let [from, to]: [IpAddr; 2] = addresses.map(|address| address.parse().unwrap());
     let mut here = capture.watch("here", switch.attach(from).unwrap());
     let mut there = capture.watch("there", switch.attach(to).unwrap());

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::Gid;
-use adverb_proto::{Init, QpConfig, Sending, Transition};
+use adverb_proto::{Init, QpConfig, ReadyToSend, Transition};
 use adverb_soft::link::{Bundle, Link, UdpConfig, UdpLink};
 use adverb_soft::{Nic, NicOptions};
 use adverb_wire::cm::{Dreq, GSI_QKEY, Mad, Message};
@@ -44,7 +44,7 @@ fn open_member(link: impl Link + 'static, addresses: &[IpAddr], groups: &[IpAddr
     let pd = nic.create_domain().unwrap();
     let cq = nic.create_cq(16, None).unwrap();
     let qpn = nic.create_qp(QpConfig::ud(pd, cq, cq)).unwrap();
-    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
     for transition in [Transition::Init(Init::datagrams(0x1234)), Transition::ReceiveDatagrams, sending] {
         nic.modify_qp(qpn, &transition).unwrap();
     }

@@ -103,7 +103,7 @@ fn packets_of_all_lengths_come_whole_and_in_order() {
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(&expected) {
         assert_eq!(got, expected);
-        assert_eq!(got.icrc, Some(IcrcCheck::AnyIdentification));
+        assert_eq!(got.icrc, Some(IcrcCheck::AnyIpId));
     }
     assert!(!is_readable(&there));
     assert_eq!(there.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
@@ -163,7 +163,7 @@ fn ipv6_carries_the_same() {
         got.extend(collect(&mut link, some.len()));
     }
     assert_eq!(got, packets.iter().map(Packet::from).collect::<Vec<_>>());
-    assert!(got.iter().all(|packet| packet.icrc == Some(IcrcCheck::Identification(0))));
+    assert!(got.iter().all(|packet| packet.icrc == Some(IcrcCheck::IpId(0))));
 }
 
 /// A packet from a link to itself.
@@ -319,7 +319,7 @@ fn what_finds_a_full_buffer_is_counted() {
 fn strictness_is_asked_for() {
     let mut link = open_loopback(|config| config.adverb_peers_only = true);
     link.send(&[packet_to_itself(&link)]).unwrap();
-    assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IdentificationBelow(64)));
+    assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IpIdBelow(64)));
     assert_eq!(link.local_addr().port(), 4791);
     assert!(matches!(link.local_addr().ip(), IpAddr::V4(_)));
 }

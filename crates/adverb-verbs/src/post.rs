@@ -350,9 +350,9 @@ impl QueuePair {
         let is_usual = matches!(
             operation,
             SendOperation::Send
-                | SendOperation::SendImmediate(_)
+                | SendOperation::SendWithImm(_)
                 | SendOperation::Write(_)
-                | SendOperation::WriteImmediate(..)
+                | SendOperation::WriteWithImm(..)
         );
         if !is_usual
             || recipient.is_some()
@@ -397,7 +397,7 @@ impl QueuePair {
                 .then_some("only datagrams have a recipient: a connection has its peer");
         }
         match (self.transport, &request.operation) {
-            (Transport::Ud, SendOperation::Send | SendOperation::SendImmediate(_)) => {
+            (Transport::Ud, SendOperation::Send | SendOperation::SendWithImm(_)) => {
                 let Some(recipient) = &request.recipient else {
                     return Some("a datagram needs a recipient: call `to`");
                 };
@@ -651,7 +651,7 @@ fn destination(recipient: &UdDestination) -> Destination<&backend::AddressHandle
 #[inline]
 fn completed_opcode(operation: &SendOperation) -> u32 {
     match operation {
-        SendOperation::Write(_) | SendOperation::WriteImmediate(..) => opcode::WRITE,
+        SendOperation::Write(_) | SendOperation::WriteWithImm(..) => opcode::WRITE,
         SendOperation::Read(_) => opcode::READ,
         SendOperation::CompareSwap { .. } => opcode::COMPARE_SWAP,
         SendOperation::FetchAdd { .. } => opcode::FETCH_ADD,

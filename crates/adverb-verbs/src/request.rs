@@ -40,7 +40,7 @@ impl SendRequest {
 
     /// Creates a SEND with 32 bits of immediate data, which the peer's completion carries.
     pub fn send_with_imm(payload: impl Into<Payload>, immediate: u32) -> SendRequest {
-        SendRequest::new(SendOperation::SendImmediate(immediate), payload)
+        SendRequest::new(SendOperation::SendWithImm(immediate), payload)
     }
 
     /// Creates a SEND that also invalidates `rkey` at the peer: the key of a memory window that the peer bound.
@@ -57,7 +57,7 @@ impl SendRequest {
     /// Creates a WRITE into the peer's memory with 32 bits of immediate data. It consumes a receive request of the
     /// peer, whose completion carries the immediate data.
     pub fn write_with_imm(payload: impl Into<Payload>, remote: RemoteAddress, immediate: u32) -> SendRequest {
-        SendRequest::new(SendOperation::WriteImmediate(remote, immediate), payload)
+        SendRequest::new(SendOperation::WriteWithImm(remote, immediate), payload)
     }
 
     /// Creates a READ of the peer's memory. It reads as many bytes as the payload has.

@@ -106,7 +106,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// As [`send`](Scope::send).
     pub fn send_with_imm(&'scope self, buffer: &'scope Buffer, immediate: u32) -> Result<RequestId> {
-        self.post_send(SendOperation::SendImmediate(immediate), buffer)
+        self.post_send(SendOperation::SendWithImm(immediate), buffer)
     }
 
     /// Posts an RDMA WRITE to the peer's memory.

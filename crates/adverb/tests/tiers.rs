@@ -185,7 +185,7 @@ fn raw_receives_and_failures_are_polled_too() {
     recvs.add(2, &[]);
     let mut sends = SendList::new();
     let segment = Segment { addr: source.remote().addr, length: 3, lkey: source.lkey() };
-    sends.add(3, SendOperation::SendImmediate(77), SendFlags::SIGNALED, &[segment]);
+    sends.add(3, SendOperation::SendWithImm(77), SendFlags::SIGNALED, &[segment]);
     // SAFETY: as above; the last request comes back flushed before the regions go.
     unsafe {
         right.queue_pair.post_raw_recvs(&mut recvs).unwrap();

@@ -82,7 +82,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
             SoftDevice::loopback()
         }
         Link::Mem => {
-            let config = SwitchConfig { icrc: IcrcCheck::Identification(0), ..SwitchConfig::default() };
+            let config = SwitchConfig { icrc: IcrcCheck::IpId(0), ..SwitchConfig::default() };
             let switch = Switch::new(config);
             SoftDevice::on_switch(&switch, "10.77.0.1".parse()?)
                 .address("fd77::1".parse()?)

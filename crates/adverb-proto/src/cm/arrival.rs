@@ -88,7 +88,7 @@ impl Manager {
         let ip = if has_ip_header(req.service_id) { req.cma_header().ok() } else { None };
         let private_data = ip.map_or(&req.private_data.as_bytes()[..], |(_, rest)| rest).to_vec();
         let local_id = self.table.fresh_id(random);
-        let (receive_psn, deadline) = (Psn::wrapping(random()), now + self.config.request_patience);
+        let (receive_psn, deadline) = (Psn::wrapping(random()), now + self.config.request_timeout);
         let mut connection = Connection {
             state: State::ReqReceived,
             active: false,

@@ -8,7 +8,7 @@ use super::agenda::Repetition;
 use super::{Depths, Ends, ListenerId, Offer};
 use crate::Time;
 use crate::path::Path;
-use crate::qp::{Receiving, Sending};
+use crate::qp::{ReadyToReceive, ReadyToSend};
 use crate::types::{PathMtu, Psn, Qpn, Transport};
 
 /// How far a connection has come (vol. 1, 12.9.7).
@@ -55,9 +55,9 @@ pub struct Ready {
     /// The partition.
     pub pkey: u16,
     /// For ready-to-receive.
-    pub receiving: Receiving,
+    pub ready_to_receive: ReadyToReceive,
     /// For ready-to-send.
-    pub sending: Sending,
+    pub ready_to_send: ReadyToSend,
 }
 
 /// A connection as the manager knows it.
@@ -123,7 +123,7 @@ impl Connection {
         Some(Ready {
             transport: self.transport,
             pkey: self.pkey,
-            receiving: Receiving {
+            ready_to_receive: ReadyToReceive {
                 remote_qpn,
                 path: Path::new(self.ends.local, self.ends.remote, source_port)?,
                 path_mtu: self.path_mtu,
@@ -131,7 +131,7 @@ impl Connection {
                 max_dest_rd_atomic: depths.max_dest_rd_atomic,
                 min_rnr_timer: offer.min_rnr_timer,
             },
-            sending: Sending {
+            ready_to_send: ReadyToSend {
                 psn: self.send_psn,
                 timeout: self.ack_timeout,
                 retry_count: self.retry_count,

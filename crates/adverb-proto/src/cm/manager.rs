@@ -62,7 +62,7 @@ pub struct Statistics {
     /// Messages sent.
     pub sent: u64,
     /// Of those, messages sent again because no answer came.
-    pub repeated: u64,
+    pub retransmitted: u64,
     /// Messages not sent because nobody takes them away.
     pub unsent: u64,
 }
@@ -478,7 +478,7 @@ impl Manager {
         if let Some(repetition) = &mut connection.repetition
             && let Some(mad) = repetition.take(now)
         {
-            self.out.statistics.repeated += 1;
+            self.out.statistics.retransmitted += 1;
             self.out.send(connection.ends, **mad);
         }
         self.table.settle(id);

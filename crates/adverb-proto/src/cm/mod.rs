@@ -43,7 +43,7 @@
 //! assert_eq!(request.private_data[..5], *b"hello");
 //! let offer = Offer::new(Qpn::truncate(0x22));
 //! let ready = server.ready(request.id, &offer).unwrap(); // for the queue pair, before the peer may send
-//! assert_eq!(ready.receiving.remote_qpn, Qpn::truncate(0x11));
+//! assert_eq!(ready.ready_to_receive.remote_qpn, Qpn::truncate(0x11));
 //! server.accept(now, request.id, &offer, b"welcome", deadline).unwrap();
 //!
 //! carry(&mut server, &mut client);

@@ -60,7 +60,7 @@ pub struct Config {
     /// How long the numbers of a connection that is over aren't used again: longer than a packet may live.
     pub timewait: Duration,
     /// How long a request may wait for the application before it is rejected.
-    pub request_patience: Duration,
+    pub request_timeout: Duration,
     /// How many connections there may be, those in timewait included.
     pub max_connections: usize,
     /// How many of them may be half open: asked for by a peer and not established. Anybody can ask in anybody's name.
@@ -79,7 +79,7 @@ impl Config {
             response_timeout: Timeout::new(16).expect("below 32"),
             max_retries: 15,
             timewait: Timeout::new(17).expect("below 32").duration(),
-            request_patience: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(5),
             max_connections: 1 << 16,
             max_half_open: 1024,
         }

@@ -211,7 +211,7 @@ impl Manager {
                 request_id: request.request_id,
                 service,
                 transaction_id,
-                deadline: now + self.config.request_patience,
+                deadline: now + self.config.request_timeout,
                 timer: None,
             },
         );
@@ -269,7 +269,7 @@ impl Queries {
             if let Stage::Asked(repetition) = &mut entry.stage
                 && let Some(mad) = repetition.take(now)
             {
-                out.statistics.repeated += 1;
+                out.statistics.retransmitted += 1;
                 out.send(entry.ends, **mad);
             }
             let next = entry.next();

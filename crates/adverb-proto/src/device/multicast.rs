@@ -7,10 +7,10 @@ use adverb_wire::{Operation, Packet, Qpn};
 
 use super::Device;
 use crate::Time;
-use crate::event::{DropReason, Sink};
+use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
-use crate::path::{Arrival, Incoming};
+use crate::path::{Incoming, RxMeta};
 use crate::qp::Received;
 use crate::types::{Gid, Transport};
 
@@ -44,7 +44,7 @@ impl Groups {
     }
 }
 
-impl<S: Sink> Device<S> {
+impl<S: EventSink> Device<S> {
     /// Makes a datagram queue pair receive what is sent to a group. Others may receive it too, and the link must be
     /// told to let such packets in.
     ///
@@ -95,7 +95,7 @@ impl<S: Sink> Device<S> {
     pub(super) fn handle_multicast(
         &mut self,
         now: Time,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         received: Received<'_>,
         packet: Option<&Packet<'_>>,
         memory: &mut impl Memory,

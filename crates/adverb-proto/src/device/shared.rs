@@ -2,11 +2,11 @@
 
 use super::Device;
 use crate::Time;
-use crate::event::{Event, Sink, tell};
+use crate::event::{EventSink, TraceEvent, tell};
 use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
 use crate::types::RecvRequest;
 
-impl<S: Sink> Device<S> {
+impl<S: EventSink> Device<S> {
     /// Makes a shared receive queue. It takes memory as it fills.
     ///
     /// # Errors
@@ -41,11 +41,11 @@ impl<S: Sink> Device<S> {
     /// If there is no such queue, or it is full, or the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
         self.shared_queue(srq)?.post(request)?;
-        tell(&mut self.sink, now, || Event::PostedShared { srq, wr_id: request.wr_id });
+        tell(&mut self.sink, now, || TraceEvent::PostedShared { srq, wr_id: request.wr_id });
         Ok(())
     }
 
-    /// Asks for one [`Notice::SrqLimit`](crate::Notice::SrqLimit) when a message leaves fewer than `limit` requests in
+    /// Asks for one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when a message leaves fewer than `limit` requests in
     /// the queue; 0 takes that back.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use adverb_wire::{Psn, Qpn};
 
 use super::Device;
 use crate::cq::CompletionQueue;
-use crate::event::Sink;
+use crate::event::EventSink;
 use crate::types::{QpState, Transport};
 
 /// What a device holds: for finding leaks.
@@ -26,8 +26,8 @@ pub struct ResourceCounts {
     pub domain_users: u32,
     /// Completions that nobody has polled.
     pub completions: usize,
-    /// Notices that nobody has polled.
-    pub notices: usize,
+    /// Events that nobody has polled, of completions and of queues.
+    pub events: usize,
     /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again. Whatever
     /// the peer asks for, a queue pair has at most four of them for each READ or atomic that it lets be outstanding.
     pub answers: usize,
@@ -58,7 +58,7 @@ pub struct QpStatus {
     pub recv_queue: usize,
 }
 
-impl<S: Sink> Device<S> {
+impl<S: EventSink> Device<S> {
     /// How a queue pair stands, or `None` if there is none.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
         let qp = self.qps[self.slot(qpn)? as usize].as_ref()?;
@@ -84,7 +84,7 @@ impl<S: Sink> Device<S> {
             regions: self.keys.len(),
             domain_users: self.keys.domain_users(),
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
-            notices: self.notices.len(),
+            events: self.cq_events.len() + self.queue_events.len(),
             answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
             windows: self.keys.window_count(),
             shared_queues: self.srqs.iter().flatten().count(),
@@ -98,7 +98,7 @@ impl fmt::Display for ResourceCounts {
         write!(
             f,
             "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} notices, {} answers, {} windows, {} shared queues, {} groups",
+             {} events, {} answers, {} windows, {} shared queues, {} groups",
             self.queue_pairs,
             self.numbers,
             self.ready,
@@ -106,7 +106,7 @@ impl fmt::Display for ResourceCounts {
             self.regions,
             self.domain_users,
             self.completions,
-            self.notices,
+            self.events,
             self.answers,
             self.windows,
             self.shared_queues,

@@ -1,10 +1,10 @@
 //! Memory windows of a device.
 
 use super::Device;
-use crate::event::Sink;
+use crate::event::EventSink;
 use crate::memory::{Pd, WindowError};
 
-impl<S: Sink> Device<S> {
+impl<S: EventSink> Device<S> {
     /// Makes a memory window of type 2B, and gives its key. It shows nothing before it is bound, by a
     /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection, and then only to
     /// that connection's peer.

@@ -4,7 +4,7 @@ use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Syndrome};
 
 use super::segments::Unreachable;
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, Event, RetryCause, Sink};
+use crate::event::{DropReason, EventSink, RetryCause, TraceEvent};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::types::{QpState, SendOperation, Status, Transport};
@@ -31,7 +31,7 @@ enum Position {
 
 impl QueuePair {
     /// Takes an answer in. Its addresses and ICRC have been checked.
-    pub(crate) fn handle_response<S: Sink>(
+    pub(crate) fn handle_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -64,7 +64,7 @@ impl QueuePair {
     }
 
     /// An acknowledgement or a NAK (vol. 1, 9.7.5).
-    fn handle_acknowledge<S: Sink>(
+    fn handle_acknowledge<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -85,7 +85,7 @@ impl QueuePair {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
         if let Syndrome::Nak(_) | Syndrome::RnrNak(_) = aeth.syndrome {
-            cx.event(|| Event::NakReceived { qpn: self.qpn, psn, syndrome: aeth.syndrome });
+            cx.event(|| TraceEvent::NakReceived { qpn: self.qpn, psn, syndrome: aeth.syndrome });
         }
         match aeth.syndrome {
             Syndrome::Ack(credits) => {
@@ -132,7 +132,7 @@ impl QueuePair {
     }
 
     /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5 and 9.7.6).
-    fn handle_answer<S: Sink>(
+    fn handle_answer<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -185,13 +185,13 @@ impl QueuePair {
 
     /// Drops a response that doesn't match the outstanding requests. A peer that keeps sending such responses runs into
     /// the acknowledge timeout, as if they were lost.
-    fn drop_mismatched<S: Sink>(&mut self, cx: &mut Context<'_, S>, packet: Received<'_>) {
+    fn drop_mismatched<S: EventSink>(&mut self, cx: &mut Context<'_, S>, packet: Received<'_>) {
         cx.stats.mismatched_responses += 1;
         self.drop_packet(cx, packet, DropReason::MismatchedResponse);
     }
 
     /// Bytes of the READ at the front of the send queue, in order.
-    fn take_read<S: Sink>(
+    fn take_read<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         position: Position,
@@ -245,10 +245,10 @@ impl QueuePair {
             // The request isn't the one to be sent next, unless it is to be sent again.
         }
         self.requester.progress(cx.now);
-        cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn take_atomic<S: Sink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
+    fn take_atomic<S: EventSink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
         let Some(entry) = self.send_queue.front().copied() else { return };
         if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
             return self.fail_front(cx, Status::BadResponse);
@@ -263,10 +263,10 @@ impl QueuePair {
         self.requester.answers = self.requester.answers.saturating_sub(1);
         self.complete_front(cx);
         self.requester.progress(cx.now);
-        cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn cannot_scatter<S: Sink>(&mut self, cx: &mut Context<'_, S>, unreachable: Unreachable) {
+    fn cannot_scatter<S: EventSink>(&mut self, cx: &mut Context<'_, S>, unreachable: Unreachable) {
         let status = match unreachable {
             Unreachable::Denied => Status::LocalProtection,
             Unreachable::TooLong => Status::LocalLength,
@@ -276,13 +276,17 @@ impl QueuePair {
     }
 
     /// Everything before `psn`, which is in flight, has been executed.
-    fn acknowledge_before<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
+    fn acknowledge_before<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        psn: Psn,
+    ) -> Result<(), ImpliedNak> {
         if psn == self.requester.unacked { Ok(()) } else { self.acknowledge(cx, psn - 1) }
     }
 
     /// Everything up to `psn`, which is in flight, has been executed: acknowledgements are cumulative (vol. 1,
     /// 9.7.5). Unless an answer is missing, whose request then has to be sent again.
-    fn acknowledge<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
+    fn acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
         let before = self.requester.unacked;
         let mut outcome = Ok(());
         while let Some(entry) = self.send_queue.front() {
@@ -306,12 +310,12 @@ impl QueuePair {
         }
         if self.requester.unacked != before {
             self.requester.progress(cx.now);
-            cx.event(|| Event::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+            cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
         }
         outcome
     }
 
-    fn implied_nak<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    fn implied_nak<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.implied_naks += 1;
         self.retry(cx, RetryCause::ImpliedNak);
     }
@@ -327,7 +331,7 @@ impl QueuePair {
     }
 
     /// The request at the front of the send queue is done.
-    pub(super) fn complete_front<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn complete_front<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Ok(()));
         }
@@ -335,7 +339,7 @@ impl QueuePair {
 
     /// The request at the front of the send queue has failed, and the queue pair with it; or, where nobody waits for
     /// an answer, the send queue alone.
-    pub(super) fn fail_front<S: Sink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
+    pub(super) fn fail_front<S: EventSink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Err(status));
         }

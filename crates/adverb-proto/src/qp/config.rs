@@ -49,7 +49,7 @@ pub struct QpConfig {
     /// How many short requests go together at most. While half as many are unacknowledged, short ones wait for each other,
     /// until as many are there as are unacknowledged, or as this says, or the acknowledgement is: then they go. Nothing waits
     /// behind a request of more than a packet, or before one, or if it is solicited. 0 is never.
-    pub gather: u32,
+    pub coalesce_limit: u32,
     /// What to do about congestion.
     pub congestion: Congestion,
 }
@@ -87,7 +87,7 @@ impl QpConfig {
             credits: false,
             window: 256,
             read_window: 2 << 20,
-            gather: 0,
+            coalesce_limit: 0,
             congestion: Congestion::None,
         }
     }
@@ -100,11 +100,11 @@ pub enum Transition {
     /// From reset: receives may be posted.
     Init(Init),
     /// From init, for connections: the peer is known, and messages are received.
-    ReadyToReceive(Receiving),
+    ReadyToReceive(ReadyToReceive),
     /// From init, for datagrams: they are received from anyone who knows the queue key.
     ReceiveDatagrams,
     /// From ready to receive: messages are sent too.
-    ReadyToSend(Sending),
+    ReadyToSend(ReadyToSend),
     /// From ready to receive or to send, and to the same: what a peer may do through this queue pair changes (vol. 1,
     /// 11.2.5.2). Packets that have come were checked by what it was before.
     Access(Access),
@@ -143,7 +143,7 @@ impl Init {
 
 /// What a queue pair is told in [`Transition::ReadyToReceive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Receiving {
+pub struct ReadyToReceive {
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
     /// Between which addresses.
@@ -158,17 +158,17 @@ pub struct Receiving {
     pub min_rnr_timer: RnrTimer,
 }
 
-impl Receiving {
+impl ReadyToReceive {
     /// For an unreliable connection.
-    pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> Receiving {
+    pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> ReadyToReceive {
         let min_rnr_timer = RnrTimer::MAX;
-        Receiving { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
+        ReadyToReceive { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
     }
 }
 
 /// What a queue pair is told in [`Transition::ReadyToSend`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sending {
+pub struct ReadyToSend {
     /// The number of the first packet.
     pub psn: Psn,
     /// How long to wait for an acknowledgement; [`Timeout::ZERO`] is for ever.
@@ -181,10 +181,10 @@ pub struct Sending {
     pub max_rd_atomic: u8,
 }
 
-impl Sending {
+impl ReadyToSend {
     /// Without acknowledgements: for an unreliable connection, or for datagrams.
-    pub const fn unreliable(psn: Psn) -> Sending {
-        Sending { psn, timeout: Timeout::ZERO, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 }
+    pub const fn unreliable(psn: Psn) -> ReadyToSend {
+        ReadyToSend { psn, timeout: Timeout::ZERO, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 }
     }
 }
 

@@ -4,7 +4,7 @@ use adverb_wire::{Header, Operation, Rc};
 
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::congestion::{Congestion, NOTIFICATION_INTERVAL, Pacer};
-use crate::event::{Event, Sink, TimerKind};
+use crate::event::{EventSink, TimerKind, TraceEvent};
 use crate::mutation::mutant;
 use crate::types::Transport;
 
@@ -17,7 +17,7 @@ impl QueuePair {
 
     /// A packet came that a congested switch has marked: its sender must hear of it, at most once in a while
     /// (Annex A17.9).
-    pub(crate) fn handle_mark<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn handle_mark<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.ecn_marked_packets += 1;
         let due = cx.now >= self.notify_after || mutant!(NotifyAlways);
         if due && self.config.transport != Transport::Ud && !mutant!(NeverNotify) {
@@ -26,7 +26,7 @@ impl QueuePair {
     }
 
     /// A congestion notification has come.
-    pub(crate) fn handle_cnp<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn handle_cnp<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.cnps_received += 1;
         if let Congestion::Dcqcn(constants) = self.config.congestion
             && self.is_ecn_capable()
@@ -34,16 +34,19 @@ impl QueuePair {
         {
             self.pacer.get_or_insert_with(|| Box::new(Pacer::new(cx.now, constants))).congested(cx.now);
         }
-        cx.event(|| Event::Congested { qpn: self.qpn, rate: self.pacer.as_ref().map(|pacer| pacer.rate()) });
+        cx.event(|| TraceEvent::Congested {
+            qpn: self.qpn,
+            rate: self.pacer.as_ref().map(|pacer| pacer.rate()),
+        });
     }
 
     /// A timer has fired.
-    pub(crate) fn handle_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn handle_timeout<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(pacer) = &mut self.pacer
             && pacer.paused
         {
             if !pacer.must_wait(cx.now) {
-                cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::Pace });
+                cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Pace });
             } else if self.requester.is_held_back(&self.send_queue) {
                 // What the pace holds back can't be acknowledged.
                 self.requester.restart_timer(cx.now);
@@ -53,7 +56,7 @@ impl QueuePair {
     }
 
     /// The next packet, unless it must wait. Acknowledgements needn't: they are short, and a peer waits for them.
-    pub(super) fn poll_paced<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(super) fn poll_paced<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if self.pacer.as_mut()?.must_wait(cx.now) {
             let only = self.responder.responses.is_concluding();
             return if only { self.next_response(cx) } else { None };
@@ -69,12 +72,18 @@ impl QueuePair {
     }
 
     /// A congestion notification for the peer.
-    pub(super) fn notification<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Outgoing {
+    pub(super) fn notification<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Outgoing {
         cx.stats.cnps_sent += 1;
         self.notify_after = cx.now + NOTIFICATION_INTERVAL;
         let header = Header { pkey: self.pkey, ..Header::cnp(self.remote_qpn) };
         let (psn, opcode) = (header.psn, header.opcode());
-        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len: 0, again: false });
+        cx.event(|| TraceEvent::PacketOut {
+            qpn: self.qpn,
+            psn,
+            opcode,
+            payload_len: 0,
+            retransmission: false,
+        });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len: 0 }
     }
 }

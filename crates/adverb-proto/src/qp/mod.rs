@@ -23,15 +23,17 @@ use std::collections::VecDeque;
 
 use adverb_wire::{DEFAULT_PKEY, GRH_LEN, Header, Operation, Qpn};
 
-pub use config::{CreateQpError, Init, ModifyError, PostError, QpConfig, Receiving, Sending, Transition};
+pub use config::{
+    CreateQpError, Init, ModifyError, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition,
+};
 
 use crate::Time;
 use crate::congestion::Pacer;
 use crate::cq::{CompletionQueue, Cq, Pushed};
-use crate::event::{Event, Notice, Queue, Sink, tell};
+use crate::event::{EventSink, Queue, QueueEvent, TraceEvent, tell};
 use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
-use crate::path::{AddressVector, Arrival, Incoming, Path};
+use crate::path::{AddressVector, Incoming, Path, RxMeta};
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::types::{
@@ -53,16 +55,17 @@ pub(crate) struct Context<'a, S> {
     pub(crate) cqs: &'a mut Vec<Option<CompletionQueue>>,
     pub(crate) srqs: &'a mut Vec<Option<SharedQueue>>,
     pub(crate) stats: &'a mut Statistics,
-    pub(crate) notices: &'a mut VecDeque<Notice>,
+    pub(crate) cq_events: &'a mut VecDeque<Cq>,
+    pub(crate) queue_events: &'a mut VecDeque<QueueEvent>,
     /// Where the payload of the packet under way lies.
     pub(crate) spans: &'a mut Vec<Span>,
     pub(crate) sink: &'a mut S,
 }
 
-impl<S: Sink> Context<'_, S> {
+impl<S: EventSink> Context<'_, S> {
     /// Tells what happened, if somebody wants to know.
     #[inline(always)]
-    pub(crate) fn event(&mut self, event: impl FnOnce() -> Event) {
+    pub(crate) fn event(&mut self, event: impl FnOnce() -> TraceEvent) {
         tell(self.sink, self.now, event);
     }
 }
@@ -217,7 +220,7 @@ impl QueuePair {
 
     /// Whether a packet between these addresses is for it: of a connection's peer, or any datagram.
     #[inline]
-    pub(crate) fn is_peer(&self, arrival: &Arrival) -> bool {
+    pub(crate) fn is_peer(&self, arrival: &RxMeta) -> bool {
         match &self.path {
             Some(path) => {
                 arrival.source.ip() == path.destination().ip()
@@ -267,7 +270,7 @@ impl QueuePair {
     }
 
     /// Takes a send request in.
-    pub(crate) fn post_send<S: Sink, Handle: AddressVector>(
+    pub(crate) fn post_send<S: EventSink, Handle: AddressVector>(
         &mut self,
         cx: &mut Context<'_, S>,
         request: &SendRequest<'_, Handle>,
@@ -290,7 +293,7 @@ impl QueuePair {
         }
         let &SendRequest { wr_id, operation, flags, .. } = request;
         self.send_queue.push(SendEntry::new(wr_id, operation, flags, segments, length));
-        cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
+        cx.event(|| TraceEvent::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
         if matches!(self.state, QpState::Error | QpState::SendQueueError) {
             self.flush_sends(cx);
         }
@@ -335,10 +338,10 @@ impl QueuePair {
         }
         match request.operation {
             SendOperation::Send
-            | SendOperation::SendImmediate(_)
+            | SendOperation::SendWithImm(_)
             | SendOperation::SendInvalidate(_)
             | SendOperation::Write(_)
-            | SendOperation::WriteImmediate(..) => {}
+            | SendOperation::WriteWithImm(..) => {}
             // What comes back can't be taken from what was posted inline.
             _ if inline.is_some() => return Err(PostError::InvalidInline),
             SendOperation::Read(_) => {}
@@ -369,7 +372,7 @@ impl QueuePair {
     }
 
     /// Takes a receive request in.
-    pub(crate) fn post_recv<S: Sink>(
+    pub(crate) fn post_recv<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         request: &RecvRequest<'_>,
@@ -391,7 +394,7 @@ impl QueuePair {
             return Err(PostError::InvalidLength);
         }
         self.recv_queue.push(request);
-        cx.event(|| Event::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
+        cx.event(|| TraceEvent::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
         if self.state == QpState::Error {
             self.flush_receives(cx);
         } else if self.responder.no_credit && self.is_receiving() {
@@ -405,7 +408,7 @@ impl QueuePair {
 
     /// The next packet to be sent, if there is one.
     #[inline]
-    pub(crate) fn poll_transmit<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(crate) fn poll_transmit<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         cx.spans.clear();
         if self.notification_due {
             self.notification_due = false;
@@ -415,7 +418,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn poll_packet<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn poll_packet<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if self.config.transport != Transport::Rc {
             return self.next_unreliable(cx);
         }
@@ -437,7 +440,7 @@ impl QueuePair {
     }
 
     /// Puts a completion of the send queue where it belongs.
-    fn complete_send<S: Sink>(
+    fn complete_send<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         entry: &SendEntry,
@@ -455,7 +458,7 @@ impl QueuePair {
         self.complete(cx, self.config.send_cq, Queue::Send, entry.wr_id, outcome, false);
     }
 
-    fn complete<S: Sink>(
+    fn complete<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         cq: Cq,
@@ -465,7 +468,7 @@ impl QueuePair {
         solicited: bool,
     ) {
         let status = outcome.map_or_else(|failure| failure.status, |_| Status::Success);
-        cx.event(|| Event::Completed { qpn: self.qpn, wr_id, queue, status });
+        cx.event(|| TraceEvent::Completed { qpn: self.qpn, wr_id, queue, status });
         cx.stats.completions += 1;
         let completion = Completion { wr_id, qpn: self.qpn, outcome };
         let pushed = match cx.cqs.get_mut(cq.0 as usize) {
@@ -480,12 +483,12 @@ impl QueuePair {
         };
         match pushed {
             Pushed::Quietly => {}
-            Pushed::Wake => cx.notices.push_back(Notice::Completion(cq)),
+            Pushed::Event => cx.cq_events.push_back(cq),
             Pushed::Overflow | Pushed::Lost => {
                 // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3:
                 // the queue pairs of a completion queue in error go into error too).
                 if pushed == Pushed::Overflow {
-                    cx.notices.push_back(Notice::CqOverflow(cq));
+                    cx.queue_events.push_back(QueueEvent::CqOverflow(cq));
                 }
                 cx.stats.completions_lost += 1;
                 self.poisoned = true;
@@ -497,9 +500,9 @@ impl QueuePair {
 /// What each transport can do (vol. 1, 9.4, 10.8.2; Annex A19).
 const fn is_offered(transport: Transport, operation: &SendOperation) -> bool {
     match operation {
-        SendOperation::Send | SendOperation::SendImmediate(_) => true,
+        SendOperation::Send | SendOperation::SendWithImm(_) => true,
         SendOperation::Write(_)
-        | SendOperation::WriteImmediate(..)
+        | SendOperation::WriteWithImm(..)
         | SendOperation::LocalInvalidate(_)
         | SendOperation::BindWindow(_) => !matches!(transport, Transport::Ud),
         _ => matches!(transport, Transport::Rc),

@@ -6,7 +6,7 @@ use adverb_wire::{NakCode, Reth, Send, Write};
 use super::recv_queue::RecvEntry;
 use super::responder::{BROKEN, Current, DENIED, INVALID, MAX_LENGTH, Refusal, Writing};
 use super::{Context, QueuePair, Received};
-use crate::event::{Event, Notice, Queue, Sink};
+use crate::event::{EventSink, Queue, QueueEvent, TraceEvent};
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
 use crate::srq::{SharedQueue, Srq, Taken};
@@ -28,7 +28,7 @@ pub(super) struct Tail {
 
 impl QueuePair {
     /// A packet of a SEND.
-    pub(super) fn execute_send_packet<S: Sink>(
+    pub(super) fn execute_send_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -46,7 +46,7 @@ impl QueuePair {
     }
 
     /// A packet of a WRITE.
-    pub(super) fn execute_write_packet<S: Sink>(
+    pub(super) fn execute_write_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -74,7 +74,7 @@ impl QueuePair {
         if fits { Ok(()) } else { Err(INVALID) }
     }
 
-    pub(super) fn execute_send<S: Sink>(
+    pub(super) fn execute_send<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -128,7 +128,7 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(super) fn complete_recv<S: Sink>(
+    pub(super) fn complete_recv<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         success: Success,
@@ -139,7 +139,7 @@ impl QueuePair {
         }
     }
 
-    fn execute_write<S: Sink>(
+    fn execute_write<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -208,7 +208,7 @@ impl QueuePair {
 
     /// The receive request that the next message uses, or the one under way does.
     #[inline]
-    pub(super) fn front_receive<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<RecvEntry> {
+    pub(super) fn front_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<RecvEntry> {
         let front = self.recv_queue.front();
         match self.config.srq {
             Some(srq) if front.is_none() => self.take_shared(cx, srq),
@@ -217,14 +217,14 @@ impl QueuePair {
     }
 
     /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9).
-    fn take_shared<S: Sink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
+    fn take_shared<S: EventSink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
         let queue = cx.srqs.get_mut(srq.0 as usize)?.as_mut()?;
         match queue.give_to(&mut self.recv_queue) {
             Taken::Nothing => return None,
             Taken::One => {}
             Taken::OneOfFew => {
-                cx.event(|| Event::SrqLimit { srq });
-                cx.notices.push_back(Notice::SrqLimit(srq));
+                cx.event(|| TraceEvent::SrqLimit { srq });
+                cx.queue_events.push_back(QueueEvent::SrqLimit(srq));
             }
         }
         self.recv_queue.front()
@@ -236,7 +236,7 @@ impl QueuePair {
     }
 
     /// The receive request in use has failed.
-    pub(super) fn fail_receive<S: Sink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
+    pub(super) fn fail_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.recv_queue.pop() {
             let failure = Failure { status, vendor_error: 0 };
             self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);

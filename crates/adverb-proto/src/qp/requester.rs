@@ -6,9 +6,9 @@ use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, Operation, Psn, Rc, Reth
 
 use super::segments::Unreachable;
 use super::send_queue::{LocalFailure, SendEntry, SendQueue};
-use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, Sending};
+use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, ReadyToSend};
 use crate::Time;
-use crate::event::{Event, RetryCause, Sink, TimerKind};
+use crate::event::{EventSink, RetryCause, TimerKind, TraceEvent};
 use crate::mutation::mutant;
 use crate::types::{QpState, SendFlags, SendOperation, Status};
 
@@ -67,7 +67,7 @@ pub(super) struct Requester {
 const ACK_REQUEST_INTERVAL: u32 = 32;
 
 impl Requester {
-    pub(super) fn start(&mut self, sending: &Sending, credits: bool, read_part: u32) {
+    pub(super) fn start(&mut self, sending: &ReadyToSend, credits: bool, read_part: u32) {
         *self = Requester {
             read_part,
             unacked: sending.psn,
@@ -176,7 +176,7 @@ impl Requester {
 impl QueuePair {
     /// The next request packet, if one may be sent now.
     #[inline]
-    pub(super) fn next_request<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(super) fn next_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         if !self.requester.running || self.requester.rnr_until.is_some() {
             return None;
         }
@@ -213,7 +213,7 @@ impl QueuePair {
     }
 
     /// Does what the request at the front of the send queue asks of this device alone; says whether it succeeded.
-    pub(super) fn execute_local<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> bool {
+    pub(super) fn execute_local<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> bool {
         let Some(entry) = self.send_queue.front() else { return false };
         let done = match entry.operation {
             SendOperation::LocalInvalidate(key) => {
@@ -258,7 +258,8 @@ impl QueuePair {
     /// and what it says of them is what the wait ends with.
     #[inline]
     fn is_gathering(&mut self, cursor: usize) -> bool {
-        let (queue, requester, gather) = (&self.send_queue, &mut self.requester, self.config.gather as usize);
+        let (queue, requester, gather) =
+            (&self.send_queue, &mut self.requester, self.config.coalesce_limit as usize);
         let is_short = |entry: &SendEntry| {
             entry.length < self.mtu && !entry.is_answered() && !entry.has(SendFlags::SOLICITED)
         };
@@ -306,7 +307,7 @@ impl QueuePair {
 
     /// Makes the packet under the cursor, and moves the cursor behind it.
     #[inline(always)]
-    fn emit_request<S: Sink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<Outgoing> {
+    fn emit_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<Outgoing> {
         let mtu = self.mtu;
         let requester = &mut self.requester;
         let entry = self.send_queue.get_mut(cursor)?;
@@ -336,14 +337,14 @@ impl QueuePair {
         let first = packet == 0;
         let rc = match entry.operation {
             SendOperation::Send => Rc::Send(send(first, last, None)),
-            SendOperation::SendImmediate(immediate) => Rc::Send(send(first, last, Some(immediate))),
+            SendOperation::SendWithImm(immediate) => Rc::Send(send(first, last, Some(immediate))),
             SendOperation::SendInvalidate(key) => match (first, last) {
                 (true, true) => Rc::SendOnlyInvalidate(key),
                 (false, true) => Rc::SendLastInvalidate(key),
                 _ => Rc::Send(send(first, last, None)),
             },
             SendOperation::Write(remote) => Rc::Write(write(first, last, reth(remote), None)),
-            SendOperation::WriteImmediate(remote, immediate) => {
+            SendOperation::WriteWithImm(remote, immediate) => {
                 Rc::Write(write(first, last, reth(remote), Some(immediate)))
             }
             // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5).
@@ -410,7 +411,7 @@ impl QueuePair {
 
     /// Books a request packet as sent.
     #[inline(always)]
-    fn sent<S: Sink>(
+    fn sent<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         Sent { psn, behind, next_packet, last, answered, solicited, payload_len }: Sent,
@@ -442,12 +443,18 @@ impl QueuePair {
             requester.since_ack_request = 0;
         }
         let header = Header { ack_request, solicited, ..self.header(psn, Operation::Rc(rc)) };
-        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
+        cx.event(|| TraceEvent::PacketOut {
+            qpn: self.qpn,
+            psn,
+            opcode: header.opcode(),
+            payload_len,
+            retransmission: again,
+        });
         Outgoing { header, payload, payload_len }
     }
 
     /// A segment of the request under the cursor is wrong. The request fails when those before it are done.
-    fn cannot_gather<S: Sink>(
+    fn cannot_gather<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         cursor: usize,
@@ -463,10 +470,10 @@ impl QueuePair {
     }
 
     /// A timer of the requester's may have fired.
-    pub(super) fn handle_requester_timeout<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn handle_requester_timeout<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(until) = self.requester.rnr_until {
             if until <= cx.now {
-                cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::NotReady });
+                cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Rnr });
                 self.requester.rnr_until = None;
                 // The wait is over, and the peer knows nothing of it: it must hear from us again in time.
                 self.requester.ack_deadline = None;
@@ -474,14 +481,14 @@ impl QueuePair {
             return;
         }
         if self.requester.ack_deadline.is_some_and(|deadline| deadline <= cx.now) {
-            cx.event(|| Event::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
+            cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
             cx.stats.ack_timeouts += 1;
             self.retry(cx, RetryCause::Timeout);
         }
     }
 
     /// Sends again from the oldest packet that isn't acknowledged (vol. 1, 9.7.5 and 9.7.6: go back N).
-    pub(super) fn retry<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
+    pub(super) fn retry<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
         if cause != RetryCause::Timeout {
             // While the peer asked to be left alone, NAKs are for packets behind the one that it wasn't ready
@@ -504,7 +511,7 @@ impl QueuePair {
     }
 
     /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5).
-    pub(super) fn not_ready<S: Sink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
+    pub(super) fn not_ready<S: EventSink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
         let requester = &mut self.requester;
         if requester.rnr_until.is_some() {
             return;
@@ -519,12 +526,12 @@ impl QueuePair {
         }
         requester.rnr_until = Some(cx.now + wait);
         requester.ack_deadline = None;
-        self.go_back(cx, RetryCause::NotReady);
+        self.go_back(cx, RetryCause::Rnr);
     }
 
-    fn go_back<S: Sink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
+    fn go_back<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
-        cx.event(|| Event::Retransmit { qpn: self.qpn, psn: requester.unacked, cause });
+        cx.event(|| TraceEvent::Retransmit { qpn: self.qpn, psn: requester.unacked, cause });
         requester.cursor = 0;
         requester.since_ack_request = 0;
         requester.packet = match self.send_queue.front() {

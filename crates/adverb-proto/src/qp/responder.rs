@@ -4,8 +4,8 @@ use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer
 
 use super::receive::{Place, Tail};
 use super::response::{Pending, Response, Responses, Saved};
-use super::{Context, QueuePair, Received, Receiving};
-use crate::event::{DropReason, Event, Notice, Sink};
+use super::{Context, QueuePair, ReadyToReceive, Received};
+use crate::event::{DropReason, EventSink, QueueEvent, TraceEvent};
 use crate::memory::{Memory, Range, Span};
 use crate::mutation::mutant;
 use crate::types::{Access, QpState, Status};
@@ -82,7 +82,7 @@ pub(super) const DENIED: Refusal = Refusal::Fatal(NakCode::RemoteAccess, Status:
 pub(super) const BROKEN: Refusal = Refusal::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
 
 impl Responder {
-    pub(super) fn start(&mut self, receiving: &Receiving) {
+    pub(super) fn start(&mut self, receiving: &ReadyToReceive) {
         *self = Responder {
             expected: receiving.psn,
             min_rnr_timer: Some(receiving.min_rnr_timer),
@@ -109,7 +109,7 @@ impl Responder {
 
 impl QueuePair {
     /// Takes a request in. Its addresses and ICRC have been checked.
-    pub(crate) fn handle_request<S: Sink>(
+    pub(crate) fn handle_request<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -159,17 +159,17 @@ impl QueuePair {
 
     /// A packet has come: if it is the first, and nobody has said yet that the connection stands, this does (vol. 1,
     /// 12.9.6).
-    pub(super) fn establish<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn establish<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if !self.responder.established {
             self.responder.established = true;
             if self.state == QpState::ReadyToReceive {
-                cx.notices.push_back(Notice::Established(self.qpn));
+                cx.queue_events.push_back(QueueEvent::Established(self.qpn));
             }
         }
     }
 
     /// Does what the expected packet asks for.
-    fn execute<S: Sink>(
+    fn execute<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -210,7 +210,7 @@ impl QueuePair {
         if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID) }
     }
 
-    fn execute_read<S: Sink>(&mut self, cx: &mut Context<'_, S>, reth: Reth) -> Result<(), Refusal> {
+    fn execute_read<S: EventSink>(&mut self, cx: &mut Context<'_, S>, reth: Reth) -> Result<(), Refusal> {
         self.check_idle()?;
         self.check_right(Access::REMOTE_READ)?;
         self.check_slot()?;
@@ -227,7 +227,7 @@ impl QueuePair {
     }
 
     /// The word of an atomic: aligned, in reach, with the right (vol. 1, 9.7.4).
-    fn word<S: Sink>(
+    fn word<S: EventSink>(
         &self,
         cx: &Context<'_, S>,
         va: u64,
@@ -243,7 +243,7 @@ impl QueuePair {
         cx.keys.remote(self.config.pd, self.qpn, Range { addr: va, length: 8, key }, need).map_err(|_| DENIED)
     }
 
-    fn execute_compare_swap<S: Sink>(
+    fn execute_compare_swap<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         CompareSwap { va, rkey, swap, compare }: CompareSwap,
@@ -255,7 +255,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn execute_fetch_add<S: Sink>(
+    fn execute_fetch_add<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         FetchAdd { va, rkey, add }: FetchAdd,
@@ -268,7 +268,7 @@ impl QueuePair {
     }
 
     /// Eight bytes at once (Annex A19.5; `rxe_resp.c`, `atomic_write_reply`). The right is that of a WRITE.
-    fn execute_atomic_write<S: Sink>(
+    fn execute_atomic_write<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -285,7 +285,7 @@ impl QueuePair {
     }
 
     /// Earlier writes are brought further (Annex A19.4; `rxe_resp.c`, `process_flush`).
-    fn execute_flush<S: Sink>(
+    fn execute_flush<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         flush: Flush,
@@ -335,7 +335,7 @@ impl QueuePair {
 
     /// A packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Nothing is executed
     /// again.
-    fn handle_duplicate<S: Sink>(
+    fn handle_duplicate<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -369,7 +369,7 @@ impl QueuePair {
     }
 
     /// Planted faults: see [`crate::mutation`].
-    fn mutant_duplicate<S: Sink>(
+    fn mutant_duplicate<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -395,7 +395,7 @@ impl QueuePair {
 
     /// Refuses a request for good: the answers before it are given, then the NAK, and the queue pair is in error
     /// (vol. 1, 9.7.4: classes B, C and D).
-    pub(super) fn refuse<S: Sink>(
+    pub(super) fn refuse<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         psn: Psn,
@@ -408,24 +408,24 @@ impl QueuePair {
             self.fail_receive(cx, status);
         }
         self.responder.current = Current::None;
-        cx.notices.push_back(match code {
+        cx.queue_events.push_back(match code {
             NakCode::InvalidRequest | NakCode::SequenceError | NakCode::InvalidRdRequest => {
-                Notice::RequestError(self.qpn)
+                QueueEvent::RequestError(self.qpn)
             }
-            NakCode::RemoteAccess => Notice::AccessError(self.qpn),
-            NakCode::RemoteOperational => Notice::Fatal(self.qpn),
+            NakCode::RemoteAccess => QueueEvent::AccessError(self.qpn),
+            NakCode::RemoteOperational => QueueEvent::Fatal(self.qpn),
         });
         self.enter_error(cx);
     }
 
-    pub(super) fn drop_packet<S: Sink>(
+    pub(super) fn drop_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
         reason: DropReason,
     ) {
         cx.stats.packets_dropped += 1;
-        cx.event(|| Event::Dropped { qpn: self.qpn, psn: packet.header.psn, reason });
+        cx.event(|| TraceEvent::Dropped { qpn: self.qpn, psn: packet.header.psn, reason });
     }
 }
 

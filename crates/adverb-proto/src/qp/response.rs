@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use adverb_wire::{Aeth, Credits, NakCode, Operation, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
 
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
-use crate::event::{Event, Sink};
+use crate::event::{EventSink, TraceEvent};
 use crate::memory::Range;
 use crate::mutation::mutant;
 use crate::types::{Access, QpState, Status};
@@ -194,7 +194,7 @@ impl Responses {
 
 impl QueuePair {
     /// The next answer packet, if there is one.
-    pub(super) fn next_response<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(super) fn next_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         while let Some(progress) = self.responder.responses.queue.front().copied() {
             let outgoing = match progress.saved {
                 Saved::Read { va, rkey, length } => self.next_read(cx, progress, va, rkey, length),
@@ -217,7 +217,7 @@ impl QueuePair {
     }
 
     /// The next packet of a READ's answer. The key is looked up for each: it may have become invalid meanwhile.
-    fn next_read<S: Sink>(
+    fn next_read<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         progress: Progress,
@@ -263,7 +263,7 @@ impl QueuePair {
     }
 
     /// What is to be said when all answers are given.
-    fn next_acknowledge<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn next_acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         let pending = core::mem::take(&mut self.responder.responses.pending);
         let Aeth { syndrome, msn } = self.ack(self.responder.msn);
         let expected = self.responder.expected;
@@ -279,7 +279,7 @@ impl QueuePair {
             Pending::Fatal { psn, code } => (psn, Syndrome::Nak(code)),
         };
         if !matches!(syndrome, Syndrome::Ack(_)) {
-            cx.event(|| Event::NakSent { qpn: self.qpn, psn, syndrome });
+            cx.event(|| TraceEvent::NakSent { qpn: self.qpn, psn, syndrome });
         }
         Some(self.respond(cx, psn, Rc::Acknowledge(Aeth { syndrome, msn }), 0))
     }
@@ -295,10 +295,22 @@ impl QueuePair {
         Aeth { syndrome: Syndrome::Ack(credits), msn: msn.get() }
     }
 
-    fn respond<S: Sink>(&mut self, cx: &mut Context<'_, S>, psn: Psn, rc: Rc, payload_len: u32) -> Outgoing {
+    fn respond<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        psn: Psn,
+        rc: Rc,
+        payload_len: u32,
+    ) -> Outgoing {
         let header = self.header(psn, Operation::Rc(rc));
         let again = false;
-        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode: header.opcode(), payload_len, again });
+        cx.event(|| TraceEvent::PacketOut {
+            qpn: self.qpn,
+            psn,
+            opcode: header.opcode(),
+            payload_len,
+            retransmission: again,
+        });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len }
     }
 }

@@ -138,18 +138,18 @@ impl SendEntry {
         matches!(
             self.operation,
             SendOperation::Send
-                | SendOperation::SendImmediate(_)
+                | SendOperation::SendWithImm(_)
                 | SendOperation::SendInvalidate(_)
-                | SendOperation::WriteImmediate(..)
+                | SendOperation::WriteWithImm(..)
         )
     }
 
     pub(crate) const fn completed(&self) -> CompletedOperation {
         match self.operation {
-            SendOperation::Send | SendOperation::SendImmediate(_) | SendOperation::SendInvalidate(_) => {
+            SendOperation::Send | SendOperation::SendWithImm(_) | SendOperation::SendInvalidate(_) => {
                 CompletedOperation::Send
             }
-            SendOperation::Write(_) | SendOperation::WriteImmediate(..) => CompletedOperation::Write,
+            SendOperation::Write(_) | SendOperation::WriteWithImm(..) => CompletedOperation::Write,
             SendOperation::Read(_) => CompletedOperation::Read,
             SendOperation::CompareSwap { .. } => CompletedOperation::CompareSwap,
             SendOperation::FetchAdd { .. } => CompletedOperation::FetchAdd,

@@ -3,14 +3,14 @@
 use adverb_wire::{Psn, Qpn};
 
 use super::{Context, ModifyError, QueuePair, Transition};
-use crate::event::{Event, Notice, Queue, Sink};
+use crate::event::{EventSink, Queue, QueueEvent, TraceEvent};
 use crate::mutation::mutant;
 use crate::path::Incoming;
 use crate::types::{Failure, QpState, Status, Transport};
 
 impl QueuePair {
     /// Goes into another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).
-    pub(crate) fn modify<S: Sink>(
+    pub(crate) fn modify<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         transition: &Transition,
@@ -84,8 +84,8 @@ impl QueuePair {
         Ok(())
     }
 
-    fn change<S: Sink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
-        cx.event(|| Event::State { qpn: self.qpn, from: self.state, to });
+    fn change<S: EventSink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
+        cx.event(|| TraceEvent::State { qpn: self.qpn, from: self.state, to });
         self.state = to;
     }
 
@@ -101,7 +101,7 @@ impl QueuePair {
 
     /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
     /// (vol. 1, 10.3.1 and 10.8.3).
-    pub(super) fn enter_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn enter_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state == QpState::Error {
             return;
         }
@@ -117,22 +117,22 @@ impl QueuePair {
         if self.config.srq.is_some() {
             // Receives of the shared queue are others' too, so that they stay; the one in use was the last that this
             // queue pair takes (vol. 1, 10.2.9 and 11.6.3).
-            cx.notices.push_back(Notice::LastReceiveReached(self.qpn));
+            cx.queue_events.push_back(QueueEvent::LastReceiveReached(self.qpn));
         }
     }
 
     /// A request of an unreliable transport couldn't be sent: those behind it come back flushed, and receiving goes
     /// on (vol. 1, 10.3.1).
-    pub(super) fn enter_send_queue_error<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn enter_send_queue_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         self.change(cx, QpState::SendQueueError);
         self.requester.stop();
         self.flush_sends(cx);
     }
 
     /// Goes into error for a reason that its completions tell.
-    pub(super) fn fail<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn fail<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::Error {
-            cx.notices.push_back(Notice::Fatal(self.qpn));
+            cx.queue_events.push_back(QueueEvent::Fatal(self.qpn));
             self.responder.silence();
             self.enter_error(cx);
         }
@@ -140,14 +140,14 @@ impl QueuePair {
 
     /// Goes into error if a completion was lost during the step that ends here.
     #[inline]
-    pub(crate) fn settle<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn settle<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.poisoned {
             self.poisoned = false;
             self.fail(cx);
         }
     }
 
-    pub(super) fn flush_sends<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn flush_sends<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         while let Some(entry) = self.send_queue.pop() {
             if mutant!(FlushForgetsLastSend) && self.send_queue.len() == 0 {
                 break;
@@ -156,7 +156,7 @@ impl QueuePair {
         }
     }
 
-    pub(super) fn flush_receives<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn flush_receives<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         while let Some(entry) = self.recv_queue.pop() {
             let failure = Failure { status: Status::Flushed, vendor_error: 0 };
             self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);
@@ -164,13 +164,13 @@ impl QueuePair {
     }
 
     /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1).
-    pub(super) fn notice_drained<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn notice_drained<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::SendQueueDrained || self.requester.drained {
             return;
         }
         if self.send_queue.front().is_none_or(|entry| !entry.is_begun()) {
             self.requester.drained = true;
-            cx.notices.push_back(Notice::SendQueueDrained(self.qpn));
+            cx.queue_events.push_back(QueueEvent::SendQueueDrained(self.qpn));
         }
     }
 

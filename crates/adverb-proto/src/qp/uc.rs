@@ -5,7 +5,7 @@ use adverb_wire::{NakCode, Send, Uc, Write};
 
 use super::responder::{Current, Refusal};
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, Sink};
+use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 
@@ -15,7 +15,7 @@ const LATE: i32 = 1 << 16;
 
 impl QueuePair {
     /// Takes a packet of an unreliable connection in. Its addresses and ICRC have been checked.
-    pub(crate) fn handle_unreliable<S: Sink>(
+    pub(crate) fn handle_unreliable<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -70,7 +70,7 @@ impl QueuePair {
     }
 
     /// Drops the message under way, if there is one: its next packet didn't come.
-    fn abandon<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    fn abandon<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if !matches!(self.responder.current, Current::None) {
             cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));
             self.responder.current = Current::None;

@@ -5,18 +5,18 @@ use core::net::IpAddr;
 use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_HEADER_LEN, Ud};
 
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, Sink};
+use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
-use crate::path::{Arrival, IcrcCheck};
+use crate::path::{IcrcCheck, RxMeta};
 use crate::types::{CompletedOperation, Gid, Status, Success};
 
 impl QueuePair {
     /// Takes a datagram in. Its ICRC has been checked.
-    pub(crate) fn handle_datagram<S: Sink>(
+    pub(crate) fn handle_datagram<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        arrival: &Arrival,
+        arrival: &RxMeta,
         packet: Received<'_>,
         datagram: &Ud,
         memory: &mut impl Memory,
@@ -64,7 +64,7 @@ impl QueuePair {
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
-fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
+fn route_header(arrival: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
     let ends = [arrival.source, arrival.destination].map(Gid::from);
     let between = if ends.iter().any(|end| end.has_port()) {
         // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
@@ -81,7 +81,7 @@ fn route_header(arrival: &Arrival, packet: Received<'_>) -> [u8; GRH_LEN] {
         IpHeader::V4(ip) => {
             ip.tos = class;
             ip.ttl = route.hop_limit.unwrap_or(ip.ttl);
-            if let IcrcCheck::Identification(identification) = arrival.icrc {
+            if let IcrcCheck::IpId(identification) = arrival.icrc {
                 ip.ip_id = identification;
             }
         }

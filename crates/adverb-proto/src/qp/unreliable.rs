@@ -6,7 +6,7 @@ use adverb_wire::{Header, Operation, Reth, Uc, Ud};
 use super::requester::{packets, send, write};
 use super::send_queue::{LocalFailure, SendEntry};
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
-use crate::event::{Event, Sink};
+use crate::event::{EventSink, TraceEvent};
 use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
 /// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
@@ -15,7 +15,7 @@ const OWN_QUEUE_KEY: u32 = 1 << 31;
 
 impl QueuePair {
     /// The next packet, if there is one.
-    pub(super) fn next_unreliable<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(super) fn next_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         self.complete_handed_out(cx);
         if !self.requester.running {
             return None;
@@ -39,7 +39,7 @@ impl QueuePair {
 
     /// Completes the request whose last packet was handed out: whoever asks for another packet has sent it, so that
     /// its bytes may change now.
-    pub(super) fn complete_handed_out<S: Sink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn complete_handed_out<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.requester.handed_out {
             self.requester.handed_out = false;
             self.complete_front(cx);
@@ -48,7 +48,7 @@ impl QueuePair {
     }
 
     /// Makes the next packet of the request at the front of the send queue.
-    fn emit_unreliable<S: Sink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn emit_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
         let (mtu, psn) = (self.mtu, self.requester.unsent);
         let entry = self.send_queue.front_mut()?;
         if !entry.is_begun() {
@@ -81,14 +81,20 @@ impl QueuePair {
         self.requester.handed_out = last;
         let again = false;
         let opcode = header.opcode();
-        cx.event(|| Event::PacketOut { qpn: self.qpn, psn, opcode, payload_len: length, again });
+        cx.event(|| TraceEvent::PacketOut {
+            qpn: self.qpn,
+            psn,
+            opcode,
+            payload_len: length,
+            retransmission: again,
+        });
         Some(Outgoing { header, payload, payload_len: length })
     }
 
     fn unreliable_header(&self, entry: &SendEntry, first: bool, last: bool) -> Option<Header> {
         let reth = |remote: RemoteAddress| Reth { va: remote.addr, rkey: remote.rkey, length: entry.length };
         let immediate = match entry.operation {
-            SendOperation::SendImmediate(immediate) | SendOperation::WriteImmediate(_, immediate) => {
+            SendOperation::SendWithImm(immediate) | SendOperation::WriteWithImm(_, immediate) => {
                 Some(immediate)
             }
             _ => None,
@@ -103,7 +109,7 @@ impl QueuePair {
                 let header = self.header(psn, Operation::Ud(datagram));
                 Header { dest_qp: destination.qpn, ..header }
             }
-            (_, SendOperation::Write(remote) | SendOperation::WriteImmediate(remote, _)) => {
+            (_, SendOperation::Write(remote) | SendOperation::WriteWithImm(remote, _)) => {
                 let write = write(first, last, reth(remote), immediate);
                 self.header(psn, Operation::Uc(Uc::Write(write)))
             }

@@ -4,6 +4,15 @@ use adverb_wire::Qpn;
 
 use super::Status;
 
+/// The completions that an armed completion queue announces with an event (vol. 1, 10.8.3 and 11.4.2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ArmFor {
+    /// The next completion.
+    Any,
+    /// The next failure, or the next receive of a message that its sender marked as solicited.
+    Solicited,
+}
+
 /// What became of a request, in plain form.
 ///
 /// A failure has no operation and no length: devices leave them undefined, and here they can't be read.

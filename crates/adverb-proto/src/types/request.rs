@@ -59,13 +59,13 @@ pub enum SendOperation {
     /// A message into the peer's next receive buffer.
     Send,
     /// A message with 32 bits beside it.
-    SendImmediate(u32),
+    SendWithImm(u32),
     /// A message that also invalidates a remote key of the peer's.
     SendInvalidate(u32),
     /// Bytes into the peer's memory.
     Write(RemoteAddress),
     /// Bytes into the peer's memory, and 32 bits that consume a receive request there.
-    WriteImmediate(RemoteAddress, u32),
+    WriteWithImm(RemoteAddress, u32),
     /// Bytes from the peer's memory.
     Read(RemoteAddress),
     /// If the 64-bit word there is `compare`, make it `swap`; its old value comes back either way.

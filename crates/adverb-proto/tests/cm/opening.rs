@@ -42,20 +42,26 @@ fn both_queue_pairs_are_told_what_fits_together() {
     pair.flow();
     let at_client = pair.sides[CLIENT].ready(client, &connect.offer).unwrap();
 
-    assert_eq!(at_client.receiving.remote_qpn, offer.qpn);
-    assert_eq!(at_server.receiving.remote_qpn, connect.offer.qpn);
-    assert_eq!(at_client.sending.psn, at_server.receiving.psn);
-    assert_eq!(at_server.sending.psn, at_client.receiving.psn);
-    assert_ne!(at_client.sending.psn, at_server.sending.psn);
-    assert_eq!((at_client.sending.max_rd_atomic, at_server.receiving.max_dest_rd_atomic), (7, 7));
-    assert_eq!((at_server.sending.max_rd_atomic, at_client.receiving.max_dest_rd_atomic), (3, 3));
-    assert_eq!((at_client.sending.retry_count, at_server.sending.retry_count), (5, 5));
-    assert_eq!((at_client.sending.rnr_retry, at_server.sending.rnr_retry), (1, 2));
-    assert_eq!((at_client.sending.timeout.code(), at_server.sending.timeout.code()), (13, 13));
-    assert_eq!(at_client.receiving.path_mtu, PathMtu::Mtu512);
-    assert_eq!(at_server.receiving.path_mtu, PathMtu::Mtu512);
-    assert_eq!(at_client.receiving.path.remote(), address(SERVER));
-    assert_eq!(at_server.receiving.path.remote(), address(CLIENT));
+    assert_eq!(at_client.ready_to_receive.remote_qpn, offer.qpn);
+    assert_eq!(at_server.ready_to_receive.remote_qpn, connect.offer.qpn);
+    assert_eq!(at_client.ready_to_send.psn, at_server.ready_to_receive.psn);
+    assert_eq!(at_server.ready_to_send.psn, at_client.ready_to_receive.psn);
+    assert_ne!(at_client.ready_to_send.psn, at_server.ready_to_send.psn);
+    assert_eq!(
+        (at_client.ready_to_send.max_rd_atomic, at_server.ready_to_receive.max_dest_rd_atomic),
+        (7, 7)
+    );
+    assert_eq!(
+        (at_server.ready_to_send.max_rd_atomic, at_client.ready_to_receive.max_dest_rd_atomic),
+        (3, 3)
+    );
+    assert_eq!((at_client.ready_to_send.retry_count, at_server.ready_to_send.retry_count), (5, 5));
+    assert_eq!((at_client.ready_to_send.rnr_retry, at_server.ready_to_send.rnr_retry), (1, 2));
+    assert_eq!((at_client.ready_to_send.timeout.code(), at_server.ready_to_send.timeout.code()), (13, 13));
+    assert_eq!(at_client.ready_to_receive.path_mtu, PathMtu::Mtu512);
+    assert_eq!(at_server.ready_to_receive.path_mtu, PathMtu::Mtu512);
+    assert_eq!(at_client.ready_to_receive.path.remote(), address(SERVER));
+    assert_eq!(at_server.ready_to_receive.path.remote(), address(CLIENT));
     assert_eq!((at_client.transport, at_client.pkey), (Transport::Rc, 0xffff));
 }
 
@@ -69,7 +75,7 @@ fn the_starting_psn_of_a_message_is_where_its_receiver_begins() {
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
     let ready = pair.sides[SERVER].ready(id, &Offer::new(rep.qpn)).unwrap();
-    assert_eq!((ready.sending.psn, ready.receiving.psn), (req.starting_psn, rep.starting_psn));
+    assert_eq!((ready.ready_to_send.psn, ready.ready_to_receive.psn), (req.starting_psn, rep.starting_psn));
 }
 
 #[test]

@@ -91,10 +91,10 @@ fn what_two_peers_queue_pairs_are_told_fits_together() {
     let Some(Event::Accepted(at_server)) = pair.event(SERVER) else { panic!() };
     assert_eq!(at_server.id, ids[SERVER]);
     let server = pair.sides[SERVER].ready(at_server.id, &Offer::new(at_client.remote_qpn)).unwrap();
-    assert_eq!(client.sending.psn, server.receiving.psn);
-    assert_eq!(server.sending.psn, client.receiving.psn);
-    assert_eq!(client.receiving.remote_qpn, at_client.remote_qpn);
-    assert_eq!(server.receiving.remote_qpn, at_server.remote_qpn);
+    assert_eq!(client.ready_to_send.psn, server.ready_to_receive.psn);
+    assert_eq!(server.ready_to_send.psn, client.ready_to_receive.psn);
+    assert_eq!(client.ready_to_receive.remote_qpn, at_client.remote_qpn);
+    assert_eq!(server.ready_to_receive.remote_qpn, at_server.remote_qpn);
 }
 
 #[test]

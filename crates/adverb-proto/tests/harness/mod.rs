@@ -11,8 +11,8 @@ use adverb_proto::types::{
     SendOperation, SendRequest, Status, Transport,
 };
 use adverb_proto::{
-    Arrival, Congestion, Cq, Device, DropReason, Event, IcrcCheck, Init, Notice, Path, PostError, QpConfig,
-    Receiving, Sending, Srq, SrqConfig, Time, Transition,
+    Congestion, Cq, Device, DropReason, IcrcCheck, Init, Path, PostError, QpConfig, QueueEvent,
+    ReadyToReceive, ReadyToSend, RxMeta, Srq, SrqConfig, Time, TraceEvent, Transition,
 };
 use adverb_wire::cm::Timeout;
 use adverb_wire::{
@@ -85,7 +85,7 @@ impl Default for Options {
 
 /// One end.
 pub(crate) struct End {
-    pub(crate) device: Device<Vec<(Time, Event)>>,
+    pub(crate) device: Device<Vec<(Time, TraceEvent)>>,
     pub(crate) memory: HeapMemory,
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
@@ -131,7 +131,7 @@ impl End {
         config.signal_all = options.signal_all;
         config.window = options.window;
         config.read_window = options.read_window;
-        config.gather = options.gather;
+        config.coalesce_limit = options.gather;
         config.max_send_wr = options.max_wr;
         config.max_recv_wr = options.max_wr;
         config.congestion = options.congestion;
@@ -184,7 +184,7 @@ impl End {
         if options.transport == Transport::Ud {
             return Transition::ReceiveDatagrams;
         }
-        Transition::ReadyToReceive(Receiving {
+        Transition::ReadyToReceive(ReadyToReceive {
             remote_qpn,
             path: self.path(),
             path_mtu: options.mtu,
@@ -195,7 +195,7 @@ impl End {
     }
 
     pub(crate) fn sending(options: &Options) -> Transition {
-        Transition::ReadyToSend(Sending {
+        Transition::ReadyToSend(ReadyToSend {
             psn: Psn::wrapping(options.psn),
             timeout: Timeout::new(options.timeout).unwrap(),
             retry_count: options.retry_count,
@@ -222,8 +222,8 @@ impl End {
 
     /// Why packets were dropped, in order.
     pub(crate) fn drops(&self) -> Vec<DropReason> {
-        let dropped = |(_, event): &(Time, Event)| match event {
-            Event::Dropped { reason, .. } => Some(*reason),
+        let dropped = |(_, event): &(Time, TraceEvent)| match event {
+            TraceEvent::Dropped { reason, .. } => Some(*reason),
             _ => None,
         };
         self.device.sink().iter().filter_map(dropped).collect()
@@ -323,11 +323,11 @@ impl End {
             .collect()
     }
 
-    pub(crate) fn arrival(&self) -> Arrival {
-        Arrival {
+    pub(crate) fn arrival(&self) -> RxMeta {
+        RxMeta {
             source: SocketAddr::new(self.peer, 0xc123),
             destination: SocketAddr::new(self.address, ROCE_PORT),
-            icrc: IcrcCheck::Identification(0),
+            icrc: IcrcCheck::IpId(0),
             congested: false,
             route: Default::default(),
         }
@@ -338,7 +338,7 @@ impl End {
         self.deliver_as(&arrival, bytes);
     }
 
-    pub(crate) fn deliver_as(&mut self, arrival: &Arrival, bytes: &[u8]) {
+    pub(crate) fn deliver_as(&mut self, arrival: &RxMeta, bytes: &[u8]) {
         let packet = Packet::parse(bytes).unwrap();
         self.device.handle_packet(self.now, arrival, &packet, &mut self.memory);
     }
@@ -395,15 +395,20 @@ impl End {
         completions.iter().map(|completion| (completion.wr_id, status(completion))).collect()
     }
 
-    pub(crate) fn notices(&mut self) -> Vec<Notice> {
-        std::iter::from_fn(|| self.device.poll_notice()).collect()
+    pub(crate) fn cq_events(&mut self) -> Vec<Cq> {
+        std::iter::from_fn(|| self.device.poll_cq_event()).collect()
+    }
+
+    pub(crate) fn queue_events(&mut self) -> Vec<QueueEvent> {
+        std::iter::from_fn(|| self.device.poll_queue_event()).collect()
     }
 
     /// Lets time pass up to the next timer that has something to do. Says how long that took.
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         let start = self.now;
-        let timers =
-            |end: &End| end.device.sink().iter().filter(|(_, e)| matches!(e, Event::Timer { .. })).count();
+        let timers = |end: &End| {
+            end.device.sink().iter().filter(|(_, e)| matches!(e, TraceEvent::Timer { .. })).count()
+        };
         let fired = timers(self);
         while timers(self) == fired {
             self.now = self.device.poll_timeout()?.max(self.now);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use adverb_proto::{Arrival, DropReason, Event, IcrcCheck, Init, Transition};
+use adverb_proto::{DropReason, IcrcCheck, Init, RxMeta, TraceEvent, Transition};
 use adverb_wire::{
     Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, ROCE_PORT, Rc, Reth, Send, Uc, Ud, Write,
 };
@@ -17,7 +17,7 @@ fn write(end: &End) -> Header {
 #[track_caller]
 fn dropped(end: &End, reason: DropReason) {
     let last = end.device.sink().iter().rev().find_map(|(_, event)| match event {
-        Event::Dropped { reason, .. } => Some(*reason),
+        TraceEvent::Dropped { reason, .. } => Some(*reason),
         _ => None,
     });
     assert_eq!(last, Some(reason));
@@ -47,7 +47,7 @@ fn packet_from_another_address_is_dropped() {
 fn packet_to_another_address_is_dropped() {
     let mut end = solo();
     let bytes = end.forge(&write(&end), b"abcd");
-    let arrival = Arrival { destination: "10.0.0.9:4791".parse().unwrap(), ..end.arrival() };
+    let arrival = RxMeta { destination: "10.0.0.9:4791".parse().unwrap(), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Address);
 }
@@ -112,7 +112,7 @@ fn icrc_covers_the_ports_and_the_identification() {
     arrival.source.set_port(0xc124);
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Icrc);
-    let arrival = Arrival { icrc: IcrcCheck::Identification(1), ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::IpId(1), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Icrc);
 }
@@ -127,10 +127,10 @@ fn unknown_identification_is_solved_for() {
     let arrival = end.arrival();
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Icrc);
-    let arrival = Arrival { icrc: IcrcCheck::IdentificationBelow(0x5678), ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::IpIdBelow(0x5678), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     dropped(&end, DropReason::Icrc);
-    let arrival = Arrival { icrc: IcrcCheck::AnyIdentification, ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::AnyIpId, ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
@@ -139,7 +139,7 @@ fn unknown_identification_is_solved_for() {
 fn an_identification_below_a_bound_is_accepted() {
     let mut end = solo();
     let bytes = end.forge(&write(&end), b"abcd");
-    let arrival = Arrival { icrc: IcrcCheck::IdentificationBelow(1), ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::IpIdBelow(1), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
@@ -149,7 +149,7 @@ fn trusted_packets_are_not_checked() {
     let mut end = solo();
     let mut bytes = end.forge(&write(&end), b"abcd");
     *bytes.last_mut().unwrap() ^= 1;
-    let arrival = Arrival { icrc: IcrcCheck::Trusted, ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::types::{QpState, SendOperation, Status};
-use adverb_proto::{Arrival, Congestion, Dcqcn, Event, TimerKind, Transition};
+use adverb_proto::{Congestion, Dcqcn, RxMeta, TimerKind, TraceEvent, Transition};
 use adverb_wire::{Header, Operation, Psn, Rc, ReadResponse, Reth, Write};
 
 use crate::harness::{ADDR, End, Options, PSN, ack, solo, solo_with};
@@ -24,7 +24,7 @@ fn notify(end: &mut End) {
 fn hear_marked(end: &mut End, psn: u32) {
     let header = Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(ack(0)));
     let bytes = end.forge(&header, &[]);
-    let arrival = Arrival { congested: true, ..end.arrival() };
+    let arrival = RxMeta { congested: true, ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
 }
 
@@ -94,7 +94,7 @@ fn without_a_controller_notifications_are_only_counted() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     assert_eq!(send_all(&mut end), (Duration::ZERO, 100));
     assert_eq!(end.device.statistics().cnps_received, 1);
-    let told = |event: &Event| matches!(event, Event::Congested { rate: None, .. });
+    let told = |event: &TraceEvent| matches!(event, TraceEvent::Congested { rate: None, .. });
     assert!(end.device.sink().iter().any(|(_, event)| told(event)));
 }
 
@@ -114,10 +114,9 @@ fn notification_spaces_packets_at_half_the_rate() {
     assert_eq!(packets, 100);
     // 100 packets of 1.1 kB at 5 Gbit/s, and a little faster towards the end.
     assert!(took > Duration::from_micros(120) && took < Duration::from_micros(180), "{took:?}");
-    let paced = |event: &Event| matches!(event, Event::Timer { timer: TimerKind::Pace, .. });
+    let paced = |event: &TraceEvent| matches!(event, TraceEvent::Timer { timer: TimerKind::Pace, .. });
     assert!(end.device.sink().iter().filter(|(_, event)| paced(event)).count() > 50);
-    let told =
-        |event: &Event| matches!(event, Event::Congested { rate: Some(rate), .. } if *rate == LINE / 2);
+    let told = |event: &TraceEvent| matches!(event, TraceEvent::Congested { rate: Some(rate), .. } if *rate == LINE / 2);
     assert!(end.device.sink().iter().any(|(_, event)| told(event)));
 }
 

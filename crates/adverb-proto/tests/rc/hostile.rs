@@ -1,7 +1,7 @@
 //! A peer that sends whatever it likes.
 
 use adverb_proto::types::{QpState, RemoteAddress, SendFlags, SendOperation};
-use adverb_proto::{Arrival, IcrcCheck, Transition};
+use adverb_proto::{IcrcCheck, RxMeta, Transition};
 use adverb_wire::{
     Aeth, CompareSwap, FetchAdd, Flush, Header, Operation, Packet, Psn, Qpn, Rc, ReadResponse, Reth, Send,
     Syndrome, Write,
@@ -109,7 +109,7 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
             let psn = if random.below(2) == 0 { expected + random.below(3) as u32 } else { header.psn };
             let header = Header { psn, ..header };
             let length = random.pick(&[0, 0, 1, 8, 1023, 1024, 1025, 4999]);
-            let arrival = Arrival { icrc: IcrcCheck::Trusted, ..end.arrival() };
+            let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
             end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
             let sent = end.transmits().len();
             assert!(sent < 400_000, "{sent} packets for one");

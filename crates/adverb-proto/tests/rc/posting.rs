@@ -1,10 +1,10 @@
 //! What may be posted, and where completions go.
 
 use adverb_proto::types::{
-    CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest, Status,
+    ArmFor, CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
+    SendOperation, SendRequest, Status,
 };
-use adverb_proto::{CreateQpError, Device, Notice, PostError, QpConfig, Wake};
+use adverb_proto::{CreateQpError, Device, PostError, QpConfig, QueueEvent};
 
 use crate::harness::{ADDR, Options, Pair, solo, solo_with};
 
@@ -171,7 +171,7 @@ fn completion_queue_that_overflows_says_so_and_fails_its_queue_pair() {
     }
     end.transmits();
     end.hear_ack(3);
-    assert_eq!(end.notices(), [Notice::CqOverflow(end.cq), Notice::Fatal(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::CqOverflow(end.cq), QueueEvent::Fatal(end.qpn)]);
     assert_eq!(end.state(), QpState::Error);
     assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success)]);
     assert!(end.device.statistics().completions_lost >= 2);
@@ -180,13 +180,13 @@ fn completion_queue_that_overflows_says_so_and_fails_its_queue_pair() {
 #[test]
 fn wake_comes_once_for_the_next_completion() {
     let mut end = solo();
-    end.device.wake_on_completion(end.cq, Wake::Any);
+    end.device.arm_cq(end.cq, ArmFor::Any);
     for id in 0..3 {
         end.post(id, WRITE, 0, 8);
     }
     end.transmits();
     end.hear_ack(2);
-    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+    assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]
@@ -195,28 +195,28 @@ fn wake_for_solicited_completions_waits_for_the_peers_flag_or_a_failure() {
     for id in 0..3 {
         pair.b.post_recv(id, 0, 64);
     }
-    pair.b.device.wake_on_completion(pair.b.cq, Wake::Solicited);
+    pair.b.device.arm_cq(pair.b.cq, ArmFor::Solicited);
     let segment = pair.a.segment(0, 8);
     pair.a.try_post(1, SendOperation::Send, SendFlags::empty(), &[segment]).unwrap();
     pair.run();
-    assert!(!pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
+    assert!(!pair.b.cq_events().contains(&pair.b.cq));
     pair.a.try_post(2, SendOperation::Send, SendFlags::SOLICITED, &[segment]).unwrap();
     pair.run();
-    assert!(pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
-    pair.b.device.wake_on_completion(pair.b.cq, Wake::Solicited);
+    assert!(pair.b.cq_events().contains(&pair.b.cq));
+    pair.b.device.arm_cq(pair.b.cq, ArmFor::Solicited);
     pair.b.modify(adverb_proto::Transition::Error);
-    assert!(pair.b.notices().contains(&Notice::Completion(pair.b.cq)));
+    assert!(pair.b.cq_events().contains(&pair.b.cq));
 }
 
 #[test]
 fn asking_for_less_takes_nothing_back() {
     let mut end = solo();
-    end.device.wake_on_completion(end.cq, Wake::Any);
-    end.device.wake_on_completion(end.cq, Wake::Solicited);
+    end.device.arm_cq(end.cq, ArmFor::Any);
+    end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.post(1, WRITE, 0, 8);
     end.transmits();
     end.hear_ack(0);
-    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+    assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]

@@ -22,10 +22,10 @@ fn busy() -> Pair {
     pair.a.post(1, SendOperation::Send, 100, 700);
     pair.a.post(2, SendOperation::Read(pair.b.place(8192)), 50_000, 1500);
     pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.place(64), add: 5 }, 60_000, 8);
-    pair.a.post(4, SendOperation::WriteImmediate(pair.b.place(42_000), 7), 0, 600);
+    pair.a.post(4, SendOperation::WriteWithImm(pair.b.place(42_000), 7), 0, 600);
     pair.a.post(5, SendOperation::AtomicWrite { remote: pair.b.place(128), bytes: *b"atomic w" }, 0, 0);
     pair.a.post(6, SendOperation::CompareSwap { remote: pair.b.place(64), compare: 105, swap: 9 }, 60_008, 8);
-    pair.a.post(7, SendOperation::SendImmediate(3), 0, 10);
+    pair.a.post(7, SendOperation::SendWithImm(3), 0, 10);
     pair
 }
 

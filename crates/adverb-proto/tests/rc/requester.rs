@@ -5,7 +5,7 @@ use std::time::Duration;
 use adverb_proto::types::{
     Access, PathMtu, QpState, RemoteAddress, Segment, SendFlags, SendOperation, Status,
 };
-use adverb_proto::{Event, RetryCause};
+use adverb_proto::{RetryCause, TraceEvent};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Aeth, NakCode, Rc, ReadResponse, Reth, RnrTimer, Send, Syndrome, Write};
 
@@ -45,7 +45,7 @@ fn message_of_exactly_the_mtu_is_one_packet() {
 #[test]
 fn immediate_and_invalidate_are_in_the_last_packet() {
     let mut end = solo();
-    end.post(1, SendOperation::SendImmediate(5), 0, 1025);
+    end.post(1, SendOperation::SendWithImm(5), 0, 1025);
     end.post(2, SendOperation::SendInvalidate(6), 0, 1025);
     end.post(3, SendOperation::SendInvalidate(7), 0, 1);
     let said: Vec<_> = end.says().into_iter().map(|(rc, _)| rc).collect();
@@ -718,7 +718,8 @@ fn retransmission_is_told_with_its_cause() {
     end.post(1, WRITE, 0, 8);
     end.transmits();
     end.wait();
-    let again = |event: &Event| matches!(event, Event::Retransmit { cause: RetryCause::Timeout, .. });
+    let again =
+        |event: &TraceEvent| matches!(event, TraceEvent::Retransmit { cause: RetryCause::Timeout, .. });
     assert!(end.device.sink().iter().any(|(_, event)| again(event)));
     let said: Vec<_> = end.headers();
     assert_eq!(rc(&said[0]), Rc::Write(Write::Only(Reth { va: 0x5000, rkey: 0x1234, length: 8 }, None)));

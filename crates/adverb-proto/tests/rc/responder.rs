@@ -2,7 +2,7 @@
 
 use adverb_proto::memory::RemoteInvalidate;
 use adverb_proto::types::{Access, CompletedOperation, QpState, RecvRequest, Segment, Status};
-use adverb_proto::{Notice, Transition};
+use adverb_proto::{QueueEvent, Transition};
 use adverb_wire::{
     CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn, Rc, ReadResponse, Reth, Send, Write,
 };
@@ -522,7 +522,7 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
             }
         };
         refused(&mut end, 0, request, payload, NakCode::InvalidRequest);
-        assert!(end.notices().contains(&Notice::RequestError(end.qpn)));
+        assert!(end.queue_events().contains(&QueueEvent::RequestError(end.qpn)));
     }
 }
 
@@ -561,7 +561,7 @@ fn right_that_the_region_lacks_makes_an_access_error() {
             }
         };
         refused(&mut end, 0, request, payload, NakCode::RemoteAccess);
-        assert!(end.notices().contains(&Notice::AccessError(end.qpn)));
+        assert!(end.queue_events().contains(&QueueEvent::AccessError(end.qpn)));
     }
 }
 
@@ -773,7 +773,7 @@ fn first_packet_tells_that_the_connection_is_established() {
     end.modify(receiving);
     let request = write_only(&end, 0, 4);
     assert_eq!(end.ask(0, request, b"abcd"), [(ack(1), 0)], "requests are executed in RTR");
-    assert_eq!(end.notices(), [Notice::Established(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::Established(end.qpn)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The states of a queue pair, and the ways between them.
 
 use adverb_proto::types::{Access, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status};
-use adverb_proto::{ModifyError, Notice, PostError, Transition};
+use adverb_proto::{ModifyError, PostError, QueueEvent, Transition};
 use adverb_wire::{Qpn, Rc, ReadResponse};
 
 use crate::harness::{End, Options, Pair, aeth, solo};
@@ -151,10 +151,10 @@ fn error_that_nobody_asked_for_is_told() {
     end.post(1, WRITE, 0, 8);
     end.transmits();
     end.hear(0, crate::harness::nak(adverb_wire::NakCode::RemoteAccess, 0), &[]);
-    assert_eq!(end.notices(), [Notice::Fatal(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
     let mut end = solo();
     end.modify(Transition::Error);
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
 }
 
 #[test]
@@ -196,23 +196,23 @@ fn drain_finishes_what_was_begun_and_begins_nothing_new() {
     end.post(2, WRITE, 0, 8);
     assert_eq!(end.transmits().len(), 2);
     end.modify(Transition::Drain);
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     end.hear_ack(1);
     assert_eq!(end.transmits().len(), 2, "the rest of the first");
     end.hear_ack(3);
     assert_eq!(end.transmits().len(), 0);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
 }
 
 #[test]
 fn drain_of_an_idle_queue_is_done_at_once_and_told_once() {
     let mut end = solo();
     end.modify(Transition::Drain);
-    assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
     end.post(1, WRITE, 0, 8);
     assert_eq!(end.says(), []);
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn each_drain_is_told() {
     let mut end = solo();
     for _ in 0..3 {
         end.modify(Transition::Drain);
-        assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+        assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
         end.modify(Transition::Resume);
     }
 }
@@ -256,7 +256,7 @@ fn retransmission_goes_on_while_draining() {
     end.wait();
     assert_eq!(end.transmits().len(), 1);
     end.hear_ack(0);
-    assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn send_with_immediate_brings_it_to_the_receive() {
     for length in [0, 5, 3000] {
         let mut pair = Pair::new();
         pair.b.post_recv(7, 0, 4096);
-        pair.a.post(1, SendOperation::SendImmediate(0xdead_beef), 0, length);
+        pair.a.post(1, SendOperation::SendWithImm(0xdead_beef), 0, length);
         pair.run();
         let received = pair.b.completions()[0].outcome.unwrap();
         let operation = CompletedOperation::Recv {
@@ -104,7 +104,7 @@ fn write_with_immediate_consumes_a_receive_and_leaves_its_buffer_alone() {
         let before = pair.b.bytes(0, 4096).to_vec();
         let expected = pattern(length as usize, 9);
         pair.a.fill(0, &expected);
-        pair.a.post(1, SendOperation::WriteImmediate(pair.b.place(8192), 42), 0, length);
+        pair.a.post(1, SendOperation::WriteWithImm(pair.b.place(8192), 42), 0, length);
         pair.run();
         assert_eq!(pair.a.statuses(), [(1, Status::Success)]);
         let received = pair.b.completions()[0];
@@ -234,7 +234,7 @@ fn completions_are_in_the_order_of_posting_whatever_the_operations() {
         pair.a.post(id + 1, SendOperation::Send, 0, 5000);
         pair.a.post(id + 2, SendOperation::FetchAdd { remote, add: 1 }, 8192, 8);
         pair.a.post(id + 3, SendOperation::Write(pair.b.place(9000)), 0, 1);
-        pair.a.post(id + 4, SendOperation::SendImmediate(1), 0, 0);
+        pair.a.post(id + 4, SendOperation::SendWithImm(1), 0, 0);
         pair.a.post(id + 5, SendOperation::AtomicWrite { remote, bytes: [0; 8] }, 0, 0);
     }
     pair.run();

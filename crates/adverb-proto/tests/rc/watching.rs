@@ -1,7 +1,7 @@
 //! Events and statistics.
 
 use adverb_proto::types::{QpState, SendOperation, Status};
-use adverb_proto::{Event, Queue, RetryCause, TimerKind};
+use adverb_proto::{Queue, RetryCause, TimerKind, TraceEvent};
 use adverb_wire::{Header, NakCode, Opcode, Psn, Rc, Send, Syndrome};
 
 use crate::harness::{End, Pair, solo};
@@ -12,18 +12,24 @@ fn life_of_a_request_is_told_from_post_to_completion() {
     pair.a.device.sink_mut().clear();
     pair.a.post(5, SendOperation::Write(pair.b.place(0)), 0, 8);
     pair.run();
-    let events: Vec<Event> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
+    let events: Vec<TraceEvent> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
     let qpn = pair.a.qpn;
     let psn = adverb_wire::Psn::wrapping(crate::harness::PSN);
     assert_eq!(
         events,
         [
-            Event::Posted { qpn, wr_id: 5, queue: Queue::Send },
-            Event::Doorbell { qpn },
-            Event::PacketOut { qpn, psn, opcode: Opcode::RcWriteOnly, payload_len: 8, again: false },
-            Event::PacketIn { qpn, psn, opcode: Opcode::RcAcknowledge, payload_len: 0 },
-            Event::Completed { qpn, wr_id: 5, queue: Queue::Send, status: Status::Success },
-            Event::Acknowledged { qpn, psn: psn + 1 },
+            TraceEvent::Posted { qpn, wr_id: 5, queue: Queue::Send },
+            TraceEvent::Doorbell { qpn },
+            TraceEvent::PacketOut {
+                qpn,
+                psn,
+                opcode: Opcode::RcWriteOnly,
+                payload_len: 8,
+                retransmission: false
+            },
+            TraceEvent::PacketIn { qpn, psn, opcode: Opcode::RcAcknowledge, payload_len: 0 },
+            TraceEvent::Completed { qpn, wr_id: 5, queue: Queue::Send, status: Status::Success },
+            TraceEvent::Acknowledged { qpn, psn: psn + 1 },
         ]
     );
 }
@@ -31,12 +37,12 @@ fn life_of_a_request_is_told_from_post_to_completion() {
 #[test]
 fn timers_and_states_are_told() {
     let mut end = solo();
-    let to = |event: &Event| matches!(event, Event::State { to: QpState::ReadyToSend, .. });
+    let to = |event: &TraceEvent| matches!(event, TraceEvent::State { to: QpState::ReadyToSend, .. });
     assert!(end.device.sink().iter().any(|(_, event)| to(event)));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     end.wait();
-    let timer = |event: &Event| matches!(event, Event::Timer { timer: TimerKind::Acknowledge, .. });
+    let timer = |event: &TraceEvent| matches!(event, TraceEvent::Timer { timer: TimerKind::Acknowledge, .. });
     assert!(end.device.sink().iter().any(|(_, event)| timer(event)));
 }
 
@@ -68,13 +74,13 @@ fn refusals_are_told_at_both_ends() {
     end.transmits();
     let syndrome = Syndrome::Nak(NakCode::SequenceError);
     let psn = Psn::wrapping(crate::harness::PSN);
-    let told = |end: &End, event: Event| end.device.sink().iter().any(|(_, told)| *told == event);
-    assert!(told(&end, Event::NakSent { qpn: end.qpn, psn, syndrome }));
+    let told = |end: &End, event: TraceEvent| end.device.sink().iter().any(|(_, told)| *told == event);
+    assert!(told(&end, TraceEvent::NakSent { qpn: end.qpn, psn, syndrome }));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     end.hear(0, Rc::Acknowledge(adverb_wire::Aeth { syndrome, msn: 0 }), &[]);
-    assert!(told(&end, Event::NakReceived { qpn: end.qpn, psn, syndrome }));
-    assert!(told(&end, Event::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
+    assert!(told(&end, TraceEvent::NakReceived { qpn: end.qpn, psn, syndrome }));
+    assert!(told(&end, TraceEvent::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
 }
 
 #[test]
@@ -83,7 +89,7 @@ fn acknowledgements_sent_are_no_refusals() {
     end.post_recv(1, 0, 8);
     end.hear(0, Rc::Send(Send::Only(None)), &[]);
     end.transmits();
-    assert!(!end.device.sink().iter().any(|(_, event)| matches!(event, Event::NakSent { .. })));
+    assert!(!end.device.sink().iter().any(|(_, event)| matches!(event, TraceEvent::NakSent { .. })));
 }
 
 #[test]
@@ -91,7 +97,7 @@ fn congestion_notifications_are_told_as_packets_too() {
     let mut end = solo();
     let cnp = end.forge(&Header::cnp(end.qpn), &[]);
     end.deliver(&cnp);
-    let come = |event: &Event| matches!(event, Event::PacketIn { opcode: Opcode::Cnp, .. });
+    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketIn { opcode: Opcode::Cnp, .. });
     assert!(end.device.sink().iter().any(|(_, event)| come(event)));
 }
 

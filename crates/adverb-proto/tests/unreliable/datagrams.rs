@@ -46,7 +46,7 @@ fn post_to(end: &mut End, wr_id: u64, destination: Destination<Path>) -> Result<
 #[test]
 fn datagram_says_who_sends_and_with_which_key() {
     let mut end = solo();
-    end.post(1, SendOperation::SendImmediate(5), 0, 8);
+    end.post(1, SendOperation::SendWithImm(5), 0, 8);
     let expected = Ud { qkey: QKEY, source_qp: end.qpn, immediate: Some(5) };
     assert_eq!(sent(&mut end), [expected]);
 }
@@ -126,7 +126,7 @@ fn datagrams_only_send() {
     let remote = RemoteAddress { addr: 0, rkey: 1 };
     for operation in [
         SendOperation::Write(remote),
-        SendOperation::WriteImmediate(remote, 1),
+        SendOperation::WriteWithImm(remote, 1),
         SendOperation::Read(remote),
         SendOperation::FetchAdd { remote, add: 1 },
         SendOperation::SendInvalidate(1),

@@ -3,7 +3,7 @@
 use adverb_proto::types::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, Transport, WindowBind,
 };
-use adverb_proto::{Arrival, Event, IcrcCheck, Transition};
+use adverb_proto::{IcrcCheck, RxMeta, TraceEvent, Transition};
 use adverb_wire::{Header, Operation, Psn, Rc, Reth, Send, Uc, Ud, Write};
 
 use crate::harness::{ADDR, End, Options, PSN, QKEY, Random, SIZE, pattern, solo_with};
@@ -40,7 +40,7 @@ fn operation(random: &mut Random, keys: &[u32]) -> Operation {
 fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
     let mut random = Random(seed | 1);
     let payload = pattern(5000, 9);
-    let arrival = Arrival { icrc: IcrcCheck::Trusted, ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
     for _ in 0..packets {
         let expected = end.device.query_qp(end.qpn).map_or(Psn::wrapping(PSN), |status| status.expected_psn);
         let psn = match random.below(4) {
@@ -69,7 +69,7 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
         }
         end.transmits();
         end.completions();
-        end.notices();
+        end.queue_events();
         end.device.sink_mut().clear();
     }
 }
@@ -141,7 +141,7 @@ fn window_keeps_its_bounds_whatever_comes() {
 fn what_is_dropped_is_told() {
     let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
     end.hear_uc(0, Uc::Send(Send::Only(None)), b"x");
-    let told = |(_, event): &(adverb_proto::Time, Event)| matches!(event, Event::Dropped { .. });
+    let told = |(_, event): &(adverb_proto::Time, TraceEvent)| matches!(event, TraceEvent::Dropped { .. });
     assert!(end.device.sink().iter().any(told));
     assert_eq!(end.device.statistics().packets_dropped, 1);
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use adverb_proto::types::{Destination, Gid, Qpn, SendFlags, SendOperation, SendRequest, Transport};
-use adverb_proto::{DropReason, Init, MulticastError, Path, QpConfig, Sending, Transition};
+use adverb_proto::{DropReason, Init, MulticastError, Path, QpConfig, ReadyToSend, Transition};
 use adverb_wire::{GRH_LEN, Header, IpHeader, Operation, Psn, Rc, Send, Ud};
 
 use crate::harness::{ADDR, End, Options, QKEY, solo_with};
@@ -23,7 +23,7 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     let config = QpConfig::ud(end.pd, end.cq, end.cq);
     let random = end.randomness();
     let qpn = end.device.create_qp(config, random).unwrap();
-    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
     for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReceiveDatagrams, sending] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
@@ -113,7 +113,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     let mut gsi = QpConfig::ud(end.pd, end.cq, end.cq);
     gsi.max_recv_wr = 1;
     end.device.create_gsi(gsi).unwrap();
-    let sending = Transition::ReadyToSend(Sending::unreliable(Psn::ZERO));
+    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
     for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams, sending] {
         end.device.modify_qp(end.now, Qpn::GSI, &transition).unwrap();
     }

@@ -4,7 +4,7 @@ use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, SendRequest,
     Status, Transport,
 };
-use adverb_proto::{Event, Notice, PostError, Transition};
+use adverb_proto::{PostError, QueueEvent, TraceEvent, Transition};
 use adverb_wire::{Operation, Packet, Psn, Reth, Send, Uc, Write};
 
 use crate::harness::{ADDR, End, Options, PSN, Pair, SIZE, pattern, solo_with};
@@ -58,8 +58,8 @@ fn parts_of_a_message_are_first_middle_last() {
 #[test]
 fn immediate_data_comes_with_the_last_packet() {
     let mut end = solo();
-    end.post(1, SendOperation::SendImmediate(7), 0, 1025);
-    end.post(2, SendOperation::SendImmediate(8), 0, 4);
+    end.post(1, SendOperation::SendWithImm(7), 0, 1025);
+    end.post(2, SendOperation::SendWithImm(8), 0, 4);
     let expected = [Send::First, Send::Last(Some(7)), Send::Only(Some(8))].map(Uc::Send);
     assert_eq!(says(&mut end), expected.into_iter().zip(0..).collect::<Vec<_>>());
 }
@@ -70,7 +70,7 @@ fn write_says_where_in_its_first_packet() {
     let remote = RemoteAddress { addr: 0x5000, rkey: 9 };
     let reth = |length| Reth { va: 0x5000, rkey: 9, length };
     end.post(1, SendOperation::Write(remote), 0, 2100);
-    end.post(2, SendOperation::WriteImmediate(remote, 5), 0, 10);
+    end.post(2, SendOperation::WriteWithImm(remote, 5), 0, 10);
     let expected =
         [Write::First(reth(2100)), Write::Middle, Write::Last(None), Write::Only(reth(10), Some(5))];
     assert_eq!(says(&mut end), expected.map(Uc::Write).into_iter().zip(0..).collect::<Vec<_>>());
@@ -97,7 +97,7 @@ fn request_completes_when_its_last_packet_has_left() {
 #[test]
 fn completion_says_what_was_done() {
     let mut end = solo();
-    end.post(1, SendOperation::SendImmediate(1), 0, 8);
+    end.post(1, SendOperation::SendWithImm(1), 0, 8);
     end.post(2, SendOperation::Write(RemoteAddress { addr: 1, rkey: 2 }), 0, 8);
     end.transmits();
     let done: Vec<_> =
@@ -245,9 +245,9 @@ fn drained_when_the_message_under_way_has_left() {
     end.post(2, SendOperation::Send, 0, 8);
     assert!(end.device.poll_transmit(end.now).is_some());
     end.modify(Transition::Drain);
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     assert_eq!(end.transmits().len(), 1, "the rest of the message that was begun");
-    assert_eq!(end.notices(), [Notice::SendQueueDrained(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     end.modify(Transition::Resume);
     assert_eq!(end.transmits().len(), 1);
@@ -365,6 +365,8 @@ fn packets_are_told_to_those_who_watch() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
-    let out = |event: &Event| matches!(event, Event::PacketOut { payload_len: 8, again: false, .. });
+    let out = |event: &TraceEvent| {
+        matches!(event, TraceEvent::PacketOut { payload_len: 8, retransmission: false, .. })
+    };
     assert!(end.device.sink().iter().any(|(_, event)| out(event)));
 }

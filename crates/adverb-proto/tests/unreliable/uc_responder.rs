@@ -1,7 +1,7 @@
 //! What the responder of an unreliable connection makes of packets, forged one by one.
 
-use adverb_proto::types::{Access, CompletedOperation, QpState, Status, Transport};
-use adverb_proto::{DropReason, Notice, Transition, Wake};
+use adverb_proto::types::{Access, ArmFor, CompletedOperation, QpState, Status, Transport};
+use adverb_proto::{DropReason, QueueEvent, Transition};
 use adverb_wire::{Header, Operation, Psn, Rc, Reth, Send, Uc, Ud, Write};
 
 use crate::harness::{ADDR, ALL, End, Options, PSN, QKEY, SIZE, pattern, solo_with};
@@ -303,7 +303,7 @@ fn write_needs_key_bounds_and_rights() {
         let write = Uc::Write(Write::Only(reth, None));
         dropped(&mut end, psn as u32, write, b"abcd", DropReason::Refused);
     }
-    assert_eq!(end.notices(), [], "in silence");
+    assert_eq!(end.queue_events(), [], "in silence");
     assert_eq!(end.device.statistics().messages_dropped, 4);
 }
 
@@ -353,7 +353,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     end.hear_uc(0, ONLY, b"abcd");
     assert_eq!(end.statuses(), [(1, Status::LocalProtection), (2, Status::Flushed)]);
     assert_eq!(end.state(), QpState::Error);
-    assert_eq!(end.notices(), [Notice::Fatal(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
     assert_eq!(end.headers(), []);
 }
 
@@ -387,7 +387,7 @@ fn first_packet_before_ready_to_send_is_told() {
     let receiving = end.receiving(end.qpn, &options());
     end.modify(receiving);
     end.hear_uc(0, ONLY, b"abcd");
-    assert_eq!(end.notices(), [Notice::Established(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::Established(end.qpn)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
@@ -396,14 +396,14 @@ fn solicited_message_wakes_who_waits_for_such() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.post_recv(2, 0, 64);
-    end.device.wake_on_completion(end.cq, Wake::Solicited);
+    end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.hear_uc(0, ONLY, b"abcd");
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     let mut header = Header::new(end.qpn, Psn::wrapping(PSN) + 1, Operation::Uc(ONLY));
     header.solicited = true;
     let bytes = end.forge(&header, b"abcd");
     end.deliver(&bytes);
-    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+    assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]

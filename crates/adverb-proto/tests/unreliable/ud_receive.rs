@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use adverb_proto::memory::Pd;
-use adverb_proto::types::{CompletedOperation, Gid, QpState, Qpn, RecvRequest, Status, Transport};
-use adverb_proto::{Arrival, DropReason, IcrcCheck, Init, ModifyError, Notice, PostError, Transition, Wake};
+use adverb_proto::types::{ArmFor, CompletedOperation, Gid, QpState, Qpn, RecvRequest, Status, Transport};
+use adverb_proto::{DropReason, IcrcCheck, Init, ModifyError, PostError, QueueEvent, RxMeta, Transition};
 use adverb_wire::{
     Flow, GRH_LEN, Header, IpHeader, MAX_HEADER_LEN, Operation, Psn, ROCE_PORT, Rc, Send, Uc, Ud,
 };
@@ -93,9 +93,9 @@ fn route_header_says_the_ports_of_devices_that_have_their_own() {
         let mut head = [0; MAX_HEADER_LEN];
         let emitted = flow.emit(&header, 0, &[b"abcd"], &mut head).unwrap();
         let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
-        let arrival = Arrival { source, destination, ..end.arrival() };
+        let arrival = RxMeta { source, destination, ..end.arrival() };
         // The ICRC covers the ports.
-        let elsewhere = Arrival { destination: SocketAddr::new(destination.ip(), 4900), ..arrival };
+        let elsewhere = RxMeta { destination: SocketAddr::new(destination.ip(), 4900), ..arrival };
         end.deliver_as(&elsewhere, &bytes);
         assert_eq!(end.device.statistics().icrc_errors, 1);
         end.deliver_as(&arrival, &bytes);
@@ -118,7 +118,7 @@ fn route_header_has_the_identification_that_was_seen() {
     let mut head = [0; MAX_HEADER_LEN];
     let emitted = flow.emit(&header, 0x1234, &[b"abcd"], &mut head).unwrap();
     let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
-    let arrival = Arrival { icrc: IcrcCheck::Identification(0x1234), ..end.arrival() };
+    let arrival = RxMeta { icrc: IcrcCheck::IpId(0x1234), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(24, 2), [0x12, 0x34]);
 }
@@ -132,7 +132,7 @@ fn route_header_tells_that_a_switch_marked_the_packet() {
             end.post_recv(1, 0, 256);
             let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
             let bytes = end.forge(&header, b"abcd");
-            let arrival = Arrival { congested, ..end.arrival() };
+            let arrival = RxMeta { congested, ..end.arrival() };
             end.deliver_as(&arrival, &bytes);
             let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
             let marks = IpHeader::from_grh(&grh).unwrap().traffic_class();
@@ -257,7 +257,7 @@ fn corrupted_datagram_is_dropped() {
     assert_eq!(end.drops(), [DropReason::Icrc]);
     // One whose addresses were changed on the way is corrupted too.
     let bytes = end.forge(&header, b"hello");
-    let arrival = Arrival { source: "10.0.0.99:49443".parse().unwrap(), ..end.arrival() };
+    let arrival = RxMeta { source: "10.0.0.99:49443".parse().unwrap(), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.drops(), [DropReason::Icrc; 2]);
 }
@@ -287,14 +287,14 @@ fn solicited_datagram_wakes_who_waits_for_such() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     end.post_recv(2, 0, 256);
-    end.device.wake_on_completion(end.cq, Wake::Solicited);
+    end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.hear_datagram(datagram(), b"abcd");
-    assert_eq!(end.notices(), []);
+    assert_eq!(end.queue_events(), []);
     let mut header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
     header.solicited = true;
     let bytes = end.forge(&header, b"abcd");
     end.deliver(&bytes);
-    assert_eq!(end.notices(), [Notice::Completion(end.cq)]);
+    assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     end.hear_datagram(datagram(), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
     assert_eq!(end.state(), QpState::Error);
-    assert_eq!(end.notices(), [Notice::Fatal(end.qpn)]);
+    assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
 }
 
 #[test]

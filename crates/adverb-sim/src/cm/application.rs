@@ -425,9 +425,9 @@ impl Application {
             return self.end(desk, id, false);
         }
         mine.unanswered += 1;
-        let path = ready.receiving.path;
+        let path = ready.ready_to_receive.path;
         let ends = Ends { local: path.local(), remote: path.remote() };
-        let (to, from, psn) = (ready.receiving.remote_qpn, offer.qpn, ready.sending.psn);
+        let (to, from, psn) = (ready.ready_to_receive.remote_qpn, offer.qpn, ready.ready_to_send.psn);
         desk.pings.push((ends, Content::Ping { to, from, psn, reply: false }));
         desk.tasks.push((desk.rules.response, Task::Beat { id }));
     }
@@ -438,9 +438,9 @@ impl Application {
         let is_its = |mine: &&mut Mine| {
             mine.offer.is_some_and(|offer| offer.qpn == ping.to)
                 && mine.ready.is_some_and(|ready| {
-                    ready.receiving.path.remote() == ends.remote
-                        && ready.receiving.remote_qpn == ping.from
-                        && ready.receiving.psn == ping.psn
+                    ready.ready_to_receive.path.remote() == ends.remote
+                        && ready.ready_to_receive.remote_qpn == ping.from
+                        && ready.ready_to_receive.psn == ping.psn
                 })
         };
         let Some(mine) = self.connections.values_mut().find(is_its) else { return };
@@ -449,7 +449,7 @@ impl Application {
             return;
         }
         let Some(ready) = &mine.ready else { return };
-        let psn = ready.sending.psn;
+        let psn = ready.ready_to_send.psn;
         desk.pings.push((ends, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
         desk.manager.communication_established(ping.to);
     }

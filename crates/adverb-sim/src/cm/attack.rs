@@ -102,7 +102,7 @@ impl<'a> Attack<'a> {
         let mut config = Config::new(0x0011_2233_4455_6677);
         config.response_timeout = Timeout::new(12).unwrap_or(Timeout::ZERO);
         config.timewait = Duration::from_millis(100);
-        config.request_patience = PATIENCE;
+        config.request_timeout = PATIENCE;
         config.max_connections = MOST_CONNECTIONS;
         config.max_half_open = MOST_HALF_OPEN;
         let mut manager = Manager::new(config);

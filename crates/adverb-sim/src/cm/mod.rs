@@ -170,7 +170,7 @@ impl World {
         let mut config = Config::new(random.u64());
         config.response_timeout = response;
         config.timewait = self.rules.timewait;
-        config.request_patience = self.rules.patience;
+        config.request_timeout = self.rules.patience;
         config.max_half_open = MOST_HALF_OPEN;
         let mut manager = Manager::new(config);
         // The last node offers nothing: who asks it is told so.

@@ -151,14 +151,15 @@ impl Register {
         call.sides.retain(|(side, ..)| *side != role);
         call.sides.push((role, *ready, qpn));
         let [(_, a, a_qpn), (_, b, b_qpn)] = &call.sides[..] else { return };
-        let (from, to) = ((&a.sending, &b.receiving), (&b.sending, &a.receiving));
+        let (from, to) = ((&a.ready_to_send, &b.ready_to_receive), (&b.ready_to_send, &a.ready_to_receive));
         let fits = [from, to].into_iter().all(|(sending, receiving)| {
             sending.psn == receiving.psn && sending.max_rd_atomic <= receiving.max_dest_rd_atomic
         });
-        let numbers = Some(a.receiving.remote_qpn) == *b_qpn && Some(b.receiving.remote_qpn) == *a_qpn;
-        let paths = a.receiving.path.local() == b.receiving.path.remote()
-            && a.receiving.path.remote() == b.receiving.path.local();
-        if !(fits && numbers && paths && a.receiving.path_mtu == b.receiving.path_mtu) {
+        let numbers =
+            Some(a.ready_to_receive.remote_qpn) == *b_qpn && Some(b.ready_to_receive.remote_qpn) == *a_qpn;
+        let paths = a.ready_to_receive.path.local() == b.ready_to_receive.path.remote()
+            && a.ready_to_receive.path.remote() == b.ready_to_receive.path.local();
+        if !(fits && numbers && paths && a.ready_to_receive.path_mtu == b.ready_to_receive.path_mtu) {
             let what = format!("the two sides don't fit together: {a:?} and {b:?}");
             self.violate(now, what);
         }

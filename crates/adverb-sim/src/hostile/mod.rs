@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use adverb_proto::memory::{Pd, Registration};
 use adverb_proto::types::{Access, CompletedOperation, QpState, Transport};
-use adverb_proto::{Arrival, Cq, Device, IcrcCheck, ResourceCounts, Time};
+use adverb_proto::{Cq, Device, IcrcCheck, ResourceCounts, RxMeta, Time};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
 use crate::Random;
@@ -221,14 +221,14 @@ impl<'a> Attack<'a> {
         Some(Warrant { pd: target.pd, access: target.access, act })
     }
 
-    fn arrival(&mut self) -> Arrival {
-        let mut arrival = Arrival {
+    fn arrival(&mut self) -> RxMeta {
+        let mut arrival = RxMeta {
             source: SocketAddr::new(PEER, PORT),
             destination: SocketAddr::new(LOCAL, ROCE_PORT),
             icrc: match self.choices.below(8) {
                 0 => IcrcCheck::Trusted,
-                1 => IcrcCheck::AnyIdentification,
-                _ => IcrcCheck::Identification(0),
+                1 => IcrcCheck::AnyIpId,
+                _ => IcrcCheck::IpId(0),
             },
             congested: self.choices.one_in(8),
             route: Default::default(),
@@ -308,7 +308,7 @@ impl<'a> Attack<'a> {
                 target.returned[queue] = number;
             }
         }
-        while self.device.poll_notice().is_some() {}
+        while self.device.poll_queue_event().is_some() {}
         Ok(())
     }
 
@@ -326,7 +326,7 @@ impl<'a> Attack<'a> {
             && resource_counts.regions == regions
             && resource_counts.domain_users as usize == regions + queue_pairs
             && resource_counts.answers <= answers as usize
-            && resource_counts.notices == 0;
+            && resource_counts.events == 0;
         if !right {
             return Err(format!(
                 "{queue_pairs} queue pairs and {regions} regions, but the device has {resource_counts}"

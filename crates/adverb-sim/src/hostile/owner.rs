@@ -7,7 +7,7 @@ use adverb_proto::types::{
     Access, Destination, FlushRange, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport,
 };
-use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Qpn, RnrTimer};
 
@@ -190,8 +190,8 @@ impl Attack<'_> {
         Init::new(access)
     }
 
-    fn receiving(&mut self, index: usize) -> Receiving {
-        Receiving {
+    fn receiving(&mut self, index: usize) -> ReadyToReceive {
+        ReadyToReceive {
             remote_qpn: self.targets[index].peer,
             path: Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses"),
             path_mtu: self.choices.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu1024]),
@@ -201,8 +201,8 @@ impl Attack<'_> {
         }
     }
 
-    fn sending(&mut self) -> Sending {
-        Sending {
+    fn sending(&mut self) -> ReadyToSend {
+        ReadyToSend {
             psn: self.any_psn(),
             timeout: Timeout::new(self.choices.pick(&[0, 1, 8])).expect("below 32"),
             retry_count: self.choices.below(8) as u8,
@@ -233,10 +233,10 @@ impl Attack<'_> {
         let mut segments = self.segments(index);
         let operation = match self.choices.below(12) {
             0 => SendOperation::Send,
-            1 => SendOperation::SendImmediate(9),
+            1 => SendOperation::SendWithImm(9),
             2 => SendOperation::SendInvalidate(9),
             3 => SendOperation::Write(remote),
-            4 => SendOperation::WriteImmediate(remote, 9),
+            4 => SendOperation::WriteWithImm(remote, 9),
             5..8 => SendOperation::Read(remote),
             8 => SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
             9 => SendOperation::FetchAdd { remote, add: 3 },

@@ -1,7 +1,7 @@
 //! What is checked while messages are under way, and at the end.
 
 use adverb_proto::types::{CompletedOperation, Completion, SendOperation, Status, Success, Transport};
-use adverb_proto::{Notice, ResourceCounts};
+use adverb_proto::{QueueEvent, ResourceCounts};
 use adverb_wire::{GRH_LEN, IpHeader};
 
 use super::endpoint::RECEIVE;
@@ -10,8 +10,8 @@ use super::world::{Endpoint, Message, MessageWorld, Phase, Task, To};
 impl MessageWorld {
     /// Looks at everything that a device has to say.
     pub(super) fn observe(&mut self, node: usize) {
-        while let Some(notice) = self.nodes[node].device.poll_notice() {
-            self.heed(node, notice);
+        while let Some(event) = self.nodes[node].device.poll_queue_event() {
+            self.heed(node, event);
         }
         let cq = self.nodes[node].cq;
         while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
@@ -29,26 +29,26 @@ impl MessageWorld {
         }
     }
 
-    fn heed(&mut self, node: usize, notice: Notice) {
-        match notice {
-            Notice::SrqLimit(_) => match self.nodes[node].armed.take() {
+    fn heed(&mut self, node: usize, event: QueueEvent) {
+        match event {
+            QueueEvent::SrqLimit(_) => match self.nodes[node].armed.take() {
                 Some(_) => {}
                 None => self.violate(format!("dev {node}: a limit was told that nobody had asked for")),
             },
-            Notice::RequestError(qpn) | Notice::AccessError(qpn) | Notice::Fatal(qpn) => {
+            QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) | QueueEvent::Fatal(qpn) => {
                 let Some(endpoint) = self.nodes[node].endpoints.get(&qpn).copied() else { return };
                 if self.endpoints[endpoint].transport != Transport::Rc {
-                    return self.violate(format!("endpoint {endpoint}: {notice:?} without a reason"));
+                    return self.violate(format!("endpoint {endpoint}: {event:?} without a reason"));
                 }
                 self.fail(endpoint);
             }
-            Notice::LastReceiveReached(qpn) => {
+            QueueEvent::LastReceiveReached(qpn) => {
                 let endpoint = self.nodes[node].endpoints.get(&qpn).copied();
                 if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].shared) {
-                    self.violate(format!("dev {node}: {notice:?} without a shared queue"));
+                    self.violate(format!("dev {node}: {event:?} without a shared queue"));
                 }
             }
-            Notice::CqOverflow(_) => self.violate(format!("dev {node}: a completion queue overflowed")),
+            QueueEvent::CqOverflow(_) => self.violate(format!("dev {node}: a completion queue overflowed")),
             _ => {}
         }
     }
@@ -228,9 +228,9 @@ impl MessageWorld {
             ));
         }
         let expected = match operation {
-            SendOperation::WriteImmediate(_, immediate) => CompletedOperation::RecvWrite { immediate },
+            SendOperation::WriteWithImm(_, immediate) => CompletedOperation::RecvWrite { immediate },
             SendOperation::SendInvalidate(key) => received(None, Some(key), None),
-            SendOperation::SendImmediate(immediate) => {
+            SendOperation::SendWithImm(immediate) => {
                 received(Some(immediate), None, datagram.then_some(source_qpn))
             }
             _ => received(None, None, datagram.then_some(source_qpn)),
@@ -238,7 +238,7 @@ impl MessageWorld {
         if success.operation != expected {
             return Err(format!("{:?} came, and {expected:?} was sent ({immediate:?})", success.operation));
         }
-        if let SendOperation::WriteImmediate(..) = operation {
+        if let SendOperation::WriteWithImm(..) = operation {
             self.check_target(found, true)?;
         } else if bytes[start..start + found.bytes.len()] != found.bytes[..] {
             return Err(format!("message {message} was altered"));
@@ -464,7 +464,7 @@ impl MessageWorld {
             for key in std::mem::take(&mut node.keys) {
                 node.device.deregister(key).map_err(|error| format!("dev {index}: {error}"))?;
             }
-            while node.device.poll_notice().is_some() {}
+            while node.device.poll_queue_event().is_some() {}
             let resource_counts = node.device.resource_counts();
             if resource_counts != ResourceCounts::default() {
                 return Err(format!("dev {index} still has {resource_counts}"));
@@ -479,9 +479,9 @@ impl Message {
         matches!(
             self.operation,
             SendOperation::Send
-                | SendOperation::SendImmediate(_)
+                | SendOperation::SendWithImm(_)
                 | SendOperation::SendInvalidate(_)
-                | SendOperation::WriteImmediate(..)
+                | SendOperation::WriteWithImm(..)
         )
     }
 }

@@ -6,7 +6,7 @@ use adverb_proto::types::{
     Access, Destination, Gid, PathMtu, Psn, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport, WindowBind,
 };
-use adverb_proto::{Init, Path, PostError, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Init, Path, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{GRH_LEN, RnrTimer};
 
@@ -123,7 +123,7 @@ impl MessageWorld {
                 Some(there) => {
                     let remote = self.nodes[self.endpoints[there].node].address;
                     let path = Path::new(self.nodes[node].address, remote, port).expect("one family");
-                    Transition::ReadyToReceive(Receiving {
+                    Transition::ReadyToReceive(ReadyToReceive {
                         remote_qpn: self.endpoints[there].qpn,
                         path,
                         path_mtu: self.plan.endpoints[here].mtu,
@@ -133,7 +133,7 @@ impl MessageWorld {
                     })
                 }
             };
-            let sending = Sending {
+            let sending = ReadyToSend {
                 psn: Psn::wrapping(psns[side]),
                 timeout: Timeout::new(timeout).expect("below 32"),
                 retry_count: 7,
@@ -294,7 +294,7 @@ impl MessageWorld {
                 let operation = if step.action == A::Write {
                     SendOperation::Write(remote)
                 } else {
-                    SendOperation::WriteImmediate(remote, self.messages.len() as u32)
+                    SendOperation::WriteWithImm(remote, self.messages.len() as u32)
                 };
                 let target = Some((there, backing, initial));
                 self.post_message(index, To::Endpoint(peer), operation, step.length, false, target)
@@ -312,7 +312,7 @@ impl MessageWorld {
                     }
                 };
                 let operation = if step.action == A::SendWithImm || random.chance(100_000) {
-                    SendOperation::SendImmediate(random.u32())
+                    SendOperation::SendWithImm(random.u32())
                 } else {
                     SendOperation::Send
                 };
@@ -450,9 +450,9 @@ impl MessageWorld {
         let consumes = matches!(
             operation,
             SendOperation::Send
-                | SendOperation::SendImmediate(_)
+                | SendOperation::SendWithImm(_)
                 | SendOperation::SendInvalidate(_)
-                | SendOperation::WriteImmediate(..)
+                | SendOperation::WriteWithImm(..)
         );
         if consumes && !forbidden {
             self.endpoints[index].outbox.push(number);

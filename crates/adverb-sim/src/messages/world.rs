@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, Qpn, SendOperation, Status, Transport};
-use adverb_proto::{Arrival, Cq, Device, DropReason, Event, IcrcCheck, Sink, Srq, Time};
+use adverb_proto::{Cq, Device, DropReason, EventSink, IcrcCheck, RxMeta, Srq, Time, TraceEvent};
 use adverb_wire::{Opcode, Packet, ROCE_PORT};
 
 use super::plan::MessagePlan;
@@ -169,7 +169,7 @@ pub(super) enum Task {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     on: bool,
-    events: Vec<(Time, Event)>,
+    events: Vec<(Time, TraceEvent)>,
     /// The queue pairs for datagrams.
     pub(super) datagram_qps: HashSet<Qpn>,
     pub(super) datagrams_in: u64,
@@ -177,14 +177,14 @@ pub(super) struct Watch {
     pub(super) wrong_keys: u64,
 }
 
-impl Sink for Watch {
-    fn event(&mut self, now: Time, event: Event) {
+impl EventSink for Watch {
+    fn event(&mut self, now: Time, event: TraceEvent) {
         match event {
-            Event::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyWithImm, .. } => {
+            TraceEvent::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyWithImm, .. } => {
                 self.datagrams_in += 1;
             }
-            Event::Dropped { reason: DropReason::QueueKey, .. } => self.wrong_keys += 1,
-            Event::Dropped { qpn, reason: DropReason::NoReceive | DropReason::TooLong, .. }
+            TraceEvent::Dropped { reason: DropReason::QueueKey, .. } => self.wrong_keys += 1,
+            TraceEvent::Dropped { qpn, reason: DropReason::NoReceive | DropReason::TooLong, .. }
                 if self.datagram_qps.contains(&qpn) =>
             {
                 self.datagrams_dropped += 1;
@@ -324,13 +324,13 @@ impl MessageWorld {
 
     fn deliver(&mut self, packet: &InFlight) {
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
-        let icrc = IcrcCheck::Identification(packet.identification);
+        let icrc = IcrcCheck::IpId(packet.identification);
         let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
         let destination = SocketAddr::new(destination, ROCE_PORT);
         let arrival =
-            Arrival { source, destination, icrc, congested: packet.congested, route: Default::default() };
+            RxMeta { source, destination, icrc, congested: packet.congested, route: Default::default() };
         let members = |endpoint: &&Endpoint| {
             endpoint.node == packet.to && endpoint.transport == Transport::Ud && !endpoint.closed
         };

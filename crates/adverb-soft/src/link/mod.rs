@@ -27,7 +27,7 @@ pub use udp::{Interface, UdpConfig, UdpLink, UdpStatistics};
 const MAX_TRAIN: usize = 64;
 
 /// The ICRC check for packets that only Adverb sends, with a strength of 26 bits.
-const STRICT: IcrcCheck = IcrcCheck::IdentificationBelow(MAX_TRAIN as u16);
+const STRICT: IcrcCheck = IcrcCheck::IpIdBelow(MAX_TRAIN as u16);
 
 /// A packet to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

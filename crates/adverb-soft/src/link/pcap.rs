@@ -155,9 +155,9 @@ impl<L: Link> Link for PcapLink<L> {
 /// Returns the IPv4 ID of a packet. Where the link doesn't know it, it is recovered from the ICRC.
 fn identification(packet: &RxPacket<'_>) -> u16 {
     match packet.icrc {
-        IcrcCheck::Identification(identification) => identification,
+        IcrcCheck::IpId(identification) => identification,
         IcrcCheck::Trusted => 0,
-        IcrcCheck::AnyIdentification | IcrcCheck::IdentificationBelow(_) => {
+        IcrcCheck::AnyIpId | IcrcCheck::IpIdBelow(_) => {
             let flow = Flow::new(packet.source, packet.destination);
             let solved =
                 flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.recover_ip_id(&packet));

@@ -146,7 +146,7 @@ impl Cm<'_> {
     pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, Error> {
         self.call(|engine, _| {
             let mut ready = engine.gsi.manager.ready(id, offer)?;
-            let path = &mut ready.receiving.path;
+            let path = &mut ready.ready_to_receive.path;
             let linked = engine.path(path.local(), path.remote(), path.source_port());
             *path = linked.map_or(*path, |linked| linked.with_route(path.route()));
             Ok(ready)

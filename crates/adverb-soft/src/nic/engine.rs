@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::Gid;
-use adverb_proto::{Arrival, Cq, Device, IcrcCheck, Notice, Path, Route, Statistics, Time, Transition};
+use adverb_proto::{Cq, Device, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, Transition};
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn};
 
@@ -298,7 +298,7 @@ impl Engine {
             let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
             // What isn't a packet is nobody's.
             let Ok(packet) = Packet::parse(incoming.bytes) else { return };
-            let arrival = Arrival {
+            let arrival = RxMeta {
                 source: incoming.source,
                 destination: incoming.destination,
                 icrc: incoming.icrc,
@@ -352,7 +352,7 @@ impl Engine {
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
                     let header = transmit.header;
                     let arrival =
-                        Arrival { source, destination, icrc: IcrcCheck::Trusted, congested: false, route };
+                        RxMeta { source, destination, icrc: IcrcCheck::Trusted, congested: false, route };
                     if is_ours || self.device.has_members(destination.ip().into()) {
                         self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
                     }
@@ -421,31 +421,30 @@ impl Engine {
 
     /// Tells those who wait.
     fn tell(&mut self) {
-        while let Some(notice) = self.device.poll_notice() {
-            if let Notice::Established(qpn) = notice {
+        while let Some(cq) = self.device.poll_cq_event() {
+            if self.gsi.is_announced_by(cq) {
+                self.gsi.attend();
+            } else if let Some(channel) = self.channels.get(&cq) {
+                channel.announce();
+                self.armed = false;
+            }
+        }
+        while let Some(event) = self.device.poll_queue_event() {
+            if let QueueEvent::Established(qpn) = event {
                 self.gsi.manager.communication_established(qpn);
                 self.gsi.attend();
             }
-            if let Notice::Completion(cq) = notice {
-                if self.gsi.is_announced_by(cq) {
-                    self.gsi.attend();
-                } else if let Some(channel) = self.channels.get(&cq) {
-                    channel.announce();
-                    self.armed = false;
-                }
-            } else {
-                self.events.push_back(NicEvent::Notice(notice));
-                self.event_channel.announce();
-            }
+            self.events.push_back(NicEvent::Queue(event));
+            self.event_channel.announce();
         }
     }
 
     /// Forgets what happened to something that is gone: its number may be another's soon.
-    pub(super) fn forget(&mut self, is_gone: impl Fn(&Notice) -> bool) {
+    pub(super) fn forget(&mut self, is_gone: impl Fn(&QueueEvent) -> bool) {
         // What the engine hasn't told yet would be told later.
         self.tell();
         // The channel may announce more than there is: who takes an event finds none.
-        self.events.retain(|event| !matches!(event, NicEvent::Notice(notice) if is_gone(notice)));
+        self.events.retain(|event| !matches!(event, NicEvent::Queue(event) if is_gone(event)));
     }
 
     /// Gives everything back, as far as the engine still can, and never sends again.

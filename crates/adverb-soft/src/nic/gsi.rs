@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use adverb_proto::cm::{Config, Datagram, Ends, Manager};
 use adverb_proto::memory::{Backing, Memory, Registration, RemoteInvalidate, Span};
 use adverb_proto::types::{
-    Access, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags, SendOperation,
-    SendRequest, Success,
+    Access, ArmFor, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags,
+    SendOperation, SendRequest, Success,
 };
-use adverb_proto::{Cq, Device, Init, Path, PostError, QpConfig, Sending, Time, Transition, Wake};
+use adverb_proto::{Cq, Device, Init, Path, PostError, QpConfig, ReadyToSend, Time, Transition};
 use adverb_wire::cm::{GSI_QKEY, MAD_LEN};
 use adverb_wire::{GRH_LEN, IpHeader, Psn, Qpn};
 
@@ -74,7 +74,7 @@ impl Gsi {
             attention: false,
             due: Time::MAX,
         };
-        let sending = Sending::unreliable(Psn::wrapping(random()));
+        let sending = ReadyToSend::unreliable(Psn::wrapping(random()));
         for step in [
             Transition::Init(Init::datagrams(GSI_QKEY)),
             Transition::ReceiveDatagrams,
@@ -85,7 +85,7 @@ impl Gsi {
         for number in 0..RECEIVES {
             gsi.receive(device, Time::ZERO, number.into())?;
         }
-        device.wake_on_completion(cq, Wake::Any);
+        device.arm_cq(cq, ArmFor::Any);
         Ok(gsi)
     }
 
@@ -121,7 +121,7 @@ impl Gsi {
     ) -> bool {
         self.attention = false;
         // Armed first, so that what comes meanwhile isn't overlooked.
-        device.wake_on_completion(self.cq, Wake::Any);
+        device.arm_cq(self.cq, ArmFor::Any);
         while let Some(completion) = device.poll_completion(self.cq) {
             if let Ok(success) = completion.outcome
                 && let Success { operation: CompletedOperation::Recv { source, .. }, length } = success

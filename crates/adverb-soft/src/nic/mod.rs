@@ -16,10 +16,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
-use adverb_proto::types::{Access, Completion, Gid, PathMtu, RecvRequest, SendRequest};
+use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
-    AddressVector, Cq, Notice, Path, QpConfig, QpStatus, ResourceCounts, Srq, SrqConfig, SrqStatus,
-    Statistics, Transition, Wake,
+    AddressVector, Cq, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Srq, SrqConfig, SrqStatus,
+    Statistics, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -88,8 +88,8 @@ impl fmt::Debug for NicOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NicEvent {
-    /// An event of the protocol engine. It is never [`Notice::Completion`]: completion events go to [`Channel`]s.
-    Notice(Notice),
+    /// An asynchronous event of a queue.
+    Queue(QueueEvent),
     /// The NIC has failed: all outstanding requests have completed with an error.
     Failed,
 }
@@ -313,7 +313,7 @@ impl Nic {
                 return Err(Error::InvalidCompletionQueue);
             }
             engine.channels.remove(&cq);
-            engine.forget(|notice| *notice == Notice::CqOverflow(cq));
+            engine.forget(|event| *event == QueueEvent::CqOverflow(cq));
             Ok(())
         })
     }
@@ -339,9 +339,9 @@ impl Nic {
     /// # Errors
     ///
     /// Returns [`Error::NicFailed`] if the NIC has failed.
-    pub fn arm_cq(&self, cq: Cq, wake: Wake) -> Result<(), Error> {
+    pub fn arm_cq(&self, cq: Cq, arm_for: ArmFor) -> Result<(), Error> {
         self.ask(|engine| {
-            engine.device.wake_on_completion(cq, wake);
+            engine.device.arm_cq(cq, arm_for);
             // A caller that arms is about to sleep: the progress thread takes over.
             engine.armed = true;
             if engine.resting {
@@ -395,7 +395,7 @@ impl Nic {
         self.ask(|engine| {
             config.window = config.window.min(engine.window);
             config.read_window = config.read_window.min(engine.read_window);
-            config.gather = config.gather.max(engine.gather);
+            config.coalesce_limit = config.coalesce_limit.max(engine.gather);
             // The number of a closed connection isn't reused for a while: its packets may still be in flight.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
@@ -413,13 +413,13 @@ impl Nic {
             let was_there = engine.device.destroy_qp(qpn);
             engine.qps.remove(&qpn);
             engine.leave();
-            engine.forget(|notice| match notice {
-                Notice::Established(of)
-                | Notice::LastReceiveReached(of)
-                | Notice::SendQueueDrained(of)
-                | Notice::RequestError(of)
-                | Notice::AccessError(of)
-                | Notice::Fatal(of) => *of == qpn,
+            engine.forget(|event| match event {
+                QueueEvent::Established(of)
+                | QueueEvent::LastReceiveReached(of)
+                | QueueEvent::SendQueueDrained(of)
+                | QueueEvent::RequestError(of)
+                | QueueEvent::AccessError(of)
+                | QueueEvent::Fatal(of) => *of == qpn,
                 _ => false,
             });
             Ok(was_there)
@@ -501,7 +501,7 @@ impl Nic {
     pub fn destroy_srq(&self, srq: Srq) -> Result<(), Error> {
         self.end(|engine| {
             engine.device.destroy_srq(srq)?;
-            engine.forget(|notice| *notice == Notice::SrqLimit(srq));
+            engine.forget(|event| *event == QueueEvent::SrqLimit(srq));
             Ok(())
         })
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::types::{
     CompletedOperation, RemoteAddress, Segment, SendFlags, SendOperation, Status, Transport,
 };
-use adverb_proto::{IcrcCheck, Init, Receiving, Sending};
+use adverb_proto::{IcrcCheck, Init, ReadyToReceive, ReadyToSend};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -88,7 +88,7 @@ impl<'a> End<'a> {
         let (local, remote) = (self.nic.addresses()[0], peer.nic.addresses()[0]);
         let port = Path::source_port_between(self.qpn, peer.qpn);
         let psn = Psn::wrapping(0xff_fff0);
-        let receiving = Receiving {
+        let receiving = ReadyToReceive {
             remote_qpn: peer.qpn,
             path: self.nic.path(local, remote, port).unwrap(),
             path_mtu: PathMtu::Mtu1024,
@@ -96,7 +96,7 @@ impl<'a> End<'a> {
             max_dest_rd_atomic: 4,
             min_rnr_timer: RnrTimer::new(1).unwrap(),
         };
-        let sending = Sending { psn, timeout, retry_count: 3, rnr_retry: 7, max_rd_atomic: 4 };
+        let sending = ReadyToSend { psn, timeout, retry_count: 3, rnr_retry: 7, max_rd_atomic: 4 };
         self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(receiving)).unwrap();
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(sending)).unwrap();
     }
@@ -188,7 +188,7 @@ fn datagrams_bring_their_route_header_and_inline_bytes() {
     let (one, other) = (End::new(&nic, Transport::Ud), End::new(&nic, Transport::Ud));
     for end in [&one, &other] {
         nic.modify_qp(end.qpn, &Transition::ReceiveDatagrams).unwrap();
-        nic.modify_qp(end.qpn, &Transition::ReadyToSend(Sending::unreliable(Psn::wrapping(5)))).unwrap();
+        nic.modify_qp(end.qpn, &Transition::ReadyToSend(ReadyToSend::unreliable(Psn::wrapping(5)))).unwrap();
     }
     let there = Area::new(&nic, other.pd, 64);
     other.receive(1, &[there.segment(0, 64)]).unwrap();
@@ -218,7 +218,7 @@ fn a_long_message_is_finished_by_the_thread() {
     let here = Area::new(&nic, one.pd, LENGTH as usize);
     let there = Area::new(&nic, other.pd, LENGTH as usize);
     here.fill(3);
-    nic.arm_cq(one.cq, Wake::Any).unwrap();
+    nic.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
     assert!(one.wait(), "nobody polled, and nobody was woken");
     assert!(one.completion().outcome.is_ok());
@@ -230,7 +230,7 @@ fn an_armed_queue_announces_one_completion() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let area = Area::new(&nic, other.pd, 64);
-    nic.arm_cq(other.cq, Wake::Solicited).unwrap();
+    nic.arm_cq(other.cq, ArmFor::Solicited).unwrap();
     for _ in 0..3 {
         other.receive(1, &[area.segment(0, 64)]).unwrap();
     }
@@ -261,7 +261,7 @@ fn announcing_a_completion_costs_the_same_however_many_queues_there_are() {
         let area = Area::new(&nic, other.pd, 64);
         let attempt = |_| {
             other.receive(1, &[area.segment(0, 64)]).unwrap();
-            nic.arm_cq(other.cq, Wake::Any).unwrap();
+            nic.arm_cq(other.cq, ArmFor::Any).unwrap();
             let start = Instant::now();
             one.send(1, SendOperation::Send, &[]).unwrap();
             let cost = start.elapsed();
@@ -283,11 +283,11 @@ fn timers_fire_while_the_application_does_nothing() {
     let (one, other) = pair(&nic);
     // A peer that is gone: nothing answers.
     assert!(nic.destroy_qp(other.qpn));
-    nic.arm_cq(one.cq, Wake::Any).unwrap();
+    nic.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());
     assert_eq!(one.completion().outcome.unwrap_err().status, Status::RetryExceeded);
-    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::Fatal(one.qpn))));
+    assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::Fatal(one.qpn))));
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn a_completion_queue_is_made_longer_and_not_too_short() {
     nic.resize_cq(one.cq, 3).unwrap();
     other.receive(1, &[]).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();
-    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::CqOverflow(one.cq))));
+    assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::CqOverflow(one.cq))));
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn events_of_what_is_gone_are_forgotten() {
     one.send(1, SendOperation::Write(nowhere), &[here.segment(0, 8)]).unwrap();
     assert!(one.completion().outcome.is_err());
     nic.destroy_qp(one.qpn);
-    assert_eq!(nic.next_event(), Some(NicEvent::Notice(Notice::AccessError(other.qpn))));
+    assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::AccessError(other.qpn))));
     assert_eq!(nic.next_event(), None);
 }
 
@@ -425,7 +425,7 @@ impl Link for Wire {
                 traffic_class: 0,
                 hop_limit: None,
                 flow_label: 0,
-                icrc: IcrcCheck::Identification(0),
+                icrc: IcrcCheck::IpId(0),
                 bytes: &bytes,
             });
         }
@@ -486,7 +486,7 @@ fn peers_are_served_while_the_application_does_nothing() {
     assert!(one.completion().outcome.is_ok());
     assert!(there.values() == here.values());
     there.fill(6);
-    first.arm_cq(one.cq, Wake::Any).unwrap();
+    first.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
     // Now neither polls.
     assert!(one.wait());
@@ -506,7 +506,7 @@ fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
     let is_relieved = || second.shared.engine.lock().relieved;
     assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
     std::thread::scope(|scope| {
-        second.arm_cq(other.cq, Wake::Any).unwrap();
+        second.arm_cq(other.cq, ArmFor::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, None));
         // What nobody is told of comes, until the thread leaves that to who waits.
         let start = Instant::now();
@@ -573,7 +573,7 @@ fn one_who_waits_serves_and_others_just_wait() {
         while !second.shared.engine.lock().watched {
             std::thread::yield_now();
         }
-        second.arm_cq(other.cq, Wake::Any).unwrap();
+        second.arm_cq(other.cq, ArmFor::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, Some(PATIENCE)));
         other.receive(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
@@ -683,7 +683,7 @@ fn everything_comes_back(fault: WireFault) {
         one.receive(wr_id, &[here.segment(0, 64)]).unwrap();
     }
     *planted.lock() = Some(fault);
-    first.arm_cq(one.cq, Wake::Any).unwrap();
+    first.arm_cq(one.cq, ArmFor::Any).unwrap();
     // The peer's first packet makes the adapter's thread answer, which it can't.
     other.send(9, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());

@@ -333,7 +333,7 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
     wr.imm.imm_data = 0;
     match request.operation {
         SendOperation::Send => wr.opcode = sys::IBV_WR_SEND,
-        SendOperation::SendImmediate(immediate) => {
+        SendOperation::SendWithImm(immediate) => {
             wr.opcode = sys::IBV_WR_SEND_WITH_IMM;
             wr.imm.imm_data = immediate.to_be();
         }
@@ -345,7 +345,7 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
             wr.opcode = sys::IBV_WR_RDMA_WRITE;
             wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
         }
-        SendOperation::WriteImmediate(remote, immediate) => {
+        SendOperation::WriteWithImm(remote, immediate) => {
             wr.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
             wr.imm.imm_data = immediate.to_be();
             wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.addr, rkey: remote.rkey };
@@ -404,10 +404,10 @@ pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
         unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data), wr.imm.invalidate_rkey) };
     let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
     match wr.opcode {
-        sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendImmediate(immediate),
+        sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendWithImm(immediate),
         sys::IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
         sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
-        sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteImmediate(remote, immediate),
+        sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteWithImm(remote, immediate),
         sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
         sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD => {
             // SAFETY: this member is made of integers too.
@@ -567,10 +567,10 @@ mod tests {
         let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
         let operations = [
             SendOperation::Send,
-            SendOperation::SendImmediate(0x0102_0304),
+            SendOperation::SendWithImm(0x0102_0304),
             SendOperation::SendInvalidate(0x0102_0304),
             SendOperation::Write(remote),
-            SendOperation::WriteImmediate(remote, 0x0102_0304),
+            SendOperation::WriteWithImm(remote, 0x0102_0304),
             SendOperation::Read(remote),
             SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
             SendOperation::FetchAdd { remote, add: 3 },

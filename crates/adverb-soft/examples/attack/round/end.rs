@@ -11,7 +11,7 @@ use adverb_proto::types::{
     Access, Completion, Destination, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Transport,
 };
-use adverb_proto::{Cq, Init, Path, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{Cq, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Transition};
 use adverb_sim::MemoryRange;
 use adverb_soft::Nic;
 use adverb_wire::cm::Timeout;
@@ -106,7 +106,7 @@ impl End {
         self.modify(Transition::Init(Init::new(Access::LOCAL_WRITE | Access::REMOTE)))
     }
 
-    pub(super) fn ready(&self, receiving: Receiving, sending: Sending) -> Outcome<()> {
+    pub(super) fn ready(&self, receiving: ReadyToReceive, sending: ReadyToSend) -> Outcome<()> {
         self.modify(Transition::ReadyToReceive(receiving))?;
         self.modify(Transition::ReadyToSend(sending))
     }
@@ -116,7 +116,7 @@ impl End {
         self.init()?;
         let port = Path::source_port_between(self.qpn, remote_qpn);
         let path = self.nic.path(local, remote, port).ok_or("no path")?;
-        let receiving = Receiving {
+        let receiving = ReadyToReceive {
             remote_qpn,
             path,
             path_mtu: PathMtu::Mtu1024,
@@ -125,14 +125,14 @@ impl End {
             min_rnr_timer: RnrTimer::new(1).ok_or("no RNR timer")?,
         };
         let timeout = Timeout::new(17).ok_or("no timeout")?;
-        self.ready(receiving, Sending { psn, timeout, retry_count: 7, rnr_retry: 7, max_rd_atomic: 4 })
+        self.ready(receiving, ReadyToSend { psn, timeout, retry_count: 7, rnr_retry: 7, max_rd_atomic: 4 })
     }
 
     /// Makes a datagram queue pair ready.
     pub(super) fn open(&self, qkey: u32) -> Outcome<()> {
         self.modify(Transition::Init(Init::datagrams(qkey)))?;
         self.modify(Transition::ReceiveDatagrams)?;
-        self.modify(Transition::ReadyToSend(Sending::unreliable(Psn::ZERO)))
+        self.modify(Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO)))
     }
 
     pub(super) fn state(&self) -> Option<QpState> {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Gid, Transport};
-use adverb_proto::{Notice, ResourceCounts};
+use adverb_proto::{QueueEvent, ResourceCounts};
 use adverb_sim::{CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, ConversationState, Forge, TargetInfo};
 use adverb_soft::{CmEvent, CmEventChannel, Nic, NicEvent};
 use adverb_wire::cm::{GSI_QKEY, Mad};
@@ -391,8 +391,8 @@ impl<'a> Round<'a> {
             while let Some(event) = nic.next_event() {
                 match event {
                     NicEvent::Failed => return Err(format!("the {name} NIC has failed")),
-                    NicEvent::Notice(
-                        Notice::Fatal(qpn) | Notice::RequestError(qpn) | Notice::AccessError(qpn),
+                    NicEvent::Queue(
+                        QueueEvent::Fatal(qpn) | QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn),
                     ) if self.pair.has(qpn) => {
                         return Err(format!("a queue pair of the well-behaved pair: {event:?}"));
                     }
@@ -402,7 +402,7 @@ impl<'a> Round<'a> {
         }
         let resource_counts = self.victim.resource_counts();
         // Each has at most four answers for each READ or atomic, of which there are four.
-        if resource_counts.answers > 16 * resource_counts.queue_pairs || resource_counts.notices > 1024 {
+        if resource_counts.answers > 16 * resource_counts.queue_pairs || resource_counts.events > 1024 {
             return Err(format!("the attacked NIC holds too much: {resource_counts}"));
         }
         let cm = self.victim.cm().resource_counts();

@@ -171,12 +171,12 @@ impl Pair {
         };
         passive.cm().subscribe(request.id, &served).map_err(text)?;
         let ready = passive.cm().ready(request.id, &offers[1]).map_err(text)?;
-        server.ready(ready.receiving, ready.sending)?;
+        server.ready(ready.ready_to_receive, ready.ready_to_send)?;
         must(server.receive(2, MESSAGE), "receive")?;
         passive.cm().accept(request.id, &offers[1], b"", OPERATION_DEADLINE).map_err(text)?;
         expect(&heard, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
         let ready = active.cm().ready(id, &offers[0]).map_err(text)?;
-        client.ready(ready.receiving, ready.sending)?;
+        client.ready(ready.ready_to_receive, ready.ready_to_send)?;
         active.cm().establish(id).map_err(text)?;
         expect(&heard, "connection", |event| *event == Event::Established(id))?;
         expect(&served, "connection", |event| *event == Event::Established(request.id))?;

@@ -6,7 +6,7 @@
 //! - Linux sends IP ID 0 and "don't fragment" from a socket that isn't connected and never fragments
 //!   (`ip_select_ident_segs` in `include/net/ip.h`), so the ICRC can be computed in advance. A
 //!   [self-test](UdpLink::ip_id_verified) checks that the kernel does this.
-//! - The IP ID of a peer's packet can be recovered from its ICRC ([`IcrcCheck::AnyIdentification`]).
+//! - The IP ID of a peer's packet can be recovered from its ICRC ([`IcrcCheck::AnyIpId`]).
 //!
 //! IPv6 has no such ID.
 //!
@@ -182,9 +182,9 @@ impl UdpLink {
             sending.iter().for_each(|(_, socket)| socket::deafen(socket));
         }
         let icrc = match address {
-            IpAddr::V6(_) => IcrcCheck::Identification(0),
+            IpAddr::V6(_) => IcrcCheck::IpId(0),
             IpAddr::V4(_) if config.adverb_peers_only => STRICT,
-            IpAddr::V4(_) => IcrcCheck::AnyIdentification,
+            IpAddr::V4(_) => IcrcCheck::AnyIpId,
         };
         let usual_hops = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use adverb_proto::{Cq, Wake};
+use adverb_proto::Cq;
+use adverb_proto::types::ArmFor;
 use adverb_soft::Channel;
 
 use super::{Device, refusal};
@@ -87,8 +88,8 @@ impl CompletionQueue {
     pub(crate) fn correct(&self, _outcome: &mut RawOutcome) {}
 
     pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
-        let wake = if solicited_only { Wake::Solicited } else { Wake::Any };
-        let armed = self.device.nic.arm_cq(self.cq, wake);
+        let arm_for = if solicited_only { ArmFor::Solicited } else { ArmFor::Any };
+        let armed = self.device.nic.arm_cq(self.cq, arm_for);
         armed.map_err(|error| refusal(error, format!("arming a completion queue of {}", self.device.name)))
     }
 

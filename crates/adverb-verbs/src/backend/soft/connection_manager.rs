@@ -230,7 +230,7 @@ impl Identifier {
             .cm()
             .ready(id, &offer)
             .map_err(|error| gone(error, "asking for a peer's queue pair"))?;
-        let (receiving, sending) = (ready.receiving, ready.sending);
+        let (receiving, sending) = (ready.ready_to_receive, ready.ready_to_send);
         let connection = Connection {
             address: inner.address(device, receiving.path.remote())?,
             qpn: receiving.remote_qpn,

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use adverb_proto::Notice;
+use adverb_proto::QueueEvent;
 use adverb_proto::types::DeviceEvent;
 use adverb_soft::NicEvent;
 
@@ -38,20 +38,20 @@ impl Device {
     }
 
     fn explain(&self, event: NicEvent) -> DeviceEvent {
-        let NicEvent::Notice(notice) = event else { return DeviceEvent::DeviceFatal };
-        match notice {
-            Notice::CqOverflow(_) => DeviceEvent::CompletionQueueError,
-            Notice::Established(qpn) => DeviceEvent::Established(qpn),
-            Notice::SrqLimit(srq) => {
+        let NicEvent::Queue(event) = event else { return DeviceEvent::DeviceFatal };
+        match event {
+            QueueEvent::CqOverflow(_) => DeviceEvent::CompletionQueueError,
+            QueueEvent::Established(qpn) => DeviceEvent::Established(qpn),
+            QueueEvent::SrqLimit(srq) => {
                 let shared = self.shared.lock();
                 let id = shared.get(&srq).copied().unwrap_or(0);
                 DeviceEvent::SharedReceiveQueueLimit(id)
             }
-            Notice::LastReceiveReached(qpn) => DeviceEvent::LastReceiveReached(qpn),
-            Notice::SendQueueDrained(qpn) => DeviceEvent::SendQueueDrained(qpn),
-            Notice::RequestError(qpn) => DeviceEvent::QueuePairRequestError(qpn),
-            Notice::AccessError(qpn) => DeviceEvent::QueuePairAccessError(qpn),
-            Notice::Fatal(qpn) => DeviceEvent::QueuePairFatal(qpn),
+            QueueEvent::LastReceiveReached(qpn) => DeviceEvent::LastReceiveReached(qpn),
+            QueueEvent::SendQueueDrained(qpn) => DeviceEvent::SendQueueDrained(qpn),
+            QueueEvent::RequestError(qpn) => DeviceEvent::QueuePairRequestError(qpn),
+            QueueEvent::AccessError(qpn) => DeviceEvent::QueuePairAccessError(qpn),
+            QueueEvent::Fatal(qpn) => DeviceEvent::QueuePairFatal(qpn),
             _ => DeviceEvent::Other(u32::MAX),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::types::{Qpn, Transport};
-use adverb_proto::{Path, QpConfig, Receiving, Sending, Transition};
+use adverb_proto::{self as proto, Path, QpConfig, Transition};
 use adverb_sys::{ibv_recv_wr, ibv_send_wr};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
@@ -135,13 +135,18 @@ impl QueuePair {
         Ok(())
     }
 
-    fn receiving(&self, connection: &Connection) -> Result<Receiving> {
+    fn receiving(&self, connection: &Connection) -> Result<proto::ReadyToReceive> {
         let port = Path::source_port_between(self.qpn, connection.qpn);
         let path = self.domain.device.path(&connection.address, port)?;
         if self.transport != Transport::Rc {
-            return Ok(Receiving::unreliable(connection.qpn, path, connection.mtu, connection.psn));
+            return Ok(proto::ReadyToReceive::unreliable(
+                connection.qpn,
+                path,
+                connection.mtu,
+                connection.psn,
+            ));
         }
-        Ok(Receiving {
+        Ok(proto::ReadyToReceive {
             remote_qpn: connection.qpn,
             path,
             path_mtu: connection.mtu,
@@ -178,11 +183,11 @@ impl QueuePair {
     }
 }
 
-fn sending(ready: &ReadyToSend, transport: Transport) -> Result<Sending> {
+fn sending(ready: &ReadyToSend, transport: Transport) -> Result<proto::ReadyToSend> {
     if transport != Transport::Rc {
-        return Ok(Sending::unreliable(ready.psn));
+        return Ok(proto::ReadyToSend::unreliable(ready.psn));
     }
-    Ok(Sending {
+    Ok(proto::ReadyToSend {
         psn: ready.psn,
         timeout: Timeout::new(ready.timeout).ok_or_else(|| code("timeout"))?,
         retry_count: ready.retry_count,
