@@ -7,11 +7,9 @@
 //! In the guest:
 //! - `rxe0` is on `v0` (10.77.0.1, fd77::1). Its GID 1 is the IPv4 address, GID 2 the IPv6 address.
 //! - `v1` (10.77.0.2, fd77::2), the other end of the veth pair, is in the network namespace `peer`, which has no RDMA
-//!   device:
-//!   user-space peers run there (`ip netns exec peer …`).
+//!   device: user-space peers run there (`ip netns exec peer …`).
 //! - `/run` is the guest's own. Files written to `/tmp` stay in the guest. `/run/out` is the host's directory that
-//!   `--out`
-//!   names, and is writable.
+//!   `--out` names, and is writable.
 
 mod console;
 mod cpio;
