@@ -27,7 +27,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let lines: Vec<String> = checks.iter().map(|check| format!("{FUNCTIONS}\n{}", check.line)).collect();
     let mut guest = prepare(options)?;
     guest.keep_going();
-    let report = guest.run(&lines, &mut Results { checks: &checks, said: Vec::new() })?;
+    let report = guest.run(&lines, &mut Results { checks: &checks, printed: Vec::new() })?;
     let kernel_ok = report.trouble.is_none();
     match report.trouble {
         Some(trouble) => println!("FAILED  no kernel warning or oops: {trouble}"),
@@ -63,27 +63,27 @@ fn checks(ud_pingpong: &str, adverb: &str, connect: &str) -> Vec<Check> {
 /// Prints each check's result: the last line of its output if it passed, all of its output if it failed.
 struct Results<'a> {
     checks: &'a [Check],
-    said: Vec<u8>,
+    printed: Vec<u8>,
 }
 
 impl Observer for Results<'_> {
     fn started(&mut self, _index: usize) {
-        self.said.clear();
+        self.printed.clear();
     }
 
     fn output(&mut self, _stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        self.said.extend_from_slice(bytes);
+        self.printed.extend_from_slice(bytes);
         Ok(())
     }
 
     fn finished(&mut self, index: usize, status: u8) {
         let name = self.checks[index].name;
-        let said = String::from_utf8_lossy(&self.said);
+        let printed = String::from_utf8_lossy(&self.printed);
         if status == 0 {
-            println!("ok      {name}: {}", said.lines().last().unwrap_or_default().trim());
+            println!("ok      {name}: {}", printed.lines().last().unwrap_or_default().trim());
         } else {
             println!("FAILED  {name} (status {status})");
-            said.lines().for_each(|line| println!("        | {line}"));
+            printed.lines().for_each(|line| println!("        | {line}"));
         }
     }
 }

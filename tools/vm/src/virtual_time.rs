@@ -16,33 +16,33 @@ pub fn run(mtu: u32, lines: &[String]) -> Result<Vec<String>> {
     let options = Options { timeout: 600, mtu, cpus: 1, icount: true, out: None, verbose: false };
     let mut collector = Collector::default();
     let report = prepare(&options)?.run(lines, &mut collector)?;
-    if explain(&report, &options) != 0 || collector.said.len() != lines.len() {
+    if explain(&report, &options) != 0 || collector.printed.len() != lines.len() {
         bail!(
             "a command in the guest failed:\n{}\n{}",
-            lines.get(collector.said.len().saturating_sub(1)).map_or("", |line| line),
+            lines.get(collector.printed.len().saturating_sub(1)).map_or("", |line| line),
             collector.errors
         );
     }
-    Ok(collector.said)
+    Ok(collector.printed)
 }
 
 /// Collects the output of the commands.
 #[derive(Default)]
 struct Collector {
-    said: Vec<String>,
+    printed: Vec<String>,
     errors: String,
 }
 
 impl Observer for Collector {
     fn started(&mut self, _index: usize) {
-        self.said.push(String::new());
+        self.printed.push(String::new());
         self.errors.clear();
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         let text = String::from_utf8_lossy(bytes);
-        match (stream, self.said.last_mut()) {
-            (Stream::Out, Some(said)) => *said += &text,
+        match (stream, self.printed.last_mut()) {
+            (Stream::Out, Some(printed)) => *printed += &text,
             _ => self.errors += &text,
         }
         Ok(())
