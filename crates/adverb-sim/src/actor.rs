@@ -116,7 +116,7 @@ impl World {
             }
             Err(error) => {
                 self.violate(format!(
-                    "connection {connection} side {side} can't post {:?}: {error}",
+                    "connection {connection} side {side} cannot post {:?}: {error}",
                     step.action
                 ));
                 return false;
@@ -360,7 +360,7 @@ impl World {
         let (node, qpn) = (state.node, state.qpn);
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
             return self
-                .violate(format!("connection {connection} side {side} can't post a receive: {error}"));
+                .violate(format!("connection {connection} side {side} cannot post a receive: {error}"));
         }
         self.plan_pump(node);
     }

@@ -53,7 +53,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     }
     let Some(chain) = found else {
         return Err(format!(
-            "no order of {} atomics leads from {first:#x} to {last:#x} with the old values that were returned",
+            "no order of {} atomics leads from {first:#x} to {last:#x} with the returned original values",
             atomics.len()
         ));
     };
@@ -61,14 +61,16 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     let mut latest_start = Time::ZERO;
     for (atomic, _) in &chain {
         if atomic.old.is_some() && atomic.end < latest_start {
-            return Err("an atomic took effect behind one that was posted after it had completed".to_owned());
+            return Err(
+                "an atomic took effect after a later one that was posted after its completion".to_owned()
+            );
         }
         latest_start = latest_start.max(atomic.start);
     }
     for atomic in observing {
         let seen = atomic.old.unwrap_or_default();
         if seen != first && !chain.iter().any(|(_, value)| *value == seen) {
-            return Err(format!("a compare-and-swap saw {seen:#x}, which the word never was"));
+            return Err(format!("a compare-and-swap returned {seen:#x}, which the word never contained"));
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Senders that share a link which is too slow for them: with congestion control they slow down until it just carries
-//! what they send, and when all but one are gone, that one takes what is left.
+//! Congestion control: several senders share a slow link and must reduce their rates to its capacity. After all but one
+//! stop, the last one must use the whole link.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,22 +18,22 @@ use adverb_wire::{Operation, Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
 use crate::Random;
 use crate::fabric::{Bottleneck, Fabric, Fate, Faults, InFlight};
 
-/// What a run of several senders over one slow link was.
+/// The result of a run of several senders over one slow link.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CongestionReport {
-    /// How many there were.
+    /// The number of senders.
     pub senders: usize,
-    /// Packets that were marked.
+    /// The number of ECN-marked packets.
     pub marked: u64,
-    /// Packets sent.
+    /// The number of sent packets.
     pub packets: u64,
-    /// Notifications sent, and received.
+    /// The numbers of sent and received congestion notification packets.
     pub notifications: [u64; 2],
-    /// How much of the link was used when all sent, of 1.
+    /// The utilization of the link by all senders, from 0 to 1.
     pub shared_utilization: f64,
-    /// Packets of a thousand that were lost for want of room meanwhile.
+    /// The number of packets per thousand that the full queue dropped while all sent.
     pub dropped_per_mille: f64,
-    /// How much of the link was used when one was left, of 1.
+    /// The utilization of the link by the last sender, from 0 to 1.
     pub single_utilization: f64,
 }
 
@@ -42,8 +42,8 @@ impl fmt::Display for CongestionReport {
         let Self { senders, marked, packets, notifications: [sent, received], .. } = self;
         write!(
             f,
-            "{senders} senders, {packets} packets, {marked} marked, {sent} notifications ({received} came); together \
-             {:.0} % of the link, {:.2} in a thousand lost; alone {:.0} %",
+            "{senders} senders, {packets} packets, {marked} marked, {sent} CNPs sent, {received} received; all \
+             senders: {:.0} % utilization, {:.2} ‰ dropped; single sender: {:.0} % utilization",
             100.0 * self.shared_utilization,
             self.dropped_per_mille,
             100.0 * self.single_utilization
@@ -51,11 +51,12 @@ impl fmt::Display for CongestionReport {
     }
 }
 
-/// Runs several senders over one slow link. Everything follows from the seed.
+/// Runs several senders over one slow link. The seed determines the run.
 ///
 /// # Errors
 ///
-/// If they don't slow down, or don't recover, or notifications come too often.
+/// Returns a description of the violation if the senders don't reduce their rates, reduce them too much or don't
+/// recover, or if congestion notification packets are lost, unsolicited or too frequent.
 pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     let mut run = Run::new(seed);
     let bounds = [0, 2, 3, 5, 6].map(|part| Time::ZERO + PHASE * part / 3);
@@ -80,28 +81,28 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     };
     let fail = |what: &str| Err(format!("{what}: {report}"));
     if let Some(gap) = run.early_notification {
-        return fail(&format!("notifications {gap:?} apart"));
+        return fail(&format!("congestion notification packets only {gap:?} apart"));
     }
-    // Some may still be under way.
+    // Some may still be in flight.
     let [sent, received] = report.notifications;
     if sent == 0 || received > sent || received + (report.senders as u64) < sent {
-        return fail("notifications that weren't sent, or didn't come");
+        return fail("congestion notification packets missing or unsolicited");
     }
     if report.dropped_per_mille > 0.5 {
-        return fail("senders that don't slow down");
+        return fail("the senders do not reduce their rates");
     }
     if report.shared_utilization < 0.5 {
-        return fail("senders that slow down too much");
+        return fail("the senders reduce their rates too much");
     }
     if report.single_utilization < 0.9 || recovering.arrived == 0 {
-        return fail("a sender that doesn't recover");
+        return fail("the last sender does not recover");
     }
     Ok(report)
 }
 
-/// How long all of them send, and then one.
+/// The duration of each phase: all senders, then one.
 const PHASE: Duration = Duration::from_millis(12);
-/// How many bytes a sender has posted at any time.
+/// The number of bytes that a sender keeps posted.
 const OUTSTANDING: usize = 256 << 10;
 const BASE: u64 = 0x10_0000;
 const AREA: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! The fabric: carries packets, and fails on purpose.
+//! The fabric: carries packets and injects faults.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -10,86 +10,86 @@ use adverb_proto::Time;
 use crate::Random;
 use crate::congestion::WIRE_OVERHEAD;
 
-/// How a fabric fails, in chances per million packets, until it heals.
+/// The faults of a fabric, as probabilities per million packets.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Packets that are lost.
+    /// The probability that a packet is lost.
     pub loss: u32,
-    /// Packets that come twice.
+    /// The probability that a packet is duplicated.
     pub duplication: u32,
-    /// Packets that are overtaken by those behind them.
+    /// The probability that later packets overtake a packet.
     pub reordering: u32,
-    /// Packets of which up to three bits are turned over.
+    /// The probability that up to three bits of a packet are flipped.
     pub corruption: u32,
-    /// Packets that are held up for longer than a timeout.
+    /// The probability that a packet is delayed beyond a timeout.
     pub delay: u32,
-    /// Times during which nothing passes between two devices.
+    /// The periods during which no packets pass between two devices.
     pub partitions: Vec<Partition>,
-    /// Times during which a device doesn't look at what has come.
+    /// The periods during which a device processes no packets.
     pub stalls: Vec<Stall>,
-    /// A link that is too slow for what is sent over it.
+    /// A slow link.
     pub bottleneck: Option<Bottleneck>,
 }
 
-/// The link to a device, slower than those who send over it. When its queue grows, packets are marked; when it is full,
-/// they are lost.
+/// A link to a device that is slower than its senders. Packets are ECN-marked when the link's queue grows, and dropped
+/// when it is full.
 #[derive(Clone, Copy, Debug)]
 pub struct Bottleneck {
     /// The device.
     pub device: usize,
-    /// How many bits per second it carries.
+    /// The rate in bits per second.
     pub rate: u64,
-    /// How many bytes may wait without packets being marked.
+    /// The queue length in bytes above which packets are marked.
     pub mark_threshold: u64,
-    /// How many bytes may wait.
+    /// The maximum queue length in bytes.
     pub capacity: u64,
 }
 
-/// A time during which nothing passes between two devices.
+/// A period during which no packets pass between two devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Partition {
     /// The devices.
     pub devices: [usize; 2],
-    /// From when.
+    /// The start of the period.
     pub start: Time,
-    /// Until when.
+    /// The end of the period.
     pub end: Time,
 }
 
-/// A time during which a device doesn't look at what has come.
+/// A period during which a device processes no packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
     /// The device.
     pub device: usize,
-    /// From when.
+    /// The start of the period.
     pub start: Time,
-    /// Until when.
+    /// The end of the period.
     pub end: Time,
 }
 
-/// How many faults of each kind there were.
+/// The number of injected faults of each kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
-    /// Packets lost.
+    /// Lost packets.
     pub lost: u64,
-    /// Packets that came twice.
+    /// Duplicated packets.
     pub duplicated: u64,
-    /// Packets overtaken.
+    /// Overtaken packets.
     pub reordered: u64,
-    /// Packets corrupted.
+    /// Corrupted packets.
     pub corrupted: u64,
-    /// Packets held up.
+    /// Delayed packets.
     pub delayed: u64,
     /// Packets lost in a partition.
     pub partitioned: u64,
-    /// Packets that waited for a device.
+    /// Packets that waited for a stalled device.
     pub stalled: u64,
-    /// Packets marked by a link whose queue had grown.
+    /// Packets marked by a slow link.
     pub marked: u64,
 }
 
 impl FaultCounts {
-    /// All of them.
+    /// Returns the total number of faults.
     pub fn total(&self) -> u64 {
         self.lost
             + self.duplicated
@@ -101,7 +101,7 @@ impl FaultCounts {
             + self.marked
     }
 
-    /// Adds those of another run.
+    /// Adds the faults of another run.
     pub fn add(&mut self, other: &FaultCounts) {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
@@ -132,7 +132,7 @@ impl fmt::Display for FaultCounts {
     }
 }
 
-/// A packet under way.
+/// A packet in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InFlight {
     pub(crate) from: usize,
@@ -146,7 +146,7 @@ pub(crate) struct InFlight {
     pub(crate) congested: bool,
 }
 
-/// What became of a packet that was sent.
+/// The fate of a sent packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Carried,
@@ -166,14 +166,14 @@ pub(crate) struct Fabric {
     faults: Faults,
     heal_at: Time,
     latency: Duration,
-    /// How long a delay is: longer than timeouts.
+    /// The duration of a delay, which exceeds timeouts.
     long: Duration,
     random: Random,
     queue: BinaryHeap<Reverse<Queued>>,
     sent: u64,
-    /// When the last packet between two devices arrives: others don't overtake it but by a fault.
+    /// The arrival time of the last packet between two devices, which later packets overtake only by a fault.
     latest: HashMap<(usize, usize), Time>,
-    /// When the slow link will have carried all that waits for it.
+    /// The time at which the slow link's queue will be empty.
     busy_until: Time,
     pub(crate) counts: FaultCounts,
 }
@@ -214,7 +214,7 @@ impl Fabric {
         }
     }
 
-    /// Takes a packet, and decides its fate.
+    /// Accepts a packet, and decides its fate.
     pub(crate) fn send(&mut self, now: Time, mut packet: InFlight) -> Fate {
         // The same draws for each packet, whatever becomes of it: leaving out one kind of fault changes no other.
         let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
@@ -278,8 +278,7 @@ impl Fabric {
         fate
     }
 
-    /// When a packet leaves the slow link, if it has to go over that, and whether it is marked; `None` if there is no
-    /// room for it.
+    /// The time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
     fn queue_up(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
         let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.heal_at);
         let Some(Bottleneck { rate, mark_threshold, capacity, .. }) = slow else { return Some((now, false)) };

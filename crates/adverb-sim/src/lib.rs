@@ -1,25 +1,24 @@
-//! A fabric that loses, delays, reorders and corrupts on purpose, reproducibly, and oracles that watch what the
-//! engine of `adverb-proto` makes of it.
+//! A deterministic simulator for `adverb-proto`: a fabric that loses, delays, reorders and corrupts packets, and
+//! oracles that check the protocol engine.
 //!
-//! A [`Scenario`] follows from a seed: some devices, connections between them, what each side does, and how the
-//! fabric between them fails. [`run`] runs it in virtual time, with real packets that are written and parsed by
-//! `adverb-wire` and whose ICRCs are checked. The same seed gives the same run, to the byte.
+//! A seed determines a [`Scenario`]: devices, connections between them, the requests of each side, and the faults of
+//! the fabric. [`run`] executes it in virtual time, with real packets that `adverb-wire` writes, parses and checks by
+//! ICRC. The same seed always produces the same packets.
 //!
-//! Every run checks that
+//! The oracles of every run check that
 //!
-//! - each posted request completes once, in order, and not before its effect is there;
-//! - bytes at both ends are those of a model, and nothing outside the bounds or rights of a region was touched;
-//! - atomics on one word happened one after the other, each once;
-//! - what must be refused is, and nothing else; failures have a reason;
-//! - after the fabric has healed everything finishes or reports an error;
-//! - a queue pair in error gives everything back, and one that is destroyed leaves nothing behind;
-//! - messages of unreliable transports are whole or absent, never altered, in order on a connection, and what is lost is
-//!   counted; shared receives are used once and in order, and limits are told; nothing is touched outside a window, with
-//!   an old key, through another connection, or after it was invalidated.
+//! - each posted request completes exactly once, in order, and only after its effect is visible;
+//! - the bytes at both ends match a model, and no access violates the bounds or access rights of a memory region;
+//! - atomics on a word are executed one after the other, each exactly once;
+//! - the engine rejects exactly the invalid requests, and every failure has a cause;
+//! - after the fabric recovers, every request completes or reports an error;
+//! - a queue pair in the error state returns all requests, and a destroyed queue pair leaves no resources behind;
+//! - messages of unreliable transports arrive complete or not at all, unaltered, and in order on a connection; losses
+//!   are counted; shared receives are used once and in order, and limit events arrive; no access goes outside a memory
+//!   window, through a stale key, through another connection, or through an invalidated window.
 //!
-//! [`run_congestion`] has several senders share a link that is too slow for them, and checks that they slow down, and
-//! recover. [`run_cm`] has connection managers connect in a fabric that fails. And [`attack`] is a peer that keeps no rule
-//! at all.
+//! [`run_congestion`] lets several senders share a slow link, and checks that they reduce their rates and recover.
+//! [`run_cm`] runs connection managers over a fabric with faults. [`attack`] sends malformed and hostile packets.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};

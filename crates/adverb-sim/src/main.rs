@@ -1,4 +1,4 @@
-//! Runs simulations: many seeds, one seed with its trace, or the planted mutations; and attacks.
+//! Runs simulations: many seeds, one seed with its trace, or each mutation of the engine; and attacks.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use adverb_sim::{
     CONGESTION_EVERY, Scenario, Totals, run, run_attacks, run_cm, run_congestion, run_seeds, shrink,
 };
 
-/// What was asked for.
+/// The command-line options.
 struct Args {
     first: u64,
     seeds: u64,
@@ -20,7 +20,12 @@ struct Args {
     seconds: Option<u64>,
 }
 
-const USAGE: &str = "usage: adverb-sim [--seeds N] [--first S] [--threads T] | --seed S [--mutant NAME] | --mutants [--seeds N] | --attack [--packets N] [--seconds S] [--first S]";
+const USAGE: &str = "\
+usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, starting with S
+       adverb-sim --seed S [--mutant NAME]                    run one seed, and print its trace
+       adverb-sim --mutants [--seeds N] [--first S]           inject each mutation of the engine in turn
+       adverb-sim --attack [--packets N] [--seconds S] [--first S]
+                                                              attack devices with hostile packets";
 
 fn parse() -> Result<Args, String> {
     let mut args = Args {
@@ -37,7 +42,7 @@ fn parse() -> Result<Args, String> {
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-        let number = |value: String| value.parse::<u64>().map_err(|_| format!("{value} isn't a number"));
+        let number = |value: String| value.parse::<u64>().map_err(|_| format!("{value} is not a number"));
         match word.as_str() {
             "--seeds" => args.seeds = number(value()?)?,
             "--first" => args.first = number(value()?)?,
@@ -74,11 +79,11 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Attacks devices with packets that keep no rule.
+/// Attacks devices with malformed and hostile packets.
 fn attack(args: &Args) -> bool {
     let start = Instant::now();
     let until = args.seconds.map(|seconds| start + Duration::from_secs(seconds));
-    // Without either, or with a time alone, it goes on as long as it may.
+    // With a time but no packet count, only the time limits the attack.
     let packets = args.packets.unwrap_or(if until.is_some() { 1 << 50 } else { 1_000_000 });
     let (report, failures) = run_attacks(args.first, packets, until, args.threads);
     println!("{report}");
@@ -92,7 +97,7 @@ fn attack(args: &Args) -> bool {
     failures.is_empty()
 }
 
-/// Runs many seeds, and shows the smallest form of the first that fails.
+/// Runs many seeds, and prints the first failing one after shrinking it.
 fn many(args: &Args) -> bool {
     let start = Instant::now();
     let totals = run_seeds(args.first..args.first + args.seeds, args.threads, 10);
@@ -129,17 +134,17 @@ fn print_totals(totals: &Totals, start: Instant) {
     println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
     println!("{operations} operations ({:.0} per seed)", per_seed(operations));
     println!(
-        "{queue_pairs} queue pairs ({:.1} per seed), {failures} of which failed with a reason",
+        "{queue_pairs} queue pairs ({:.1} per seed), of which {failures} failed with a cause",
         per_seed(queue_pairs)
     );
-    println!("{calls} calls of connection managers, {established} connections made");
-    println!("{packets} packets, some of them in {congestion_runs} runs over a slow link");
+    println!("{calls} calls of connection managers, {established} connections established");
+    println!("{packets} packets, including {congestion_runs} runs over a slow link");
     println!("{} faults: {faults}", faults.total());
     println!("digest of all packets and their times: {digest:#018x}");
     println!("{} violations", violations.len());
 }
 
-/// Runs one seed over a slow link, if it is one of those.
+/// Runs several senders of one seed over a slow link, if the seed is a multiple of [`CONGESTION_EVERY`].
 fn replay_congestion(seed: u64) -> bool {
     if !seed.is_multiple_of(CONGESTION_EVERY) {
         return true;
@@ -152,7 +157,7 @@ fn replay_congestion(seed: u64) -> bool {
     outcome.is_ok()
 }
 
-/// Runs one seed, and prints all that happens.
+/// Runs one seed, and prints its trace.
 fn replay(seed: u64, mutant: Option<&str>) -> bool {
     if !select(mutant) {
         return false;
@@ -163,7 +168,7 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
         println!("{line}");
     }
     println!(
-        "seed {seed}: {} operations, {} packets, {} faults, digest {:#018x}, until {}",
+        "seed {seed}: {} operations, {} packets, {} faults, digest {:#018x}, end at {}",
         outcome.operations,
         outcome.packets,
         outcome.faults.total(),
@@ -180,7 +185,7 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
     replay_congestion(seed) & replay_cm(seed) & outcome.violation.is_none()
 }
 
-/// The same for the connection managers of a seed.
+/// Runs the connection managers of one seed, and prints their trace.
 fn replay_cm(seed: u64) -> bool {
     let outcome = run_cm(seed, true);
     println!("\nconnection managers");
@@ -188,7 +193,7 @@ fn replay_cm(seed: u64) -> bool {
         println!("{line}");
     }
     println!(
-        "seed {seed}: {} calls, {} connections, {} packets, {} faults, digest {:#018x}, until {}",
+        "seed {seed}: {} calls, {} connections, {} packets, {} faults, digest {:#018x}, end at {}",
         outcome.calls,
         outcome.established,
         outcome.packets,
@@ -203,11 +208,11 @@ fn replay_cm(seed: u64) -> bool {
     outcome.violation.is_none()
 }
 
-/// Makes a failing seed smaller, and prints what is left of it.
+/// Shrinks the scenario of a failing seed, and prints it.
 fn show_smallest(seed: u64) {
     let smallest = shrink(&Scenario::new(seed), 2000);
     let outcome = run(&smallest, true);
-    println!("\nseed {seed} made smaller: {} requests, faults {:?}", smallest.requests(), smallest.faults);
+    println!("\nseed {seed} shrunk to {} requests, faults {:?}", smallest.requests(), smallest.faults);
     for (index, connection) in smallest.connections.iter().enumerate() {
         println!("connection {index}: {connection:?}");
     }
@@ -227,7 +232,7 @@ fn select(mutant: Option<&str>) -> bool {
     let found = Mutation::ALL.iter().find(|mutation| format!("{mutation:?}") == name);
     select(found.copied());
     if found.is_none() {
-        eprintln!("there is no mutant {name}");
+        eprintln!("unknown mutant {name}");
     }
     found.is_some()
 }
@@ -235,12 +240,12 @@ fn select(mutant: Option<&str>) -> bool {
 #[cfg(not(feature = "mutants"))]
 fn select(mutant: Option<&str>) -> bool {
     if mutant.is_some() {
-        eprintln!("built without the feature `mutants`");
+        eprintln!("built without the feature `mutants`: add `--features mutants`");
     }
     mutant.is_none()
 }
 
-/// What a seed finds.
+/// The violation of a seed.
 #[cfg(feature = "mutants")]
 fn violation(seed: u64) -> Option<String> {
     let slow_link = || seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed).err()).flatten();
@@ -249,7 +254,7 @@ fn violation(seed: u64) -> Option<String> {
     run_cm(seed, false).violation.or_else(engine).or_else(slow_link)
 }
 
-/// Plants each mutation in turn, and says which seed finds it.
+/// Injects each mutation in turn, and prints the seed that detects it.
 #[cfg(feature = "mutants")]
 fn mutants(args: &Args) -> bool {
     use adverb_proto::mutation::{Mutation, select};
@@ -263,7 +268,7 @@ fn mutants(args: &Args) -> bool {
             let next = queue.lock().map(|mut queue| queue.next().copied()).ok().flatten();
             let Some(mutation) = next else { break };
             select(Some(mutation));
-            // A planted fault may also make the engine panic: that is found too.
+            // A mutation may also make the engine panic, which counts as detected.
             let caught = (args.first..args.first + args.seeds).find_map(|seed| {
                 let outcome = std::panic::catch_unwind(|| violation(seed));
                 match outcome {

@@ -110,7 +110,7 @@ impl Direction {
             let covers = |later: &Change| later.offset <= at && at < later.offset + later.bytes.len() as u32;
             if byte != expected && !self.changes[first_later..].iter().any(covers) {
                 return Err(format!(
-                    "its byte {index} isn't in the peer's memory: {byte:#04x}, not {expected:#04x}"
+                    "byte {index} in the peer's memory is {byte:#04x}, expected {expected:#04x}"
                 ));
             }
         }
@@ -124,10 +124,10 @@ impl Direction {
         let found = gather(memory.bytes(self.landing.backing), &posted.landing);
         match expected.iter().zip(&found).position(|(a, b)| a != b) {
             Some(index) => Err(format!(
-                "byte {index} of its answer is {:#04x}, not {:#04x}",
+                "byte {index} of the response is {:#04x}, expected {:#04x}",
                 found[index], expected[index]
             )),
-            None if expected.len() != found.len() => Err("its answer has another length".to_owned()),
+            None if expected.len() != found.len() => Err("the response has a wrong length".to_owned()),
             None => Ok(()),
         }
     }
@@ -140,20 +140,20 @@ impl Direction {
         memory: &HeapMemory,
     ) -> Result<(), String> {
         let request = self.posted.iter().position(|posted| posted.consumes == Some(slot));
-        let Some(request) = request else { return Err("no message was sent for it".to_owned()) };
+        let Some(request) = request else { return Err("no message was sent for this receive".to_owned()) };
         let posted = &self.posted[request];
         if success.length != posted.length {
-            return Err(format!("{} bytes came, and {} were sent", success.length, posted.length));
+            return Err(format!("{} bytes received, {} bytes sent", success.length, posted.length));
         }
         let expected = match posted.operation {
             SendOperation::Send => received(None, None),
             SendOperation::SendWithImm(immediate) => received(Some(immediate), None),
             SendOperation::SendInvalidate(key) => received(None, Some(key)),
             SendOperation::WriteWithImm(_, immediate) => CompletedOperation::RecvWrite { immediate },
-            other => return Err(format!("{other:?} doesn't consume a receive")),
+            other => return Err(format!("{other:?} does not consume a receive")),
         };
         if success.operation != expected {
-            return Err(format!("{:?} came, and {expected:?} was sent", success.operation));
+            return Err(format!("received {:?}, expected {expected:?}", success.operation));
         }
         if let SendOperation::WriteWithImm(..) = posted.operation {
             return self.check_written(request, memory);
@@ -161,10 +161,9 @@ impl Direction {
         let found = gather(memory.bytes(self.receives.backing), &self.slots[slot].places);
         let found = &found[..posted.payload.len()];
         match found.iter().zip(&posted.payload).position(|(a, b)| a != b) {
-            Some(index) => Err(format!(
-                "byte {index} is {:#04x}, and {:#04x} was sent",
-                found[index], posted.payload[index]
-            )),
+            Some(index) => {
+                Err(format!("byte {index} is {:#04x}, expected {:#04x}", found[index], posted.payload[index]))
+            }
             None => Ok(()),
         }
     }
@@ -186,7 +185,7 @@ impl Direction {
         if let Some(revoked) = &self.revoked
             && bytes(&self.revocable) != revoked.as_slice()
         {
-            return Err("memory was written after it was taken away".to_owned());
+            return Err("memory was written after its deregistration".to_owned());
         }
 
         let mut expected = self.landing.initial.clone();
@@ -257,7 +256,7 @@ impl Direction {
                 within.and_then(|within| change.bytes.get(within)) == Some(found)
             };
             if found != expected && !maybe.iter().any(|change| candidate(&change)) {
-                return Err(format!("byte {index} of the target is {found:#04x}, not {expected:#04x}"));
+                return Err(format!("byte {index} of the target is {found:#04x}, expected {expected:#04x}"));
             }
         }
         Ok(())
@@ -284,9 +283,10 @@ fn same(name: &str, found: &[u8], expected: &[u8]) -> Result<(), String> {
 fn same_where(name: &str, found: &[u8], expected: &[u8], known: &[bool]) -> Result<(), String> {
     let differs = |index: &usize| known[*index] && found[*index] != expected[*index];
     match (0..found.len()).find(differs) {
-        Some(index) => {
-            Err(format!("byte {index} of the {name} is {:#04x}, not {:#04x}", found[index], expected[index]))
-        }
+        Some(index) => Err(format!(
+            "byte {index} of the {name} is {:#04x}, expected {:#04x}",
+            found[index], expected[index]
+        )),
         None => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ impl World {
         let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
         if refused && !deserved && peer.revoked.is_none() {
             self.violate(format!(
-                "connection {connection} side {side}: {what:?}, but all requests were right"
+                "connection {connection} side {side}: {what:?}, but all requests were valid"
             ));
         }
         let state = &mut self.connections[connection].sides[side];
@@ -58,7 +58,10 @@ impl World {
         let number = (id & 0xffff_ffff) as usize;
         let known = self.nodes[node].ends.get(&completion.qpn) == Some(&(connection, side));
         if !known {
-            return self.violate(format!("a completion of queue pair {} names {id:#x}", completion.qpn));
+            return self.violate(format!(
+                "a completion of queue pair {} has the unknown ID {id:#x}",
+                completion.qpn
+            ));
         }
         let outcome = completion.outcome.map_err(|failure| failure.status);
         let result = if id >> 63 == 1 {
@@ -86,7 +89,7 @@ impl World {
         let (node, failed) = (state.node, state.failed);
         let direction = &mut self.connections[connection].directions[1 - side];
         if number != direction.slots_done {
-            return Err(format!("completed when it was the turn of {}", direction.slots_done));
+            return Err(format!("completed before receive {}", direction.slots_done));
         }
         direction.slots_done += 1;
         direction.slots[number].outcome = Some(outcome.map(|success| success.length));
@@ -96,7 +99,7 @@ impl World {
                 direction.check_received(number, &success, &self.memories[node])?;
                 let request = direction.posted.iter().position(|posted| posted.consumes == Some(number));
                 if request.is_some() && direction.doomed.is_some_and(|doomed| request >= Some(doomed)) {
-                    return Err("a message was delivered that must be refused".to_owned());
+                    return Err("a message that must fail was delivered".to_owned());
                 }
                 let delay = self.scenario.connections[connection].programs[side].recv_delay;
                 let at = self.now + delay;
@@ -107,7 +110,7 @@ impl World {
             Err(status) => {
                 // Of those in use when the connection was refused.
                 let doomed = direction.doomed.is_some() || direction.revoked.is_some();
-                if doomed { Ok(()) } else { Err(format!("failed without a reason: {status}")) }
+                if doomed { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
             }
         }
     }
@@ -125,7 +128,7 @@ impl World {
             return Err("was never posted".to_owned());
         }
         if number < direction.done {
-            return Err("completed again, or out of order".to_owned());
+            return Err("completed twice, or out of order".to_owned());
         }
         // Those before it that wanted no completion have succeeded.
         for skipped in direction.done..number {
@@ -139,10 +142,10 @@ impl World {
             Ok(success) => {
                 let direction = &self.connections[connection].directions[side];
                 if direction.failed.is_some() {
-                    return Err("succeeded behind one that failed".to_owned());
+                    return Err("succeeded after a failed request".to_owned());
                 }
                 if !direction.posted[number].signaled {
-                    return Err("completed although that wasn't wanted".to_owned());
+                    return Err("completed, but is unsignaled".to_owned());
                 }
                 if success.length != direction.posted[number].length {
                     return Err(format!("completed with {} bytes", success.length));
@@ -232,7 +235,7 @@ impl World {
             Ok(())
         } else {
             Err(format!(
-                "failed without a reason ({recent} faults of late, peer gone: {peer_is_gone}): {status}"
+                "failed without a cause ({recent} recent faults, peer gone: {peer_is_gone}): {status}"
             ))
         }
     }
@@ -259,12 +262,12 @@ impl World {
         let known = place == 0xff_ffff || place <= direction.message_ends.last().copied().unwrap_or(0);
         if !known {
             self.violate(format!(
-                "connection {connection}: an answer to side {side} names psn {}, which was never sent",
+                "connection {connection}: a response to side {side} has psn {}, which was never sent",
                 header.psn
             ));
         } else if msn as usize != expected {
             self.violate(format!(
-                "connection {connection}: an answer to side {side} for psn {} counts {msn} messages, not {expected}",
+                "connection {connection}: a response to side {side} for psn {} has msn {msn}, expected {expected}",
                 header.psn
             ));
         }
@@ -348,12 +351,12 @@ impl World {
         if sends.done != sends.posted.len() {
             let (done, posted) = (sends.done, sends.posted.len());
             self.violate(format!(
-                "connection {connection} side {side}: {done} of {posted} requests came back"
+                "connection {connection} side {side}: {done} of {posted} requests completed"
             ));
         } else if receives.slots_done != receives.slots.len() {
             let (done, posted) = (receives.slots_done, receives.slots.len());
             self.violate(format!(
-                "connection {connection} side {side}: {done} of {posted} receives came back"
+                "connection {connection} side {side}: {done} of {posted} receives completed"
             ));
         }
     }
@@ -423,7 +426,7 @@ impl World {
                 let state = &self.connections[connection].sides[side];
                 let (node, qpn, destroyed) = (state.node, state.qpn, state.destroyed);
                 if self.nodes[node].device.destroy_qp(qpn) == destroyed {
-                    let what = if destroyed { "is there although it was destroyed" } else { "is gone" };
+                    let what = if destroyed { "exists after its destruction" } else { "does not exist" };
                     self.violate(format!("connection {connection} side {side}: its queue pair {what}"));
                 }
             }

@@ -1,11 +1,11 @@
-//! Randomness that repeats itself.
+//! Reproducible pseudorandom numbers.
 
-/// A generator of numbers that look random and follow from a seed (xoshiro256**, seeded by splitmix64).
+/// A pseudorandom number generator: xoshiro256**, seeded by splitmix64.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);
 
 impl Random {
-    /// The generator of this seed.
+    /// Creates the generator of a seed.
     pub fn new(seed: u64) -> Random {
         let mut state = seed;
         Random([(); 4].map(|()| {
@@ -16,7 +16,7 @@ impl Random {
         }))
     }
 
-    /// Any number.
+    /// Returns a 64-bit number.
     pub fn u64(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.0;
         let result = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -30,32 +30,32 @@ impl Random {
         result
     }
 
-    /// Any 32-bit number.
+    /// Returns a 32-bit number.
     pub fn u32(&mut self) -> u32 {
         (self.u64() >> 32) as u32
     }
 
-    /// A number below `end`, which isn't 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A number from `first` to `last`.
+    /// Returns a number from `first` to `last`, inclusive.
     pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
 
-    /// Whether a thing happens that happens so many times in a million.
+    /// Returns `true` with a probability of `per_million` in a million.
     pub fn chance(&mut self, per_million: u32) -> bool {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// One of these.
+    /// Returns an element of `of`.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
 
-    /// So many bytes.
+    /// Returns `length` bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(length + 8);
         while bytes.len() < length {

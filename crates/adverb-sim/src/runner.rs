@@ -1,4 +1,4 @@
-//! Runs many seeds, and makes those that fail smaller.
+//! Runs of many seeds, and shrinking of failing ones.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,34 +12,34 @@ use crate::hostile::{AttackReport, attack};
 use crate::scenario::Scenario;
 use crate::world::{Outcome, run};
 
-/// What many runs were, together.
+/// The totals of many runs.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// Runs.
+    /// The number of runs.
     pub seeds: u64,
-    /// Send requests posted.
+    /// The number of posted send requests.
     pub operations: u64,
-    /// Packets sent.
+    /// The number of sent packets.
     pub packets: u64,
-    /// Queue pairs.
+    /// The number of queue pairs.
     pub queue_pairs: u64,
-    /// Queue pairs that failed with a reason.
+    /// The number of queue pairs that failed with a cause.
     pub failures: u64,
-    /// Connections and datagram queue pairs asked for, of connection managers.
+    /// The number of connections and datagram queue pairs requested through connection managers.
     pub calls: u64,
-    /// Connections made by them.
+    /// The number of connections that the connection managers established.
     pub established: u64,
-    /// Faults injected.
+    /// The injected faults.
     pub faults: FaultCounts,
-    /// Runs that violated something: seed and what.
+    /// The violations, with their seeds.
     pub violations: Vec<(u64, String)>,
-    /// Runs of several senders over one slow link.
+    /// The number of runs of several senders over one slow link.
     pub congestion_runs: u64,
-    /// The sum of all runs' digests, which is the same in whatever order the seeds ran.
+    /// The sum of all runs' digests, which doesn't depend on the order of the runs.
     pub digest: u64,
 }
 
-/// One seed in so many also is a run of several senders over one slow link: see [`run_congestion`].
+/// The interval of seeds that also run several senders over one slow link: see [`run_congestion`].
 pub const CONGESTION_EVERY: u64 = 20;
 
 impl Totals {
@@ -74,7 +74,7 @@ impl Totals {
     }
 }
 
-/// Runs these seeds on so many threads, and stops after `max_violations`.
+/// Runs seeds on several threads, and stops after `max_violations` violations.
 pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: usize) -> Totals {
     let next = AtomicU64::new(seeds.start);
     let totals = Mutex::new(Totals::default());
@@ -110,8 +110,8 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: us
     totals
 }
 
-/// Attacks devices on so many threads, beginning with this seed, until so many packets were sent or the time has come;
-/// a seed is [`ATTACK_PACKETS`] packets. Says what came of it, and which seeds did what they must not.
+/// Attacks devices on several threads with the seeds from `first` on, [`ATTACK_PACKETS`] packets each, until `packets`
+/// packets were sent or the time is `until`. Returns the statistics, and the violations with their seeds.
 pub fn run_attacks(
     first: u64,
     packets: u64,
@@ -146,11 +146,11 @@ pub fn run_attacks(
     outcome
 }
 
-/// How many packets one seed's attack has.
+/// The number of packets of an attack.
 pub const ATTACK_PACKETS: u64 = 10_000;
 
-/// Makes a scenario that violates something smaller, as long as it still does: fewer connections, fewer steps, fewer
-/// kinds of faults. Gives the smallest that was found within so many runs.
+/// Shrinks a scenario with a violation: removes connections, steps and kinds of faults as long as a violation remains.
+/// Returns the smallest scenario found within `max_runs` runs.
 pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     let mut runs = 0;
     let mut fails = |candidate: &Scenario| {
@@ -198,7 +198,7 @@ pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     }
 }
 
-/// Leaves out runs of steps, long ones first.
+/// Removes sequences of steps, long ones first.
 fn shrink_steps<T>(
     best: &mut Scenario,
     steps: impl for<'a> Fn(&'a mut Scenario) -> &'a mut Vec<T>,

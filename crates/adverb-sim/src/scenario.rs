@@ -1,4 +1,4 @@
-//! What happens in a run, as plain data that follows from a seed and can be made smaller.
+//! Scenarios: the plan of a run, as plain data that a seed determines and that can be shrunk.
 
 use std::time::Duration;
 
@@ -9,60 +9,60 @@ use crate::Random;
 use crate::fabric::{Bottleneck, Faults, Partition, Stall};
 use crate::messages::MessagePlan;
 
-/// A run: devices, connections between them, what is done over each, and how the fabric fails.
+/// The plan of a run: devices, connections between them, the requests on each, and the faults of the fabric.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Where all randomness of the run comes from.
+    /// The seed of all randomness in the run.
     pub seed: u64,
-    /// Which devices have IPv6 addresses; there are as many devices.
+    /// For each device, whether it has an IPv6 address.
     pub devices: Vec<bool>,
     /// The connections.
     pub connections: Vec<Connection>,
-    /// How the fabric fails.
+    /// The faults of the fabric.
     pub faults: Faults,
-    /// When it stops failing.
+    /// The time at which the faults end.
     pub heal_at: Time,
-    /// How long a packet takes.
+    /// The latency of a packet.
     pub latency: Duration,
-    /// How long devices collect packets before they answer.
+    /// The time during which devices collect packets before they respond.
     pub batching: Duration,
-    /// How many words of each device all its peers do atomics on.
+    /// The number of words per device on which all peers execute atomics.
     pub shared_words: usize,
-    /// What happens on other devices, over another fabric that fails in the same way.
+    /// The messages on other devices, over another fabric with the same faults.
     pub messages: MessagePlan,
 }
 
-/// A connection and what is done over it.
+/// A connection and the requests of both sides.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Its devices, which may be the same.
+    /// The devices of both sides, which may be the same.
     pub devices: [usize; 2],
-    /// The payload of one packet.
+    /// The path MTU.
     pub mtu: PathMtu,
-    /// The first packet's number in each direction.
+    /// The first PSN in each direction.
     pub psns: [u32; 2],
-    /// Whether credits are used.
+    /// Whether end-to-end credits are used.
     pub credits: bool,
-    /// Packets under way.
+    /// The maximum number of packets in flight.
     pub window: u32,
-    /// The acknowledge timeout's code.
+    /// The code of the ACK timeout.
     pub timeout: u8,
-    /// How often to try again.
+    /// The number of retransmissions.
     pub retry_count: u8,
-    /// How often to try again when no receive is posted.
+    /// The number of retries after an RNR NAK.
     pub rnr_retry: u8,
-    /// The code of the wait then.
+    /// The code of the RNR backoff.
     pub rnr_timer: u8,
-    /// READs and atomics outstanding.
+    /// The maximum number of outstanding READs and atomics.
     pub max_outstanding_reads: u8,
-    /// Whether it heeds congestion.
+    /// Whether congestion control is on.
     pub paced: bool,
-    /// What each side does.
+    /// The program of each side.
     pub programs: [Program; 2],
 }
 
 impl Connection {
-    /// Bytes of answers to READs under way: where the window is small, READs are asked for in parts.
+    /// The maximum number of response bytes of outstanding READs. With a small window, READs are requested in parts.
     pub(crate) fn read_window(&self) -> u32 {
         self.window << 10
     }
@@ -72,41 +72,41 @@ impl Connection {
         self.psns[0] % 4
     }
 
-    /// How many packets such a part has (see `QpConfig::read_window`).
+    /// The number of packets of such a part (see `QpConfig::read_window`).
     pub(crate) fn read_part(&self) -> u32 {
         (self.read_window() / (u32::from(self.mtu.bytes()) + 512) / 2).max(1)
     }
 }
 
-/// What one side of a connection does.
+/// The actions of one side of a connection.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its requests, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// How many receives it keeps posted.
+    /// The number of receives to keep posted.
     pub recv_depth: usize,
-    /// How long it takes to post another.
+    /// The delay before another receive is posted.
     pub recv_delay: Duration,
-    /// How many requests it keeps outstanding.
+    /// The number of requests to keep outstanding.
     pub depth: usize,
 }
 
-/// A request and what comes before it.
+/// A request or another action, and the pause before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// How long to wait first.
+    /// The pause before the action.
     pub pause: Duration,
-    /// What to do.
+    /// The action.
     pub action: Action,
-    /// Where all randomness of this step comes from.
+    /// The seed of all randomness in this step.
     pub seed: u64,
-    /// Whether a completion is wanted.
+    /// Whether the request is signaled.
     pub signaled: bool,
-    /// How long the message is.
+    /// The length of the message in bytes.
     pub length: u32,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A SEND.
@@ -115,72 +115,72 @@ pub enum Action {
     SendWithImm,
     /// A SEND that invalidates one of the peer's keys.
     SendInvalidate,
-    /// A SEND whose bytes are taken at once.
+    /// An inline SEND.
     SendInline,
     /// A WRITE.
     Write,
     /// A WRITE with immediate data.
     WriteWithImm,
-    /// A WRITE of nothing, with a key that means nothing.
+    /// A WRITE of zero bytes with an invalid key.
     WriteNothing,
     /// A READ.
     Read,
-    /// A READ of nothing, with a key that means nothing.
+    /// A READ of zero bytes with an invalid key.
     ReadNothing,
-    /// A compare-and-swap of a word that only this connection uses.
+    /// A compare-and-swap of a word that only this connection accesses.
     CompareSwap,
-    /// A fetch-and-add to a word that only this connection uses.
+    /// A fetch-and-add of a word that only this connection accesses.
     FetchAdd,
-    /// A compare-and-swap of a word that all use.
+    /// A compare-and-swap of a word that all connections access.
     SharedCompareSwap,
-    /// A fetch-and-add to a word that all use.
+    /// A fetch-and-add of a word that all connections access.
     SharedFetchAdd,
-    /// Eight bytes at once.
+    /// An ATOMIC WRITE of eight bytes.
     AtomicWrite,
-    /// A flush.
+    /// A FLUSH.
     Flush,
-    /// Invalidates a key of its own.
+    /// An invalidation of a local key.
     LocalInvalidate,
-    /// A WRITE to memory that the peer may take away meanwhile.
+    /// A WRITE to memory that the peer may deregister concurrently.
     WriteRevocable,
-    /// Drains the send queue, and goes on when it is drained.
+    /// Draining of the send queue. The next step starts when it is drained.
     Drain,
-    /// Ends the queue pair without a word.
+    /// Destruction of the queue pair without notifying the peer.
     Destroy,
-    /// Takes the queue pair into error.
+    /// A transition of the queue pair to the error state.
     Error,
-    /// Something that must be refused.
+    /// A request that must fail.
     Invalid(InvalidRequest),
 }
 
-/// Something that must be refused.
+/// A request that must fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InvalidRequest {
     /// A WRITE with a key that doesn't exist.
     UnknownKey,
-    /// A WRITE that ends one byte behind its region.
+    /// A WRITE that ends one byte beyond its memory region.
     WriteBeyondEnd,
-    /// A READ that ends one byte behind its region.
+    /// A READ that ends one byte beyond its memory region.
     ReadBeyondEnd,
-    /// A WRITE that begins before its region.
+    /// A WRITE that starts before its memory region.
     WriteBeforeStart,
-    /// A WRITE to what may only be read.
+    /// A WRITE to memory with remote read access only.
     WriteReadOnly,
-    /// A READ of what may only be written.
+    /// A READ of memory with remote write access only.
     ReadWriteOnly,
-    /// An atomic on what may only be written.
+    /// An atomic on memory with remote write access only.
     AtomicWriteOnly,
-    /// A WRITE to another protection domain.
+    /// A WRITE to memory of another protection domain.
     OtherDomain,
-    /// An atomic on a word that isn't aligned.
+    /// An atomic on a misaligned word.
     MisalignedAtomic,
-    /// A SEND that is longer than its receive.
+    /// A SEND longer than the peer's receive.
     SendTooLong,
-    /// A WRITE with a key that was invalidated.
+    /// A WRITE with an invalidated key.
     InvalidatedKey,
-    /// A SEND from memory with a key that doesn't exist.
+    /// A SEND from memory with a local key that doesn't exist.
     UnknownLocalKey,
-    /// A SEND that invalidates a key which a peer may not.
+    /// A SEND that invalidates a key without the right to do so.
     ForbiddenInvalidate,
 }
 
@@ -203,7 +203,7 @@ impl InvalidRequest {
 }
 
 impl Action {
-    /// Whether it uses up one of the peer's receives.
+    /// Whether the action consumes one of the peer's receives.
     pub fn consumes_receive(self) -> bool {
         matches!(
             self,
@@ -216,14 +216,14 @@ impl Action {
         )
     }
 
-    /// Whether it is a request, not something done to the queue pair.
+    /// Whether the action posts a request.
     pub fn is_request(self) -> bool {
         !matches!(self, Action::Drain | Action::Destroy | Action::Error)
     }
 }
 
 impl Scenario {
-    /// The run of a seed.
+    /// Creates the scenario of a seed.
     pub fn new(seed: u64) -> Scenario {
         let mut random = Random::new(seed);
         let random = &mut random;
@@ -241,7 +241,7 @@ impl Scenario {
         Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3, messages }
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     pub fn requests(&self) -> usize {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
         let requests =
@@ -377,7 +377,7 @@ impl Step {
     }
 }
 
-/// How the fabric fails: in one run in six not at all, in most a little, in some a lot.
+/// The faults of a run: in one run in six none, in most few, in some many.
 fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faults {
     let most = match random.below(12) {
         0..2 => return Faults::default(),

@@ -1,4 +1,4 @@
-//! A run: devices, the fabric between them, those who use them, and virtual time.
+//! A run: devices, their consumers, the fabric between them, and virtual time.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,32 +16,32 @@ use crate::scenario::Scenario;
 use crate::schedule::{Log, Schedule};
 use crate::{Random, messages, setup};
 
-/// What a run was.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its seed.
+    /// The seed.
     pub seed: u64,
-    /// Send requests posted.
+    /// The number of posted send requests.
     pub operations: u64,
-    /// Packets sent.
+    /// The number of sent packets.
     pub packets: u64,
-    /// Queue pairs.
+    /// The number of queue pairs.
     pub queue_pairs: u64,
-    /// Queue pairs that failed, as they had to or could not avoid.
+    /// The number of queue pairs that failed with a cause.
     pub failures: u64,
-    /// Faults injected.
+    /// The injected faults.
     pub faults: FaultCounts,
-    /// How much virtual time it took.
+    /// The virtual time at the end of the run.
     pub time: Time,
-    /// A number that follows from every packet and its time: the same for the same seed.
+    /// A hash of all packets and their times. It depends on the seed only.
     pub digest: u64,
-    /// What went wrong first.
+    /// The first violation that an oracle found.
     pub violation: Option<String>,
-    /// What happened, if that was to be remembered.
+    /// The trace, if requested.
     pub trace: Vec<String>,
 }
 
-/// Runs a scenario. `trace` says whether to remember what happens.
+/// Runs a scenario, and records a trace if `trace` is set.
 pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
     let mut world = setup::world(scenario.clone(), trace);
     world.run();
@@ -64,7 +64,7 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
     outcome
 }
 
-/// Everything there is in a run.
+/// The state of a run.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) scenario: Scenario,
@@ -222,7 +222,7 @@ impl World {
             };
             self.now = next.max(self.now);
             if self.now > end {
-                return self.violate("the run doesn't come to an end".to_owned());
+                return self.violate("the run does not end".to_owned());
             }
             while let Some(packet) = self.fabric.receive(self.now) {
                 self.deliver(&packet);
@@ -275,7 +275,7 @@ impl World {
                 node.device.handle_packet(self.now, &arrival, &parsed, &mut self.memories[packet.to]);
                 self.plan_pump(packet.to);
             }
-            Err(error) => self.note(|| format!("dev {} can't read a packet: {error}", packet.to)),
+            Err(error) => self.note(|| format!("dev {} dropped a malformed packet: {error}", packet.to)),
         }
     }
 
@@ -289,7 +289,7 @@ impl World {
             let header = transmit.header;
             let mut bytes = Vec::with_capacity(header.len() + transmit.payload.len() + 8);
             if transmit.write_to(&self.memories[index], identification, &mut bytes).is_err() {
-                return self.violate("a packet's payload isn't in registered memory".to_owned());
+                return self.violate("the payload of a packet is not in registered memory".to_owned());
             }
             let (remote, source_port) = (transmit.path.remote(), transmit.path.source_port());
             let ecn_capable = transmit.ecn_capable;
@@ -331,7 +331,7 @@ impl World {
                 && gap < Duration::from_micros(50)
             {
                 self.violate(format!(
-                    "two congestion notifications for qp {} within {gap:?}",
+                    "two congestion notification packets for qp {} within {gap:?}",
                     header.dest_qp
                 ));
             }

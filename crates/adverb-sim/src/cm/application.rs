@@ -143,7 +143,7 @@ impl Application {
                 desk.register.begin(desk.now, token, Role::Asker, deadline);
                 self.questions.insert(id, token);
             }
-            Err(error) => desk.violate(format!("a question is refused: {error}")),
+            Err(error) => desk.violate(format!("a service ID resolution request is rejected: {error}")),
         }
     }
 
@@ -153,7 +153,7 @@ impl Application {
             let qpn = Qpn::truncate(number);
             let free = !self.taken.contains(&number) && !self.resting.contains_key(&number);
             if free && !desk.manager.is_free(qpn) {
-                desk.violate(format!("queue pair {number} isn't free, though its connection is over"));
+                desk.violate(format!("queue pair {number} is not free after its connection ended"));
             }
             // Those that rest are tried too, now and then: the manager must say no.
             if free || desk.random.below(8) == 0 && !self.taken.contains(&number) {
@@ -169,7 +169,7 @@ impl Application {
     fn take(&mut self, desk: &mut Desk<'_>, qpn: Qpn) {
         self.taken.insert(qpn.get());
         if self.resting.remove(&qpn.get()).is_some() {
-            desk.violate(format!("{qpn} has a connection before its timewait is over"));
+            desk.violate(format!("{qpn} has a new connection before the end of its time-wait"));
         }
     }
 
@@ -177,7 +177,7 @@ impl Application {
         match event {
             Event::Request(request) => {
                 let Some(token) = token(&request.private_data) else {
-                    return desk.violate("a request lost its private data");
+                    return desk.violate("a connection request lost its private data");
                 };
                 desk.register.request(desk.now, token, desk.node);
                 let mine = Mine {
@@ -202,10 +202,10 @@ impl Application {
             }
             Event::Accepted(acceptance) => {
                 let Some(mine) = self.connections.get_mut(&acceptance.id) else {
-                    return desk.violate("an acceptance of nothing");
+                    return desk.violate("acceptance of an unknown request");
                 };
                 if mine.role == Role::Client && token(&acceptance.private_data) != Some(!mine.token) {
-                    return desk.violate("an acceptance of another request");
+                    return desk.violate("acceptance of another request");
                 }
                 let token = mine.token;
                 let (prompt, decision) = match desk.random.below(20) {
@@ -225,15 +225,15 @@ impl Application {
             Event::Disconnected(id) => self.outcome(desk, id, Outcome::Disconnected),
             Event::TimewaitOver { qpn, .. } => {
                 let Some(since) = self.resting.remove(&qpn.get()) else {
-                    return desk.violate(format!("timewait of {qpn} is over, but it wasn't in it"));
+                    return desk.violate(format!("the time-wait of {qpn} ended, but had not started"));
                 };
                 if desk.now - since < desk.rules.timewait {
-                    desk.violate(format!("timewait of {qpn} was too short: {:?}", desk.now - since));
+                    desk.violate(format!("the time-wait of {qpn} was too short: {:?}", desk.now - since));
                 }
             }
             Event::Query(query) => {
                 let Some(token) = token(&query.private_data) else {
-                    return desk.violate("a question lost its private data");
+                    return desk.violate("a service ID resolution request lost its private data");
                 };
                 desk.register.request(desk.now, token, desk.node);
                 let yes = desk.random.below(8) > 0;
@@ -257,21 +257,21 @@ impl Application {
                 {
                     desk.register.end(desk.now, asked, Role::Asker, Outcome::Established);
                 }
-                Some(_) => desk.violate("a question has the answer to another"),
-                None => desk.violate("an answer without a question"),
+                Some(_) => desk.violate("response to another service ID resolution request"),
+                None => desk.violate("response without a service ID resolution request"),
             },
             Event::Refused { id, status, .. } => match self.questions.remove(&id) {
                 Some(token) => {
                     let reason = RejectReason::from_code(status.code().into());
                     desk.register.end(desk.now, token, Role::Asker, Outcome::Rejected(reason));
                 }
-                None => desk.violate("an answer without a question"),
+                None => desk.violate("response without a service ID resolution request"),
             },
             Event::NoAnswer(id) => match self.questions.remove(&id) {
                 Some(token) => desk.register.end(desk.now, token, Role::Asker, Outcome::Unreachable),
-                None => desk.violate("no answer without a question"),
+                None => desk.violate("timeout without a service ID resolution request"),
             },
-            other => desk.violate(format!("what is {other:?}?")),
+            other => desk.violate(format!("unexpected event {other:?}")),
         }
     }
 
@@ -331,10 +331,10 @@ impl Application {
 
     fn established(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
         let Some(mine) = self.connections.get_mut(&id) else {
-            return desk.violate("established from nothing");
+            return desk.violate("established an unknown connection");
         };
         let Some(ready) = mine.ready else {
-            return desk.violate("established before its queue pair could be ready");
+            return desk.violate("established before the queue pair was ready");
         };
         if mine.established {
             return desk.violate("established twice");
@@ -355,15 +355,15 @@ impl Application {
     /// A call has come to its end, or a connection has.
     fn outcome(&mut self, desk: &mut Desk<'_>, id: ConnectionId, outcome: Outcome) {
         let Some(mine) = self.connections.get(&id) else {
-            return desk.violate(format!("{outcome:?} of a connection that is over"));
+            return desk.violate(format!("{outcome:?} of a connection that already ended"));
         };
         let (token, role) = (mine.token, mine.role);
         if mine.established {
             if outcome != Outcome::Disconnected {
-                desk.violate(format!("{outcome:?} after it was established"));
+                desk.violate(format!("{outcome:?} after the connection was established"));
             }
         } else if mine.dropped {
-            return desk.violate(format!("{outcome:?} of what nobody wants"));
+            return desk.violate(format!("{outcome:?} of an unknown connection"));
         } else if mine.offer.is_some() {
             desk.register.end(desk.now, token, role, outcome);
         } else {
@@ -406,7 +406,7 @@ impl Application {
                 desk.manager.disconnect(now, id, deadline)
             };
             if let Err(error) = ended {
-                desk.violate(format!("a connection that stands can't be ended: {error}"));
+                desk.violate(format!("an established connection cannot be disconnected: {error}"));
             }
         } else if abandon && desk.manager.abandon(now, id, deadline).is_ok() {
             self.drop_it(desk, id);

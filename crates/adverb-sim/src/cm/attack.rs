@@ -1,8 +1,8 @@
-//! Peers that send whatever they like to a connection manager, while its owner connects, accepts, refuses and forgets.
+//! Hostile peers of a connection manager, whose owner connects, accepts, rejects and abandons connections.
 //!
-//! An attack ends with an error if the manager sends more than one answer, or one to somebody else, or answers an
-//! answer; if it tells its owner what can't be, or too late, or twice; if its tables outgrow their bounds; or if
-//! something is left when all is over.
+//! An attack fails if the manager sends more than one reply, a reply to another peer or a reply to a reply; if it
+//! reports an impossible, late or duplicate event to its owner; if its tables exceed their bounds; or if state remains
+//! at the end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,20 +20,20 @@ use super::forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use crate::Random;
 use crate::hostile::choices::Choices;
 
-/// What an attack on a connection manager was.
+/// The statistics of an attack on a connection manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CmAttackReport {
-    /// Messages that attackers sent.
+    /// The number of messages that the attackers sent.
     pub messages: u64,
-    /// Messages that the manager sent, for whatever reason.
+    /// The number of messages that the manager sent.
     pub sent: u64,
-    /// Events that the owner was told.
+    /// The number of events that the manager reported to its owner.
     pub events: u64,
-    /// Connections that stood.
+    /// The number of established connections.
     pub established: u64,
 }
 
-/// Attacks a connection manager with so many messages. The same seed makes the same attack.
+/// Attacks a connection manager with `messages` messages. The seed determines the attack.
 ///
 /// ```
 /// let report = adverb_sim::attack_cm(7, 2000).unwrap();
@@ -42,16 +42,16 @@ pub struct CmAttackReport {
 ///
 /// # Errors
 ///
-/// If the manager did what it must not.
+/// Returns a description of the violation if the manager misbehaves.
 pub fn attack_cm(seed: u64, messages: u64) -> Result<CmAttackReport, String> {
     Attack::new(Choices::Seed(Random::new(seed ^ 0x636d_6174_7461_636b))).run(messages)
 }
 
-/// Attacks a connection manager as these bytes say: for fuzzers.
+/// Attacks a connection manager with decisions from `bytes`, for fuzzers.
 ///
 /// # Errors
 ///
-/// If the manager did what it must not.
+/// Returns a description of the violation if the manager misbehaves.
 pub fn attack_cm_from_bytes(bytes: &[u8]) -> Result<CmAttackReport, String> {
     Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
 }
@@ -200,8 +200,12 @@ impl<'a> Attack<'a> {
                     self.connections.insert(id, accepted.map_or(status, |()| Status::Accepted(deadline)));
                 }
                 Status::Answered(until) => {
-                    self.manager.ready(id, &offer).map_err(|error| format!("answered, but {error}"))?;
-                    self.manager.establish(now, id).map_err(|error| format!("answered, but {error}"))?;
+                    self.manager
+                        .ready(id, &offer)
+                        .map_err(|error| format!("the peer accepted, but {error}"))?;
+                    self.manager
+                        .establish(now, id)
+                        .map_err(|error| format!("the peer accepted, but {error}"))?;
                     self.connections.insert(id, Status::Establishing(until));
                 }
                 _ => {}
@@ -226,7 +230,7 @@ impl<'a> Attack<'a> {
         self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
         self.manager.handle_timeout(self.now);
         if self.manager.poll_timeout().is_some_and(|next| next <= self.now) {
-            return Err("something is still due after its time".to_owned());
+            return Err("a timer is overdue".to_owned());
         }
         self.hear(None)?;
         for (id, status) in &self.connections {
@@ -292,7 +296,7 @@ impl<'a> Attack<'a> {
                     Ok(_) | Err(_) => false,
                 };
                 if !may || datagram.ends.remote != ends.remote {
-                    return Err(format!("{message:?} has the answer {datagram:?}"));
+                    return Err(format!("invalid reply to {message:?}: {datagram:?}"));
                 }
             }
             self.forge.note_sent(datagram.ends, datagram.mad);
@@ -323,7 +327,7 @@ impl<'a> Attack<'a> {
             Event::Request(request) => (request.id, Status::Requested(self.now + PATIENCE)),
             Event::Accepted(acceptance) => match self.connections.get(&acceptance.id) {
                 Some(Status::Asked(until)) => (acceptance.id, Status::Answered(*until)),
-                other => return Err(format!("{event:?} of {other:?}")),
+                other => return Err(format!("unexpected {event:?} in {other:?}")),
             },
             Event::Established(id) => {
                 self.report.established += 1;
@@ -368,7 +372,7 @@ impl<'a> Attack<'a> {
             }
             _ => false,
         };
-        if may { Ok(()) } else { Err(format!("{event:?} of {before:?}")) }
+        if may { Ok(()) } else { Err(format!("unexpected {event:?} in {before:?}")) }
     }
 
     fn check(&mut self) -> Result<(), String> {
@@ -378,7 +382,7 @@ impl<'a> Attack<'a> {
         for (id, status) in &self.connections {
             if *status == Status::Established && manager.state(*id) == Some(adverb_proto::cm::State::DreqSent)
             {
-                return Err(format!("{id} is being ended, though its owner did not ask for it"));
+                return Err(format!("{id} is being disconnected without a request of its owner"));
             }
         }
         let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
@@ -391,7 +395,7 @@ impl<'a> Attack<'a> {
             || index_entries > 4 * MOST_CONNECTIONS + 2 * most_queries
             || timers > connections + queries
         {
-            return Err(format!("it holds too much: {:?}", manager.resource_counts()));
+            return Err(format!("the manager exceeds its bounds: {:?}", manager.resource_counts()));
         }
         Ok(())
     }
@@ -415,7 +419,7 @@ impl<'a> Attack<'a> {
             connections, half_open, index_entries, queries, timers, events, datagrams, ..
         } = self.manager.resource_counts();
         if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
-            return Err(format!("something is left: {:?}", self.manager.resource_counts()));
+            return Err(format!("resources remain at the end: {:?}", self.manager.resource_counts()));
         }
         Ok(())
     }

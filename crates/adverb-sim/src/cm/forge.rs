@@ -1,4 +1,4 @@
-//! Connection manager messages as an attacker makes them.
+//! An attacker's connection manager messages.
 
 use std::net::IpAddr;
 
@@ -12,16 +12,16 @@ use adverb_wire::cm::{
 
 use crate::hostile::choices::Choices;
 
-/// The service that forged requests for connections name.
+/// The service ID of forged connection requests.
 pub const CM_FORGE_TCP: ServiceId = ServiceId::tcp_port(7471);
 
-/// The service that forged requests for datagram queue pairs name.
+/// The service ID of forged service ID resolution requests.
 pub const CM_FORGE_UDP: ServiceId = ServiceId::udp_port(7471);
 
-/// The number of the manager's messages that attackers remember.
+/// The number of the manager's messages that attackers record.
 const MAX_HEARD: usize = 64;
 
-/// Makes connection manager messages: a pure function of the choices and of what the manager sent.
+/// A generator of connection manager messages. Its output depends only on the choices and the manager's messages.
 #[derive(Clone, Debug)]
 pub struct CmForge {
     /// The manager's latest messages.
@@ -45,8 +45,8 @@ impl CmForge {
         self.heard.push((ends, mad));
     }
 
-    /// Makes a message that may have a meaning, and the ends of a connection that it may belong to: one of `candidates`, of
-    /// which there is at least one, or of what was heard.
+    /// Returns a plausible message, and the ends of the connection that it belongs to: one of `candidates`, which must
+    /// not be empty, or those of a message that the manager sent.
     pub fn message(&self, choices: &mut Choices<'_>, candidates: &[Ends]) -> (Ends, Mad) {
         let ends = choices.pick(candidates);
         // What was said last is worth most.

@@ -1,16 +1,15 @@
-//! Connection managers in a fabric that fails: who connects, accepts, refuses, forgets and ends, and what must come of
-//! it.
+//! Connection managers over a fabric with faults.
 //!
-//! Each node is a [`Manager`] and an application that is told what happens and does something about it, at once, later
-//! or never. Established connections carry pings, as queue pairs would, so that a side whose peer is gone notices.
-//! Every run checks that
+//! Each node has a [`Manager`] and an application, which reacts to the manager's events immediately, later or never:
+//! it connects, accepts, rejects, abandons and disconnects. Established connections exchange pings in place of queue
+//! pairs' packets, so that a side notices that its peer has disappeared. Every run checks that
 //!
-//! - each call ends by its deadline, with exactly one outcome, and each connection that stood ends;
-//! - what the queue pairs at both ends are told fits together;
-//! - an application is asked once for each request of a peer;
-//! - nobody is unreachable who could be reached, once the fabric has healed;
-//! - numbers rest until timewait is over;
-//! - tables keep their bounds, messages come to an end, and nothing is left of anything.
+//! - each call ends by its deadline with exactly one outcome, and each established connection ends;
+//! - the parameters of both ends' queue pairs match;
+//! - the manager reports each connection request to the application once;
+//! - after the fabric recovers, no reachable peer is reported as unreachable;
+//! - queue pair numbers aren't reused before time-wait ends;
+//! - tables stay within their bounds, retransmissions end, and no state remains at the end.
 
 mod application;
 mod attack;
@@ -36,30 +35,30 @@ pub use forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
 use packet::Content;
 use register::Register;
 
-/// What a run of connection managers was.
+/// The result of a run of connection managers.
 #[derive(Clone, Debug)]
 pub struct CmOutcome {
-    /// Its seed.
+    /// The seed.
     pub seed: u64,
-    /// Calls: connections and datagram queue pairs asked for.
+    /// The number of calls: requested connections and datagram queue pairs.
     pub calls: u64,
-    /// Connections that both sides had.
+    /// The number of connections that both sides established.
     pub established: u64,
-    /// Packets sent: messages and pings.
+    /// The number of sent packets: messages and pings.
     pub packets: u64,
-    /// Faults injected.
+    /// The injected faults.
     pub faults: FaultCounts,
-    /// How much virtual time it took.
+    /// The virtual time at the end of the run.
     pub time: Time,
-    /// A number that follows from every packet and its time: the same for the same seed.
+    /// A hash of all packets and their times. It depends on the seed only.
     pub digest: u64,
-    /// What went wrong first.
+    /// The first violation that a check found.
     pub violation: Option<String>,
-    /// What happened, if that was to be remembered.
+    /// The trace, if requested.
     pub trace: Vec<String>,
 }
 
-/// Runs the connection managers of a seed. `trace` says whether to remember what happens.
+/// Runs the connection managers of a seed, and records a trace if `trace` is set.
 pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     let mut world = World::new(seed, trace);
     world.run();
@@ -76,7 +75,7 @@ pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     }
 }
 
-/// A manager, and who uses it.
+/// A connection manager and its application.
 struct Node {
     address: IpAddr,
     manager: Manager,
@@ -88,7 +87,7 @@ struct World {
     now: Time,
     nodes: Vec<Node>,
     fabric: Fabric,
-    /// What applications will do: who, and what.
+    /// The planned tasks of applications, by node.
     schedule: Schedule<(usize, Task)>,
     register: Register,
     rules: Rules,
@@ -217,7 +216,7 @@ impl World {
                 return;
             }
             if step == MOST_STEPS {
-                return self.register.violate(self.now, "it does not come to an end");
+                return self.register.violate(self.now, "the run does not end");
             }
             let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
             let Some(next) = [self.schedule.next(), timers, self.fabric.next()].into_iter().flatten().min()
@@ -281,7 +280,7 @@ impl World {
                 }
                 while let Some(event) = self.nodes[node].manager.poll_event() {
                     quiet = false;
-                    self.note(|| format!("node {node} is told {event:?}"));
+                    self.note(|| format!("node {node} event {event:?}"));
                     self.act(node, |application, desk| application.hear(desk, event));
                 }
                 let resource_counts = self.nodes[node].manager.resource_counts();

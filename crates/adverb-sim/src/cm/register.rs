@@ -80,7 +80,7 @@ impl Register {
         let call = self.calls.entry(token).or_default();
         let part = Part { since: now, deadline, outcome: None };
         if call.parts.insert(role, part).is_some_and(|before| before.outcome.is_none()) {
-            self.violate(now, format!("{role:?} began twice"));
+            self.violate(now, format!("{role:?} started twice"));
         }
     }
 
@@ -92,7 +92,7 @@ impl Register {
     /// An application is asked. Once is enough, until even the memory of it may be gone.
     pub(super) fn request(&mut self, now: Time, token: u64, node: usize) {
         let Some(call) = self.calls.get_mut(&token) else {
-            return self.violate(now, "a request that nobody made");
+            return self.violate(now, "connection request that no application made");
         };
         let again = call.asked.is_some_and(|(before, until)| before != node || now < until);
         if call.asked.is_some() {
@@ -101,7 +101,7 @@ impl Register {
         }
         call.asked = Some((node, Time::MAX));
         if again {
-            self.violate(now, "the application was asked twice");
+            self.violate(now, "a connection request was reported twice");
         }
     }
 
@@ -123,13 +123,15 @@ impl Register {
         if role == Role::Server && outcome != Outcome::Established {
             self.remembered_until(token, now + self.rules.timewait);
         }
-        let Some(call) = self.calls.get_mut(&token) else { return self.violate(now, "the end of nothing") };
+        let Some(call) = self.calls.get_mut(&token) else {
+            return self.violate(now, "outcome of an unknown call");
+        };
         if outcome == Outcome::Dropped || matches!(outcome, Outcome::Rejected(_)) {
             call.slow = true;
         }
         let slow = call.slow;
         let Some(part) = call.parts.get_mut(&role) else {
-            return self.violate(now, format!("{role:?} never began"));
+            return self.violate(now, format!("{role:?} never started"));
         };
         if let Some(before) = part.outcome.replace(outcome) {
             return self.violate(now, format!("{role:?} has two outcomes: {before:?}, {outcome:?}"));
@@ -141,7 +143,12 @@ impl Register {
         // Intervals grow to eight times the first, and there are three messages to be carried.
         let healthy = deadline - since.max(self.rules.heal_at);
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
-            self.violate(now, format!("{role:?} is unreachable in a fabric that is well since {healthy:?}"));
+            self.violate(
+                now,
+                format!(
+                    "{role:?} is reported unreachable, but the fabric has had no faults since {healthy:?}"
+                ),
+            );
         }
     }
 
@@ -160,7 +167,7 @@ impl Register {
         let paths = a.ready_to_receive.path.local() == b.ready_to_receive.path.remote()
             && a.ready_to_receive.path.remote() == b.ready_to_receive.path.local();
         if !(fits && numbers && paths && a.ready_to_receive.path_mtu == b.ready_to_receive.path_mtu) {
-            let what = format!("the two sides don't fit together: {a:?} and {b:?}");
+            let what = format!("the parameters of the two sides do not match: {a:?} and {b:?}");
             self.violate(now, what);
         }
     }
@@ -176,7 +183,7 @@ impl Register {
             || resource_counts.connections > 200
             || resource_counts.queries > 200
         {
-            self.violate(now, format!("a manager holds too much: {resource_counts:?}"));
+            self.violate(now, format!("a manager exceeds its bounds: {resource_counts:?}"));
         }
     }
 
@@ -186,10 +193,10 @@ impl Register {
             connections, half_open, index_entries, queries, timers, events, datagrams, ..
         } = manager.resource_counts();
         if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
-            self.violate(now, format!("something is left: {:?}", manager.resource_counts()));
+            self.violate(now, format!("resources remain at the end: {:?}", manager.resource_counts()));
         }
         if !application.is_idle() {
-            self.violate(now, "a connection is never told to be over");
+            self.violate(now, "the end of a connection is never reported");
         }
     }
 

@@ -1,23 +1,23 @@
-//! What an attacker decides by: a seed, or the bytes that a fuzzer gives.
+//! The source of an attacker's decisions: a seed, or the bytes of a fuzzer.
 
 use crate::Random;
 
-/// Where decisions come from.
+/// A source of decisions.
 #[derive(Debug)]
 pub enum Choices<'a> {
-    /// From a seed, without end.
+    /// A generator, which never ends.
     Seed(Random),
-    /// From these bytes, until there are no more.
+    /// Bytes, which end.
     Bytes(&'a [u8]),
 }
 
 impl Choices<'_> {
-    /// Whether there are more decisions to come.
+    /// Whether there are more decisions.
     pub fn has_more(&self) -> bool {
         !matches!(self, Choices::Bytes([]))
     }
 
-    /// A number below `end`, which isn't 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         match self {
             Choices::Seed(random) => random.below(end),
@@ -31,7 +31,7 @@ impl Choices<'_> {
         }
     }
 
-    /// Any number of so many bits.
+    /// Returns a number of `count` bits.
     pub fn bits(&mut self, count: u32) -> u64 {
         match self {
             Choices::Seed(random) => random.u64() >> (64 - count),
@@ -39,12 +39,12 @@ impl Choices<'_> {
         }
     }
 
-    /// Whether a thing happens that happens once in so many times.
+    /// Returns `true` once in `times` calls on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == times - 1
     }
 
-    /// One of these.
+    /// Returns an element of `of`.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }

@@ -1,4 +1,4 @@
-//! Packets as an attacker makes them.
+//! An attacker's packets.
 
 use std::collections::VecDeque;
 
@@ -10,17 +10,17 @@ use adverb_wire::{
 
 use super::choices::Choices;
 
-/// A packet, as it is delivered.
+/// A forged packet, in the form in which it is delivered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ForgedPacket {
-    /// As bytes.
+    /// The bytes of the packet.
     Bytes(Vec<u8>),
-    /// As a header, and a payload that lies elsewhere.
+    /// The header and a separate payload.
     Parts(Header, Vec<u8>),
 }
 
 impl ForgedPacket {
-    /// Returns the packet as bytes with a right ICRC, or `None` if no packet can have such parts.
+    /// Returns the packet as bytes with a correct ICRC, or `None` if no packet can have these parts.
     pub fn into_bytes(self, flow: &Flow) -> Option<Vec<u8>> {
         match self {
             ForgedPacket::Bytes(bytes) => Some(bytes),
@@ -60,7 +60,7 @@ enum Wanted {
     Word,
 }
 
-/// The state of a conversation with a queue pair, as its attacker believes.
+/// The attacker's view of its conversation with a queue pair.
 #[derive(Clone, Debug, Default)]
 pub struct ConversationState {
     message: Message,
@@ -84,54 +84,56 @@ impl ConversationState {
         self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
     }
 
-    /// Takes back what [`Forge::packet`] assumed of its last request, which the queue pair didn't execute.
+    /// Restores the message in flight from `before`, because the queue pair didn't execute the last request of
+    /// [`Forge::packet`].
     pub fn restore_message(&mut self, before: &ConversationState) {
         self.message = before.message;
     }
 
-    /// Forgets the message in flight: the queue pair began anew.
+    /// Discards the message in flight, because the queue pair was reset.
     pub fn forget_message(&mut self) {
         self.message = Message::None;
     }
 }
 
-/// A range of memory that a packet can name.
+/// A range of memory that a packet can refer to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRange {
     /// The first address.
     pub addr: u64,
-    /// The number of bytes, at least 1.
+    /// The length in bytes, at least 1.
     pub length: u64,
-    /// The key.
+    /// The remote key.
     pub rkey: u32,
 }
 
-/// What an attacker knows of the queue pair that it aims at.
+/// An attacker's knowledge of its target queue pair.
 #[derive(Debug)]
 pub struct TargetInfo<'t> {
     /// The queue pair's number.
     pub qpn: Qpn,
-    /// The number that the queue pair sends to.
+    /// The queue pair number to which the target sends.
     pub peer: Qpn,
     /// The queue pair's transport.
     pub transport: Transport,
-    /// The payload of the longest packet.
+    /// The maximum payload of a packet.
     pub mtu: u32,
-    /// The queue key.
+    /// The Q_Key.
     pub qkey: u32,
     /// The PSN that the queue pair expects next.
     pub expected: Psn,
     /// The PSN that the queue pair sends next.
     pub next: Psn,
-    /// Memory that the queue pair may reach.
+    /// Memory that the queue pair can access.
     pub memory: Option<MemoryRange>,
-    /// The addresses that the packet is sent between.
+    /// The source and destination of the packet.
     pub flow: Flow,
     /// The state of the conversation.
     pub conversation: &'t mut ConversationState,
 }
 
-/// Makes packets for one queue pair: a pure function of the choices, the earlier packets and the aim.
+/// A generator of packets for one queue pair. Its output depends only on the choices, the earlier packets and the
+/// target.
 #[derive(Debug)]
 pub struct Forge<'c, 'b, 't> {
     /// The source of decisions.
@@ -143,7 +145,7 @@ pub struct Forge<'c, 'b, 't> {
 }
 
 impl Forge<'_, '_, '_> {
-    /// Makes a packet: mostly one that could be right, else any, a replay, a mutation or noise.
+    /// Returns a packet: usually a plausible one, otherwise an arbitrary one, a replay, a mutation or noise.
     pub fn packet(&mut self) -> ForgedPacket {
         match self.choices.below(33) {
             0..17 => self.plausible_request(),

@@ -139,23 +139,25 @@ impl Guard {
 
     fn check(&self, span: Span, done: &[Act]) -> Result<(), Fault> {
         let wrong = match self.areas.get(span.backing.0 as usize) {
-            None => "there is no such region",
+            None => "the memory region does not exist",
             Some(area) => {
                 let end = span.offset.checked_add(u64::from(span.length));
                 match self.warrant {
-                    None => "the packet can't do that at all",
+                    None => "no packet permits access",
                     Some(warrant) if !done.iter().any(|act| same_kind(*act, warrant.act)) => {
-                        "the packet can't do that"
+                        "the packet does not permit this access"
                     }
-                    Some(_) if !area.valid => "the region is gone or invalid",
-                    Some(warrant) if area.pd != warrant.pd => "the region is of another domain",
+                    Some(_) if !area.valid => "the memory region is deregistered or invalidated",
+                    Some(warrant) if area.pd != warrant.pd => {
+                        "the memory region belongs to another protection domain"
+                    }
                     Some(_) if end.is_none_or(|end| end > area.registration.length) => "out of bounds",
                     Some(Warrant { access, act, .. }) => {
                         let (need, of_both) = act.need();
                         if !area.registration.access.contains(need) {
-                            "the region hasn't the right"
+                            "the memory region does not have the access right"
                         } else if of_both && !access.contains(need) {
-                            "the queue pair hasn't the right"
+                            "the queue pair does not have the access right"
                         } else {
                             return if self.broken { Err(Fault) } else { Ok(()) };
                         }
@@ -163,7 +165,7 @@ impl Guard {
                 }
             }
         };
-        let what = format!("{span:?} touched under {:?}: {wrong}", self.warrant);
+        let what = format!("access to {span:?} under {:?}: {wrong}", self.warrant);
         self.breach.borrow_mut().get_or_insert(what);
         Err(Fault)
     }
@@ -177,7 +179,7 @@ impl Guard {
     fn word(&mut self, span: Span, done: Act) -> Result<&mut [u8; 8], Fault> {
         self.check(span, &[done])?;
         if span.length != 8 {
-            self.breach.borrow_mut().get_or_insert(format!("{span:?} isn't a word"));
+            self.breach.borrow_mut().get_or_insert(format!("{span:?} is not 8 bytes long"));
         }
         self.bytes(span).first_chunk_mut().ok_or(Fault)
     }
@@ -191,7 +193,7 @@ impl Memory for Guard {
     fn write(&mut self, span: Span, bytes: &[u8]) -> Result<(), Fault> {
         self.check(span, &[Act::Scatter, Act::Write])?;
         if span.length as usize != bytes.len() {
-            self.breach.borrow_mut().get_or_insert(format!("{span:?} isn't as long as its bytes"));
+            self.breach.borrow_mut().get_or_insert(format!("{span:?} and its bytes have different lengths"));
             return Err(Fault);
         }
         self.bytes(span).copy_from_slice(bytes);

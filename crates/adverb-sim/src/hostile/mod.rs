@@ -1,9 +1,8 @@
-//! A peer that sends whatever it likes: forged, truncated, replayed and mutated packets, in every state of a queue
-//! pair, while its owner posts, polls, waits, changes states and takes memory away.
+//! A hostile peer: it sends forged, truncated, replayed and mutated packets in every state of a queue pair, while the
+//! queue pair's owner posts, polls, waits, changes states and deregisters memory.
 //!
-//! An attack ends with an error if the engine touches memory that the packet under way gives it no right to, gives
-//! requests back twice or out of order, keeps what it should forget, or grows beyond what its queues allow. (That it
-//! panics is for whoever runs it to notice.)
+//! An attack fails if the engine accesses memory without a right from the current packet, completes requests twice or
+//! out of order, leaks state, or exceeds the bounds of its queues. The caller must catch panics.
 
 pub(crate) mod choices;
 pub(crate) mod forge;
@@ -25,7 +24,7 @@ use forge::{ConversationState, Forge, ForgedPacket, MemoryRange, TargetInfo};
 use guard::{Act, Area, Guard, Warrant};
 pub use report::AttackReport;
 
-/// Attacks a device with so many packets. The same seed makes the same attack.
+/// Attacks a device with `packets` packets. The seed determines the attack.
 ///
 /// ```
 /// let report = adverb_sim::attack(7, 2000).unwrap();
@@ -34,16 +33,16 @@ pub use report::AttackReport;
 ///
 /// # Errors
 ///
-/// If the device did what it must not.
+/// Returns a description of the violation if the device misbehaves.
 pub fn attack(seed: u64, packets: u64) -> Result<AttackReport, String> {
     Attack::new(Choices::Seed(Random::new(seed ^ 0x686f_7374_696c_6500))).run(packets)
 }
 
-/// Attacks a device as these bytes say: for fuzzers.
+/// Attacks a device with decisions from `bytes`, for fuzzers.
 ///
 /// # Errors
 ///
-/// If the device did what it must not.
+/// Returns a description of the violation if the device misbehaves.
 pub fn attack_from_bytes(bytes: &[u8]) -> Result<AttackReport, String> {
     Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
 }
@@ -303,7 +302,7 @@ impl<'a> Attack<'a> {
                 let Some(target) = self.targets.iter_mut().find(|target| target.id == id) else { continue };
                 if number <= target.returned[queue] || number > target.posted[queue] {
                     let last = target.returned[queue];
-                    return Err(format!("request {number} of queue {queue} came back after {last}"));
+                    return Err(format!("request {number} of queue {queue} completed after {last}"));
                 }
                 target.returned[queue] = number;
             }
@@ -329,11 +328,11 @@ impl<'a> Attack<'a> {
             && resource_counts.events == 0;
         if !right {
             return Err(format!(
-                "{queue_pairs} queue pairs and {regions} regions, but the device has {resource_counts}"
+                "expected {queue_pairs} queue pairs and {regions} regions, but the device has {resource_counts}"
             ));
         }
         for target in &self.targets {
-            let status = self.device.query_qp(target.qpn).ok_or("a queue pair is gone")?;
+            let status = self.device.query_qp(target.qpn).ok_or("a queue pair does not exist")?;
             if status.send_queue.max(status.recv_queue) > target.max_wr as usize {
                 return Err(format!("{status:?} has more than {} requests", target.max_wr));
             }
@@ -359,7 +358,7 @@ impl<'a> Attack<'a> {
         let empty = self.pds.into_iter().all(|pd| self.device.destroy_domain(pd).is_ok())
             && self.cqs.into_iter().all(|cq| self.device.destroy_cq(cq));
         if resource_counts != ResourceCounts::default() || !empty {
-            return Err(format!("when all is destroyed, the device has {resource_counts}"));
+            return Err(format!("after destruction of all objects, the device has {resource_counts}"));
         }
         self.report.accepted = self.device.statistics().packets_received;
         self.report.dropped = self.device.statistics().packets_dropped;

@@ -1,38 +1,38 @@
-//! What attacks were.
+//! Statistics of attacks.
 
 use std::fmt;
 
-/// What attacks were, and what came of them.
+/// The statistics of one or more attacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct AttackReport {
-    /// Attacks, each on a device of its own.
+    /// The number of attacks, each on its own device.
     pub attacks: u64,
-    /// Packets sent at the devices.
+    /// The number of packets sent to the devices.
     pub packets: u64,
-    /// Those of them that aren't packets.
+    /// The number of these that couldn't be parsed.
     pub malformed: u64,
-    /// Those that came as far as a queue pair's own rules.
+    /// The number of these that reached a queue pair's checks.
     pub accepted: u64,
-    /// Those that were dropped, there or before.
+    /// The number of these that were dropped, by a queue pair or before.
     pub dropped: u64,
-    /// How many packets the queue pair was sent in each state: reset, init, ready to receive, ready to send, send
+    /// The number of packets sent to the queue pair in each state: reset, init, ready to receive, ready to send, send
     /// queue drained, send queue error, error.
     pub states: [u64; 7],
-    /// Packets that the devices sent.
+    /// The number of packets that the devices sent.
     pub sent: u64,
-    /// NAKs among them.
+    /// The number of NAKs among these.
     pub naks: u64,
-    /// Times that memory was touched, rightly.
+    /// The number of permitted memory accesses.
     pub memory_accesses: u64,
-    /// Completions.
+    /// The number of completions.
     pub completions: u64,
-    /// Keys that their owners invalidated.
+    /// The number of keys that their owners invalidated.
     pub invalidations: u64,
 }
 
 impl AttackReport {
-    /// Adds those of another attack.
+    /// Adds the statistics of another attack.
     pub fn add(&mut self, other: &AttackReport) {
         self.attacks += other.attacks;
         self.packets += other.packets;
@@ -65,7 +65,7 @@ impl fmt::Display for AttackReport {
         )?;
         write!(
             f,
-            "{sent} packets sent ({naks} NAKs), memory touched {memory_accesses} times, {} completions, {} keys invalidated",
+            "{sent} packets sent ({naks} NAKs), {memory_accesses} memory accesses, {} completions, {} keys invalidated",
             self.completions, self.invalidations
         )
     }

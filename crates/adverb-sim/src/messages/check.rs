@@ -24,7 +24,7 @@ impl MessageWorld {
             && left < limit as usize
         {
             self.violate(format!(
-                "dev {node}: {left} shared receives are left, and nobody was told of {limit}"
+                "dev {node}: {left} shared receives remain, but the limit event for {limit} is missing"
             ));
         }
     }
@@ -33,19 +33,19 @@ impl MessageWorld {
         match event {
             QueueEvent::SrqLimit(_) => match self.nodes[node].armed.take() {
                 Some(_) => {}
-                None => self.violate(format!("dev {node}: a limit was told that nobody had asked for")),
+                None => self.violate(format!("dev {node}: limit event without an armed limit")),
             },
             QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) | QueueEvent::Fatal(qpn) => {
                 let Some(endpoint) = self.nodes[node].endpoints.get(&qpn).copied() else { return };
                 if self.endpoints[endpoint].transport != Transport::Rc {
-                    return self.violate(format!("endpoint {endpoint}: {event:?} without a reason"));
+                    return self.violate(format!("endpoint {endpoint}: {event:?} without a cause"));
                 }
                 self.fail(endpoint);
             }
             QueueEvent::LastReceiveReached(qpn) => {
                 let endpoint = self.nodes[node].endpoints.get(&qpn).copied();
                 if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].shared) {
-                    self.violate(format!("dev {node}: {event:?} without a shared queue"));
+                    self.violate(format!("dev {node}: {event:?} without a shared receive queue"));
                 }
             }
             QueueEvent::CqOverflow(_) => self.violate(format!("dev {node}: a completion queue overflowed")),
@@ -69,7 +69,7 @@ impl MessageWorld {
     fn complete(&mut self, node: usize, completion: &Completion) {
         let outcome = completion.outcome.map_err(|failure| failure.status);
         let Some(endpoint) = self.nodes[node].endpoints.get(&completion.qpn).copied() else {
-            return self.violate(format!("a completion names queue pair {}", completion.qpn));
+            return self.violate(format!("completion of the unknown queue pair {}", completion.qpn));
         };
         let result = if completion.wr_id & RECEIVE != 0 {
             let number = (completion.wr_id & !RECEIVE) as usize;
@@ -93,7 +93,7 @@ impl MessageWorld {
     fn sent(&mut self, index: usize, number: usize, outcome: Result<Success, Status>) -> Result<(), String> {
         let message = self.messages.get_mut(number).ok_or("was never posted")?;
         if message.from != index || message.outcome.is_some() {
-            return Err("completed again, or elsewhere".to_owned());
+            return Err("completed twice, or on the wrong endpoint".to_owned());
         }
         message.outcome = Some(outcome.map_or_else(|status| status, |_| Status::Success));
         let current = message.epoch == self.endpoints[index].epoch;
@@ -108,10 +108,10 @@ impl MessageWorld {
         match outcome {
             Ok(_) => {
                 if reliable && message.forbidden {
-                    return Err("succeeded, but must be refused".to_owned());
+                    return Err("succeeded, but must fail".to_owned());
                 }
                 if reliable && message.consumes_receive() && message.delivered != 1 {
-                    return Err("succeeded before it arrived".to_owned());
+                    return Err("succeeded before the message arrived".to_owned());
                 }
                 if reliable {
                     self.check_target(message, true)?;
@@ -132,7 +132,7 @@ impl MessageWorld {
                 if current {
                     self.fail(index);
                 }
-                if excused { Ok(()) } else { Err(format!("failed without a reason: {status}")) }
+                if excused { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
             }
         }
     }
@@ -163,14 +163,14 @@ impl MessageWorld {
     ) -> Result<(), String> {
         let slot = self.slots.get_mut(number).ok_or("was never posted")?;
         if slot.done || slot.node != node {
-            return Err("completed again, or elsewhere".to_owned());
+            return Err("completed twice, or on the wrong endpoint".to_owned());
         }
         slot.done = true;
         match slot.endpoint {
             Some(owner) => {
                 // Those of earlier epochs completed before their end, and are looked at only now.
                 if owner != index {
-                    return Err("is another endpoint's".to_owned());
+                    return Err("belongs to another endpoint".to_owned());
                 }
                 if self.endpoints[index].receives.pop_front() != Some(number) {
                     return Err("completed out of order".to_owned());
@@ -181,14 +181,14 @@ impl MessageWorld {
             }
             None => {
                 if !self.plan.endpoints[index].shared {
-                    return Err("isn't shared with this endpoint".to_owned());
+                    return Err("is not shared with this endpoint".to_owned());
                 }
                 // They are taken in order, and each queue pair has one in use at most.
                 self.nodes[node].shared.remove(&number);
                 let older = self.nodes[node].shared.range(..number).count();
                 let sharing = self.plan.endpoints.iter().filter(|s| s.device == node && s.shared).count();
                 if older > 2 * sharing {
-                    return Err(format!("was used before {older} older ones"));
+                    return Err(format!("was used before {older} older receives"));
                 }
                 let at = self.now + self.plan.endpoints[index].recv_delay;
                 self.plan_task(at, Task::ReceiveShared { node });
@@ -212,17 +212,17 @@ impl MessageWorld {
                 let head = bytes.get(start..start + 8).and_then(|head| head.first_chunk::<8>());
                 (head.map_or(usize::MAX, |head| u64::from_le_bytes(*head) as usize), immediate)
             }
-            other => return Err(format!("says {other:?}")),
+            other => return Err(format!("has the operation {other:?}")),
         };
-        let found = self.messages.get(message).ok_or("holds what nobody wrote")?;
+        let found = self.messages.get(message).ok_or("contains an unknown message")?;
         let Message { from, to, epoch, forbidden, source_qpn, operation, .. } = *found;
         let for_us = to == To::Endpoint(index) || (to == To::Group && datagram);
         if forbidden || !for_us {
-            return Err(format!("holds message {message}, which isn't for it"));
+            return Err(format!("contains message {message} for another endpoint"));
         }
         if success.length as usize != start + found.bytes.len() {
             return Err(format!(
-                "{} bytes came of message {message} with {}",
+                "received {} bytes of message {message} with {} bytes",
                 success.length,
                 found.bytes.len()
             ));
@@ -236,7 +236,7 @@ impl MessageWorld {
             _ => received(None, None, datagram.then_some(source_qpn)),
         };
         if success.operation != expected {
-            return Err(format!("{:?} came, and {expected:?} was sent ({immediate:?})", success.operation));
+            return Err(format!("received {:?}, expected {expected:?} ({immediate:?})", success.operation));
         }
         if let SendOperation::WriteWithImm(..) = operation {
             self.check_target(found, true)?;
@@ -257,7 +257,7 @@ impl MessageWorld {
             (true, _) => 1 + copies,
         };
         if found.delivered > most {
-            return Err(format!("message {message} came again"));
+            return Err(format!("message {message} arrived twice"));
         }
         if datagram {
             self.nodes[node].datagrams += 1;
@@ -277,9 +277,9 @@ impl MessageWorld {
     fn arrive(&mut self, index: usize, from: usize, message: usize) -> Result<(), String> {
         let Endpoint { outbox, arrived, delivered, transport, .. } = &mut self.endpoints[from];
         let place = outbox[*arrived..].iter().position(|other| *other == message);
-        let place = place.ok_or_else(|| format!("message {message} came out of order at {index}"))?;
+        let place = place.ok_or_else(|| format!("message {message} arrived out of order at {index}"))?;
         if place > 0 && *transport == Transport::Rc {
-            return Err(format!("message {message} came, and {place} before it didn't"));
+            return Err(format!("message {message} arrived, but {place} earlier messages did not"));
         }
         *arrived += place + 1;
         *delivered += 1;
@@ -289,11 +289,11 @@ impl MessageWorld {
     /// The header of the IP packet that a datagram came in.
     fn check_route(&self, node: usize, from: usize, to: To, bytes: &[u8]) -> Result<(), String> {
         let grh = bytes.first_chunk::<GRH_LEN>().ok_or("has no room for a route header")?;
-        let ip = IpHeader::from_grh(grh).ok_or("has no route header")?;
+        let ip = IpHeader::from_grh(grh).ok_or("has no global route header")?;
         let destination = if to == To::Group { self.group() } else { self.nodes[node].address };
         let source = self.nodes[self.endpoints[from].node].address;
         if (ip.source(), ip.destination()) != (source, destination) {
-            return Err(format!("came from {} to {}, says its route header", ip.source(), ip.destination()));
+            return Err(format!("has a wrong route header: from {} to {}", ip.source(), ip.destination()));
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl MessageWorld {
                 None => *byte == initial[index],
             };
             if !right {
-                return Err(format!("byte {index} of its target is {byte:#04x}"));
+                return Err(format!("byte {index} of the target is {byte:#04x}"));
             }
         }
         Ok(())
@@ -368,7 +368,9 @@ impl MessageWorld {
             if window.phase == Phase::Free
                 && window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found)
             {
-                return Err(format!("endpoint {index}: memory was written after its window was invalidated"));
+                return Err(format!(
+                    "endpoint {index}: memory was written after the invalidation of its window"
+                ));
             }
             let mut allowed = vec![None::<Vec<u8>>; found.len()];
             for message in window.writers.iter().map(|number| &self.messages[*number]) {
@@ -385,7 +387,7 @@ impl MessageWorld {
             });
             if let Some(at) = wrong {
                 return Err(format!(
-                    "endpoint {index}: byte {at} at its window was written by nobody who may"
+                    "endpoint {index}: byte {at} of the window's memory was written without permission"
                 ));
             }
         }
@@ -399,7 +401,7 @@ impl MessageWorld {
             let accounted = node.datagrams + watch.datagrams_dropped + watch.wrong_keys;
             if watch.datagrams_in != accounted || stats.qkey_violations != watch.wrong_keys {
                 return Err(format!(
-                    "dev {index}: {} datagrams came, and {} + {} + {} are accounted for",
+                    "dev {index}: {} datagrams arrived, but {} + {} + {} are counted",
                     watch.datagrams_in, node.datagrams, watch.datagrams_dropped, watch.wrong_keys
                 ));
             }
@@ -418,7 +420,7 @@ impl MessageWorld {
             }
             if lost > stats.packets_missing + stats.messages_dropped + behind {
                 return Err(format!(
-                    "dev {index}: {lost} messages are lost, and {} packets and {} messages are counted",
+                    "dev {index}: {lost} messages were lost, but {} packets and {} messages are counted",
                     stats.packets_missing, stats.messages_dropped
                 ));
             }
@@ -439,7 +441,7 @@ impl MessageWorld {
                 .sum();
             if node.shared.len() != waiting + in_use {
                 return Err(format!(
-                    "dev {index}: of {} shared receives {waiting} wait and {in_use} are in use",
+                    "dev {index}: of {} shared receives, {waiting} are posted and {in_use} are in use",
                     node.shared.len()
                 ));
             }
@@ -453,7 +455,7 @@ impl MessageWorld {
             let Endpoint { node, qpn, .. } = self.endpoints[index];
             let device = &mut self.nodes[node].device;
             if !device.destroy_qp(qpn) {
-                return Err(format!("endpoint {index}: its queue pair is gone"));
+                return Err(format!("endpoint {index}: the queue pair does not exist"));
             }
             if let Some(window) = self.endpoints[index].window.take() {
                 device.destroy_window(window.key).map_err(|error| format!("endpoint {index}: {error}"))?;

@@ -143,7 +143,7 @@ impl MessageWorld {
             for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(sending)] {
                 let modified = self.nodes[node].device.modify_qp(self.now, qpn, &transition);
                 if let Err(error) = modified {
-                    return self.violate(format!("endpoint {here} can't be connected: {error}"));
+                    return self.violate(format!("endpoint {here} cannot connect: {error}"));
                 }
             }
             if transport == Transport::Ud {
@@ -179,7 +179,7 @@ impl MessageWorld {
                 self.note(|| format!("dev {node} destroys qp {qpn}"));
                 self.make_qp(here);
             } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
-                return self.violate(format!("endpoint {here} can't be reset"));
+                return self.violate(format!("endpoint {here} cannot be reset"));
             }
             let endpoint = &mut self.endpoints[here];
             endpoint.epoch += 1;
@@ -330,7 +330,9 @@ impl MessageWorld {
         // Nothing was written since it was closed.
         let found = self.nodes[node].memory.bytes(window.backing);
         if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
-            self.violate(format!("endpoint {index}: memory was written after its window was invalidated"));
+            self.violate(format!(
+                "endpoint {index}: memory was written after the invalidation of its window"
+            ));
             return false;
         }
         let rkey = window.key & !0xff | window.key.wrapping_add(1) & 0xff;
@@ -442,7 +444,7 @@ impl MessageWorld {
             // Tried again when something completes.
             Err(PostError::QueueFull) => return false,
             Err(error) => {
-                self.violate(format!("endpoint {index} can't post {operation:?}: {error}"));
+                self.violate(format!("endpoint {index} cannot post {operation:?}: {error}"));
                 return false;
             }
         }
@@ -497,7 +499,7 @@ impl MessageWorld {
         let segments = self.slot(node, Some(index));
         let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
-            return self.violate(format!("endpoint {index} can't post a receive: {error}"));
+            return self.violate(format!("endpoint {index} cannot post a receive: {error}"));
         }
         self.endpoints[index].receives.push_back(number);
         self.plan_pump(node);
@@ -510,7 +512,7 @@ impl MessageWorld {
         let srq = self.nodes[node].srq;
         let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_srq_recv(self.now, srq, &request) {
-            return self.violate(format!("dev {node} can't post a shared receive: {error}"));
+            return self.violate(format!("dev {node} cannot post a shared receive: {error}"));
         }
         self.nodes[node].shared.insert(number);
     }

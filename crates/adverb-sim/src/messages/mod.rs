@@ -1,9 +1,9 @@
-//! MessagePlan: messages of all transports that say who wrote them, so that whoever gets one can tell whether it is whole.
+//! Messages of all transports that identify their sender and content, so that a receiver can check them.
 //!
-//! Queue pairs for reliable and unreliable connections and for datagrams share devices, some of them also receives. Each
-//! message arrives whole or not at all, in order on a connection and all of them on a reliable one; where one is lost,
-//! that is counted. Windows are bound, used, misused and invalidated meanwhile, and queue pairs are ended and connected
-//! anew.
+//! Queue pairs for reliable and unreliable connections and for datagrams share devices; some also share a receive
+//! queue. The checks: each message arrives complete or not at all; messages arrive in order on a connection, and all
+//! arrive on a reliable one; each loss is counted. Meanwhile, the endpoints bind, use, misuse and invalidate memory
+//! windows, and destroy, recreate and reconnect queue pairs.
 
 mod check;
 mod endpoint;
@@ -14,7 +14,7 @@ pub use plan::{EndpointPlan, MessageAction, MessagePlan, MessageStep};
 
 use crate::world::Outcome;
 
-/// Runs messages, and adds what came of it to the outcome of a run.
+/// Runs the messages of a plan, and adds the result to the outcome of a run.
 pub(crate) fn run(messages: &MessagePlan, trace: bool, outcome: &mut Outcome) {
     let mut world = world::MessageWorld::new(messages.clone(), trace);
     world.run();

@@ -1,4 +1,4 @@
-//! What happens in a run of messages, as plain data that follows from a seed and can be made smaller.
+//! Message plans: plain data that a seed determines and that can be shrunk.
 
 use std::time::Duration;
 
@@ -8,102 +8,102 @@ use adverb_proto::types::{PathMtu, Transport};
 use crate::Random;
 use crate::fabric::Faults;
 
-/// Queue pairs of all transports that write to each other, over a fabric that fails.
+/// Queue pairs of all transports that exchange messages over a fabric with faults.
 #[derive(Clone, Debug)]
 pub struct MessagePlan {
-    /// Where all randomness of the run comes from.
+    /// The seed of all randomness in the run.
     pub seed: u64,
-    /// How many devices there are.
+    /// The number of devices.
     pub devices: usize,
-    /// Whether their addresses are IPv6.
+    /// Whether the devices have IPv6 addresses.
     pub v6: bool,
     /// The queue pairs.
     pub endpoints: Vec<EndpointPlan>,
-    /// How the fabric fails.
+    /// The faults of the fabric.
     pub faults: Faults,
-    /// When it stops failing.
+    /// The time at which the faults end.
     pub heal_at: Time,
-    /// How long a packet takes.
+    /// The latency of a packet.
     pub latency: Duration,
-    /// The code of the acknowledge timeout.
+    /// The code of the ACK timeout.
     pub timeout: u8,
 }
 
-/// A queue pair and what it does.
+/// A queue pair and its actions.
 #[derive(Clone, Debug)]
 pub struct EndpointPlan {
-    /// Its device.
+    /// The device.
     pub device: usize,
-    /// Its transport.
+    /// The transport.
     pub transport: Transport,
-    /// The endpoint that it is connected to, unless it is for datagrams.
+    /// The connected endpoint; `None` for datagrams.
     pub peer: Option<usize>,
-    /// Whether its receives come from the device's shared queue.
+    /// Whether the queue pair uses the device's shared receive queue.
     pub shared: bool,
-    /// The payload of one packet of a connection.
+    /// The path MTU of a connection.
     pub mtu: PathMtu,
-    /// What it does, in order.
+    /// The steps, in order.
     pub steps: Vec<MessageStep>,
-    /// How many receives it keeps posted, if they are its own.
+    /// The number of receives to keep posted, without a shared receive queue.
     pub recv_depth: usize,
-    /// How long it takes to post another.
+    /// The delay before another receive is posted.
     pub recv_delay: Duration,
 }
 
-/// Something that a endpoint does.
+/// An action of an endpoint, and the pause after it.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageStep {
-    /// How long to wait afterwards.
+    /// The pause after the action.
     pub pause: Duration,
-    /// What to do.
+    /// The action.
     pub action: MessageAction,
-    /// Where all randomness of this step comes from.
+    /// The seed of all randomness in this step.
     pub seed: u64,
-    /// How long the message is.
+    /// The length of the message in bytes.
     pub length: u32,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageAction {
-    /// A SEND: to the peer, or to some datagram endpoint.
+    /// A SEND to the peer, or to a datagram endpoint.
     Send,
     /// A SEND with immediate data.
     SendWithImm,
-    /// A WRITE to memory of its own.
+    /// A WRITE to memory reserved for this message.
     Write,
     /// A WRITE with immediate data.
     WriteWithImm,
-    /// A datagram to the group.
+    /// A datagram to the multicast group.
     Multicast,
-    /// A datagram with a wrong queue key.
+    /// A datagram with a wrong Q_Key.
     WrongQkey,
-    /// A datagram to a queue pair that isn't there.
+    /// A datagram to a queue pair that doesn't exist.
     UnknownQp,
-    /// Binds the endpoint's window.
+    /// A binding of the endpoint's memory window.
     Bind,
-    /// Invalidates it.
+    /// An invalidation of the endpoint's memory window.
     Invalidate,
     /// A SEND that invalidates the peer's window.
     SendInvalidate,
     /// A WRITE through the peer's window.
     WriteThroughWindow,
-    /// A WRITE that ends one byte behind the peer's window.
+    /// A WRITE that ends one byte beyond the peer's window.
     WriteBeyondWindow,
     /// A WRITE with the key of an earlier binding.
     StaleKey,
-    /// A WRITE through a window that was bound for another.
+    /// A WRITE through a window that is bound for another queue pair.
     ForeignKey,
-    /// Asks to be told when the device's shared queue is nearly empty.
+    /// Arming of the limit event of the device's shared receive queue.
     ArmSrqLimit,
-    /// Ends the queue pair and its peer's, and makes new ones.
+    /// Destruction and recreation of the queue pair and its peer.
     Recreate,
-    /// Resets the queue pair and its peer's, and connects them anew.
+    /// A reset and reconnection of the queue pair and its peer.
     Reset,
 }
 
 impl MessagePlan {
-    /// The messages of a seed.
+    /// Creates a random plan.
     pub(crate) fn random(random: &mut Random, faults: Faults, heal_at: Time, timeout: u8) -> MessagePlan {
         let devices = random.between(2, 3) as usize;
         let mut endpoints = Vec::new();
@@ -127,7 +127,7 @@ impl MessagePlan {
         MessagePlan { seed, devices, v6, endpoints, faults, heal_at, latency, timeout }
     }
 
-    /// How many requests there are at most.
+    /// Returns the maximum number of requests.
     pub fn requests(&self) -> usize {
         self.endpoints.iter().map(|endpoint| endpoint.steps.len()).sum()
     }
@@ -173,7 +173,7 @@ impl MessageStep {
             (Transport::Uc, 84..87) => A::WriteBeyondWindow,
             (Transport::Uc, 87..90) => A::StaleKey,
             (Transport::Uc, 90..93) => A::ForeignKey,
-            // These end a reliable connection, which is connected anew.
+            // These fail a reliable connection, which then reconnects.
             (Transport::Rc, 84) => A::WriteBeyondWindow,
             (Transport::Rc, 85) => A::StaleKey,
             (Transport::Rc, 86) => A::ForeignKey,
@@ -194,5 +194,5 @@ impl MessageStep {
     }
 }
 
-/// How many packets a message has at most.
+/// The maximum number of packets of a message.
 pub(super) const MOST_PACKETS: u64 = 4;

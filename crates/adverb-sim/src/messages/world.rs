@@ -271,7 +271,7 @@ impl MessageWorld {
             };
             self.now = next.max(self.now);
             if self.now > end {
-                return self.violate("the run doesn't come to an end".to_owned());
+                return self.violate("the run does not end".to_owned());
             }
             while let Some(packet) = self.fabric.receive(self.now) {
                 self.deliver(&packet);
@@ -341,7 +341,7 @@ impl MessageWorld {
         let came = device.sink().datagrams_in - before;
         // To all of a group or, if it was damaged, to nobody.
         if to_group && came != 0 && came != members {
-            self.violate(format!("a datagram came to {came} of {members} members of the group"));
+            self.violate(format!("a datagram reached {came} of {members} members of the group"));
         }
         self.plan_pump(packet.to);
     }
@@ -356,7 +356,7 @@ impl MessageWorld {
             let Some(transmit) = node.device.poll_transmit(self.now) else { break };
             let mut bytes = Vec::with_capacity(transmit.payload.len() + 64);
             if transmit.write_to(&node.memory, identification, &mut bytes).is_err() {
-                return self.violate("a packet's payload isn't in registered memory".to_owned());
+                return self.violate("the payload of a packet is not in registered memory".to_owned());
             }
             let (header, remote) = (transmit.header, transmit.path.remote());
             let (source_port, ecn_capable) = (transmit.path.source_port(), transmit.ecn_capable);
