@@ -1,4 +1,4 @@
-//! Those who use the devices: they post requests and receives, and do things to their queue pairs.
+//! The consumers of the devices: they post requests and receives, and modify their queue pairs.
 
 use adverb_proto::memory::RemoteInvalidate;
 use adverb_proto::types::{
@@ -11,7 +11,7 @@ use crate::model::{Change, Direction, Posted, Slot, gather};
 use crate::scenario::{Action, InvalidRequest, Step};
 use crate::world::{ConnectionState, Task, World};
 
-/// A request to be posted, and what the model makes of it.
+/// A request to be posted, and its expected result in the model.
 struct Draft {
     operation: SendOperation,
     segments: Vec<Segment>,
@@ -22,7 +22,7 @@ struct Draft {
 }
 
 impl World {
-    /// A side goes on with its program.
+    /// Continues the program of a side.
     pub(crate) fn go(&mut self, connection: usize, side: usize) {
         loop {
             let state = &self.connections[connection].sides[side];
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// Does one step, and says whether it is done.
+    /// Executes one step, and returns whether it is done.
     fn step(&mut self, connection: usize, side: usize, step: &Step) -> bool {
         let (node, qpn) = {
             let state = &self.connections[connection].sides[side];
@@ -80,7 +80,7 @@ impl World {
         true
     }
 
-    /// Posts a request. Full queues are tried again when something completes.
+    /// Posts a request. If the queue is full, the step is retried after a completion.
     fn post(&mut self, connection: usize, side: usize, step: &Step) -> bool {
         let (node, qpn) = {
             let state = &self.connections[connection].sides[side];
@@ -142,7 +142,7 @@ impl World {
         true
     }
 
-    /// Decides what a step posts.
+    /// Creates the request of a step.
     fn draft(&mut self, connection: usize, side: usize, step: &Step) -> Draft {
         let mut random = Random::new(step.seed);
         let random = &mut random;
@@ -331,7 +331,7 @@ impl World {
         key
     }
 
-    /// A side posts its next receive.
+    /// Posts a side's next receive.
     pub(crate) fn post_receive(&mut self, connection: usize, side: usize) {
         let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
         let state = &mut sides[side];
@@ -365,7 +365,7 @@ impl World {
         self.plan_pump(node);
     }
 
-    /// Memory is taken away while it may be in use.
+    /// Deregisters memory that may be in use.
     pub(crate) fn revoke(&mut self, connection: usize, side: usize) {
         let direction = &mut self.connections[connection].directions[side];
         let (node, key) = (direction.revocable.device, direction.revocable.key);
@@ -382,7 +382,7 @@ impl Direction {
         u64::from_ne_bytes(bytes.try_into().unwrap_or_default())
     }
 
-    /// What an operation leaves in the target.
+    /// The expected bytes in the target after an operation.
     fn effect(&self, operation: &SendOperation, offset: u32, payload: &[u8]) -> Vec<u8> {
         match operation {
             SendOperation::CompareSwap { compare, swap, .. } => {
@@ -397,7 +397,7 @@ impl Direction {
         }
     }
 
-    /// Something that must be refused, and how.
+    /// Creates an invalid request with its expected error status.
     fn violation(
         &self,
         violation: InvalidRequest,
@@ -465,14 +465,14 @@ impl Direction {
         }
     }
 
-    /// A place of its own for an answer, in up to three pieces.
+    /// A new range for a response, in up to three segments.
     fn land(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
         let start = self.landed;
         self.landed += length;
         split(random, start, length)
     }
 
-    /// Books a request that was posted.
+    /// Records a posted request.
     fn book(&mut self, draft: Draft, number: usize, mtu: u32, read_part: u32) {
         let mut posted = draft.posted;
         if let Some((bytes, (offset, _))) = draft.changed.zip(posted.change) {
@@ -502,7 +502,7 @@ impl Direction {
     }
 }
 
-/// A range in one to three pieces.
+/// Splits a range into one to three segments.
 fn split(random: &mut Random, start: u32, length: u32) -> Vec<(u32, u32)> {
     let mut cuts = [0, 0].map(|_| random.below(u64::from(length) + 1) as u32);
     cuts.sort_unstable();
@@ -515,7 +515,7 @@ fn split(random: &mut Random, start: u32, length: u32) -> Vec<(u32, u32)> {
     }
 }
 
-/// One to three pieces of an area, anywhere in it.
+/// Returns one to three random segments of an area.
 fn split_anywhere(random: &mut Random, area: u32, length: u32) -> Vec<(u32, u32)> {
     let pieces = split(random, 0, length);
     pieces

@@ -1,4 +1,4 @@
-//! Pieces of registered memory, and what their bytes were at first.
+//! Registered memory with its initial content.
 
 use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, RemoteAddress, Segment};
@@ -6,10 +6,10 @@ use adverb_proto::{Device, EventSink};
 
 use crate::Random;
 
-/// Bytes behind each region that nobody may touch.
+/// The length of the guard after each region, which must stay unchanged.
 pub(crate) const GUARD: usize = 64;
 
-/// A region and the bytes behind it.
+/// A memory region and its guard.
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
     pub(crate) device: usize,
@@ -17,11 +17,11 @@ pub(crate) struct Area {
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) length: u32,
-    /// The bytes at first, the guard among them.
+    /// The initial bytes, including the guard.
     pub(crate) initial: Vec<u8>,
 }
 
-/// What areas are made of.
+/// The device and memory for creating areas.
 pub(crate) struct Maker<'a, S> {
     pub(crate) index: usize,
     pub(crate) device: &'a mut Device<S>,

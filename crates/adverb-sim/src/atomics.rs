@@ -1,14 +1,14 @@
-//! Whether atomics on one word happened one after the other, each once.
+//! A check that atomics on one word are linearizable.
 
 use adverb_proto::Time;
 
-/// An atomic on a shared word, as its requester saw it.
+/// An atomic on a shared word, from the requester's view.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
     pub(crate) kind: Kind,
-    /// What the word was before, if the answer came; otherwise it may have been executed or not.
+    /// The original value from the response. Without a response, the atomic may or may not have been executed.
     pub(crate) old: Option<u64>,
-    /// When it was posted, and when it completed.
+    /// The times of posting and completion.
     pub(crate) start: Time,
     pub(crate) end: Time,
 }
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What the word becomes, if that differs.
+    /// The new value, if it differs.
     fn apply(self, value: u64) -> Option<u64> {
         match self {
             Kind::Add(add) => (add != 0).then(|| value.wrapping_add(add)),
@@ -76,7 +76,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     Ok(())
 }
 
-/// As far as a search for an order goes.
+/// The maximum number of steps of the search.
 const MOST_STEPS: u32 = 100_000;
 
 struct Search<'a> {

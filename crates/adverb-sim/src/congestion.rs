@@ -115,11 +115,11 @@ struct Run {
     now: Time,
     rate: u64,
     length: u32,
-    /// How many of the senders go on sending.
+    /// The number of active senders.
     active: usize,
     counts: Counts,
     packets: u64,
-    /// When a notification was last sent to each queue pair.
+    /// The time of the last congestion notification packet to each queue pair.
     notified: HashMap<Qpn, Time>,
     early_notification: Option<Duration>,
 }
@@ -134,7 +134,7 @@ struct Node {
     outstanding: usize,
 }
 
-/// What happened in a phase, at the receiver's end of the link.
+/// The counts of a phase at the receiver's end of the link.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
@@ -262,7 +262,7 @@ impl Run {
         node.device.handle_packet(self.now, &arrival, &parsed, &mut node.memory);
     }
 
-    /// Posts what a sender wants to send, and carries what a device sends.
+    /// Posts the requests of a sender, and carries the packets of a device.
     fn pump(&mut self, index: usize) {
         let rkey = self.nodes[0].key;
         let node = &mut self.nodes[index];
@@ -319,5 +319,5 @@ impl Run {
     }
 }
 
-/// What a packet takes on a link beyond its bytes: Ethernet, IP and UDP.
+/// The overhead of a packet on a link: Ethernet, IP and UDP.
 pub(crate) const WIRE_OVERHEAD: u64 = 66;

@@ -140,9 +140,9 @@ pub(crate) struct InFlight {
     pub(crate) source_port: u16,
     pub(crate) identification: u16,
     pub(crate) bytes: Vec<u8>,
-    /// Whether it may be marked.
+    /// Whether the packet may be ECN-marked.
     pub(crate) ecn_capable: bool,
-    /// Whether it is.
+    /// Whether the packet is ECN-marked.
     pub(crate) congested: bool,
 }
 

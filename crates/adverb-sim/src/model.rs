@@ -1,4 +1,4 @@
-//! What must become of each request: the model of one direction of a connection.
+//! The model of one direction of a connection: the expected result of each request.
 
 use adverb_proto::Time;
 use adverb_proto::memory::HeapMemory;
@@ -10,48 +10,48 @@ use crate::scenario::Action;
 /// One direction of a connection: requests of one side, executed in the other side's memory.
 #[derive(Debug)]
 pub(crate) struct Direction {
-    /// At the requester: bytes to be sent, which never change.
+    /// The requester's memory with the bytes to send, which never change.
     pub(crate) source: Area,
-    /// At the requester: where answers go, each to a place of its own.
+    /// The requester's memory for responses, each in its own range.
     pub(crate) landing: Area,
-    /// At the responder: what is written and read.
+    /// The responder's memory that requests write and read.
     pub(crate) target: Area,
-    /// At the responder: where messages go, each to a place of its own.
+    /// The responder's memory for messages, each in its own range.
     pub(crate) receives: Area,
-    /// At the responder: what may only be read, only be written, belongs to another domain, is invalidated.
+    /// The responder's memory that is read-only, write-only, of another domain, or invalidated.
     pub(crate) read_only: Area,
     pub(crate) write_only: Area,
     pub(crate) other_domain: Area,
     pub(crate) invalidated: Area,
-    /// At the responder: what is taken away during the run, and what was in it then.
+    /// The responder's memory that is deregistered during the run, and its content at that time.
     pub(crate) revocable: Area,
     pub(crate) revoked: Option<Vec<u8>>,
     pub(crate) revocation_planned: bool,
     /// The key that was invalidated last.
     pub(crate) invalidated_key: Option<u32>,
-    /// What the target holds if all requests posted so far succeed.
+    /// The content of the target if all posted requests succeed.
     pub(crate) image: Vec<u8>,
     /// Every change of the target, in order.
     pub(crate) changes: Vec<Change>,
-    /// READs since the last fence: what overlaps them must be fenced.
+    /// The ranges of READs since the last fence. Overlapping requests must be fenced.
     pub(crate) reads: Vec<(u32, u32)>,
     pub(crate) posted: Vec<Posted>,
-    /// How many are done.
+    /// The number of completed requests.
     pub(crate) done: usize,
-    /// The first that failed.
+    /// The first request that failed.
     pub(crate) failed: Option<usize>,
-    /// The first that must fail.
+    /// The first request that must fail.
     pub(crate) doomed: Option<usize>,
     pub(crate) landed: u32,
     /// The receives of the other side, in order.
     pub(crate) slots: Vec<Slot>,
     pub(crate) slots_done: usize,
     pub(crate) slots_used: u32,
-    /// How many requests consume receives.
+    /// The number of requests that consume receives.
     pub(crate) consumed: usize,
-    /// The first sequence number behind each message, counted from the first.
+    /// The first PSN after each message, relative to the first PSN.
     pub(crate) message_ends: Vec<u32>,
-    /// When requests ended.
+    /// The completion times of requests.
     pub(crate) ended: std::collections::HashMap<usize, Time>,
     /// Whether the other side was ever without a receive.
     pub(crate) starved: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Change {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A request that was posted.
+/// A posted request.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) action: Action,
@@ -73,32 +73,32 @@ pub(crate) struct Posted {
     pub(crate) signaled: bool,
     pub(crate) length: u32,
     pub(crate) at: Time,
-    /// What it must end with, if not with success.
+    /// The expected error status, if the request must fail.
     pub(crate) must_fail: Option<Status>,
-    /// Which receive it consumes.
+    /// The receive that the request consumes.
     pub(crate) consumes: Option<usize>,
-    /// What is sent.
+    /// The payload.
     pub(crate) payload: Vec<u8>,
-    /// Where its answer goes: places in the landing area, and what must be there then, if that is known.
+    /// The ranges of the response in the landing area, and the expected content, if known.
     pub(crate) landing: Vec<(u32, u32)>,
     pub(crate) answer: Option<Vec<u8>>,
-    /// What it changes in the target.
+    /// The range of the target that the request changes.
     pub(crate) change: Option<(u32, u32)>,
-    /// Its shared word.
+    /// The shared word of an atomic.
     pub(crate) shared: Option<usize>,
     pub(crate) outcome: Option<Status>,
 }
 
-/// A receive that was posted.
+/// A posted receive.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Places in the receive area.
+    /// The ranges in the receive area.
     pub(crate) places: Vec<(u32, u32)>,
     pub(crate) outcome: Option<Result<u32, Status>>,
 }
 
 impl Direction {
-    /// What the target must hold where `request` put something, leaving out what later requests may have changed.
+    /// Checks the range of the target that `request` wrote, except for bytes that later requests may have changed.
     pub(crate) fn check_written(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let Some((offset, length)) = self.posted[request].change else { return Ok(()) };
         let bytes = &memory.bytes(self.target.backing)[offset as usize..(offset + length) as usize];
@@ -117,7 +117,7 @@ impl Direction {
         Ok(())
     }
 
-    /// What a READ or an atomic must have brought.
+    /// Checks the response of a READ or an atomic.
     pub(crate) fn check_landed(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let posted = &self.posted[request];
         let Some(expected) = &posted.answer else { return Ok(()) };
@@ -132,7 +132,7 @@ impl Direction {
         }
     }
 
-    /// What a receive must have brought, when it completes.
+    /// Checks the content of a completed receive.
     pub(crate) fn check_received(
         &self,
         slot: usize,
@@ -168,12 +168,12 @@ impl Direction {
         }
     }
 
-    /// How many messages are done when all numbers before `behind`, counted from the first, are executed.
+    /// Returns the number of messages that end before the PSN `behind`, relative to the first PSN.
     pub(crate) fn messages_before(&self, behind: u32) -> usize {
         self.message_ends.partition_point(|end| *end <= behind)
     }
 
-    /// Every byte of every area, at the end of the run.
+    /// Checks every byte of every area at the end of the run.
     pub(crate) fn check_memory(&self, memories: &[HeapMemory], alive: bool) -> Result<(), String> {
         let bytes = |area: &Area| memories[area.device].bytes(area.backing);
         let same = |name: &str, area: &Area| same(name, bytes(area), &area.initial);
@@ -237,7 +237,8 @@ impl Direction {
         self.check_target(bytes(&self.target), alive)
     }
 
-    /// The target holds what the requests that succeeded put there; those behind them may have been executed or not.
+    /// Checks that the target contains the data of all successful requests. Later requests may or may not have been
+    /// executed.
     fn check_target(&self, found: &[u8], alive: bool) -> Result<(), String> {
         let sure = if alive { self.posted.len() } else { self.failed.unwrap_or(self.done) };
         let mut expected = self.target.initial.clone();
@@ -267,7 +268,7 @@ fn received(immediate: Option<u32>, invalidated: Option<u32>) -> CompletedOperat
     CompletedOperation::Recv { immediate, invalidated, source: None, has_grh: false }
 }
 
-/// The bytes of several places, one behind the other.
+/// The concatenated bytes of several ranges.
 pub(crate) fn gather(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
     let piece = |(offset, length): &(u32, u32)| &bytes[*offset as usize..(*offset + *length) as usize];
     places.iter().map(piece).collect::<Vec<_>>().concat()

@@ -1,4 +1,4 @@
-//! What is checked during a run and at its end.
+//! The checks during a run and at its end.
 
 use adverb_proto::types::{Completion, QpState, SendOperation, Status, Success};
 use adverb_proto::{QueueEvent, ResourceCounts, Time, Transition};
@@ -9,7 +9,7 @@ use crate::model::gather;
 use crate::world::{Task, World};
 
 impl World {
-    /// Looks at everything that a device has to say.
+    /// Checks a device's events and completions.
     pub(crate) fn observe(&mut self, node: usize) {
         while let Some(event) = self.nodes[node].device.poll_queue_event() {
             self.heed(node, event);
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// A receive completes: each once, in order, and with what was sent.
+    /// Checks that a receive completes once, in order, and with the sent data.
     fn complete_receive(
         &mut self,
         connection: usize,
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// A request completes: each once, in order, after its effect.
+    /// Checks that a request completes once, in order, and after its effect.
     fn complete_send(
         &mut self,
         connection: usize,
@@ -240,7 +240,8 @@ impl World {
         }
     }
 
-    /// The message count of an answer is that of the messages before it (vol. 1, 9.7.7.1). `side` is the requester.
+    /// Checks that the MSN of a response is the number of messages before it (vol. 1, 9.7.7.1). `side` is the
+    /// requester.
     pub(crate) fn check_msn(&mut self, connection: usize, side: usize, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
         let first = self.scenario.connections[connection].psns[side];
@@ -273,7 +274,8 @@ impl World {
         }
     }
 
-    /// The end of a run: everything is done, or comes back; nothing else was touched; nothing is left.
+    /// Ends a run: checks that all requests completed or were flushed, that no other memory changed, and that no
+    /// resources remain.
     pub(crate) fn finish(&mut self) {
         if self.log.violation.is_some() {
             return;
@@ -296,7 +298,7 @@ impl World {
         self.check_leaks();
     }
 
-    /// A queue pair that works has done all that was posted.
+    /// Checks that a working queue pair completed all posted requests.
     fn finish_side(&mut self, connection: usize, side: usize) {
         let state = &self.connections[connection].sides[side];
         let Some(status) = self.nodes[state.node].device.query_qp(state.qpn) else { return };
@@ -314,7 +316,7 @@ impl World {
         self.finish_silent(connection, side);
     }
 
-    /// Requests behind which no other completed, and which wanted no completion, have succeeded: failures are told.
+    /// Checks the unsignaled requests after the last completion. They succeeded, because failures are always reported.
     fn finish_silent(&mut self, connection: usize, side: usize) {
         let direction = &self.connections[connection].directions[side];
         if direction.failed.is_some() {
@@ -333,7 +335,7 @@ impl World {
         }
     }
 
-    /// In error everything that was posted comes back.
+    /// Checks that a queue pair in the error state flushes all posted requests.
     fn flush_side(&mut self, connection: usize, side: usize) {
         let state = &mut self.connections[connection].sides[side];
         if state.destroyed {
@@ -419,7 +421,7 @@ impl World {
         }
     }
 
-    /// When all is given back, nothing is left.
+    /// Destroys all objects, and checks that no resources remain.
     fn check_leaks(&mut self) {
         for connection in 0..self.connections.len() {
             for side in 0..2 {

@@ -67,7 +67,7 @@ impl Connection {
         self.window << 10
     }
 
-    /// Behind how many requests short ones gather: any few, or none.
+    /// The number of outstanding requests from which small sends are coalesced; 0 disables it.
     pub(crate) fn gather(&self) -> u32 {
         self.psns[0] % 4
     }

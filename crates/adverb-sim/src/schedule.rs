@@ -1,11 +1,11 @@
-//! What is to happen when, and what has happened.
+//! The schedule of tasks, and the log.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use adverb_proto::Time;
 
-/// Tasks, each with its time. Those of one time come in the order in which they were planned.
+/// Tasks ordered by time. Tasks of the same time run in the order of planning.
 #[derive(Debug)]
 pub(crate) struct Schedule<T> {
     tasks: BinaryHeap<Reverse<(Time, u64, T)>>,
@@ -23,7 +23,7 @@ impl<T: Ord> Schedule<T> {
         self.tasks.push(Reverse((at, self.planned, task)));
     }
 
-    /// When the next task is due.
+    /// Returns the time of the next task.
     pub(crate) fn next(&self) -> Option<Time> {
         self.tasks.peek().map(|Reverse((at, ..))| *at)
     }
@@ -35,12 +35,12 @@ impl<T: Ord> Schedule<T> {
     }
 }
 
-/// What is told of a run: what must not have happened, and everything else if somebody wants to know.
+/// The log of a run: the first violation, and the trace if requested.
 #[derive(Debug)]
 pub(crate) struct Log {
-    /// What must not have happened: the first of it.
+    /// The first violation.
     pub(crate) violation: Option<String>,
-    /// A line for all that happened, if somebody wants to know.
+    /// The trace, if requested.
     pub(crate) trace: Option<Vec<String>>,
 }
 
@@ -55,7 +55,7 @@ impl Log {
         }
     }
 
-    /// Notes what must not happen. The first is what counts.
+    /// Records a violation. Only the first is kept.
     pub(crate) fn violate(&mut self, now: Time, what: &str) {
         self.note(now, || format!("VIOLATION: {what}"));
         if self.violation.is_none() {

@@ -15,7 +15,7 @@ use crate::model::Direction;
 use crate::scenario::{Action, Connection, InvalidRequest, Scenario};
 use crate::world::{ConnectionState, Node, Side, Task, World};
 
-/// The world of a scenario, at its beginning.
+/// Creates the initial state of a scenario.
 pub(crate) fn world(scenario: Scenario, trace: bool) -> World {
     let timeout = scenario.connections.first().map_or(5, |connection| connection.timeout);
     let long = Duration::from_nanos(4096 << timeout);
@@ -50,7 +50,7 @@ impl World {
         maker.area(random, pd, length.max(8), access)
     }
 
-    /// Makes a connection, its memory and its first tasks.
+    /// Creates a connection, its memory and its first tasks.
     fn connect(&mut self, spec: &Connection) {
         let index = self.connections.len();
         let directions = [0, 1].map(|side| self.direction(spec, side));

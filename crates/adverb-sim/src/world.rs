@@ -71,7 +71,7 @@ pub(crate) struct World {
     pub(crate) now: Time,
     pub(crate) nodes: Vec<Node>,
     pub(crate) memories: Vec<HeapMemory>,
-    /// Words that everybody does atomics on, for each device.
+    /// The words for atomics of all connections, per device.
     pub(crate) shared: Vec<Area>,
     pub(crate) connections: Vec<ConnectionState>,
     pub(crate) fabric: Fabric,
@@ -80,12 +80,12 @@ pub(crate) struct World {
     pub(crate) operations: u64,
     packets: u64,
     digest: u64,
-    /// When a device last sent a congestion notification to a queue pair.
+    /// The time of the last congestion notification packet to a queue pair, per device.
     notified: HashMap<(usize, Qpn), Time>,
     pub(crate) log: Log,
 }
 
-/// A device and what belongs to it.
+/// A device and its resources.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) device: Device<Trace>,
@@ -93,9 +93,9 @@ pub(crate) struct Node {
     pub(crate) pd: Pd,
     pub(crate) other_pd: Pd,
     pub(crate) cq: Cq,
-    /// All keys, to be given back at the end.
+    /// All memory keys, to be deregistered at the end.
     pub(crate) keys: Vec<u32>,
-    /// Which side of which connection a queue pair is.
+    /// The connection and side of each queue pair.
     pub(crate) ends: HashMap<Qpn, (usize, usize)>,
     identification: u16,
     pump_planned: bool,
@@ -117,7 +117,7 @@ impl Node {
     }
 }
 
-/// Remembers what happens in a device, if it is to.
+/// Records a device's events, if enabled.
 #[derive(Debug)]
 pub(crate) struct Trace {
     on: bool,
@@ -138,7 +138,7 @@ pub(crate) struct ConnectionState {
     pub(crate) sides: [Side; 2],
     /// The requests of each side.
     pub(crate) directions: [Direction; 2],
-    /// When the fabric failed it.
+    /// The times of injected faults.
     pub(crate) faults: Vec<Time>,
 }
 
@@ -147,35 +147,35 @@ pub(crate) struct ConnectionState {
 pub(crate) struct Side {
     pub(crate) node: usize,
     pub(crate) qpn: Qpn,
-    /// The next step of its program.
+    /// The next step of the program.
     pub(crate) step: usize,
-    /// It waits for completions before it goes on.
+    /// Whether the side waits for completions.
     pub(crate) waiting: bool,
-    /// It waits until its send queue is drained.
+    /// Whether the side waits until its send queue is drained.
     pub(crate) draining: bool,
-    /// It goes on no more.
+    /// Whether the program has stopped.
     pub(crate) stopped: bool,
     pub(crate) destroyed: bool,
-    /// Its queue pair is in error, and there was a reason for it.
+    /// Whether the queue pair failed with a cause.
     pub(crate) failed: bool,
-    /// What it was told of the messages to come: their lengths, and how much room to give.
+    /// The buffer sizes for the messages that the peer will send.
     pub(crate) rooms: Vec<u32>,
 }
 
-/// Something to be done at a certain time.
+/// A planned task.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Task {
-    /// A side goes on with its program.
+    /// Continues the program of a side.
     Go { connection: usize, side: usize },
-    /// A side posts a receive.
+    /// Posts a receive of a side.
     Receive { connection: usize, side: usize },
-    /// A device's packets and completions are looked after.
+    /// Processes a device's packets and completions.
     Pump { node: usize },
-    /// Memory is taken away that the other side's requests of this direction write to.
+    /// Deregisters memory to which the other side's requests write.
     Revoke { connection: usize, side: usize },
 }
 
-/// Longer than anything can take after the fabric has healed: retries, waits and pauses.
+/// The time limit after the faults end. It exceeds all retries, timeouts and pauses.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl World {
@@ -203,7 +203,7 @@ impl World {
         self.schedule.plan(at, task);
     }
 
-    /// Notes what must not happen. The first is what counts.
+    /// Records a violation. Only the first is kept.
     pub(crate) fn violate(&mut self, what: String) {
         self.log.violate(self.now, &what);
     }
@@ -212,7 +212,7 @@ impl World {
         self.log.note(self.now, what);
     }
 
-    /// Lets time pass until nothing is left to do.
+    /// Advances the virtual time until no tasks remain.
     fn run(&mut self) {
         let end = self.scenario.heal_at + PATIENCE;
         while self.log.violation.is_none() {
@@ -259,7 +259,7 @@ impl World {
         }
     }
 
-    /// A packet arrives at a device.
+    /// Delivers a packet to a device.
     fn deliver(&mut self, packet: &InFlight) {
         let (source, destination) = (self.nodes[packet.from].address, self.nodes[packet.to].address);
         let arrival = RxMeta {
@@ -279,7 +279,7 @@ impl World {
         }
     }
 
-    /// Sends what a device wants sent, and looks at what it has completed.
+    /// Sends a device's packets, and checks its completions.
     pub(crate) fn pump(&mut self, index: usize) {
         loop {
             let node = &mut self.nodes[index];
@@ -317,7 +317,7 @@ impl World {
         self.take_trace(index);
     }
 
-    /// Books a packet that a device sends, and checks what can be seen of it.
+    /// Records a packet that a device sends, and checks its header.
     fn sent(&mut self, from: usize, to: usize, header: &Header, bytes: &[u8]) {
         self.packets += 1;
         let icrc = bytes.last_chunk::<4>().map_or(0, |icrc| u32::from_le_bytes(*icrc));

@@ -1,4 +1,4 @@
-//! What a program does with its connection manager: at once, later or never.
+//! The application of a connection manager, which acts immediately, later or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,26 +12,26 @@ use super::packet::Content;
 use super::register::{Outcome, Role};
 use super::{Desk, Ping};
 
-/// Something that an application will do.
+/// A planned task of an application.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Task {
     /// Connects to a node's listener.
     Connect { to: usize, patience: Duration },
-    /// Connects to a node that connects too.
+    /// Connects to a node that connects at the same time (peer to peer).
     Meet { to: usize, patience: Duration, token: u64 },
-    /// Asks for a node's datagram queue pair.
+    /// Requests a node's datagram queue pair.
     Resolve { to: usize, patience: Duration },
-    /// Answers a request, or an acceptance.
+    /// Decides on a connection request or an acceptance.
     Decide { id: ConnectionId, decision: Decision },
-    /// Sends a packet, or finds that the last ones weren't answered.
+    /// Sends a ping, or detects that the last pings got no response.
     Beat { id: ConnectionId },
-    /// Ends a connection.
+    /// Disconnects or abandons a connection.
     End { id: ConnectionId, abandon: bool },
-    /// Answers a question.
+    /// Responds to a service ID resolution request.
     Answer { id: QueryId, yes: bool, token: u64 },
 }
 
-/// What an application makes of a request or an acceptance.
+/// The decision on a connection request or an acceptance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Decision {
     Accept { patience: Duration },
@@ -40,33 +40,33 @@ pub(super) enum Decision {
     Abandon,
 }
 
-/// The connections and questions of a program.
+/// The connections and service ID resolution requests of a node.
 #[derive(Default)]
 pub(super) struct Application {
     connections: BTreeMap<ConnectionId, Mine>,
     questions: BTreeMap<QueryId, u64>,
-    /// When the connection of a queue pair was over, until its number may be used again.
+    /// The queue pairs in time-wait, with the end times of their connections.
     resting: BTreeMap<u32, Time>,
     taken: BTreeSet<u32>,
 }
 
-/// A connection as the program knows it.
+/// A connection from the application's view.
 struct Mine {
     token: u64,
     role: Role,
     offer: Option<Offer>,
     ready: Option<Ready>,
     established: bool,
-    /// Whether the program said that it wants nothing more of it.
+    /// Whether the application abandoned the connection.
     dropped: bool,
     unanswered: u32,
 }
 
-/// So many packets without an answer, and the queue pair is in error.
+/// The number of pings without a response after which the queue pair fails.
 const MOST_UNANSWERED: u32 = 8;
 
 impl Application {
-    /// Whether it has nothing under way.
+    /// Whether the application has no connections or requests.
     pub(super) fn is_idle(&self) -> bool {
         self.connections.values().all(|mine| mine.dropped && !mine.established) && self.questions.is_empty()
     }
@@ -147,7 +147,7 @@ impl Application {
         }
     }
 
-    /// A queue pair that the manager lets have a connection.
+    /// Returns a queue pair that is free for a connection.
     fn offer(&mut self, desk: &mut Desk<'_>) -> Option<Offer> {
         for number in 2..40 {
             let qpn = Qpn::truncate(number);
@@ -352,7 +352,7 @@ impl Application {
         }
     }
 
-    /// A call has come to its end, or a connection has.
+    /// Handles the end of a call or a connection.
     fn outcome(&mut self, desk: &mut Desk<'_>, id: ConnectionId, outcome: Outcome) {
         let Some(mine) = self.connections.get(&id) else {
             return desk.violate(format!("{outcome:?} of a connection that already ended"));
@@ -383,7 +383,7 @@ impl Application {
         self.forget(desk, id);
     }
 
-    /// A connection is over here; its number may have to rest.
+    /// Removes a connection. Its queue pair may enter time-wait.
     fn forget(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
         let Some(qpn) = self.connections.remove(&id).and_then(|mine| mine.offer).map(|offer| offer.qpn)
         else {
@@ -413,7 +413,7 @@ impl Application {
         }
     }
 
-    /// Sends a packet over a connection that stands.
+    /// Sends a ping over an established connection.
     fn beat(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
         let Some(mine) = self.connections.get_mut(&id).filter(|mine| mine.established && !mine.dropped)
         else {
@@ -432,7 +432,7 @@ impl Application {
         desk.tasks.push((desk.rules.response, Task::Beat { id }));
     }
 
-    /// A packet has come for a queue pair.
+    /// Handles a ping to a queue pair.
     pub(super) fn ping(&mut self, desk: &mut Desk<'_>, ends: Ends, ping: Ping) {
         // What a queue pair checks: its own number, the peer's address and number, and the sequence number.
         let is_its = |mine: &&mut Mine| {
@@ -455,12 +455,12 @@ impl Application {
     }
 }
 
-/// What goes with a message as private data.
+/// Reads the token in the private data.
 fn token(private_data: &[u8]) -> Option<u64> {
     private_data.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)).filter(|token| *token != 0)
 }
 
-/// The queue pair that a question gets as its answer.
+/// The queue pair number in the response to a service ID resolution request.
 fn answer_qpn(token: u64) -> Qpn {
     Qpn::truncate(token as u32 | 2)
 }

@@ -64,22 +64,22 @@ struct Attack<'a> {
     listeners: Vec<ListenerId>,
     connections: BTreeMap<ConnectionId, Status>,
     queries: Vec<QueryId>,
-    /// Makes messages, of which some answer what the manager said lately.
+    /// The generator of messages, some of which reply to the manager's recent messages.
     forge: CmForge,
     report: CmAttackReport,
 }
 
-/// How a connection stands, as its owner knows. Waits have a deadline.
+/// The state of a connection from its owner's view. States that wait have a deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Status {
     Asked(Time),
-    /// The peer accepted; the owner hasn't established it.
+    /// The peer accepted, and the owner hasn't established the connection.
     Answered(Time),
     Establishing(Time),
     Requested(Time),
     Accepted(Time),
     Established,
-    /// Ended by its owner.
+    /// The owner disconnected.
     Leaving(Time),
     Over,
 }
@@ -92,7 +92,7 @@ fn us() -> IpAddr {
     [10, 0, 0, 1].into()
 }
 
-/// The ends of connections with the attackers' addresses, and with our own.
+/// The ends of connections with the attackers' addresses and with the manager's own address.
 fn candidates() -> [Ends; 3] {
     [1, 2, 3].map(|last| Ends { local: us(), remote: [10, 0, 0, last].into() })
 }
@@ -136,7 +136,7 @@ impl<'a> Attack<'a> {
         Ok(self.report)
     }
 
-    /// The owner does something.
+    /// Executes an action of the owner.
     fn own(&mut self) -> Result<(), String> {
         let (now, deadline) = (self.now, self.now + self.some_time());
         let chosen = self.choices.below(self.connections.len().max(1) as u64) as usize;
@@ -250,7 +250,7 @@ impl<'a> Attack<'a> {
         Ok(())
     }
 
-    /// An attacker sends something.
+    /// Sends a message of an attacker.
     fn strike(&mut self) -> Result<(), String> {
         self.report.messages += 1;
         let (mut ends, mad) = self.forge.message(&mut self.choices, &candidates());
@@ -273,7 +273,7 @@ impl<'a> Attack<'a> {
         self.hear(Some((ends, &bytes)))
     }
 
-    /// Takes what the manager says, and checks that it may.
+    /// Checks the manager's messages and events.
     fn hear(&mut self, strike: Option<(Ends, &[u8])>) -> Result<(), String> {
         let mut answers = 0;
         while let Some(datagram) = self.manager.poll_transmit() {
@@ -400,7 +400,7 @@ impl<'a> Attack<'a> {
         Ok(())
     }
 
-    /// The attackers go away, and the owner wants nothing more.
+    /// Ends the attack: the owner releases all connections.
     fn finish(&mut self) -> Result<(), String> {
         let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
         for id in open {

@@ -26,7 +26,7 @@ const MAX_HEARD: usize = 64;
 pub struct CmForge {
     /// The manager's latest messages.
     heard: Vec<(Ends, Mad)>,
-    /// A REQ and a REP that lack nothing.
+    /// A valid REQ and a valid REP.
     models: (Req, Rep),
 }
 
@@ -143,7 +143,7 @@ fn gid(address: IpAddr) -> std::net::Ipv6Addr {
     }
 }
 
-/// The ids in a message of the manager's: its own, and its peer's.
+/// The communication IDs in a message of the manager: its own and its peer's.
 fn ids(message: &Message) -> (u32, u32) {
     match message {
         Message::Req(req) => (req.local_comm_id, 0),
@@ -158,7 +158,7 @@ fn ids(message: &Message) -> (u32, u32) {
     }
 }
 
-/// A REQ and a REP as a manager makes them.
+/// Creates a REQ and a REP with a manager.
 fn models() -> (Req, Rep) {
     let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
     let ends = Ends { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };

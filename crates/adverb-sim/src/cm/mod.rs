@@ -96,23 +96,23 @@ struct World {
     trace: Option<Vec<String>>,
 }
 
-/// What is the same for all of a run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
-    /// How long a manager waits for an answer at first.
+    /// The initial response timeout of a manager.
     response: Duration,
-    /// How long numbers rest: longer than any packet is under way.
+    /// The duration of time-wait, which exceeds the lifetime of packets.
     timewait: Duration,
-    /// How long a request may wait for its application.
+    /// The time limit for an application's decision.
     patience: Duration,
-    /// When the fabric fails no longer.
+    /// The time at which the faults end.
     heal_at: Time,
     /// The service that listeners offer.
     service: ServiceId,
     datagrams: ServiceId,
 }
 
-/// Far more steps than any run takes that comes to an end.
+/// The maximum number of steps. Runs that end take far fewer.
 const MOST_STEPS: u64 = 200_000;
 const MOST_HALF_OPEN: usize = 64;
 
@@ -188,7 +188,7 @@ impl World {
         });
     }
 
-    /// Plans a call, or a meeting of two.
+    /// Plans a call, or a peer-to-peer connection.
     fn plan(&mut self, busy: Duration, random: &mut Random) {
         let count = self.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
@@ -243,7 +243,7 @@ impl World {
         self.register.check_calls(self.now);
     }
 
-    /// Lets an application do something.
+    /// Calls an application.
     fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut Desk<'_>)) {
         let addresses: Vec<IpAddr> = self.nodes.iter().map(|node| node.address).collect();
         let Node { manager, application, random, .. } = &mut self.nodes[node];
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Sends all that managers want to send, and tells applications all that they are told.
+    /// Sends the managers' messages, and delivers their events to the applications.
     fn drain(&mut self) {
         loop {
             let mut quiet = true;
@@ -340,7 +340,7 @@ impl World {
     }
 }
 
-/// A packet of a queue pair, as far as it matters here.
+/// A ping.
 struct Ping {
     to: Qpn,
     from: Qpn,
@@ -348,7 +348,7 @@ struct Ping {
     reply: bool,
 }
 
-/// What an application has at hand.
+/// The context of an application's calls.
 struct Desk<'a> {
     now: Time,
     node: usize,
@@ -357,7 +357,7 @@ struct Desk<'a> {
     random: &'a mut Random,
     rules: Rules,
     register: &'a mut Register,
-    /// What it will do, and after how long.
+    /// The tasks to plan, with their delays.
     tasks: Vec<(Duration, Task)>,
     pings: Vec<(Ends, Content)>,
 }

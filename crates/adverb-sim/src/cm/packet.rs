@@ -10,11 +10,11 @@ use crate::fabric::InFlight;
 
 pub(super) const SOURCE_PORT: u16 = 0xc001;
 
-/// What a packet holds.
+/// The content of a packet.
 pub(super) enum Content {
     /// A message, from queue pair 1 to queue pair 1.
     Mad(Box<Mad>),
-    /// What stands for the traffic of a connection.
+    /// A ping, which stands for the traffic of a connection.
     Ping { to: Qpn, from: Qpn, psn: Psn, reply: bool },
 }
 
@@ -34,7 +34,7 @@ pub(super) fn write(ends: Ends, content: &Content, identification: u16) -> Vec<u
     [&head[..emitted.header_len], &payload, &emitted.trailer].concat()
 }
 
-/// What a packet holds, if it is whole.
+/// Parses a packet. Returns `None` if it is corrupt.
 pub(super) fn read(ends: Ends, packet: &InFlight) -> Option<Content> {
     let parsed = Packet::parse(&packet.bytes).ok()?;
     flow(ends.remote, ends.local)?.verify(&parsed, packet.identification).ok()?;

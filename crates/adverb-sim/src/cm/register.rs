@@ -1,4 +1,4 @@
-//! What was called for, what came of it, and whether that is right.
+//! The register of all calls and their outcomes, with its checks.
 
 use std::collections::BTreeMap;
 
@@ -9,36 +9,36 @@ use adverb_proto::types::{Qpn, RejectReason};
 use super::Rules;
 use super::application::Application;
 
-/// Which side of a call somebody is.
+/// A side of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Role {
-    /// Connects.
+    /// The side that connects.
     Client,
-    /// Accepts.
+    /// The side that accepts.
     Server,
-    /// One of two that connect to each other: which node it is.
+    /// A node that connects peer to peer.
     Peer(usize),
-    /// Asks for a datagram queue pair.
+    /// The side that requests a datagram queue pair.
     Asker,
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Established,
     Rejected(RejectReason),
     Unreachable,
     Disconnected,
-    /// Its own side wanted it no more.
+    /// The side abandoned the call.
     Dropped,
 }
 
 #[derive(Default)]
 struct Call {
     parts: BTreeMap<Role, Part>,
-    /// Who was asked, and until when it isn't to be asked again.
+    /// The node that got the request, and the time until which a duplicate is a violation.
     asked: Option<(usize, Time)>,
-    /// Whether some application took its time, or said no.
+    /// Whether an application was slow or rejected the call.
     slow: bool,
     sides: Vec<(Role, Ready, Option<Qpn>)>,
 }
@@ -49,7 +49,7 @@ struct Part {
     outcome: Option<Outcome>,
 }
 
-/// All calls, by the token that goes with them as private data.
+/// All calls, by the token in their private data.
 pub(super) struct Register {
     rules: Rules,
     calls: BTreeMap<u64, Call>,
@@ -75,7 +75,7 @@ impl Register {
         }
     }
 
-    /// Somebody calls, or accepts.
+    /// Records the start of a call or an acceptance.
     pub(super) fn begin(&mut self, now: Time, token: u64, role: Role, deadline: Time) {
         let call = self.calls.entry(token).or_default();
         let part = Part { since: now, deadline, outcome: None };
@@ -84,12 +84,12 @@ impl Register {
         }
     }
 
-    /// Some application takes its time with this, or says no.
+    /// Records that an application is slow or rejects the call.
     pub(super) fn not_prompt(&mut self, token: u64) {
         self.calls.entry(token).or_default().slow = true;
     }
 
-    /// An application is asked. Once is enough, until even the memory of it may be gone.
+    /// Records a connection request to an application, and checks that it isn't a duplicate.
     pub(super) fn request(&mut self, now: Time, token: u64, node: usize) {
         let Some(call) = self.calls.get_mut(&token) else {
             return self.violate(now, "connection request that no application made");
@@ -105,20 +105,20 @@ impl Register {
         }
     }
 
-    /// A request is gone that wasn't accepted.
+    /// Records the withdrawal of a request that wasn't accepted.
     pub(super) fn withdrawn(&mut self, now: Time, token: u64) {
         self.not_prompt(token);
         self.remembered_until(token, now + self.rules.timewait);
     }
 
-    /// The application's answer, or want of one, is remembered for so long.
+    /// Sets the time until which the manager must recognize duplicates of the request.
     pub(super) fn remembered_until(&mut self, token: u64, time: Time) {
         if let Some((_, until)) = self.calls.get_mut(&token).and_then(|call| call.asked.as_mut()) {
             *until = time;
         }
     }
 
-    /// A call has its outcome.
+    /// Records the outcome of a call, and checks it.
     pub(super) fn end(&mut self, now: Time, token: u64, role: Role, outcome: Outcome) {
         if role == Role::Server && outcome != Outcome::Established {
             self.remembered_until(token, now + self.rules.timewait);
@@ -152,7 +152,7 @@ impl Register {
         }
     }
 
-    /// What a side's queue pair was told.
+    /// Records the parameters of a side's queue pair, and checks that both sides match.
     pub(super) fn ready(&mut self, now: Time, token: u64, role: Role, ready: &Ready, qpn: Option<Qpn>) {
         let Some(call) = self.calls.get_mut(&token) else { return };
         call.sides.retain(|(side, ..)| *side != role);
@@ -172,7 +172,7 @@ impl Register {
         }
     }
 
-    /// What a manager holds at any time.
+    /// Checks the bounds of a manager's tables.
     pub(super) fn check_bounds(
         &mut self,
         now: Time,
@@ -187,7 +187,7 @@ impl Register {
         }
     }
 
-    /// What is left when nothing more will happen.
+    /// Checks that no state remains at the end.
     pub(super) fn check_end(&mut self, now: Time, manager: &Manager, application: &Application) {
         let ResourceCounts {
             connections, half_open, index_entries, queries, timers, events, datagrams, ..
@@ -200,7 +200,7 @@ impl Register {
         }
     }
 
-    /// Whether everything has an outcome.
+    /// Checks that every call has an outcome.
     pub(super) fn check_calls(&mut self, now: Time) {
         let open = self.calls.values().flat_map(|call| &call.parts).find(|(_, part)| part.outcome.is_none());
         if let Some((role, part)) = open {

@@ -158,7 +158,7 @@ impl Forge<'_, '_, '_> {
         }
     }
 
-    /// A request that could be right.
+    /// Returns a plausible request.
     fn plausible_request(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
         let expected = self.target_info.expected;
@@ -207,7 +207,7 @@ impl Forge<'_, '_, '_> {
         self.packet_of(psn, operation, length as usize)
     }
 
-    /// A request where no message is under way, and how long its payload is.
+    /// Returns the first request of a message, and its payload length.
     fn first_request(&mut self, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
         let reth = self.reth();
         // An aligned word, mostly.
@@ -234,7 +234,7 @@ impl Forge<'_, '_, '_> {
         Flush { global: bits & 1 != 0, persistent: bits & 2 != 0, whole_region: bits & 4 != 0, range }
     }
 
-    /// A range of memory that is there, sometimes one byte beyond it, or none at all.
+    /// Returns an existing memory range, sometimes one byte too long, or an arbitrary one.
     fn reth(&mut self) -> Reth {
         let Some(MemoryRange { addr, length, rkey }) = self.target_info.memory else {
             return Reth { va: self.choices.bits(64), rkey: self.choices.bits(32) as u32, length: 16 };
@@ -250,7 +250,7 @@ impl Forge<'_, '_, '_> {
         Reth { va: addr.wrapping_add(offset), rkey, length }
     }
 
-    /// An acknowledgement, or an answer to what the queue pair has asked for.
+    /// Returns an acknowledgement, or a response to a request of the queue pair.
     fn plausible_answer(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
         let aeth = self.aeth();
@@ -283,7 +283,7 @@ impl Forge<'_, '_, '_> {
         self.packet_of(psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
     }
 
-    /// Mostly a positive one.
+    /// Returns an AETH, usually an ACK.
     fn aeth(&mut self) -> Aeth {
         let byte = match self.choices.below(40) {
             0 => self.choices.bits(8) as u8,
@@ -296,7 +296,7 @@ impl Forge<'_, '_, '_> {
         Aeth { syndrome: Syndrome::from_byte(byte), msn: self.choices.bits(bits) as u32 }
     }
 
-    /// Any operation of any transport, with any number.
+    /// Returns an arbitrary operation of any transport with an arbitrary PSN.
     fn anything(&mut self) -> ForgedPacket {
         let number = self.choices.bits(32) as u32;
         let immediate = if number & 1 == 0 { None } else { Some(number) };
@@ -347,7 +347,7 @@ impl Forge<'_, '_, '_> {
         self.packet_of(psn, operation, length as usize)
     }
 
-    /// Makes a packet of its parts, with a right ICRC; or leaves it in parts.
+    /// Builds a packet with a correct ICRC, or leaves it in parts.
     fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> ForgedPacket {
         let payload = vec![psn.get() as u8; length];
         let bits = self.choices.bits(8);
@@ -367,7 +367,7 @@ impl Forge<'_, '_, '_> {
         }
     }
 
-    /// A packet from before, as it was, or for another queue pair.
+    /// Returns an earlier packet, unchanged or redirected to another queue pair.
     fn replay(&mut self) -> ForgedPacket {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
@@ -376,7 +376,7 @@ impl Forge<'_, '_, '_> {
         ForgedPacket::Bytes(bytes)
     }
 
-    /// A packet from before, with some of its bytes changed, and fewer or more of them; its ICRC made right, or not.
+    /// Returns an earlier packet with changed, missing or additional bytes, with or without a corrected ICRC.
     fn mutation(&mut self) -> ForgedPacket {
         let mut bytes = self.memory_of_the_past();
         if self.choices.one_in(2) {
@@ -415,7 +415,7 @@ impl Forge<'_, '_, '_> {
         }
     }
 
-    /// Sends a packet to another queue pair, the one that it came from perhaps.
+    /// Redirects a packet to another queue pair.
     fn redirect(&self, bytes: &mut [u8]) {
         if let Some(place) = bytes.get_mut(5..8) {
             place.copy_from_slice(&self.target_info.qpn.get().to_be_bytes()[1..]);
@@ -423,7 +423,7 @@ impl Forge<'_, '_, '_> {
         }
     }
 
-    /// Makes the ICRC right.
+    /// Corrects the ICRC.
     fn repair(&self, bytes: &mut [u8]) {
         let computed = match Packet::parse(bytes) {
             Ok(packet) => self.target_info.flow.verify(&packet, 0).err().map(|mismatch| mismatch.computed),

@@ -1,4 +1,4 @@
-//! Memory that knows what may be done to it, and by which packet.
+//! Memory that checks each access against the current packet's rights.
 
 use std::cell::RefCell;
 
@@ -6,62 +6,62 @@ use adverb_proto::memory::{Backing, Fault, Memory, Pd, Registration, Span};
 use adverb_proto::types::Access;
 use adverb_wire::{Operation, Rc, Uc};
 
-/// Memory that watches the engine: every touch must be one that the packet under way may cause.
+/// Memory that checks the engine: the current packet must permit every access.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     areas: Vec<Area>,
-    /// What the packet under way may cause; nothing, if it is `None`.
+    /// The rights of the current packet; `None` permits no access.
     pub(super) warrant: Option<Warrant>,
-    /// Whether memory fails just now.
+    /// Whether memory accesses fail at the moment.
     pub(super) broken: bool,
     breach: RefCell<Option<String>>,
-    /// How often memory was touched, and it was right.
+    /// The number of permitted accesses.
     pub(super) touches: u64,
 }
 
-/// A region and its bytes. Each has a backing of its own.
+/// A memory region and its bytes. Each has its own backing.
 #[derive(Debug)]
 pub(super) struct Area {
     pub(super) key: u32,
     pub(super) pd: Pd,
     pub(super) registration: Registration,
-    /// Registered, and nobody has invalidated the key.
+    /// Whether the region is registered and its key is valid.
     pub(super) valid: bool,
     bytes: Vec<u8>,
 }
 
-/// What a packet may cause.
+/// The rights of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Warrant {
-    /// The domain of the queue pair.
+    /// The protection domain of the queue pair.
     pub(super) pd: Pd,
-    /// What its peer may do.
+    /// The remote access rights of the queue pair.
     pub(super) access: Access,
-    /// What the operation may do.
+    /// The access of the operation.
     pub(super) act: Act,
 }
 
-/// What an operation may do to memory.
+/// The memory access of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Act {
-    /// Write what was received, or read from a peer, into segments.
+    /// A write of received or read data into segments.
     Scatter,
-    /// Write what a peer sends where it says.
+    /// An RDMA WRITE.
     Write,
-    /// One atomic.
+    /// An atomic.
     Atomic,
     /// Eight bytes at once.
     WriteWord,
     /// A flush.
     Flush(Access),
-    /// Read what is sent.
+    /// A read of the data to send.
     Gather,
-    /// Read what a peer asked for.
+    /// An RDMA READ.
     Read,
 }
 
 impl Act {
-    /// What a packet that comes may do, if anything.
+    /// Returns the memory access of a received packet, if any.
     pub(super) fn of(operation: &Operation) -> Option<Act> {
         match operation {
             Operation::Rc(rc) => match rc {
@@ -84,12 +84,12 @@ impl Act {
         }
     }
 
-    /// What a packet that is sent may do.
+    /// Returns the memory access of a sent packet.
     pub(super) fn of_sent(operation: &Operation) -> Act {
         if matches!(operation, Operation::Rc(Rc::ReadResponse(_))) { Act::Read } else { Act::Gather }
     }
 
-    /// The right that the region must have, and whether the queue pair must have it too.
+    /// Returns the required right of the region, and whether the queue pair must also have it.
     fn need(self) -> (Access, bool) {
         match self {
             Act::Scatter => (Access::LOCAL_WRITE, false),
@@ -113,26 +113,26 @@ impl Guard {
         self.areas.push(Area { key, pd, registration, valid: true, bytes });
     }
 
-    /// The regions that were ever registered.
+    /// Returns all regions, including deregistered ones.
     pub(super) fn areas(&self) -> &[Area] {
         &self.areas
     }
 
-    /// A key is invalid from now on.
+    /// Invalidates a key.
     pub(super) fn invalidate(&mut self, key: u32) {
         for area in self.areas.iter_mut().filter(|area| area.key == key) {
             area.valid = false;
         }
     }
 
-    /// A region is gone.
+    /// Deregisters a region.
     pub(super) fn remove(&mut self, index: usize) {
         self.areas[index].valid = false;
         self.areas[index].key = 0;
         self.areas[index].bytes = Vec::new();
     }
 
-    /// What went wrong, if anything did.
+    /// Returns the first violation, if any.
     pub(super) fn breach(&self) -> Option<String> {
         self.breach.borrow().clone()
     }

@@ -57,18 +57,18 @@ struct Attack<'a> {
     cqs: [Cq; 2],
     cq_capacity: u32,
     targets: Vec<Target>,
-    /// Queue pairs made so far.
+    /// The number of created queue pairs.
     made: u64,
     now: Time,
-    /// Packets from before, to be replayed.
+    /// Earlier packets, to be replayed.
     past: VecDeque<Vec<u8>>,
-    /// Requests that invalidate a key, and the key.
+    /// The requests that invalidate a key, with the key.
     invalidating: VecDeque<(u64, u32)>,
     flow: Flow,
     report: AttackReport,
 }
 
-/// A queue pair under attack, as its attacker knows it.
+/// A queue pair under attack, from the attacker's view.
 #[derive(Debug)]
 struct Target {
     qpn: Qpn,
@@ -76,13 +76,13 @@ struct Target {
     pd: Pd,
     access: Access,
     mtu: u32,
-    /// The number that its packets go to: each has another, to know them by.
+    /// The destination of its packets, different for each queue pair to identify it.
     peer: Qpn,
     max_wr: u32,
     slots: u32,
-    /// The conversation with it.
+    /// The state of the conversation.
     conversation: ConversationState,
-    /// How many requests were posted to either queue, and the last that came back.
+    /// The numbers of requests posted to both queues, and the last completed ones.
     posted: [u64; 2],
     returned: [u64; 2],
     id: u64,
@@ -187,7 +187,7 @@ impl<'a> Attack<'a> {
         }
     }
 
-    /// Makes a packet for a queue pair.
+    /// Creates a packet for a queue pair.
     fn forge(&mut self, index: usize) -> ForgedPacket {
         let memory = self.any_region(self.targets[index].pd);
         let Attack { choices, device, past, targets, flow, .. } = self;
@@ -213,7 +213,7 @@ impl<'a> Attack<'a> {
         Forge { choices, past, target_info }.packet()
     }
 
-    /// What a packet may cause, by the queue pair that it is for.
+    /// Returns the rights of a packet, by its destination queue pair.
     fn warrant(&self, header: &Header) -> Option<Warrant> {
         let target = self.targets.iter().find(|target| target.qpn == header.dest_qp)?;
         let act = Act::of(&header.operation)?;
@@ -248,7 +248,7 @@ impl<'a> Attack<'a> {
         self.past.push_back(bytes);
     }
 
-    /// Takes some of the packets that the device wants to send, and looks into them.
+    /// Polls some of the device's packets, and records them.
     fn poll_transmits(&mut self) {
         for _ in 0..self.choices.below(24) {
             let Some(transmit) = self.device.poll_transmit(self.now) else { break };
@@ -275,7 +275,7 @@ impl<'a> Attack<'a> {
         }
     }
 
-    /// Each request comes back at most once, in the order of posting, and only if it was posted.
+    /// Checks that each posted request completes at most once, in the order of posting.
     fn poll_completions(&mut self) -> Result<(), String> {
         // A queue that is to overflow isn't looked after so well.
         let neglected = self.cq_capacity < 100 && !self.choices.one_in(16);
@@ -311,7 +311,7 @@ impl<'a> Attack<'a> {
         Ok(())
     }
 
-    /// What the device holds is what there is, or is bounded by it.
+    /// Checks that the device's resource counts match the created objects, or are bounded by them.
     fn check_resource_counts(&self) -> Result<(), String> {
         let resource_counts = self.device.resource_counts();
         let queue_pairs = self.targets.len();
@@ -340,7 +340,7 @@ impl<'a> Attack<'a> {
         Ok(())
     }
 
-    /// When all is destroyed, nothing is left.
+    /// Destroys all objects, and checks that no resources remain.
     fn finish(mut self) -> Result<AttackReport, String> {
         self.poll_completions()?;
         self.check_resource_counts()?;

@@ -1,4 +1,4 @@
-//! What the owner of the device under attack does meanwhile.
+//! The actions of the attacked device's owner.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::forge::ConversationState;
 use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, QKEY, Target};
 
 impl Attack<'_> {
-    /// Registers memory: anywhere, of any length, with any rights that go together.
+    /// Registers memory at any address, of any length, with any valid combination of rights.
     pub(super) fn register(&mut self) {
         if self.memory.areas().iter().filter(|area| area.key != 0).count() >= MAX_REGIONS {
             return;
@@ -113,7 +113,7 @@ impl Attack<'_> {
         }
     }
 
-    /// Takes a queue pair on towards work, or elsewhere.
+    /// Changes the state of a queue pair.
     pub(super) fn change_state(&mut self) {
         let Some(mut index) = self.any_target() else { return };
         if self.state(index) == QpState::ReadyToSend
@@ -143,7 +143,7 @@ impl Attack<'_> {
         self.modify(index, &transition);
     }
 
-    /// The next state on the way to work; from work, draining or back.
+    /// Moves a queue pair to its next state.
     fn advance(&mut self, index: usize) {
         let transition = match self.state(index) {
             QpState::Reset => Transition::Init(self.init(index)),
@@ -211,7 +211,7 @@ impl Attack<'_> {
         }
     }
 
-    /// A piece of memory, mostly one that is there.
+    /// Returns a segment, usually of existing memory.
     fn segment(&mut self, index: usize) -> Segment {
         let Some((registration, lkey)) = self.any_region(self.targets[index].pd) else {
             return Segment { addr: self.choices.bits(64), length: 5, lkey: self.choices.bits(32) as u32 };

@@ -1,4 +1,4 @@
-//! What is checked while messages are under way, and at the end.
+//! The checks of messages during a run and at its end.
 
 use adverb_proto::types::{CompletedOperation, Completion, SendOperation, Status, Success, Transport};
 use adverb_proto::{QueueEvent, ResourceCounts};
@@ -8,7 +8,7 @@ use super::endpoint::RECEIVE;
 use super::world::{Endpoint, Message, MessageWorld, Phase, Task, To};
 
 impl MessageWorld {
-    /// Looks at everything that a device has to say.
+    /// Checks a device's events and completions.
     pub(super) fn observe(&mut self, node: usize) {
         while let Some(event) = self.nodes[node].device.poll_queue_event() {
             self.heed(node, event);
@@ -53,7 +53,7 @@ impl MessageWorld {
         }
     }
 
-    /// A reliable connection has failed, and is connected anew.
+    /// Records the failure of a reliable connection, which then reconnects.
     fn fail(&mut self, index: usize) {
         let peer = self.plan.endpoints[index].peer;
         let known = self.endpoints[index].failed || peer.is_some_and(|peer| self.endpoints[peer].failed);
@@ -137,7 +137,7 @@ impl MessageWorld {
         }
     }
 
-    /// A endpoint's window was bound or invalidated.
+    /// Records that an endpoint's window was bound or invalidated.
     fn window_changed(&mut self, index: usize, number: usize, current: bool) {
         let (operation, node) = (self.messages[number].operation, self.endpoints[index].node);
         let Some(window) = &mut self.endpoints[index].window else { return };
@@ -201,7 +201,7 @@ impl MessageWorld {
         }
     }
 
-    /// Reads a message: whole, not altered, and for whoever got it.
+    /// Checks that a received message is complete, unaltered and for this endpoint.
     fn read(&mut self, node: usize, index: usize, number: usize, success: &Success) -> Result<(), String> {
         let bytes = self.nodes[node].memory.bytes(self.slots[number].backing);
         let datagram = self.endpoints[index].transport == Transport::Ud;
@@ -273,7 +273,7 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// On a connection messages come in order, and on a reliable one all of them.
+    /// Checks that messages arrive in order on a connection, and without loss on a reliable one.
     fn arrive(&mut self, index: usize, from: usize, message: usize) -> Result<(), String> {
         let Endpoint { outbox, arrived, delivered, transport, .. } = &mut self.endpoints[from];
         let place = outbox[*arrived..].iter().position(|other| *other == message);
@@ -286,7 +286,7 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// The header of the IP packet that a datagram came in.
+    /// Checks the global route header of a datagram.
     fn check_route(&self, node: usize, from: usize, to: To, bytes: &[u8]) -> Result<(), String> {
         let grh = bytes.first_chunk::<GRH_LEN>().ok_or("has no room for a route header")?;
         let ip = IpHeader::from_grh(grh).ok_or("has no global route header")?;
@@ -298,7 +298,7 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// What a WRITE has left in memory of its own: all of it if it has arrived, and nothing but it in any case.
+    /// Checks the target of a WRITE: if it arrived, all of its data is there; no other bytes changed.
     fn check_target(&self, message: &Message, arrived: bool) -> Result<(), String> {
         let Some((node, backing, initial)) = &message.target else { return Ok(()) };
         let found = self.nodes[*node].memory.bytes(*backing);
@@ -394,7 +394,8 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// Every datagram that came was delivered or is counted as dropped; and what unreliable connections lost is.
+    /// Checks that every datagram was delivered or counted as dropped, and that the losses of unreliable connections
+    /// are counted.
     fn check_losses(&mut self) -> Result<(), String> {
         for (index, node) in self.nodes.iter().enumerate() {
             let (stats, watch) = (node.device.statistics(), node.device.sink());
@@ -449,7 +450,7 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// When all is given back, nothing is left.
+    /// Destroys all objects, and checks that no resources remain.
     fn check_leaks(&mut self) -> Result<(), String> {
         for index in 0..self.endpoints.len() {
             let Endpoint { node, qpn, .. } = self.endpoints[index];

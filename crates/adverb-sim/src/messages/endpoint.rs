@@ -1,4 +1,4 @@
-//! The endpoints: they write messages, post receives, bind windows, and are connected anew.
+//! The endpoints: they send messages, post receives, bind windows, and reconnect.
 
 use std::collections::VecDeque;
 
@@ -15,13 +15,13 @@ use super::world::{BASE, Endpoint, Message, MessageWorld, Phase, Slot, Task, To,
 use crate::Random;
 use crate::area::GUARD;
 
-/// How many shared receives a device keeps posted.
+/// The number of shared receives that a device keeps posted.
 const SHARED_DEPTH: usize = 12;
-/// Memory around what a window shows.
+/// The length of the memory around a window.
 const MARGIN: u64 = 64;
 
 impl MessageWorld {
-    /// Makes the endpoints, their windows and their first receives.
+    /// Creates the endpoints, their windows and their first receives.
     pub(super) fn set_up(&mut self) {
         for index in 0..self.plan.endpoints.len() {
             let plan = &self.plan.endpoints[index];
@@ -105,7 +105,7 @@ impl MessageWorld {
         });
     }
 
-    /// Connects a endpoint, and its peer; or makes one for datagrams ready.
+    /// Connects an endpoint and its peer, or activates a datagram endpoint.
     pub(super) fn connect(&mut self, index: usize) {
         let peer = self.plan.endpoints[index].peer;
         let psns = [self.random.u32() & 0xff_ffff, 0x100_0000 - 1 - self.random.below(300) as u32];
@@ -164,7 +164,7 @@ impl MessageWorld {
         }
     }
 
-    /// Ends a endpoint's queue pair and its peer's, to be connected anew after all their packets are gone.
+    /// Closes an endpoint and its peer, to be reconnected after all their packets have left the fabric.
     pub(super) fn renew(&mut self, index: usize, fresh: bool) {
         let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
         // What has completed counts.
@@ -198,7 +198,7 @@ impl MessageWorld {
         self.plan_task(at, Task::Connect { endpoint: index });
     }
 
-    /// A endpoint's window shows nothing any more.
+    /// Closes an endpoint's memory window.
     pub(super) fn close_window(&mut self, index: usize) {
         let node = self.endpoints[index].node;
         let Some(window) = &mut self.endpoints[index].window else { return };
@@ -208,7 +208,7 @@ impl MessageWorld {
         }
     }
 
-    /// A endpoint goes on with its steps.
+    /// Continues the steps of an endpoint.
     pub(super) fn go(&mut self, index: usize) {
         loop {
             let endpoint = &self.endpoints[index];
@@ -229,7 +229,7 @@ impl MessageWorld {
         }
     }
 
-    /// Does one step, and says whether it is done.
+    /// Executes one step, and returns whether it is done.
     fn step(&mut self, index: usize, step: &MessageStep) -> bool {
         use MessageAction as A;
         let mut random = Random::new(step.seed);
@@ -408,7 +408,7 @@ impl MessageWorld {
         self.post_message(index, To::Nobody, operation, 0, false, None)
     }
 
-    /// Posts a message; says whether it was taken. Its first bytes are its number.
+    /// Posts a message, and returns whether the queue accepted it. The first bytes are its number.
     fn post_message(
         &mut self,
         index: usize,
@@ -489,7 +489,7 @@ impl MessageWorld {
         Destination { handle: path.expect("addresses of one family"), qpn, qkey }
     }
 
-    /// Posts one of a endpoint's own receives.
+    /// Posts a receive of an endpoint.
     pub(super) fn post_receive(&mut self, index: usize, epoch: u32) {
         let endpoint = &self.endpoints[index];
         if endpoint.epoch != epoch || endpoint.closed || endpoint.failed {
@@ -537,7 +537,7 @@ impl super::EndpointPlan {
     }
 }
 
-/// The bit that tells receives from messages.
+/// The bit that distinguishes receives from messages.
 pub(super) const RECEIVE: u64 = 1 << 63;
 /// The queue key of all datagram endpoints.
 const GROUP_QKEY: u32 = 0x1357_9bdf;

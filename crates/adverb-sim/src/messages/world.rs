@@ -14,7 +14,7 @@ use crate::Random;
 use crate::fabric::{Fabric, Fate, InFlight};
 use crate::schedule::{Log, Schedule};
 
-/// Everything there is in a run of messages.
+/// The state of a run of messages.
 #[derive(Debug)]
 pub(super) struct MessageWorld {
     pub(super) plan: MessagePlan,
@@ -26,7 +26,7 @@ pub(super) struct MessageWorld {
     pub(super) fabric: Fabric,
     schedule: Schedule<Task>,
     pub(super) random: Random,
-    /// How long a packet may be held up.
+    /// The maximum delay of a packet.
     pub(super) long: Duration,
     pub(super) operations: u64,
     pub(super) packets: u64,
@@ -36,7 +36,7 @@ pub(super) struct MessageWorld {
     pub(super) log: Log,
 }
 
-/// A device and what belongs to it.
+/// A device and its resources.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) device: Device<Watch>,
@@ -45,61 +45,61 @@ pub(super) struct Node {
     pub(super) pd: Pd,
     pub(super) cq: Cq,
     pub(super) srq: Srq,
-    /// The shared queue's receives that haven't completed.
+    /// The outstanding receives of the shared receive queue.
     pub(super) shared: BTreeSet<usize>,
-    /// The limit below which somebody wants to be told.
+    /// The armed limit of the shared receive queue.
     pub(super) armed: Option<u32>,
     pub(super) keys: Vec<u32>,
-    /// Which endpoint a queue pair is, or was.
+    /// The endpoint of each queue pair, including destroyed ones.
     pub(super) endpoints: HashMap<Qpn, usize>,
-    /// Datagrams that completed a receive.
+    /// The number of datagrams that completed a receive.
     pub(super) datagrams: u64,
     identification: u16,
     pump_planned: bool,
 }
 
-/// A queue pair and what it has done.
+/// A queue pair and its messages.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) node: usize,
     pub(super) transport: Transport,
     pub(super) qpn: Qpn,
     pub(super) qkey: u32,
-    /// How often it was made or connected anew: messages of earlier times are no more.
+    /// The number of recreations and reconnections. Messages of earlier epochs are discarded.
     pub(super) epoch: u32,
-    /// Not to be used until it is connected anew.
+    /// Whether the endpoint is closed until it reconnects.
     pub(super) closed: bool,
-    /// In error.
+    /// Whether the queue pair failed.
     pub(super) failed: bool,
     pub(super) step: usize,
-    /// Its own receives that haven't completed, in order.
+    /// The endpoint's outstanding receives, in order.
     pub(super) receives: VecDeque<usize>,
-    /// The messages of this epoch that consume receives, in order; and how many the peer has got, or passed over.
+    /// The messages of this epoch that consume receives, in order, and the number that the peer received or skipped.
     pub(super) outbox: Vec<usize>,
     pub(super) arrived: usize,
-    /// How many messages of this epoch the peer has got.
+    /// The number of messages of this epoch that the peer received.
     pub(super) delivered: usize,
-    /// Its last message that completed.
+    /// The last completed message.
     pub(super) completed: Option<usize>,
     pub(super) faults: u64,
     pub(super) window: Option<Window>,
 }
 
-/// A endpoint's window, and the memory that it shows a part of.
+/// An endpoint's memory window, and the memory that it exposes in part.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) backing: Backing,
     pub(super) initial: Vec<u8>,
     pub(super) region: u32,
     pub(super) addr: u64,
-    /// The range that it shows: from where in the region, and how long.
+    /// The exposed range: offset in the region, and length.
     pub(super) start: u64,
     pub(super) length: u64,
     pub(super) key: u32,
     pub(super) phase: Phase,
-    /// MessagePlan that may write there.
+    /// The messages that may write through the window.
     pub(super) writers: Vec<usize>,
-    /// What was there when it was invalidated.
+    /// The content of the memory when the window was invalidated.
     pub(super) snapshot: Option<Vec<u8>>,
 }
 
@@ -120,17 +120,17 @@ pub(super) struct Message {
     pub(super) source_qpn: Qpn,
     pub(super) operation: SendOperation,
     pub(super) bytes: Vec<u8>,
-    /// It must not arrive.
+    /// Whether the message must not arrive.
     pub(super) forbidden: bool,
-    /// It goes through a window, which may close before it.
+    /// Whether the message uses a window, which may be invalidated before its arrival.
     pub(super) through_window: bool,
-    /// Where a WRITE of its own goes: the node, the memory, and what was there.
+    /// The target of a WRITE: the node, the memory, and its initial content.
     pub(super) target: Option<(usize, Backing, Vec<u8>)>,
     pub(super) delivered: u64,
     pub(super) outcome: Option<Status>,
 }
 
-/// Whom a message is for.
+/// The destination of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum To {
     Endpoint(usize),
@@ -142,26 +142,26 @@ pub(super) enum To {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) node: usize,
-    /// The endpoint whose own it is; `None` if it is shared.
+    /// The endpoint that posted it; `None` for a shared receive.
     pub(super) endpoint: Option<usize>,
     pub(super) backing: Backing,
     pub(super) done: bool,
 }
 
-/// Something to be done at a certain time.
+/// A planned task.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Task {
-    /// A endpoint goes on with its steps.
+    /// Continues the steps of an endpoint.
     Go { endpoint: usize },
-    /// A endpoint's own receive is posted.
+    /// Posts a receive of an endpoint.
     Receive { endpoint: usize, epoch: u32 },
-    /// A shared receive is posted.
+    /// Posts a shared receive.
     ReceiveShared { node: usize },
-    /// A pair of endpoints is connected anew.
+    /// Reconnects a pair of endpoints.
     Connect { endpoint: usize },
-    /// A pair of endpoints that has failed is ended, to be connected anew.
+    /// Recreates a failed pair of endpoints, to be reconnected.
     Renew { endpoint: usize, epoch: u32 },
-    /// A device's packets and completions are looked after.
+    /// Processes a device's packets and completions.
     Pump { node: usize },
 }
 
@@ -233,7 +233,7 @@ impl MessageWorld {
         self.schedule.plan(at, task);
     }
 
-    /// Notes what must not happen. The first is what counts.
+    /// Records a violation. Only the first is kept.
     pub(super) fn violate(&mut self, what: String) {
         self.log.violate(self.now, &format!("messages: {what}"));
     }
@@ -261,7 +261,7 @@ impl MessageWorld {
         (backing, key)
     }
 
-    /// Lets time pass until nothing is left to do.
+    /// Advances the virtual time until no tasks remain.
     pub(super) fn run(&mut self) {
         let end = self.plan.heal_at + PATIENCE;
         while self.log.violation.is_none() {
@@ -346,7 +346,7 @@ impl MessageWorld {
         self.plan_pump(packet.to);
     }
 
-    /// Sends what a device wants sent, and looks at what it has completed.
+    /// Sends a device's packets, and checks its completions.
     pub(super) fn pump(&mut self, index: usize) {
         loop {
             let group = self.group();
