@@ -80,7 +80,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device fails, for example because the address family differs from that of the
+    /// Returns [`Error::Verb`] if the operation fails, for example because the address family differs from that of the
     /// queue pair, and [`Error::Unsupported`] on InfiniBand, where an IP address doesn't identify a route: see
     /// [`ud_destination`](QueuePair::ud_destination).
     pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {

@@ -169,7 +169,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device fails.
+    /// Returns [`Error::Verb`] if the operation fails.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.0.backend.arm(solicited_only)
     }
@@ -192,7 +192,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the device
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
         if timeout == Duration::MAX {
@@ -216,7 +216,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the device
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
     pub fn try_event(&self) -> Result<bool> {
         self.0.backend.try_event()
@@ -709,7 +709,7 @@ impl CompletionQueueBuilder {
     ///
     /// Returns [`Error::Unsupported`] if timestamps are requested and the device [has
     /// none](super::DeviceAttributes::timestamp_clock), [`Error::LimitExceeded`] if the depth is 0 or exceeds the
-    /// device's limit or the vector doesn't exist, and [`Error::Verb`] if the device fails.
+    /// device's limit or the vector doesn't exist, and [`Error::Verb`] if the operation fails.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
         let vectors = self.device.attributes().completion_vector_count;

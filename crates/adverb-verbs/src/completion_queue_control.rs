@@ -77,7 +77,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the queue was created without
-    /// [events](super::CompletionQueueBuilder::events), and [`Error::Verb`] if the device fails.
+    /// [events](super::CompletionQueueBuilder::events), and [`Error::Verb`] if the operation fails.
     pub fn poll_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Deadline::new(timeout);
         loop {

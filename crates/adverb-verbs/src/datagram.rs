@@ -27,7 +27,7 @@ impl Datagram {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the datagram has no IP header, [`Error::Unsupported`] on InfiniBand (let
-    /// the sender transmit its [endpoint](super::Endpoint) instead), and [`Error::Verb`] if the device fails.
+    /// the sender transmit its [endpoint](super::Endpoint) instead), and [`Error::Verb`] if the operation fails.
     pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the datagram came without a route header".into() };
         let source = self.ip.ok_or(no_header)?.source();

@@ -13,7 +13,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the device fails.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<DeviceEvent>> {
         self.backend().wait_event(Some(timeout))
     }

@@ -51,7 +51,7 @@ pub fn into_parts(connection: cm::Connection) -> (QueuePair, CmHandle, Option<En
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](crate::Error::Verb) if the device fails.
+/// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
 pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> {
     queue_pair.reset_and_reclaim()
 }
@@ -60,7 +60,7 @@ pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> 
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](crate::Error::Verb) if the device fails.
+/// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
 pub fn register_again(region: &MemoryRegion, domain: &ProtectionDomain) -> Result<MemoryRegion> {
     region.again_in(domain)
 }

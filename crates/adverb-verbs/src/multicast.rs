@@ -45,7 +45,7 @@ impl QueuePair {
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family, or
     /// if the queue pair isn't a UD queue pair or is already a member; [`Error::Unsupported`] on InfiniBand, where
     /// the subnet manager manages groups: see [`attach_multicast`](QueuePair::attach_multicast); and [`Error::Verb`]
-    /// if the network interface or the device fails.
+    /// if the network interface or the device rejects the membership.
     pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
         let gid = self.group(group)?;
         let ip = match &self.gid.netdev {
@@ -68,7 +68,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::Verb`] if the device fails.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::Verb`] if the operation fails.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<()> {
         self.detach_multicast(self.group(group)?, 0)
     }
@@ -79,7 +79,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family,
-    /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the device fails.
+    /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the operation fails.
     pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
         Ok(UdDestination { address, qpn: Qpn::MULTICAST, qkey })
@@ -92,7 +92,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't the GID of a multicast group, or if the queue pair isn't a
-    /// UD queue pair or is already attached, and [`Error::Verb`] if the device fails.
+    /// UD queue pair or is already attached, and [`Error::Verb`] if the operation fails.
     pub fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         self.attach(group, lid, None)
     }
@@ -101,7 +101,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::Verb`] if the device fails.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::Verb`] if the operation fails.
     pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let mut members = self.memberships.lock();
         let Some(at) = members.iter().position(|member| member.group == group && member.lid == lid) else {

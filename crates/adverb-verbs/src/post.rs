@@ -64,7 +64,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to
     /// send, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the device fails.
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the operation fails.
     /// The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
@@ -192,7 +192,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is in the reset or
     /// error state, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the device fails.
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the operation fails.
     /// The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {

@@ -116,7 +116,7 @@ impl ProtectionDomain {
     ///
     /// Returns [`Error::Unsupported`] if the device [lacks](super::Device::can_register_dmabuf) it,
     /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::Verb`]
-    /// if the device fails, for example because the bytes lie outside the dma-buf.
+    /// if the operation fails, for example because the bytes lie outside the dma-buf.
     pub fn register_dmabuf(
         &self,
         dmabuf: impl AsFd,

@@ -165,7 +165,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::WrongState`] if the queue pair is already connected, [`Error::InvalidRequest`] if it is a UD
-    /// queue pair, and [`Error::Verb`] if the device fails. The hint tells which of the addresses looks wrong.
+    /// queue pair, and [`Error::Verb`] if the operation fails. The hint tells which of the addresses looks wrong.
     pub fn connect(&self, remote: &Endpoint) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
@@ -226,7 +226,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if it is not a UD queue pair, [`Error::WrongState`] if it is already ready
-    /// to send, and [`Error::Verb`] if the device fails.
+    /// to send, and [`Error::Verb`] if the operation fails.
     pub fn move_to_rts(&self) -> Result<()> {
         if self.transport != Transport::Ud {
             let reason = "only a datagram queue pair is active without a peer: call `connect`";
@@ -295,7 +295,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the device fails.
+    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the operation fails.
     pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
@@ -309,7 +309,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device fails.
+    /// Returns [`Error::Verb`] if the operation fails.
     pub fn move_to_error(&self) -> Result<()> {
         self.change(&StateChange::Error)
     }
@@ -322,7 +322,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the device
+    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the operation
     /// fails.
     pub fn drain(&self, timeout: Duration) -> Result<()> {
         self.move_to_error()?;
@@ -346,7 +346,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device fails.
+    /// Returns [`Error::Verb`] if the operation fails.
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
         let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));

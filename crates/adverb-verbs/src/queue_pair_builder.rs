@@ -160,7 +160,7 @@ impl QueuePairBuilder {
     ///
     /// Returns [`Error::InvalidRequest`] if no completion queue was set, [`Error::LimitExceeded`] if a completion
     /// queue has too few free entries or a limit of the device is exceeded, [`Error::NoDevice`] if the port has no
-    /// such address or GID index, and [`Error::Verb`] if the device fails.
+    /// such address or GID index, and [`Error::Verb`] if the operation fails.
     pub fn create(self) -> Result<QueuePair> {
         let device = self.domain.device().clone();
         let (Some(send_cq), Some(recv_cq)) = (&self.send_cq, &self.recv_cq) else {

@@ -110,7 +110,7 @@ impl SharedReceiveQueue {
     /// # Errors
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::LimitExceeded`], [`Error::InvalidRequest`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue, and [`Error::Verb`] if the device fails. The
+    /// [`Error::ForeignDomain`] if the request doesn't suit the queue, and [`Error::Verb`] if the operation fails. The
     /// error contains the request; see [`PostError`] for the exception.
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
@@ -155,7 +155,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device fails, for example because `limit` exceeds the depth.
+    /// Returns [`Error::Verb`] if the operation fails, for example because `limit` exceeds the depth.
     pub fn arm(&self, limit: u32) -> Result<()> {
         self.0.backend.arm(limit)
     }
