@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use adverb_proto::types::Transport;
+use adverb_proto::types::{ArmFor, Transport};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};
@@ -170,8 +170,8 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the operation fails.
-    pub fn arm(&self, solicited_only: bool) -> Result<()> {
-        self.0.backend.arm(solicited_only)
+    pub fn arm(&self, arm_for: ArmFor) -> Result<()> {
+        self.0.backend.arm(arm_for)
     }
 
     /// Returns the file descriptor that becomes readable when an event is pending, for use in an event loop, or
@@ -284,7 +284,7 @@ impl CompletionQueue {
     /// Waits for an event. Only one thread does so at a time, and that thread arms the queue: an event that another
     /// thread consumed, or for which another thread armed the queue, would be missed.
     fn arm_and_wait(&self, left: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
-        self.0.backend.arm(false)?;
+        self.0.backend.arm(ArmFor::Any)?;
         // What came before the arming makes no event: look again before waiting.
         let mut state = self.lock();
         self.gather_into(&mut state)?;

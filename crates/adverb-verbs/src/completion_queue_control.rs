@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::deadline::Deadline;
-use super::{Completion, CompletionQueue};
+use super::{ArmFor, Completion, CompletionQueue};
 use crate::error::{Error, Result};
 
 impl CompletionQueue {
@@ -81,7 +81,7 @@ impl CompletionQueue {
     pub fn poll_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Deadline::new(timeout);
         loop {
-            self.arm(true)?;
+            self.arm(ArmFor::Solicited)?;
             // What came before the arming makes no event: look before waiting.
             let count = self.poll(out)?;
             if count > 0 {

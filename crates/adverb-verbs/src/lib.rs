@@ -79,9 +79,9 @@ mod traffic;
 
 pub use adverb_proto::ResourceCounts;
 pub use adverb_proto::types::{
-    Access, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, Gid, GidEntry,
-    GidType, LinkLayer, ModerationLimits, OdpCapabilities, OdpOperations, PathMtu, PeerAttributes, Port,
-    PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, TimestampClock,
+    Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, Gid,
+    GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities, OdpOperations, PathMtu, PeerAttributes,
+    Port, PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, TimestampClock,
     Transport,
 };
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Completion, CompletionQueue, contained};
+use super::{ArmFor, Completion, CompletionQueue, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -379,7 +379,7 @@ impl<H: FnMut(Completion)> Worker<H> {
         let waker = Arc::clone(&self.shared.waker);
         waker.is_asleep.store(true, Ordering::SeqCst);
         if queue.event_fd().is_some() {
-            queue.arm(false)?;
+            queue.arm(ArmFor::Any)?;
         }
         // What came between the last look and the arming makes no event, and what somebody else took from the device and
         // left with the queue before we counted as asleep doesn't wake us: look again.

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
 use adverb::net::{Options, blocking as net};
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
-use adverb::verbs::{Access, Completion, CompletionQueue, QueuePair, SendRequest};
+use adverb::verbs::{Access, ArmFor, Completion, CompletionQueue, QueuePair, SendRequest};
 
 const NO_TIMEOUT: Duration = Duration::MAX;
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -234,8 +234,8 @@ impl Side {
         }
         let is_strict = plan.kind == EVENTS;
         if is_strict {
-            sends.arm(false)?;
-            receives.arm(false)?;
+            sends.arm(ArmFor::Any)?;
+            receives.arm(ArmFor::Any)?;
         }
         let payload = Some(domain.buffer(plan.len as usize)?);
         let memory = domain.region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -269,7 +269,7 @@ impl Side {
             }
             if is_strict {
                 queue.wait_event(NO_TIMEOUT)?;
-                queue.arm(false)?;
+                queue.arm(ArmFor::Any)?;
                 queue.poll(completed)?;
             } else {
                 queue.poll_timeout(completed, NO_TIMEOUT)?;

@@ -63,6 +63,7 @@ shared_between_threads!(TYPES:
     net::UnacknowledgedMessage,
     verbs::Access,
     verbs::AddressHandle,
+    verbs::ArmFor,
     verbs::CompletedOperation,
     verbs::Completion,
     verbs::CompletionQueue,

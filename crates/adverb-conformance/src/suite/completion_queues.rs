@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::verbs::{SendRequest, Transport::Rc};
+use adverb::verbs::{ArmFor, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
@@ -111,7 +111,7 @@ fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
 
 fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     pair.right.cq.resize(1000)?;
     pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use adverb::memory::MemoryRegion;
-use adverb::verbs::{Access, ConnectOptions, Device, SendRequest, Status, Transport, Transport::Rc};
+use adverb::verbs::{Access, ArmFor, ConnectOptions, Device, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, expect, read};
@@ -225,7 +225,7 @@ fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
     for take in [false, true] {
         let pair = fixture.pair(Rc).events().connect()?;
         pair.right.offer(8)?;
-        pair.right.cq.arm(false)?;
+        pair.right.cq.arm(ArmFor::Any)?;
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         std::thread::sleep(MOMENT);
         // With an event that nobody took, and with one that somebody did.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::verbs::{SendRequest, Transport::Rc};
+use adverb::verbs::{ArmFor, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
@@ -64,7 +64,7 @@ fn only_a_queue_created_with_events_has_them(fixture: &Fixture) -> Result<()> {
 
 fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     ensure!(!pair.right.cq.try_event()?, "there is an event, and nothing has come");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(told(&pair)?, "it wasn't told");
@@ -81,7 +81,7 @@ fn an_unarmed_queue_delivers_no_event(fixture: &Fixture) -> Result<()> {
 
 fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     for _ in 0..5 {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     }
@@ -95,7 +95,7 @@ fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) 
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     std::thread::sleep(MOMENT);
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     let mut completions = Vec::new();
     ensure!(pair.right.cq.poll(&mut completions)? == 1, "it isn't found");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
@@ -105,14 +105,14 @@ fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) 
 
 fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.cq.arm(true)?;
+    pair.right.cq.arm(ArmFor::Solicited)?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(!told(&pair)?, "it was told of one that isn't solicited");
     send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
     ensure!(told(&pair)?, "it wasn't told of one that is solicited");
     // WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
-    pair.right.cq.arm(true)?;
+    pair.right.cq.arm(ArmFor::Solicited)?;
     let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
     send(&pair, write.solicited())?;
     ensure!(told(&pair)?, "it wasn't told of a solicited WRITE");
@@ -123,7 +123,7 @@ fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixtur
 fn a_failure_ends_a_wait_for_solicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.offer(8)?;
-    pair.right.cq.arm(true)?;
+    pair.right.cq.arm(ArmFor::Solicited)?;
     pair.right.qp.move_to_error()?;
     ensure!(told(&pair)?, "it wasn't told");
     pair.right.take(1).map(drop)
@@ -157,7 +157,7 @@ fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Resu
 
 fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     let start = Instant::now();
     ensure!(!pair.right.cq.wait_event(MOMENT)?, "there is an event, and nothing has come");
     let took = start.elapsed();
@@ -165,7 +165,7 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     for timeout in [PATIENCE, Duration::MAX] {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
         ensure!(pair.right.cq.wait_event(timeout)?, "it wasn't told");
-        pair.right.cq.arm(false)?;
+        pair.right.cq.arm(ArmFor::Any)?;
         pair.right.take(1)?;
     }
     let without = fixture.device.completion_queue(4).create()?;
@@ -211,7 +211,7 @@ fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
 fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for _ in 0..3 {
-        pair.right.cq.arm(false)?;
+        pair.right.cq.arm(ArmFor::Any)?;
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
         pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }

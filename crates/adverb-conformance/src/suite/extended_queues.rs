@@ -2,7 +2,7 @@
 
 use adverb::Error;
 use adverb::verbs::{
-    Access, CompletedOperation, SendRequest, Status, Transport, Transport::Rc, Transport::Ud,
+    Access, ArmFor, CompletedOperation, SendRequest, Status, Transport, Transport::Rc, Transport::Ud,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -148,7 +148,7 @@ fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fix
 
 fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().extended().connect()?;
-    pair.right.cq.arm(false)?;
+    pair.right.cq.arm(ArmFor::Any)?;
     let receiving = pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event came");

@@ -28,7 +28,7 @@ use std::time::Duration;
 use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
 use adverb_verbs::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
 use adverb_verbs::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QueuePair,
+    Access, ArmFor, Completion, CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QueuePair,
     QueuePairBuilder, RecvRequest, RemoteAddress, Result, SendRequest,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -274,7 +274,7 @@ impl State {
 
     /// Has an event made when there is something new.
     fn arm(&mut self) -> Result<()> {
-        self.lane.completions.arm(false)?;
+        self.lane.completions.arm(ArmFor::Any)?;
         self.is_armed = true;
         Ok(())
     }
@@ -618,7 +618,7 @@ impl Lane {
         };
         let deadline = Deadline::new(time);
         loop {
-            self.completions.arm(false)?;
+            self.completions.arm(ArmFor::Any)?;
             // What came before the arming makes no event.
             let count = self.completions.poll(done)?;
             if count > 0 {

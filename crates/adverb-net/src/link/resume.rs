@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_verbs::memory::RegisteredBuf;
-use adverb_verbs::{Error, Result, internal};
+use adverb_verbs::{ArmFor, Error, Result, internal};
 
 use super::sending::Body;
 use super::{
@@ -395,7 +395,7 @@ impl Link {
         }
         self.advance(&mut state);
         // Its completion wakes tasks, which wait for events only.
-        let _ = state.lane.completions.arm(false);
+        let _ = state.lane.completions.arm(ArmFor::Any);
         self.ask(&mut state);
         self.news.notify_all();
     }

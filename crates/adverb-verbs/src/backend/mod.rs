@@ -41,8 +41,8 @@ use std::time::Duration;
 
 use adverb_proto::ResourceCounts;
 use adverb_proto::types::{
-    Access, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn, QueuePairAttributes,
-    RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
+    Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn,
+    QueuePairAttributes, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
 };
 
 #[cfg(feature = "soft")]
@@ -503,9 +503,9 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for an event at the next completion.
-    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
-        ask!(self, queue => queue.arm(solicited_only))
+    /// Requests an event for the next completion, or for the next solicited one.
+    pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
+        ask!(self, queue => queue.arm(arm_for))
     }
 
     /// Puts right what the device says in a way of its own, in an outcome with [unusual](flag::UNUSUAL) flags.

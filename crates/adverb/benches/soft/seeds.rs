@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb::memory::RemoteMemory;
-use adverb::verbs::{Completion, Device, SendRequest, SoftDevice, Switch};
+use adverb::verbs::{ArmFor, Completion, Device, SendRequest, SoftDevice, Switch};
 
 use crate::duel::{Side, TIMEOUT, percentile};
 use crate::{Outcome, processor_time, say};
@@ -124,7 +124,7 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
             let mut done = Vec::new();
             let mut count = 0;
             while count < WAKES {
-                completions.arm(false)?;
+                completions.arm(ArmFor::Any)?;
                 let mut at = base.elapsed();
                 if completions.poll(&mut done)? == 0 {
                     completions.wait_event(Duration::MAX)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use adverb_proto::types::ArmFor;
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
 use super::extended_completion_queue::Extended;
@@ -98,7 +99,8 @@ impl CompletionQueue {
         }
     }
 
-    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
+    pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
+        let solicited_only = arm_for == ArmFor::Solicited;
         // SAFETY: the queue is alive.
         let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };
         check(code, || format!("arming a completion queue of {}", self.device.name))

@@ -87,8 +87,7 @@ impl CompletionQueue {
     /// This device says all in the common way.
     pub(crate) fn correct(&self, _outcome: &mut RawOutcome) {}
 
-    pub(crate) fn arm(&self, solicited_only: bool) -> Result<()> {
-        let arm_for = if solicited_only { ArmFor::Solicited } else { ArmFor::Any };
+    pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let armed = self.device.nic.arm_cq(self.cq, arm_for);
         armed.map_err(|error| refusal(error, format!("arming a completion queue of {}", self.device.name)))
     }
