@@ -62,4 +62,21 @@ mod tests {
     fn command_line_is_well_formed() {
         Cli::command().debug_assert();
     }
+
+    #[test]
+    fn help_is_as_listed() {
+        let mut cli = Cli::command().term_width(100);
+        cli.build();
+        let mut commands = vec![cli];
+        let mut sections = Vec::new();
+        while let Some(mut command) = commands.pop() {
+            let name = command.get_bin_name().unwrap_or("adverb").to_owned();
+            let help = command.render_long_help().to_string();
+            let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+            sections.push(format!("## {name} --help\n\n{}\n\n", lines.join("\n").trim_end()));
+            let subcommands = command.get_subcommands().filter(|command| command.get_name() != "help");
+            commands.extend(subcommands.cloned().collect::<Vec<_>>().into_iter().rev());
+        }
+        messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/help.txt"), &sections);
+    }
 }

@@ -18,7 +18,7 @@ use crate::{Outcome, Suite};
 /// let deviations: Deviations = "\
 /// ## Deviations of an old NIC
 /// test: rc_empty_messages_arrive
-/// result: fail: nothing came within 10s while waiting for a completion
+/// result: fail: timed out after 10s while waiting for a completion
 /// cause: the firmware loses a wake-up
 /// ".parse()?;
 /// assert_eq!(deviations.iter().len(), 1);
@@ -105,15 +105,15 @@ impl FromStr for Deviations {
             let result = field("result", lines.next().map(|(_, line)| line))?;
             let cause = field("cause", lines.next().map(|(_, line)| line))?;
             if !known.contains(test.as_str()) {
-                return Err(error(format!("there is no test {test}")));
+                return Err(error(format!("no test is named {test}")));
             }
             if !seen.insert(test.clone()) {
-                return Err(error(format!("{test} is listed twice")));
+                return Err(error(format!("the test {test} is listed twice")));
             }
             let observed = match result.strip_prefix("fail:") {
                 Some(reason) => Observed::Fails(reason.trim().to_owned()),
                 None if result == "not run" => Observed::NotRun,
-                None => return Err(error("the result is neither `fail: REASON` nor `not run`".to_owned())),
+                None => return Err(error("the result must be `fail: REASON` or `not run`".to_owned())),
             };
             deviations.push(Deviation { test, observed, cause });
         }
@@ -121,7 +121,7 @@ impl FromStr for Deviations {
     }
 }
 
-/// A syntax error in a file of deviations.
+/// The error of parsing a file of deviations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseDeviationsError {
     /// The number of the paragraph's first line, from 1.
@@ -160,15 +160,30 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_its_line() {
         let cases = [
-            ("# a comment\n\ntest: no_such_rule\nresult: fail: x\ncause: y\n", 3, "no test"),
+            ("# a comment\n\ntest: no_such_rule\nresult: fail: x\ncause: y\n", 3, "no test is named"),
             (&format!("test: {TEST}\ncause: y\n"), 1, "result"),
-            (&format!("test: {TEST}\nresult: pass\ncause: y\n"), 1, "neither"),
+            (&format!("test: {TEST}\nresult: pass\ncause: y\n"), 1, "must be"),
         ];
         for (text, line, words) in cases {
             let error = text.parse::<Deviations>().unwrap_err();
             assert_eq!(error.line, line, "{error}");
             assert!(error.reason.contains(words), "{error}");
         }
+    }
+
+    #[test]
+    fn error_messages_are_as_listed() {
+        let twice = format!("test: {TEST}\nresult: not run\ncause: y\n").repeat(2);
+        let cases = [
+            "test: no_such_rule\nresult: fail: x\ncause: y\n",
+            &twice,
+            &format!("test: {TEST}\ncause: y\n"),
+            &format!("test: {TEST}\nresult: pass\ncause: y\n"),
+        ];
+        let errors = cases.map(|text| format!("{}\n\n", text.parse::<Deviations>().unwrap_err()));
+        let list = ["## ParseDeviationsError\n\n".to_owned()].into_iter().chain(errors);
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt");
+        messages::check(file, &list.collect::<Vec<_>>());
     }
 
     #[test]

@@ -104,7 +104,8 @@ impl Connector {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
+        Err(failure
+            .unwrap_or_else(|| bootstrap::no_address(io::Error::other("the host name has no address"))))
     }
 
     async fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Box<Link>> {
@@ -116,7 +117,7 @@ impl Connector {
                 connected => return connected,
             }
         }
-        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
+        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("no address could be tried"))))
     }
 }
 
@@ -317,7 +318,11 @@ impl Connection {
     /// Makes an established link usable by tasks.
     fn new(link: Box<Link>, origin: Origin) -> Result<Connection> {
         let broken = |error| {
-            bootstrap::verb("watching a completion queue", error, "is this a tokio runtime with I/O?")
+            bootstrap::verb(
+                "watching a completion queue",
+                error,
+                "enable I/O in the tokio runtime: `Builder::enable_io`",
+            )
         };
         let lane = link.lane();
         let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
@@ -391,7 +396,7 @@ impl Connection {
     /// If the future is dropped, the message may or may not be queued.
     pub async fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message.into(), None)?);
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
         let fed = self.wait(timeout, waiting, |link, state| link.feed(state, &mut ready)).await;
         fed.map_err(|error| Ready::refused(ready, error))
     }
@@ -406,7 +411,7 @@ impl Connection {
     ///
     /// Dropping the future loses no message.
     pub async fn flush(&self) -> Result<()> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
         self.wait(timeout, waiting, |link, state| link.is_flushed(state)).await
     }
 
@@ -436,8 +441,7 @@ impl Connection {
 
     async fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
         let mut number = None;
-        self.wait(timeout, "waiting for room to send", |link, state| link.send(state, ready, &mut number))
-            .await
+        self.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number)).await
     }
 
     /// Waits for a message. Returns `None` after the last message, when the peer has shut down or closed the
@@ -498,12 +502,13 @@ impl Connection {
     /// Dropping the future ends the connection at once.
     pub async fn close(self) -> Result<()> {
         let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
-        let closed = self
-            .wait(timeout, "waiting for the peer to have all", |link, state| link.close(state, &mut gone));
+        let closed = self.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
+            link.close(state, &mut gone)
+        });
         closed.await?;
         if let Some(time) = self.link.lingers() {
             // Whether they have parted or time is over, it is done.
-            let _ = self.wait(time, "waiting for the peer's farewell", Link::has_parted).await;
+            let _ = self.wait(time, "waiting for the peer to close", Link::has_parted).await;
         }
         Ok(())
     }

@@ -87,7 +87,8 @@ impl Connector {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("the name has no address"))))
+        Err(failure
+            .unwrap_or_else(|| bootstrap::no_address(io::Error::other("the host name has no address"))))
     }
 }
 
@@ -101,7 +102,7 @@ pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: &Deadl
             connected => return connected,
         }
     }
-    Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("there is no way there"))))
+    Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("no address could be tried"))))
 }
 
 fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
@@ -332,7 +333,7 @@ impl Connection {
     /// Returns the errors of [`send`](Connection::send).
     pub fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut ready = Some(self.link.ready(message.into(), None)?);
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
         let fed = self.link.wait(timeout, waiting, |link, state| link.feed(state, &mut ready));
         fed.map_err(|error| Ready::refused(ready, error))
     }
@@ -343,7 +344,7 @@ impl Connection {
     ///
     /// Returns the errors of [`send`](Connection::send).
     pub fn flush(&self) -> Result<()> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for room to send");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
         self.link.wait(timeout, waiting, |link, state| link.is_flushed(state))
     }
 
@@ -372,8 +373,7 @@ impl Connection {
 
     fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
         let mut number = None;
-        self.link
-            .wait(timeout, "waiting for room to send", |link, state| link.send(state, ready, &mut number))
+        self.link.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number))
     }
 
     /// Waits for a message. Returns `None` after the last message, when the peer has shut down or closed the
@@ -417,8 +417,9 @@ impl Connection {
     /// - Returns [`Error::Disconnected`] if the connection had ended.
     pub fn close(self) -> Result<()> {
         let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
-        self.link
-            .wait(timeout, "waiting for the peer to have all", |link, state| link.close(state, &mut gone))
+        self.link.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
+            link.close(state, &mut gone)
+        })
     }
 
     /// Returns the pool from which the connection allocates the memory of its messages.
@@ -450,7 +451,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(time) = self.link.lingers() {
             // Whether they have parted or time is over, it is done.
-            let _ = self.link.wait(time, "waiting for the peer's farewell", Link::has_parted);
+            let _ = self.link.wait(time, "waiting for the peer to close", Link::has_parted);
         }
     }
 }

@@ -41,6 +41,8 @@ pub mod fuzzing;
 mod key;
 mod link;
 mod message;
+#[cfg(test)]
+mod messages;
 mod options;
 mod protocol;
 #[cfg(feature = "tokio")]

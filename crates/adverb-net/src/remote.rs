@@ -106,7 +106,7 @@ impl Announced {
     pub(super) fn range(&self, range: &Range<u64>, right: RemoteAccess) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
         let backwards =
-            || Error::InvalidRequest { reason: format!("the range {range:?} ends before it begins").into() };
+            || Error::InvalidRequest { reason: format!("the range {range:?} ends before it starts").into() };
         let len = len.ok_or_else(backwards)?;
         Ok((self.place(range.start, len, right)?, len))
     }

@@ -33,7 +33,7 @@ pub(super) fn find(id: &SessionId) -> Option<Arc<Link>> {
 /// A number for a new connection.
 pub(super) fn begin() -> Result<Session> {
     let mut id = SessionId::default();
-    let failed = |error| super::bootstrap::verb("choosing a random number", io::Error::other(error), "");
+    let failed = |error| super::bootstrap::verb("reading random bytes", io::Error::other(error), "");
     getrandom::fill(&mut id).map_err(failed)?;
     Ok(Session { id, received: None })
 }
@@ -125,7 +125,7 @@ impl Reviver {
     /// Connects again, over one of the paths.
     fn go(self, mut paths: Paths) {
         paths.options.session = Some(self.session);
-        let mut reason = "there is no way to the peer".to_owned();
+        let mut reason = "no path to the peer was tried".to_owned();
         // Which path to try first: not the one that has just failed.
         let mut first = 1;
         while self.has_time(&reason) {
@@ -143,7 +143,7 @@ impl Reviver {
 
     /// Lets the peer in when it comes again.
     fn be_come_to(self, listening: &Weak<Listening>) {
-        while self.has_time("the peer didn't come again") {
+        while self.has_time("the peer did not reconnect") {
             let pause = PAUSE.min(self.deadline.left());
             match listening.upgrade() {
                 Some(listening) => listening.serve(pause),
@@ -157,7 +157,7 @@ impl Reviver {
     fn has_time(&self, reason: &str) -> bool {
         let is_wanted = self.link.upgrade().is_some_and(|link| link.is_broken(self.generation));
         if is_wanted && self.deadline.left().is_zero() {
-            self.give_up(&format!("{reason}, within {:?}", self.deadline.timeout));
+            self.give_up(&format!("{reason} within {:?}", self.deadline.timeout));
             return false;
         }
         is_wanted
@@ -174,7 +174,7 @@ impl Reviver {
         let mut peers = paths.resolve();
         let count = peers.len().max(1);
         peers.rotate_left(first % count);
-        let mut failure = super::bootstrap::no_address(io::Error::other("there is no address"));
+        let mut failure = super::bootstrap::no_address(io::Error::other("the peer has no address"));
         for peer in peers {
             let time = self.deadline.left().min(paths.options.connect_timeout).min(ATTEMPT);
             match connect_link(peer, &paths.options, &Deadline::new(time)) {

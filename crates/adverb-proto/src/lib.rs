@@ -25,6 +25,8 @@ mod device;
 mod event;
 mod hash;
 pub mod memory;
+#[cfg(test)]
+mod messages;
 #[cfg(not(feature = "mutants"))]
 mod mutation;
 #[cfg(feature = "mutants")]

@@ -14,6 +14,8 @@ mod cm_event_channel;
 mod error;
 pub mod link;
 pub mod memory;
+#[cfg(test)]
+mod messages;
 mod nic;
 
 pub use channel::Channel;

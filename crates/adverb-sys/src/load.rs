@@ -138,6 +138,23 @@ mod tests {
     }
 
     #[test]
+    fn error_messages_are_as_listed() {
+        let error = |file, reason| {
+            let error = LoadError { file, reason };
+            format!("{error}\n  hint: {}\n\n", error.hint())
+        };
+        let missing =
+            || Reason::NotLoaded("cannot open shared object file: no such file or directory".into());
+        let list = [
+            "## LoadError, with hints\n\n".to_owned(),
+            error("libibverbs.so.1", missing()),
+            error("librdmacm.so.1", missing()),
+            error("libibverbs.so.1", Reason::NoSymbol("ibv_get_device_list".into())),
+        ];
+        messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt"), &list);
+    }
+
+    #[test]
     fn each_library_names_its_own_package() {
         let error = LoadError { file: "librdmacm.so.1", reason: Reason::NotLoaded("no such file".into()) };
         assert!(error.hint().contains("apt install librdmacm1"), "{}", error.hint());

@@ -28,8 +28,9 @@ impl AddressHandle {
     pub(super) fn of(queue_pair: &QueuePair, gid: Gid, lid: u16, traffic: Traffic) -> Result<AddressHandle> {
         if queue_pair.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
             return Err(Error::Unsupported {
-                feature: "sending datagrams on InfiniBand without the recipient's local identifier".into(),
-                hint: "have the recipient say its endpoint, and call `ud_destination`".into(),
+                feature: "addressing a UD peer on InfiniBand without its LID".into(),
+                hint: "exchange endpoints out of band, and call `ud_destination` with the peer's endpoint"
+                    .into(),
             });
         }
         AddressHandle::at(queue_pair, &queue_pair.address_of(gid, lid, traffic))

@@ -170,7 +170,7 @@ impl Completion {
 }
 
 fn not_one_buffer() -> Error {
-    Error::InvalidRequest { reason: "the request hadn't just one buffer of this kind".into() }
+    Error::InvalidRequest { reason: "the request does not have exactly one buffer of this kind".into() }
 }
 
 impl fmt::Display for Completion {

@@ -446,10 +446,11 @@ impl CompletionQueue {
         let room = self.depth() - state.reserved;
         if depth > room {
             return Err(Error::LimitExceeded {
-                quantity: "the number of requests that may complete at once".into(),
+                quantity: "total depth of the queues of a completion queue".into(),
                 requested: u64::from(state.reserved) + u64::from(depth),
                 max: u64::from(self.depth()),
-                hint: "make the completion queue as deep as all queues that use it together".into(),
+                hint: "create the completion queue with at least the total depth of all queues that use it"
+                    .into(),
             });
         }
         state.reserved += depth;
@@ -600,10 +601,10 @@ impl Queues {
             return Ok(());
         }
         Err(Error::LimitExceeded {
-            quantity: "the number of send and receive queues of a completion queue".into(),
+            quantity: "number of send and receive queues of a completion queue".into(),
             requested: MAX_QUEUES as u64 + 1,
             max: MAX_QUEUES as u64,
-            hint: "spread the queue pairs over several completion queues".into(),
+            hint: "distribute the queue pairs over several completion queues".into(),
         })
     }
 
@@ -645,10 +646,10 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
         return Ok(());
     }
     Err(Error::LimitExceeded {
-        quantity: "the depth of a completion queue".into(),
+        quantity: "completion queue depth".into(),
         requested: depth.into(),
         max: most.into(),
-        hint: "it must be at least 1".into(),
+        hint: "use a value from 1 to the maximum".into(),
     })
 }
 
@@ -715,17 +716,17 @@ impl CompletionQueueBuilder {
         let vectors = self.device.attributes().completion_vector_count;
         if self.vector >= vectors.max(1) {
             return Err(Error::LimitExceeded {
-                quantity: "the number of a completion vector".into(),
+                quantity: "completion vector".into(),
                 requested: self.vector.into(),
                 max: vectors.saturating_sub(1).into(),
-                hint: "they count from 0".into(),
+                hint: "vectors are numbered from 0: use one below `Device::completion_vectors`".into(),
             });
         }
         if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamp_clock.is_none()
         {
             return Err(Error::Unsupported {
-                feature: format!("giving completions timestamps, on {},", self.device.name()).into(),
-                hint: "read the clock when a completion is polled".into(),
+                feature: format!("completion timestamps on {}", self.device.name()).into(),
+                hint: "read the clock when polling a completion".into(),
             });
         }
         let backend =

@@ -20,10 +20,10 @@ impl CompletionQueue {
         self.with_reserved(|reserved| {
             if depth < reserved {
                 return Err(Error::LimitExceeded {
-                    quantity: "the number of requests that may complete at once".into(),
+                    quantity: "total depth of the queues of a completion queue".into(),
                     requested: reserved.into(),
                     max: depth.into(),
-                    hint: "drop queue pairs that use the completion queue first".into(),
+                    hint: "destroy some of the queue pairs that use the completion queue first".into(),
                 });
             }
             self.backend().resize(depth)
@@ -45,24 +45,24 @@ impl CompletionQueue {
         let device = self.device();
         let Some(most) = device.attributes().moderation else {
             return Err(Error::Unsupported {
-                feature: format!("having completion events wait, on {},", device.name()).into(),
-                hint: "poll for a while after each event instead, as a poller does".into(),
+                feature: format!("completion event moderation on {}", device.name()).into(),
+                hint: "poll for a while after each event instead, as `Poller` does".into(),
             });
         };
         let limit = |what: &'static str, asked: u128, most: u64| Error::LimitExceeded {
             quantity: what.into(),
             requested: u64::try_from(asked).unwrap_or(u64::MAX),
             max: most,
-            hint: "the device's attribute `moderation` tells".into(),
+            hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
         if count > most.max_count {
-            return Err(limit("the number of completions per event", count.into(), most.max_count.into()));
+            return Err(limit("number of completions per event", count.into(), most.max_count.into()));
         }
         let period = period.as_micros();
         let most_period = most.max_period.as_micros();
         match u16::try_from(period) {
             Ok(short) if period <= most_period => self.backend().moderate(count, short),
-            _ => Err(limit("the microseconds that an event may wait", period, most_period as u64)),
+            _ => Err(limit("moderation period in microseconds", period, most_period as u64)),
         }
     }
 

@@ -29,7 +29,7 @@ impl Datagram {
     /// Returns [`Error::InvalidRequest`] if the datagram has no IP header, [`Error::Unsupported`] on InfiniBand (let
     /// the sender transmit its [endpoint](super::Endpoint) instead), and [`Error::Verb`] if the operation fails.
     pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
-        let no_header = Error::InvalidRequest { reason: "the datagram came without a route header".into() };
+        let no_header = Error::InvalidRequest { reason: "the received datagram has no GRH".into() };
         let source = self.ip.ok_or(no_header)?.source();
         let address = AddressHandle::of(queue_pair, Gid::from(source), 0, Traffic::new())?;
         Ok(UdDestination { address, qpn: self.source, qkey })
@@ -47,7 +47,9 @@ impl Completion {
         let CompletedOperation::Recv { immediate, source: Some(source), has_grh, .. } =
             self.success()?.operation
         else {
-            return Err(Error::InvalidRequest { reason: "the request isn't a receive of a datagram".into() });
+            return Err(Error::InvalidRequest {
+                reason: "the completion is not that of a received UD message".into(),
+            });
         };
         let mut message = self.into_message()?;
         let ip = match message.first_chunk::<GRH_LEN>() {

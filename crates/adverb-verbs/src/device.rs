@@ -123,8 +123,8 @@ impl Device {
         let soft = backend::Device::soft_addresses();
         found.extend(soft.iter().map(|address| format!("{address} as soft:{address}")));
         let hint = match found.len() {
-            0 => "there is no RDMA device; `ibv_devices` lists them".to_owned(),
-            _ => format!("there is {}", found.join(", ")),
+            0 => "check the output of `ibv_devices`: no RDMA device was found".to_owned(),
+            _ => format!("use one of these: {}", found.join(", ")),
         };
         Err(Error::NoDevice { reason: format!("no RDMA device has the address {address}"), hint })
     }
@@ -170,15 +170,12 @@ impl Device {
         }
         let hint = match found {
             false => {
-                "none was found: is the driver loaded? Without an RDMA card, Linux has soft-RoCE: \
+                "load the device's driver; without RDMA hardware, use soft-RoCE: \
                       `rdma link add rxe0 type rxe netdev eth0`"
             }
-            true => "there are devices, but all their ports are down",
+            true => "set a port's network interface up: all ports are down",
         };
-        Err(Error::NoDevice {
-            reason: "no RDMA device with an active port".to_owned(),
-            hint: hint.to_owned(),
-        })
+        Err(Error::NoDevice { reason: "no RDMA device has an active port".to_owned(), hint: hint.to_owned() })
     }
 
     /// Returns the name.
@@ -245,12 +242,15 @@ impl Device {
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
             let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
             let what = match address {
-                Some(address) => format!("port {port} of {} doesn't have the address {address}", self.name()),
+                Some(address) => {
+                    format!("port {port} of {} does not have the address {address}", self.name())
+                }
                 None => format!("port {port} of {} has no address", self.name()),
             };
             let hint = match list.len() {
-                0 => "give its network interface an IP address, and set it up".to_owned(),
-                _ => format!("it has {}", list.join(", ")),
+                0 => "assign an IP address to the port's network interface, and set the interface up"
+                    .to_owned(),
+                _ => format!("use one of these: {}", list.join(", ")),
             };
             Error::NoDevice { reason: what, hint }
         })
@@ -378,7 +378,9 @@ fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
     let usable = list.into_iter().filter(|info| info.unsupported_reason.is_none());
     usable.filter_map(|info| {
         Device::open(&info.name)
-            .inspect_err(|error| tracing::warn!(%error, device = info.name, "a device is passed over"))
+            .inspect_err(
+                |error| tracing::warn!(%error, device = info.name, "opening a device failed; it is skipped"),
+            )
             .ok()
     })
 }

@@ -62,7 +62,7 @@ pub enum Error {
         hint: Cow<'static, str>,
     },
     /// A requested quantity is outside its limit.
-    #[error("{quantity} {requested} exceeds the maximum of {max}{}", hint_line(.hint))]
+    #[error("{quantity} is {requested}, but the {}{}", limit(*.requested, *.max), hint_line(.hint))]
     LimitExceeded {
         /// The limited quantity: "completion queue depth".
         quantity: Cow<'static, str>,
@@ -277,6 +277,11 @@ fn hint_line(hint: &impl AsRef<str>) -> String {
         "" => String::new(),
         hint => format!("\n  hint: {hint}"),
     }
+}
+
+/// Returns the violated limit: the maximum, or the minimum, which is 1 for every quantity.
+fn limit(requested: u64, max: u64) -> String {
+    if requested > max { format!("maximum is {max}") } else { "minimum is 1".to_owned() }
 }
 
 /// Returns the vendor's error code in parentheses, or nothing for code 0.

@@ -111,7 +111,7 @@ impl Posting {
     /// Takes the memory of a request that is about to be posted. There must be room.
     #[inline]
     pub(super) fn push(&mut self, request: InFlight) {
-        let vacancy = self.ring.vacancy().expect("who pushes has looked for room");
+        let vacancy = self.ring.vacancy().expect("the caller checks for a free entry first");
         vacancy.fill(request);
         self.stats.posted += 1;
     }
@@ -122,7 +122,7 @@ impl Posting {
     pub(super) fn push_all(&mut self, requests: &mut Vec<InFlight>) {
         self.stats.posted += requests.len() as u64;
         let pushed = self.ring.push_all(requests);
-        assert!(pushed, "who pushes has looked for room");
+        assert!(pushed, "the caller checks for a free entry first");
     }
 }
 

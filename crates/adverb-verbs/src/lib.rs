@@ -37,7 +37,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("adverb-verbs needs Linux: adverb-wire and adverb-proto work everywhere");
+compile_error!("adverb-verbs requires Linux; adverb-wire and adverb-proto work everywhere");
 
 mod address_cache;
 mod address_handle;
@@ -58,6 +58,8 @@ mod in_flight;
 pub mod internal;
 pub mod memory;
 mod memory_window;
+#[cfg(all(test, not(loom)))]
+mod messages;
 mod multicast;
 mod poller;
 mod post;

@@ -111,9 +111,8 @@ impl ProtectionDomain {
     pub fn memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
             return Err(Error::Unsupported {
-                feature: format!("memory windows of type 2B on {}", self.device().name()).into(),
-                hint: "register the memory as a region of its own, with the rights that the peer is to have"
-                    .into(),
+                feature: format!("a type 2B memory window on {}", self.device().name()).into(),
+                hint: "register the memory as a separate region with the peer's access rights".into(),
             });
         }
         let state = Mutex::new(State { phase: Phase::Free, rkey: 0, queue_pair: None });
@@ -273,10 +272,10 @@ impl QueuePair {
     pub(super) fn check_window(&self, request: &SendRequest, window: &MemoryWindow) -> Result<()> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.transport != Transport::Rc || request.recipient.is_some() {
-            return refuse("memory windows need a reliable connection");
+            return refuse("memory windows require an RC queue pair");
         }
         if request.flags.contains(SendFlags::INLINE) {
-            return refuse("only SEND and WRITE can be inlined");
+            return refuse("only SEND and WRITE can be inline");
         }
         let shared = &window.shared;
         if shared.domain != self.domain {
@@ -284,15 +283,15 @@ impl QueuePair {
         }
         let mut state = shared.lock();
         match request.operation {
-            _ if state.phase == Phase::Gone => {
-                refuse("the window is gone: a request on it failed, or its queue pair is no more")
-            }
+            _ if state.phase == Phase::Gone => refuse(
+                "the memory window was freed: one of its requests failed, or its queue pair was reset or destroyed",
+            ),
             SendOperation::BindWindow(bind) => {
                 if state.phase.is_bound() {
-                    return refuse("the window is bound: invalidate it first");
+                    return refuse("the memory window is already bound: invalidate it first");
                 }
                 let Some(slice) = &window.slice else {
-                    return refuse("there is nothing to bind the window to");
+                    return refuse("the bind request has no memory slice");
                 };
                 if *slice.domain() != self.domain {
                     return Err(self.domain.foreign("memory", slice.domain(), self.name()));
@@ -308,15 +307,15 @@ impl QueuePair {
             SendOperation::LocalInvalidate(rkey) => {
                 // Checked here and not by the device: soft-RoCE (rxe_do_invalidate_mw) follows a null pointer.
                 if !state.phase.is_bound() || state.rkey != rkey {
-                    return refuse("the window isn't bound: there is nothing to invalidate");
+                    return refuse("the memory window is not bound");
                 }
                 if state.queue_pair != Some(self.qpn()) {
-                    return refuse("the window was bound on another queue pair: invalidate it there");
+                    return refuse("the memory window was bound on another queue pair: invalidate it there");
                 }
                 state.phase = Phase::Invalidating;
                 Ok(())
             }
-            _ => refuse("a window isn't memory: it can be bound and invalidated, and nothing else"),
+            _ => refuse("a memory window can only be bound or invalidated"),
         }
     }
 
@@ -343,14 +342,14 @@ impl QueuePair {
 fn flaw(slice: &RegionSlice, access: Access) -> Option<&'static str> {
     let region = slice.access();
     if slice.is_empty() {
-        Some("a window needs at least one byte to show")
+        Some("a memory window must contain at least one byte")
     } else if !region.contains(Access::WINDOW_BIND) {
-        Some("a window can be bound only to a region with the right WINDOW_BIND")
+        Some("binding a memory window requires a region with WINDOW_BIND access")
     } else if !access.is_remote() || !Access::REMOTE.contains(access) {
-        Some("a window gives rights to a peer, and only those: REMOTE_WRITE, REMOTE_READ or REMOTE_ATOMIC")
+        Some("a memory window's access must be one or more of REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC")
     } else if access.is_remotely_writable() && !region.contains(Access::LOCAL_WRITE) {
         // Vol. 1, 10.6.7.2.2.
-        Some("a window that lets a peer write needs a region with the right LOCAL_WRITE")
+        Some("remote write or atomic access to a memory window requires a region with LOCAL_WRITE access")
     } else {
         None
     }
@@ -394,7 +393,7 @@ impl Shared {
         state.phase = Phase::Gone;
         if let Err(error) = self.backend.free() {
             // Its region notices too, and then keeps its memory for good.
-            contained(|| tracing::error!(%error, "a memory window could not be freed"));
+            contained(|| tracing::error!(%error, "freeing a memory window failed"));
         }
     }
 

@@ -49,14 +49,10 @@ impl QueuePair {
     pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
         let gid = self.group(group)?;
         let ip = match &self.gid.netdev {
-            Some(netdev) => Some(join_ip(group, &self.gid, netdev).map_err(|error| {
-                Error::Verb {
-                    action: format!("joining the group {group} on {netdev}"),
-                    error,
-                    hint:
-                        "is the interface up? The number of groups is limited: net.ipv4.igmp_max_memberships"
-                            .into(),
-                }
+            Some(netdev) => Some(join_ip(group, &self.gid, netdev).map_err(|error| Error::Verb {
+                action: format!("joining the multicast group {group} on {netdev}"),
+                error,
+                hint: "set the interface up, or raise net.ipv4.igmp_max_memberships".into(),
             })?),
             // It may be another network namespace's, where somebody else must see to it.
             None => None,
@@ -105,7 +101,7 @@ impl QueuePair {
     pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let mut members = self.memberships.lock();
         let Some(at) = members.iter().position(|member| member.group == group && member.lid == lid) else {
-            let reason = format!("the queue pair isn't a member of {}", group.ip());
+            let reason = format!("the queue pair is not a member of the multicast group {}", group.ip());
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         self.backend.detach_multicast(group, lid)?;
@@ -116,14 +112,17 @@ impl QueuePair {
     fn attach(&self, group: Gid, lid: u16, ip: Option<UdpSocket>) -> Result<()> {
         let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
         if self.transport != Transport::Ud {
-            return refuse("only datagram queue pairs can belong to a group".to_owned());
+            return refuse("only UD queue pairs can join a multicast group".to_owned());
         }
         if !group.is_multicast() {
-            return refuse(format!("{} isn't a multicast address", group.ip()));
+            return refuse(format!("{} is not a multicast address", group.ip()));
         }
         let mut members = self.memberships.lock();
         if members.iter().any(|member| member.group == group && member.lid == lid) {
-            return refuse(format!("the queue pair is a member of {} already", group.ip()));
+            return refuse(format!(
+                "the queue pair is already a member of the multicast group {}",
+                group.ip()
+            ));
         }
         self.backend.attach_multicast(group, lid)?;
         members.push(Membership { group, lid, _ip: ip });
@@ -135,19 +134,19 @@ impl QueuePair {
     fn group(&self, group: IpAddr) -> Result<Gid> {
         if self.port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Unsupported {
-                feature: "naming a group on InfiniBand by an IP address".into(),
-                hint: "have the subnet manager join it, and call `attach_multicast` with what it says".into(),
+                feature: "joining a multicast group by IP address on InfiniBand".into(),
+                hint: "join the group at the subnet manager, and call `attach_multicast` with the GID and LID it returns".into(),
             });
         }
         let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
         if !group.is_multicast() {
-            return refuse(format!("{group} isn't a multicast address"));
+            return refuse(format!("{group} is not a multicast address"));
         }
         let ours = self.gid.gid.udp_address().ip();
         if group.is_ipv4() != ours.is_ipv4() {
             return refuse(format!(
-                "the group {group} is of another family than the queue pair's address {ours}: make the queue pair with \
-                 an `address` of that family"
+                "the multicast group {group} and the queue pair's address {ours} have different IP versions: create the \
+                 queue pair with an `address` of the group's version"
             ));
         }
         let mut bytes = Gid::from(group).bytes();
@@ -167,7 +166,7 @@ impl Memberships {
     pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
         for Membership { group, lid, .. } in self.lock().drain(..) {
             if let Err(error) = queue_pair.detach_multicast(group, lid) {
-                contained(|| tracing::error!(%error, %group, "a multicast group could not be left"));
+                contained(|| tracing::error!(%error, %group, "leaving a multicast group failed"));
             }
         }
     }

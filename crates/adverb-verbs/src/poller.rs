@@ -142,7 +142,7 @@ impl CompletionQueue {
         let failed = |error| Error::Verb {
             action: "starting a poller".to_owned(),
             error,
-            hint: "the limits on threads and open files are common reasons".into(),
+            hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
         };
         let (reader, writer) = io::pipe().map_err(failed)?;
         let waker = Arc::new(Waker { is_asleep: AtomicBool::new(false), reader, writer });
@@ -177,11 +177,11 @@ impl<H> Poller<H> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.owner != std::process::id() {
             return refuse(
-                "a poller is its process', and this is a forked child: only the parent can stop it",
+                "a poller can be stopped only by the process that started it, not by a forked child",
             );
         }
         let Some(thread) = self.thread.take_if(|thread| !is_current(thread)) else {
-            return refuse("a handler can't wait for the end of its own poller: drop the poller instead");
+            return refuse("a handler cannot stop its own poller: drop the poller instead");
         };
         self.shared.tell();
         // The thread catches the handler's panics, so that one here is the library's own.
@@ -277,7 +277,7 @@ impl Waker {
         if self.is_asleep.swap(false, Ordering::SeqCst)
             && let Err(error) = (&self.writer).write_all(&[1])
         {
-            contained(|| tracing::error!(%error, "a poller could not be woken"));
+            contained(|| tracing::error!(%error, "waking a poller failed"));
         }
     }
 }
@@ -328,7 +328,7 @@ impl<H: FnMut(Completion)> Worker<H> {
     fn run(mut self) -> PollerExit<H> {
         let error = self.work().err();
         if let Some(error) = &error {
-            tracing::error!(%error, "a poller stops: the completion queue can't be asked");
+            tracing::error!(%error, "polling the completion queue failed; the poller stops");
         }
         let stats = self.shared.counts.get();
         PollerExit { handler: self.handler, stats, error, last_panic: self.last_panic }
@@ -366,7 +366,7 @@ impl<H: FnMut(Completion)> Worker<H> {
             if let Err(panic) = called {
                 self.shared.counts.panics.fetch_add(1, Ordering::Relaxed);
                 let message = message_of(panic);
-                tracing::error!(message, "the handler of a poller panicked");
+                tracing::error!(message, "a poller's handler panicked");
                 self.last_panic = Some(message);
             }
         }
@@ -397,7 +397,11 @@ impl<H: FnMut(Completion)> Worker<H> {
         if !waker.is_asleep.swap(false, Ordering::SeqCst) {
             // Somebody woke us, or is about to: the byte comes.
             let read = (&waker.reader).read_exact(&mut [0]);
-            read.map_err(|error| Error::Verb { action: "waking up".to_owned(), error, hint: "".into() })?;
+            read.map_err(|error| Error::Verb {
+                action: "reading the wake-up event of a poller".to_owned(),
+                error,
+                hint: "".into(),
+            })?;
         }
         while queue.event_fd().is_some() && queue.try_event()? {}
         Ok(count)

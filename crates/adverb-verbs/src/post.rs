@@ -263,7 +263,7 @@ impl QueuePair {
         self.check_lent(buffer)?;
         let segment = buffer.segment();
         if let (Transport::Ud, _) | (Transport::Uc, SendOperation::Read(_)) = (self.transport, operation) {
-            let reason = "lending needs a connection, and reading a reliable one";
+            let reason = "requests in a scope require a connected queue pair, and READ requires RC";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
         if segment.length > self.max_message_size {
@@ -326,8 +326,8 @@ impl QueuePair {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
             let hint = match state {
-                QpState::Error => "it has failed: an earlier completion says why",
-                _ => "connect it first",
+                QpState::Error => "check earlier completions: the first failed one has the cause",
+                _ => "connect the queue pair first",
             };
             return Err(Error::WrongState { action: "posting a send request", state, hint });
         }
@@ -394,30 +394,31 @@ impl QueuePair {
             return request
                 .recipient
                 .is_some()
-                .then_some("only datagrams have a recipient: a connection has its peer");
+                .then_some("a request of a connected queue pair cannot have a destination");
         }
         match (self.transport, &request.operation) {
             (Transport::Ud, SendOperation::Send | SendOperation::SendWithImm(_)) => {
                 let Some(recipient) = &request.recipient else {
-                    return Some("a datagram needs a recipient: call `to`");
+                    return Some("a UD send request requires a destination: call `destination`");
                 };
                 // A device's own part of the library would take another's handle for one of its own.
                 let ours = recipient.address.backend().is_of(self.domain.backend());
-                (!ours)
-                    .then_some("the recipient is of another protection domain: make it with this queue pair")
+                (!ours).then_some(
+                    "the destination belongs to another protection domain: create it with this queue pair",
+                )
             }
             (Transport::Ud, _) => {
-                Some("datagrams can only be sent: reading, writing and atomics need a connection")
+                Some("UD supports only SEND: READ, WRITE and atomics require a connected queue pair")
             }
             (
                 _,
                 SendOperation::Read(_) | SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. },
-            ) => Some("reading and atomics need a reliable connection"),
-            (_, SendOperation::SendInvalidate(_)) => Some("invalidating needs a reliable connection"),
+            ) => Some("READ and atomics require an RC queue pair"),
+            (_, SendOperation::SendInvalidate(_)) => Some("SEND with invalidate requires an RC queue pair"),
             _ => request
                 .recipient
                 .is_some()
-                .then_some("only datagrams have a recipient: a connection has its peer"),
+                .then_some("a request of a connected queue pair cannot have a destination"),
         }
     }
 
@@ -426,7 +427,7 @@ impl QueuePair {
     fn check_recv_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
         if matches!(state, QpState::Reset | QpState::Error) {
-            let hint = "nothing would come of it";
+            let hint = "move the queue pair to state init, ready to receive or ready to send first";
             return Err(Error::WrongState { action: "posting a receive request", state, hint });
         }
         if !queue.has_room(count) {
@@ -439,7 +440,7 @@ impl QueuePair {
     #[inline]
     fn check_recv(&self, request: &RecvRequest) -> Result<()> {
         if !request.payload.pieces().iter().all(Piece::is_locally_writable) {
-            let reason = "a receive needs memory with the right LOCAL_WRITE";
+            let reason = "a receive request requires memory with LOCAL_WRITE access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         self.domain.check_payload(&request.payload, || self.name())?;
@@ -447,7 +448,9 @@ impl QueuePair {
         // one.
         let least = GRH_LEN + usize::from(self.port.active_mtu.bytes());
         if self.transport == Transport::Ud && request.payload.len() < least {
-            let reason = format!("a datagram needs room for {least} bytes: 40, and the port's MTU");
+            let reason = format!(
+                "a UD receive request requires at least {least} bytes: 40 for the GRH, and the port's MTU"
+            );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
@@ -507,7 +510,7 @@ impl QueuePair {
     fn not_posted(&self, action: &str, failure: PostFailure) -> Error {
         let hint = match failure.posted {
             None => {
-                "the device doesn't say how much it took: what was posted is kept until the queue pair is gone"
+                "reset or destroy the queue pair to release the requests' buffers: the device does not report which requests it accepted"
             }
             Some(_) => "",
         };
@@ -609,7 +612,7 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
 /// The error of who posts a receive to a queue pair that has none of its own.
 #[cold]
 fn shared_elsewhere() -> Error {
-    let reason = "this queue pair takes its receives from a shared receive queue: post them there";
+    let reason = "the queue pair uses a shared receive queue: post receive requests there";
     Error::InvalidRequest { reason: reason.into() }
 }
 
@@ -628,10 +631,10 @@ fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str)
     let pieces = payload.pieces();
     if pieces.len() > segments as usize {
         return Err(Error::LimitExceeded {
-            quantity: "the number of segments of a request".into(),
+            quantity: "number of segments in a request".into(),
             requested: pieces.len() as u64,
             max: segments.into(),
-            hint: "create the queue pair with a larger `max_sge`".into(),
+            hint: "use fewer segments, or create the queue pair with a larger `max_sge`".into(),
         });
     }
     let len = payload.len() as u64;

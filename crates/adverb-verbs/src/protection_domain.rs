@@ -153,8 +153,8 @@ impl ProtectionDomain {
         }
         if access.contains(Access::ON_DEMAND) && !self.device.attributes().odp.supported {
             return Err(Error::Unsupported {
-                feature: format!("registering memory on demand with {}", self.device.name()).into(),
-                hint: "register it without ON_DEMAND: it is pinned then".into(),
+                feature: format!("on-demand paging on {}", self.device.name()).into(),
+                hint: "register the memory without ON_DEMAND, which pins it".into(),
             });
         }
         Ok(())
@@ -210,18 +210,18 @@ fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<
     const PAGE: u64 = 4096;
     let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
     if access.contains(Access::ZERO_BASED) && iova != 0 {
-        return refuse(format!("ZERO_BASED addresses begin with 0, and not with {iova:#x}: leave it out"));
+        return refuse(format!("ZERO_BASED requires the address 0, not {iova:#x}"));
     }
     if place % PAGE != iova % PAGE {
         return refuse(format!(
-            "the memory begins {} bytes into its page, and the address {iova:#x} would be {}: they must be the same",
+            "memory and address must have the same offset within their pages: the memory's is {}, that of {iova:#x} is {}",
             place % PAGE,
             iova % PAGE
         ));
     }
     match iova.checked_add(len as u64) {
         Some(_) => Ok(()),
-        None => refuse(format!("{len} bytes from the address {iova:#x} go beyond the last address")),
+        None => refuse(format!("{len} bytes at the address {iova:#x} exceed the address space")),
     }
 }
 

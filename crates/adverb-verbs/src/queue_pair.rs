@@ -183,17 +183,17 @@ impl QueuePair {
         }
         let state = self.state.get();
         if state != QpState::Init {
-            let hint = "a queue pair is connected once; `reset` it to connect it again";
-            return Err(Error::WrongState { action: "connecting", state, hint });
+            let hint = "call `reset` before connecting the queue pair again";
+            return Err(Error::WrongState { action: "connecting a queue pair", state, hint });
         }
         let common = remote.common_mtu(self.port.active_mtu);
         let mtu = options.mtu.unwrap_or(common);
         if mtu > common {
             return Err(Error::LimitExceeded {
-                quantity: "the MTU of a connection".into(),
+                quantity: "MTU of the connection".into(),
                 requested: mtu.bytes().into(),
                 max: common.bytes().into(),
-                hint: "both ports must have it".into(),
+                hint: "use an MTU that both ports support".into(),
             });
         }
         let attributes = self.domain.device().attributes();
@@ -234,8 +234,8 @@ impl QueuePair {
         }
         let state = self.state.get();
         if state != QpState::Init {
-            let hint = "a queue pair is activated once; `reset` it to do so again";
-            return Err(Error::WrongState { action: "activating", state, hint });
+            let hint = "call `reset` first";
+            return Err(Error::WrongState { action: "moving a UD queue pair to ready to send", state, hint });
         }
         self.change(&StateChange::ReadyToReceive(ReadyToReceive {
             transport: self.transport,
@@ -299,8 +299,8 @@ impl QueuePair {
     pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
-            let hint = "connect it first; what it is made with is said by `QueuePairBuilder::access`";
-            return Err(Error::WrongState { action: "changing a peer's rights", state, hint });
+            let hint = "connect the queue pair first; `QueuePairBuilder::access` sets the initial access";
+            return Err(Error::WrongState { action: "modifying the peer's access", state, hint });
         }
         self.change(&StateChange::Access(access))
     }
@@ -422,13 +422,17 @@ impl QueuePair {
             || ours.udp_address().is_ipv4() != theirs.udp_address().is_ipv4()
         {
             format!(
-                "GID index {} of {} is {ours}, and the peer's is {theirs}: name an address of the peer's kind with \
-                 `address`",
+                "use a local address of the same kind as the peer's (`QueuePairBuilder::address`): GID {} of {} is {ours}, \
+                 the peer's is {theirs}",
                 self.gid_index,
                 self.domain.device().name()
             )
         } else {
-            format!("is there a route from {} to {}?", ours.udp_address().ip(), theirs.udp_address().ip())
+            format!(
+                "check that a route leads from {} to {}",
+                ours.udp_address().ip(),
+                theirs.udp_address().ip()
+            )
         };
         Error::Verb { action, error, hint: hint.into() }
     }
@@ -465,7 +469,7 @@ impl Drop for QueuePair {
             // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
-            tracing::error!(%error, requests, "a queue pair could not be destroyed; its buffers are leaked");
+            tracing::error!(%error, requests, "destroying a queue pair failed; its buffers are leaked");
         }
     }
 }

@@ -168,14 +168,14 @@ impl QueuePairBuilder {
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         let limits = [
-            ("the depth of a send queue", self.send_depth, device.attributes().max_queue_depth),
-            ("the depth of a receive queue", self.recv_depth, device.attributes().max_queue_depth),
-            ("the number of segments of a send request", self.send_segments, device.attributes().max_sge),
-            ("the number of segments of a receive request", self.recv_segments, device.attributes().max_sge),
+            ("send queue depth", self.send_depth, device.attributes().max_queue_depth),
+            ("receive queue depth", self.recv_depth, device.attributes().max_queue_depth),
+            ("number of segments per send request", self.send_segments, device.attributes().max_sge),
+            ("number of segments per receive request", self.recv_segments, device.attributes().max_sge),
         ];
         for (what, asked, most) in limits {
             if asked == 0 || asked > most {
-                let hint = "it must be at least 1".into();
+                let hint = "use a value from 1 to the maximum".into();
                 return Err(Error::LimitExceeded {
                     quantity: what.into(),
                     requested: asked.into(),
@@ -188,10 +188,10 @@ impl QueuePairBuilder {
         // What is there unless one is set isn't asked about: it is the device's to refuse.
         if self.pkey_index > 0 && self.pkey_index >= port.pkey_table_len {
             return Err(Error::LimitExceeded {
-                quantity: "the index of a partition key".into(),
+                quantity: "P_Key index".into(),
                 requested: self.pkey_index.into(),
                 max: port.pkey_table_len.saturating_sub(1).into(),
-                hint: "`Device::pkeys` has the port's table".into(),
+                hint: "use an index of the port's P_Key table: `Device::pkeys` returns it".into(),
             });
         }
         let gid = match (self.gid_index, port.link_layer) {
@@ -201,17 +201,17 @@ impl QueuePairBuilder {
                     gids.iter().find(|entry| entry.port == self.port && entry.index == u32::from(index));
                 found.cloned().ok_or_else(|| Error::NoDevice {
                     reason: format!("port {} of {} has no GID with index {index}", self.port, device.name()),
-                    hint: "call `address` instead, and let Adverb choose".into(),
+                    hint: "call `address` instead, which selects the GID".into(),
                 })?
             }
             (None, LinkLayer::InfiniBand) => device.gid_for(self.port, None)?,
             (None, _) => device.gid_for(self.port, self.address)?,
         };
         let gid_index = u8::try_from(gid.index).map_err(|_| Error::LimitExceeded {
-            quantity: "a GID index".into(),
+            quantity: "GID index".into(),
             requested: gid.index.into(),
             max: 255,
-            hint: "only the first 256 can be used by a queue pair".into(),
+            hint: "use one of the first 256 GIDs".into(),
         })?;
 
         // Reserved before the queue pair exists, so that its completions always have room.
@@ -268,7 +268,7 @@ impl QueuePairBuilder {
 pub(super) fn random_psn() -> Result<Psn> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes).map_err(|error| Error::Verb {
-        action: "asking for random bytes".into(),
+        action: "reading random bytes".into(),
         error: std::io::Error::other(error),
         hint: "".into(),
     })?;

@@ -81,7 +81,7 @@ impl SendList {
     fn add_plain(&mut self, request: &plain::SendRequest<'_, &backend::AddressHandle>) {
         assert!(
             !matches!(request.operation, SendOperation::BindWindow(_)),
-            "a window is bound with `SendRequest::bind`"
+            "bind memory windows with `SendRequest::bind`, not with raw requests"
         );
         self.0.add(request);
     }

@@ -157,22 +157,22 @@ impl SendRequest {
     pub(super) fn flaw(&self) -> Option<&'static str> {
         if self.is_written_locally() {
             if self.flags.contains(SendFlags::INLINE) {
-                return Some("only SEND and WRITE can be inlined: nothing is written into inlined bytes");
+                return Some(
+                    "only SEND and WRITE can be inline: READ and atomics write into their local memory",
+                );
             }
             if !self.payload.pieces().iter().all(Piece::is_locally_writable) {
-                return Some("what comes back needs memory with the right LOCAL_WRITE");
+                return Some("READ and atomics require local memory with LOCAL_WRITE access");
             }
             if !matches!(self.operation, SendOperation::Read(_)) && self.payload.len() != 8 {
-                return Some(
-                    "an atomic operation works on eight bytes, and its payload must have just as many",
-                );
+                return Some("an atomic operation requires a payload of exactly 8 bytes");
             }
         } else if self.flags.contains(SendFlags::INLINE)
             && !self.payload.pieces().iter().all(Piece::is_at_its_own_address)
         {
             return Some(
-                "memory that is registered under other addresses than its own can't be inlined: the bytes are looked \
-                 for where they are said to be",
+                "inline data requires memory that is registered at its own address: the CPU reads it at the segment's \
+                 address",
             );
         }
         None

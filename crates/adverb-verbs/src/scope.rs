@@ -193,7 +193,7 @@ impl<'scope> Scope<'scope, '_> {
                 drop(left);
             }
             Err(error) => {
-                tracing::error!(%error, "a queue pair could not be destroyed while its requests borrow memory");
+                tracing::error!(%error, "destroying a queue pair failed; its requests may still access borrowed memory");
                 drop(abort);
             }
         }

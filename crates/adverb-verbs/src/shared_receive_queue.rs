@@ -177,17 +177,17 @@ impl SharedReceiveQueue {
 
     fn check(&self, request: &RecvRequest) -> Result<()> {
         if !request.payload.pieces().iter().all(Piece::is_locally_writable) {
-            let reason = "a receive needs memory with the right LOCAL_WRITE";
+            let reason = "a receive request requires memory with LOCAL_WRITE access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
         let (asked, most) = (request.payload.pieces().len() as u64, u64::from(self.0.segments));
         if asked > most {
             return Err(Error::LimitExceeded {
-                quantity: "the number of segments of a request".into(),
+                quantity: "number of segments in a request".into(),
                 requested: asked,
                 max: most,
-                hint: "create the shared receive queue with a larger `max_sge`".into(),
+                hint: "use fewer segments, or create the shared receive queue with a larger `max_sge`".into(),
             });
         }
         Ok(())
@@ -219,7 +219,7 @@ impl Drop for Inner {
             // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
-            tracing::error!(%error, requests, "a shared receive queue could not be destroyed; its buffers are leaked");
+            tracing::error!(%error, requests, "destroying a shared receive queue failed; its buffers are leaked");
         }
     }
 }
@@ -260,10 +260,10 @@ impl SharedReceiveQueueBuilder {
         const MOST: u32 = 1 << 16;
         if self.depth == 0 || self.depth > MOST {
             return Err(Error::LimitExceeded {
-                quantity: "the depth of a shared receive queue".into(),
+                quantity: "shared receive queue depth".into(),
                 requested: self.depth.into(),
                 max: MOST.into(),
-                hint: "it must be at least 1".into(),
+                hint: "use a value from 1 to the maximum".into(),
             });
         }
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);

@@ -55,6 +55,8 @@ mod frame;
 mod header;
 mod icrc;
 mod ip;
+#[cfg(test)]
+mod messages;
 mod opcode;
 mod operation;
 mod packet;

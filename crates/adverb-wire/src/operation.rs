@@ -454,7 +454,7 @@ impl Writer<'_> {
             *head = bytes;
             self.0 = rest;
         } else {
-            debug_assert!(false, "a header chain longer than the longest");
+            debug_assert!(false, "a header chain exceeds the maximum length");
         }
     }
 

@@ -142,7 +142,7 @@ fn refusal() {
             let error = Connector::new().options(&options()).connect((addr, listener.local_addr().port()));
             let Err(Error::HandshakeRejected { reason, .. }) = error else { panic!("{error:?}") };
             let said =
-                format!("no RDMA device of the listener is at {addr}: bind to that address, or open `soft:");
+                format!("the listener has no RDMA device at {addr}: bind to that address, or open `soft:");
             assert!(reason.starts_with(&said), "{reason}");
         }
     });

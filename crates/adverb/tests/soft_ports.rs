@@ -173,7 +173,7 @@ fn a_port_that_is_named_is_the_one_or_none() {
         matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrNotAvailable)
     );
     let error = SoftDevice::on_switch(&Switch::default(), named.ip()).open().unwrap_err();
-    assert!(error.to_string().contains("says a UDP port"), "{error}");
+    assert!(error.to_string().contains("encodes a UDP port"), "{error}");
 }
 
 #[test]

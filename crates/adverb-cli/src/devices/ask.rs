@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn kernel_without_rdma_brings_the_way_to_a_device() {
         let error = Error::NoDevice {
-            reason: "this kernel has no RDMA".to_owned(),
+            reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
             hint: "load a driver".to_owned(),
         };
         let problem = not_listed(&error);
         assert_eq!(problem.kind, ProblemKind::NoKernelSupport);
-        assert_eq!(problem.message, "this kernel has no RDMA");
+        assert_eq!(problem.message, "listing RDMA devices failed: the kernel has no RDMA support");
         assert!(problem.hints.iter().any(|hint| hint.contains("rdma link add rxe0 type rxe netdev")));
         assert!(problem.is_failure());
     }

@@ -197,12 +197,12 @@ impl Connection {
     }
 
     async fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
-        let gone = || self.link.disconnected("a buffer didn't come back", "");
+        let gone = || self.link.disconnected("the device did not return a buffer", "");
         self.finish(asked).await?.ok_or_else(gone)
     }
 
     async fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer's memory");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for a one-sided operation to complete");
         self.wait(timeout, waiting, |link, state| link.finish(state, asked)).await
     }
 }

@@ -156,12 +156,12 @@ impl Connection {
     }
 
     fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
-        let gone = || self.link.disconnected("a buffer didn't come back", "");
+        let gone = || self.link.disconnected("the device did not return a buffer", "");
         self.finish(asked)?.ok_or_else(gone)
     }
 
     fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer's memory");
+        let (timeout, waiting) = (self.link.options.timeout, "waiting for a one-sided operation to complete");
         self.link.wait(timeout, waiting, |link, state| link.finish(state, asked))
     }
 }

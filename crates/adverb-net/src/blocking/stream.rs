@@ -124,7 +124,11 @@ impl WriteHalf {
     /// Returns the errors of [`Stream::shutdown`].
     pub fn shutdown(&mut self) -> io::Result<()> {
         let link = self.shared.link();
-        Ok(link.wait(link.options.timeout, "waiting for the peer to have all", Link::end_stream)?)
+        Ok(link.wait(
+            link.options.timeout,
+            "waiting for the peer to receive all messages",
+            Link::end_stream,
+        )?)
     }
 
     /// Returns the peer's address.
@@ -139,7 +143,7 @@ impl BufRead for ReadHalf {
             // Its memory goes home before more is waited for.
             self.rest = None;
             let link = self.shared.link();
-            self.rest = link.wait(link.options.timeout, "waiting for bytes", Link::next_piece)?;
+            self.rest = link.wait(link.options.timeout, "waiting to receive bytes", Link::next_piece)?;
         }
         Ok(self.rest.as_deref().unwrap_or_default())
     }
@@ -191,9 +195,8 @@ impl Write for WriteHalf {
         }
         let link = self.shared.link();
         loop {
-            let taken = link.wait(link.options.timeout, "waiting for room to send", |link, state| {
-                link.write_some(state, pieces)
-            });
+            let taken = link
+                .wait(link.options.timeout, "waiting to send", |link, state| link.write_some(state, pieces));
             let (len, lane) = match taken? {
                 Taken::Bytes(count) => return Ok(count),
                 Taken::ToCopy(len, lane) => (len, lane),
@@ -208,8 +211,7 @@ impl Write for WriteHalf {
 
     fn flush(&mut self) -> io::Result<()> {
         let link = self.shared.link();
-        let sent =
-            link.wait(link.options.timeout, "waiting for room to send", |link, state| link.is_flushed(state));
+        let sent = link.wait(link.options.timeout, "waiting to send", |link, state| link.is_flushed(state));
         Ok(sent?)
     }
 }
@@ -243,7 +245,7 @@ impl Drop for WriteHalf {
         if Arc::strong_count(&self.shared) > 1 {
             let link = self.shared.link();
             let ended: Result<()> =
-                link.wait(link.options.connect_timeout, "waiting for room to send", Link::send_end);
+                link.wait(link.options.connect_timeout, "waiting to send", Link::send_end);
             if let Err(error) = ended {
                 tracing::debug!(%error, "could not send the end of a dropped stream");
             }

@@ -91,7 +91,7 @@ impl Listening {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| not_bound(io::Error::other("the name has no address"))))
+        Err(failure.unwrap_or_else(|| not_bound(io::Error::other("the host name has no address"))))
     }
 
     fn at(address: SocketAddr, options: &Options) -> Result<Listening> {
@@ -155,7 +155,7 @@ impl Listening {
         let mut arrivals = self.arrivals.lock();
         let Some(arrivals) = &mut *arrivals else {
             let error = io::Error::other("the listener is stopped");
-            return Err(verb("accepting a connection", error, "`start` has it listen again"));
+            return Err(verb("accepting a connection", error, "call `start` to listen again"));
         };
         let connected = arrivals.connected.pop_front();
         match connected.map_or_else(|| arrivals.poll(&self.options), |link| Ok(Some(link)))? {
@@ -321,7 +321,7 @@ impl Arrivals {
                 }
                 Err(error) if is_the_peers(&error) => {}
                 Err(error) => {
-                    let hint = "descriptors may be short: see `ulimit -n`";
+                    let hint = "raise the limit of open files (`ulimit -n`)";
                     return Err(verb("accepting a connection", error, hint));
                 }
             }

@@ -111,7 +111,8 @@ impl Served {
 
 fn no_device() -> Error {
     Error::NoDevice {
-        reason: "no RDMA device for a wildcard listener".to_owned(),
-        hint: "`ibv_devices` lists RDMA hardware; the feature `soft` brings a software device".to_owned(),
+        reason: "listening at all addresses failed: no RDMA device exists".to_owned(),
+        hint: "check the output of `ibv_devices`, or enable the feature `soft` for a software device"
+            .to_owned(),
     }
 }

@@ -153,7 +153,7 @@ impl Handshake {
     /// Why it isn't waited for, though it has time.
     pub(super) fn too_slow(&self) -> Error {
         let words = format!(
-            "nothing for {:?}, and so many others are coming that there is no more time",
+            "the peer sent nothing for {:?}, and the listener needs its place for other peers",
             self.silence()
         );
         self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
@@ -317,22 +317,23 @@ impl Handshake {
     }
 
     fn gave_up(&self) -> Error {
-        self.unfinished(io::Error::new(io::ErrorKind::ConnectionReset, "the peer has given up"))
+        self.unfinished(io::Error::new(io::ErrorKind::ConnectionReset, "the peer closed the connection"))
     }
 
     fn unfinished(&self, error: io::Error) -> Error {
         let (stage, hint) = match (&self.stage, &self.options.key) {
             (Stage::Asked(..) | Stage::Asking(..), _) => return unreachable(self.peer, error),
             (Stage::Resolving(..) | Stage::Requested(..) | Stage::Accepting(..), _) => (
-                "asking the connection manager",
-                "is there a listener at this address and port, and does the network pass UDP port 4791?",
+                "connecting by the connection manager",
+                "check that a listener has this address and port, and that the network passes UDP port 4791",
             ),
             (Stage::Connected(..) | Stage::Over, Some(_)) => {
-                ("waiting for its hello", "is its key the same?")
+                ("waiting for the peer's hello", "check that both sides have the same `Options::key`")
             }
-            (Stage::Connected(..) | Stage::Over, None) => {
-                ("waiting for its hello", "does the network pass RoCE, UDP port 4791, both ways?")
-            }
+            (Stage::Connected(..) | Stage::Over, None) => (
+                "waiting for the peer's hello",
+                "check that the network passes RoCEv2 (UDP port 4791) in both directions",
+            ),
         };
         Error::Unreachable { peer: self.peer, stage, error, hint: hint.into() }
     }
@@ -412,7 +413,7 @@ fn admit(
 fn introduction(options: &Options) -> Result<Introduction> {
     let mut nonce = [0; 32];
     if options.key.is_some() {
-        let failed = |error| super::verb("choosing a random number", io::Error::other(error), "");
+        let failed = |error| super::verb("reading random bytes", io::Error::other(error), "");
         getrandom::fill(&mut nonce).map_err(failed)?;
     }
     Ok(Introduction::new(options.key.as_ref(), nonce))
@@ -442,7 +443,7 @@ fn refusal(error: &Error) -> Greeting {
     Greeting::Refusal(match error {
         Error::HandshakeRejected { reason, .. } => reason.clone(),
         // What is the matter on this machine isn't for everybody.
-        _ => "the connection could not be made; the listener's log says why".to_owned(),
+        _ => "the listener could not establish the connection; its log has the cause".to_owned(),
     })
 }
 

@@ -92,25 +92,25 @@ fn address_like(device: &Device, peer: IpAddr) -> Option<IpAddr> {
 }
 
 /// A flaw, in words for the log of one side and the error of the other: they are as true at either.
-fn explain(flaw: &Flaw) -> String {
+pub(super) fn explain(flaw: &Flaw) -> String {
     match flaw {
-        Flaw::NotAdverb => "it doesn't speak Adverb's protocol".to_owned(),
+        Flaw::NotAdverb => "the other side does not speak Adverb's protocol".to_owned(),
         Flaw::Version(version) => {
-            format!("version {version} of the protocol was spoken, and version {VERSION} is understood")
+            format!("protocol version {version} was received, but only version {VERSION} is supported")
         }
-        Flaw::Malformed => "a greeting that makes no sense".to_owned(),
+        Flaw::Malformed => "a malformed greeting was received".to_owned(),
         Flaw::ConnectorHasNoKey => {
-            "the listener wants a key (`Options::key`), and who connects has none".to_owned()
+            "the listener requires a key (`Options::key`), but the connector has none".to_owned()
         }
         Flaw::ListenerHasNoKey => {
-            "who connects wants a key (`Options::key`), and the listener has none".to_owned()
+            "the connector requires a key (`Options::key`), but the listener has none".to_owned()
         }
-        Flaw::KeyWrong => "the two sides have different keys".to_owned(),
+        Flaw::KeyWrong => "the two sides have different keys (`Options::key`)".to_owned(),
         Flaw::ForeignGid(gid) => {
             format!("GID {gid} is not an address of the TCP peer (`Options::allow_foreign_gid`)")
         }
         Flaw::AddressNotServed(addr) => format!(
-            "no RDMA device of the listener is at {addr}: bind to that address, or open `soft:ADDRESS` first"
+            "the listener has no RDMA device at {addr}: bind to that address, or open `soft:ADDRESS` first"
         ),
     }
 }
@@ -124,20 +124,20 @@ pub(super) fn unreachable(peer: SocketAddr, error: io::Error) -> Error {
         peer,
         stage: "connecting over TCP",
         error,
-        hint: "is there a listener at this address and port?".into(),
+        hint: "check that a listener has this address and port".into(),
     }
 }
 
 pub(super) fn no_address(error: io::Error) -> Error {
-    verb("finding the peer's address", error, "a host and a port are needed: 192.0.2.7:7471")
+    verb("resolving the peer's address", error, "use a host and a port, such as 192.0.2.7:7471")
 }
 
 pub(super) fn not_bound(error: io::Error) -> Error {
-    verb("listening", error, "an address of this machine and a free port are needed: 127.0.0.1:7471")
+    verb("listening", error, "use an address of this machine and a free port, such as 127.0.0.1:7471")
 }
 
 pub(super) fn not_watched(error: io::Error) -> Error {
-    verb("waiting for a peer", error, "descriptors may be short: see `ulimit -n`")
+    verb("waiting for a peer", error, "raise the limit of open files (`ulimit -n`)")
 }
 
 pub(super) fn verb(action: &str, error: io::Error, hint: &'static str) -> Error {

@@ -393,7 +393,7 @@ impl Link {
         let (Some(hold), Some(_)) = (&lane.hold, lane.manager_events()) else { return };
         let reason = match hold.has_ended() {
             Ok(false) => return,
-            Ok(true) => "its connection manager has ended it".to_owned(),
+            Ok(true) => "the peer's connection manager disconnected".to_owned(),
             Err(error) => error.to_string(),
         };
         // All that has come came before that.
@@ -404,7 +404,7 @@ impl Link {
         state.done = done;
         // Who has said that it is gone goes.
         if !state.peer_is_gone {
-            end(state, reason, "has the peer's program ended?");
+            end(state, reason, "check whether the peer's program has exited");
             if state.resume.is_down() {
                 self.suspend(state);
             }
@@ -600,7 +600,9 @@ impl Lane {
 
     /// That memory.
     fn ring(&self) -> Result<&MemoryRegion> {
-        let none = || Error::InvalidRequest { reason: "nothing is written before a hello is said".into() };
+        let none = || Error::InvalidRequest {
+            reason: "the connection has no receive ring before the handshake is complete".into(),
+        };
         self.ring.get().ok_or_else(none)
     }
 
@@ -666,7 +668,7 @@ fn end_for_good(state: &mut State, reason: String, hint: &'static str) {
 /// Ends the connection to a peer that doesn't keep the rules, which can reach nothing here from now on, though the application
 /// may hold the connection for long.
 fn break_off(state: &mut State, violation: Violation) {
-    end_for_good(state, violation.to_string(), "is the peer of the same version?");
+    end_for_good(state, violation.to_string(), "use the same version of Adverb on both sides");
     if let Err(error) = state.lane.queue_pair.move_to_error() {
         tracing::warn!(%error, "could not stop a queue pair after a protocol violation");
     }

@@ -88,7 +88,7 @@ impl Link {
             _ if !state.addresses.is_empty() => Ok(Some(())),
             Some(end) => Err(self.ended(end)),
             None if state.peer_is_shut => {
-                Err(self.disconnected("the peer sends no more, and hasn't exposed any address", ""))
+                Err(self.disconnected("the peer has shut down sending, and exposed no addresses", ""))
             }
             None => Ok(None),
         }
@@ -101,7 +101,7 @@ impl Link {
             state.addresses.iter().rev().find_map(|memory| Some((*memory, memory.offsets(addresses)?)));
         found.ok_or_else(|| Error::InvalidRequest {
             reason: format!(
-                "the peer has no memory exposed that has the addresses {:#x} to {:#x}",
+                "the peer exposes no memory with all addresses from {:#x} to {:#x}",
                 addresses.start, addresses.end
             )
             .into(),
@@ -114,7 +114,8 @@ impl Link {
             (Some(memory), _) => Ok(Some(*memory)),
             (None, Some(end)) => Err(self.ended(end)),
             (None, None) if state.peer_is_shut => {
-                Err(self.disconnected("the peer sends no more, and hasn't exposed memory of this name", ""))
+                Err(self
+                    .disconnected("the peer has shut down sending, and exposed no memory of this name", ""))
             }
             (None, None) => Ok(None),
         }
@@ -159,13 +160,14 @@ impl Link {
             return Err(self.why(state));
         }
         if state.peer_is_gone {
-            return Err(self.disconnected("the peer has closed it", ""));
+            return Err(self.disconnected("the peer closed the connection", ""));
         }
         if state.resume.is_down() || state.resume.generation != asked.generation {
             // Nobody knows whether it was done, if it was under way; and the peer's memory is found anew.
-            return Err(
-                self.disconnected("it was made again meanwhile", "find the memory again with `remote`")
-            );
+            return Err(self.disconnected(
+                "the connection was re-established",
+                "call `remote` again: remote regions are valid for one connection",
+            ));
         }
         if progress::has_room(state)
             && let Some(request) = asked.request.take()
@@ -192,9 +194,9 @@ impl Link {
     }
 
     fn why(&self, state: &State) -> Error {
-        let hint =
-            "whether it was done isn't known; if the connection goes on, find the memory again with `remote`";
-        let unknown = End { reason: "it broke while an operation was under way".to_owned(), hint };
+        let hint = "check whether the operation took effect; after a reconnect, call `remote` again";
+        let unknown =
+            End { reason: "the connection failed while the operation was in flight".to_owned(), hint };
         self.ended(state.end.as_ref().unwrap_or(&unknown))
     }
 

@@ -58,7 +58,7 @@ impl Link {
             }
             _ if is_receive => {
                 let message = completion.into_registered_message();
-                let message = message.map_err(|_| Violation("a message where a write was expected"))?;
+                let message = message.map_err(|_| Violation("it sent a message instead of a write"))?;
                 self.greeted(state, &message)
             }
             // The buffer of a write goes home, unless it may have to be written again.
@@ -74,11 +74,11 @@ impl Link {
     /// The peer said hello.
     fn greeted(&self, state: &mut State, message: &[u8]) -> Result<(), Violation> {
         if state.outbound.is_some() {
-            return Err(Violation("it says hello twice"));
+            return Err(Violation("it sent a second hello"));
         }
         let hello = match &state.seal {
             Some(seal) => {
-                seal.open(message).map_err(|_| Violation("its proof is of another key, or of none"))?
+                seal.open(message).map_err(|_| Violation("its hello has no valid proof of the key"))?
             }
             None => message,
         };
@@ -125,13 +125,13 @@ impl Link {
     /// The peer wrote something, or nothing.
     fn written(&self, state: &mut State, immediate: Immediate, len: u32) -> Result<(), Violation> {
         if len > 0 && !matches!(immediate, Immediate::Frames(_)) {
-            return Err(Violation("it writes what it doesn't announce"));
+            return Err(Violation("it wrote bytes without frames"));
         }
         let credits = match immediate {
             Immediate::Read(count) => {
                 let count = count as usize;
                 if count > state.offers.len() {
-                    return Err(Violation("it read what it wasn't offered"));
+                    return Err(Violation("it completed more rendezvous messages than were outstanding"));
                 }
                 // The right to a buffer ends before the buffer goes home.
                 state.offers.drain(..count);
@@ -159,7 +159,7 @@ impl Link {
                 }
                 Ok(())
             }
-            None => Err(Violation("it writes before it says hello")),
+            None => Err(Violation("it wrote before its hello")),
         }
     }
 
@@ -241,7 +241,7 @@ impl Link {
             // Devices don't move just any length at once.
             let parts = (len as usize).div_ceil(state.longest_request).max(1);
             if parts as u32 > state.send_depth {
-                return end(state, "a message is longer than this device can read".to_owned(), "");
+                return end(state, "a message exceeds the maximum that this device can read".to_owned(), "");
             }
             let has_room = state.in_flight + parts as u32 <= state.send_depth;
             if !has_room || !is_next && state.buffered + weight(len as usize) > self.options.recv_buffer_limit
@@ -360,7 +360,7 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
         None => buffer,
         Some(mut come) => match come.unsplit(buffer) {
             Ok(()) => come,
-            Err(_) => return end(state, "parts of a message came in another order".to_owned(), ""),
+            Err(_) => return end(state, "parts of a message arrived out of order".to_owned(), ""),
         },
     };
     if *parts > 0 {
@@ -374,18 +374,18 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
 
 /// Puts what a write brought into the inbox. The messages share the buffer that they came in.
 fn take_frames(state: &mut State, frames: RegisteredBuf, longest: u32) -> Result<(), Violation> {
-    let cut = |_| Violation("a frame that is cut short");
+    let cut = |_| Violation("it sent a truncated frame");
     let mut rest = Some(frames);
     while let Some(mut frames) = rest.take() {
         let frame = Frame::parse(&frames)?;
         let may_follow_the_end = matches!(frame.kind, FrameKind::Gone | FrameKind::Announcement { .. });
         if state.peer_is_gone || state.peer_is_shut && !may_follow_the_end {
-            return Err(Violation("it goes on after it has ended"));
+            return Err(Violation("it sent frames after its shutdown"));
         }
         if let FrameKind::Message { len } | FrameKind::Offer { len, .. } = frame.kind
             && len > longest
         {
-            return Err(Violation("a message that is longer than it was told to send"));
+            return Err(Violation("it sent a message longer than the maximum"));
         }
         state.resume.taken += u64::from(frame.kind.is_numbered());
         // The last, which mostly is the only one, has all that is left: to share it would cost more than to parse it.
@@ -406,7 +406,7 @@ fn take_frames(state: &mut State, frames: RegisteredBuf, longest: u32) -> Result
             FrameKind::Offer { len, addr, rkey } => {
                 let waiting = state.to_read.len() + state.reading.len();
                 if waiting + state.reads_to_tell as usize >= OFFERS as usize {
-                    return Err(Violation("it offers more than it may"));
+                    return Err(Violation("it sent more rendezvous messages than allowed"));
                 }
                 let remote = RemoteAddress { addr, rkey };
                 state.to_read.push_back(state.taken + state.inbox.len() as u64);
@@ -416,14 +416,14 @@ fn take_frames(state: &mut State, frames: RegisteredBuf, longest: u32) -> Result
                 let begin = HEADER_LEN + ANNOUNCEMENT_LEN;
                 let name = this.get(begin..begin + name_len as usize);
                 let name = name.and_then(|name| std::str::from_utf8(name).ok());
-                let name = name.ok_or(Violation("an announcement that makes no sense"))?;
+                let name = name.ok_or(Violation("it sent a malformed expose frame"))?;
                 let is_by_address = memory.is_by_address();
                 if is_by_address && !name.is_empty() {
-                    return Err(Violation("an announcement that makes no sense"));
+                    return Err(Violation("it sent a malformed expose frame"));
                 }
                 let count = state.announced.len() + state.addresses.len();
                 if count >= MOST_ANNOUNCED && (is_by_address || !state.announced.contains_key(name)) {
-                    return Err(Violation("it exposes more than anybody can remember"));
+                    return Err(Violation("it exposed too many regions"));
                 }
                 let memory = Announced { generation: state.resume.generation, ..memory };
                 if is_by_address {

@@ -58,8 +58,8 @@ pub(super) struct Resume {
 }
 
 /// What a peer says that doesn't know a connection any more.
-pub(crate) const UNKNOWN: &str = "it doesn't know the connection that was to go on: it is another program, or that has closed it, or \
-     given up waiting";
+pub(crate) const UNKNOWN: &str = "the peer does not know the session: its program has restarted, closed the connection, or stopped \
+     waiting";
 
 impl Resume {
     pub(super) fn is_down(&self) -> bool {
@@ -173,12 +173,12 @@ impl Link {
             // It begins.
             (Role::Connector, Some(Session { id, received: None }), Some(answer)) => {
                 if answer != (Session { id, received: None }) {
-                    return Err(Violation("it goes on with what begins"));
+                    return Err(Violation("it answered a new session with an old one"));
                 }
                 (resume.is_on, resume.id) = (true, id);
             }
             (Role::Connector, None, Some(_)) => {
-                return Err(Violation("it speaks of a session that nobody wants"));
+                return Err(Violation("it sent a session, but none was requested"));
             }
             (Role::Listener, _, Some(Session { id, received: None })) => {
                 (resume.is_on, resume.id) = (self.options.reconnect.is_some(), id);
@@ -216,7 +216,7 @@ impl Link {
     /// Breaks the lane, because the peer has come over another, and says how many messages came over it.
     fn interrupt(&self) -> Option<u64> {
         let mut state = self.lock();
-        if state.end.is_some() || !state.resume.goes_down("the peer came over another way") {
+        if state.end.is_some() || !state.resume.goes_down("the peer reconnected over another path") {
             return None;
         }
         if let Err(error) = state.lane.queue_pair.move_to_error() {
@@ -332,8 +332,12 @@ impl Link {
             0 => "all messages were acknowledged".to_owned(),
             count => format!("messages {first} to {} were not acknowledged ({count})", state.resume.sent - 1),
         };
-        let reason = format!("{broken}, and it couldn't be made again: {reason}; {unknown}");
-        end_for_good(state, reason, "`take_unacknowledged` has the messages that the peer may not have");
+        let reason = format!("{broken}; reconnecting failed: {reason}; {unknown}");
+        end_for_good(
+            state,
+            reason,
+            "call `take_unacknowledged` for the messages that the peer may not have received",
+        );
         self.news.notify_all();
         if let Some(bell) = self.bell.get() {
             bell.ring_for_good();
@@ -407,10 +411,10 @@ impl Link {
         let lost = || Error::Disconnected {
             peer: self.peer,
             reason: format!(
-                "the peer says that it has {from} messages of {sent}, and {} are there",
+                "the peer acknowledged {from} of {sent} messages, but only {} are available for replay",
                 messages.len()
             ),
-            hint: "is the peer of the same version?".into(),
+            hint: "use the same version of Adverb on both sides".into(),
         };
         if from > sent || (messages.range(from..).count() as u64) < sent - from {
             return Err(lost());
@@ -448,7 +452,7 @@ impl Link {
         let Ready { body, immediate } = ready;
         let message = match body {
             Body::Offer { region, .. } => {
-                let lost = || self.disconnected("a buffer didn't come back", "");
+                let lost = || self.disconnected("the device did not return a buffer", "");
                 SendData(Source::Buffer(internal::reclaim(region).ok_or_else(lost)?))
             }
             Body::Bytes(message) => message,

@@ -111,10 +111,10 @@ impl Link {
             return Err(self.ended(end));
         }
         if state.is_gone || state.is_shut && !matches!(body, Body::Gone) {
-            return Err(self.disconnected("this side has ended it", ""));
+            return Err(self.disconnected("this side has shut down sending", ""));
         }
         if state.peer_is_gone {
-            return Err(self.disconnected("the peer has closed it", ""));
+            return Err(self.disconnected("the peer closed the connection", ""));
         }
         // What the peer may have missed comes first.
         if state.outbound.is_none() || !state.resume.replay.is_empty() {

@@ -83,7 +83,7 @@ impl Link {
     /// Whether all that was taken is posted.
     pub(crate) fn is_flushed(&self, state: &State) -> Result<Option<()>> {
         if state.batch.is_some() && state.peer_is_gone {
-            return Err(self.disconnected("the peer has closed it", ""));
+            return Err(self.disconnected("the peer closed the connection", ""));
         }
         self.is_posted(state, state.batches)
     }

@@ -100,10 +100,10 @@ impl Frame {
 
     /// The frame that `bytes` begin with.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Frame, Violation> {
-        let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Violation("a frame that is cut short"))?;
+        let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Violation("it sent a truncated frame"))?;
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let meaningless = Violation("a frame with bits that mean nothing");
+        let meaningless = Violation("it sent a frame with reserved bits set");
         let (len, has_immediate) = (word(4), header[1] & HAS_IMMEDIATE != 0);
         let is_message = matches!(header[0], MESSAGE | OFFER);
         if header[2] != 0 || header[3] != 0 || word(12) != 0 || header[1] & !HAS_IMMEDIATE != 0 {
@@ -113,15 +113,15 @@ impl Frame {
             return Err(meaningless);
         }
         if len > LONGEST_MESSAGE {
-            return Err(Violation("a message that is too long"));
+            return Err(Violation("it sent a message that is too long"));
         }
         let body = &bytes[HEADER_LEN..];
         let kind = match header[0] {
-            MESSAGE if body.len() < len as usize => return Err(Violation("a message that is cut short")),
+            MESSAGE if body.len() < len as usize => return Err(Violation("it sent a truncated message")),
             MESSAGE => FrameKind::Message { len },
             OFFER => {
                 let body: &[u8; OFFER_LEN] =
-                    body.first_chunk().ok_or(Violation("an offer that is cut short"))?;
+                    body.first_chunk().ok_or(Violation("it sent a truncated rendezvous frame"))?;
                 let addr = u64::from_le_bytes(std::array::from_fn(|n| body[n]));
                 let rkey = u32::from_le_bytes(std::array::from_fn(|n| body[8 + n]));
                 if body[12..] != [0; 4] {
@@ -130,13 +130,13 @@ impl Frame {
                 FrameKind::Offer { len, addr, rkey }
             }
             ANNOUNCEMENT => {
-                let cut = Violation("an announcement that is cut short");
+                let cut = Violation("it sent a truncated expose frame");
                 let (body, name) = body.split_first_chunk::<ANNOUNCEMENT_LEN>().ok_or(cut)?;
                 if name.len() < len as usize {
                     return Err(cut);
                 }
                 if len as usize > LONGEST_NAME || body[20] & !RIGHTS != 0 || body[21..] != [0; 11] {
-                    return Err(Violation("an announcement that makes no sense"));
+                    return Err(Violation("it sent a malformed expose frame"));
                 }
                 let [addr, length] =
                     [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|n| body[at + n])));
@@ -146,7 +146,7 @@ impl Frame {
             }
             END if len == 0 => FrameKind::End,
             GONE if len == 0 => FrameKind::Gone,
-            _ => return Err(Violation("a frame of an unknown kind")),
+            _ => return Err(Violation("it sent a frame of an unknown kind")),
         };
         Ok(Frame { kind, immediate: has_immediate.then(|| word(8)) })
     }

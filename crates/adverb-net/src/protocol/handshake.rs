@@ -241,21 +241,21 @@ impl Hello {
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Hello, Violation> {
         let bytes: &[u8; HELLO_LEN] =
-            bytes.try_into().map_err(|_| Violation("the first message has a wrong length"))?;
+            bytes.try_into().map_err(|_| Violation("its hello has a wrong length"))?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC || bytes[8..10] != VERSION.to_le_bytes() {
-            return Err(Violation("the first message isn't of this version"));
+            return Err(Violation("its hello has another version"));
         }
         let (writes, len) = (word(8) >> 16, word(12));
         if !(FEWEST_WRITES..=MOST_WRITES).contains(&writes)
             || !(SHORTEST_RING..=LONGEST_RING).contains(&len)
             || !len.is_multiple_of(UNIT)
         {
-            return Err(Violation("a ring that is too short or too long"));
+            return Err(Violation("its receive ring is too small or too large"));
         }
         let max_message_size = word(28);
         if max_message_size > LONGEST_MESSAGE {
-            return Err(Violation("it would take longer messages than there are"));
+            return Err(Violation("its maximum message size is too large"));
         }
         let received = u64::from(word(48)) | u64::from(word(52)) << 32;
         let id = std::array::from_fn(|at| bytes[32 + at]);
@@ -263,10 +263,10 @@ impl Hello {
             0 if id == SessionId::default() && received == 0 => None,
             BEGINS if received == 0 => Some(Session { id, received: None }),
             GOES_ON => Some(Session { id, received: Some(received) }),
-            _ => return Err(Violation("a session that makes no sense")),
+            _ => return Err(Violation("its hello has a malformed session")),
         };
         if bytes[57..] != [0; 7] {
-            return Err(Violation("a first message with bits that mean nothing"));
+            return Err(Violation("its hello has reserved bits set"));
         }
         let addr = u64::from(word(16)) | u64::from(word(20)) << 32;
         let ring = RemoteMemory { addr, rkey: word(24), len: len.into() };

@@ -69,7 +69,7 @@ impl Immediate {
             CREDITS => Ok(Immediate::Credits(credits)),
             READ if credits.bits() > 0 => Ok(Immediate::Read(credits.bits())),
             FAREWELL if credits.bits() == 0 => Ok(Immediate::Farewell),
-            _ => Err(Violation("an immediate of an unknown kind")),
+            _ => Err(Violation("it sent an immediate of an unknown kind")),
         }
     }
 }

@@ -40,12 +40,12 @@ impl Inbound {
     /// Takes in that the peer wrote `len` bytes.
     pub(crate) fn written(&mut self, len: u32) -> Result<(), Violation> {
         if len == 0 {
-            return Err(Violation("a write without frames"));
+            return Err(Violation("it sent a write without frames"));
         }
         let (skipped, offset) = skip(self.written, self.ring, len);
         let end = self.written + skipped + units(len);
         if end - self.read > self.ring || self.unread.len() as u64 == self.most_writes {
-            return Err(Violation("it writes more than it has credit for"));
+            return Err(Violation("it wrote more than its credits allow"));
         }
         self.written = end;
         self.unread.push_back((offset, len, end));

@@ -47,7 +47,7 @@ pub(super) struct Violation(pub(super) &'static str);
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer doesn't keep the protocol: {}", self.0)
+        write!(f, "protocol violation by the peer: {}", self.0)
     }
 }
 

@@ -71,7 +71,7 @@ impl Outbound {
         let read = self.read + credits.units_since(self.read);
         let writes_read = self.writes_read + credits.writes_since(self.writes_read);
         if read > self.written || writes_read > self.writes {
-            return Err(Violation("it has read more than was written"));
+            return Err(Violation("it granted more credits than were in use"));
         }
         (self.read, self.writes_read) = (read, writes_read);
         Ok(())

@@ -33,12 +33,12 @@ pub enum State {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            State::ReqSent => "asked for",
+            State::ReqSent => "requested",
             State::RepReceived => "accepted by the peer",
             State::ReqReceived => "requested by the peer",
             State::RepSent => "accepted",
             State::Established => "established",
-            State::DreqSent => "being ended",
+            State::DreqSent => "disconnecting",
             State::TimeWait => "in timewait",
         })
     }

@@ -59,7 +59,8 @@ macro_rules! as_number {
 
             pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
                 let number = u32::deserialize(deserializer)?;
-                $type::new(number).ok_or_else(|| D::Error::custom(format!("{number} has more than 24 bits")))
+                $type::new(number)
+                    .ok_or_else(|| D::Error::custom(format!("{number} does not fit in 24 bits")))
             }
         }
     };

@@ -12,7 +12,7 @@ macro_rules! statuses {
         ///
         /// let status = Status::from_code(12);
         /// assert_eq!(status, Status::RetryExceeded);
-        /// assert_eq!(status.to_string(), "no acknowledgement came (transport retries exceeded)");
+        /// assert_eq!(status.to_string(), "the peer did not acknowledge the request (transport retries exceeded)");
         /// assert!(status.hint().unwrap().contains("peer"));
         /// ```
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,57 +63,57 @@ statuses! {
     /// Done.
     Success = 0, "success", None;
     /// A message was longer than the buffer for it, or than what the transport allows.
-    LocalLength = 1, "the message doesn't fit the buffer (local length error)",
-        Some("post receive buffers as long as the longest message that the peer sends; a datagram needs 40 bytes more");
+    LocalLength = 1, "the message does not fit in the buffer (local length error)",
+        Some("post receive buffers of the peer's maximum message size, plus 40 bytes for UD");
     /// The queue pair couldn't execute the request.
-    LocalQpOperation = 2, "the queue pair couldn't execute the request (local QP operation error)",
-        Some("look at the request's segments and keys, and at the queue pair's limits");
+    LocalQpOperation = 2, "the queue pair could not execute the request (local QP operation error)",
+        Some("check the request's segments and keys against the queue pair's limits");
     /// Only for reliable datagrams, which RoCE doesn't have.
     LocalEecOperation = 3, "local EEC operation error", None;
     /// A segment of the request isn't in a region of its key.
-    LocalProtection = 4, "a segment lies outside its memory region, or its key is wrong (local protection error)",
-        Some("the region may have been deregistered, belong to another protection domain, or lack LOCAL_WRITE");
+    LocalProtection = 4, "a segment is outside its memory region, or its key is wrong (local protection error)",
+        Some("check that the region is registered, belongs to the queue pair's protection domain, and has LOCAL_WRITE access");
     /// The queue pair went into error before the request was executed.
-    Flushed = 5, "flushed: the queue pair went into error before the request was executed",
-        Some("the first completion of this queue pair that failed otherwise says why");
+    Flushed = 5, "flushed: the queue pair entered the error state before the request was executed",
+        Some("check the first failed completion of this queue pair with another status: it has the cause");
     /// A memory window couldn't be bound.
-    WindowBind = 6, "the memory window couldn't be bound",
-        Some("the region must allow WINDOW_BIND and all rights of the window, and hold its whole range");
+    WindowBind = 6, "the memory window could not be bound",
+        Some("use a region that has WINDOW_BIND and all access flags of the window, and contains its range");
     /// The peer's answer made no sense.
-    BadResponse = 7, "the peer's answer made no sense (bad response)", None;
+    BadResponse = 7, "the peer's response was invalid (bad response)", None;
     /// A receive buffer couldn't be written by the device.
-    LocalAccess = 8, "the device may not access the buffer (local access error)",
-        Some("receive buffers and the targets of READ need LOCAL_WRITE");
+    LocalAccess = 8, "the device has no access to the buffer (local access error)",
+        Some("register receive buffers and the local memory of READ requests with LOCAL_WRITE");
     /// The peer found the request invalid.
-    RemoteInvalidRequest = 9, "the peer found the request invalid (remote invalid request)",
-        Some("the message may be longer than the peer's receive buffer, or the peer's queue pair not allow the operation");
+    RemoteInvalidRequest = 9, "the peer rejected the request as invalid (remote invalid request)",
+        Some("check that the message fits in the peer's receive buffer, and that the peer's queue pair allows the operation");
     /// The peer's memory doesn't allow the request.
-    RemoteAccess = 10, "the peer's memory doesn't allow this (remote access error)",
-        Some("look at the remote key, the address range, the region's rights, and whether it is still registered");
+    RemoteAccess = 10, "the peer's memory does not allow the access (remote access error)",
+        Some("check the remote key, the address range, the region's access flags, and that it is still registered");
     /// The peer couldn't complete the request.
-    RemoteOperation = 11, "the peer couldn't complete the request (remote operation error)",
-        Some("the peer's queue pair has failed: its own completions say why");
+    RemoteOperation = 11, "the peer could not complete the request (remote operation error)",
+        Some("check the completions of the peer's queue pair for the cause");
     /// No acknowledgement came, however often the request was sent.
-    RetryExceeded = 12, "no acknowledgement came (transport retries exceeded)",
-        Some("the peer may be gone, its queue pair not ready or in error, or the path, GID or MTU wrong");
+    RetryExceeded = 12, "the peer did not acknowledge the request (transport retries exceeded)",
+        Some("check that the peer is up, that its queue pair is ready to receive, and that path, GID and MTU are right");
     /// The peer had no receive buffer, however often the request was sent.
     RnrRetryExceeded = 13, "the peer had no receive buffer (receiver-not-ready retries exceeded)",
-        Some("the peer must post receives before messages come; raise rnr_retry, or give the sender credits");
+        Some("post receive requests at the peer before sending, raise `rnr_retry`, or use credits");
     /// Only for reliable datagrams, which RoCE doesn't have.
     LocalRddViolation = 14, "local RDD violation", None;
     /// Only for reliable datagrams, which RoCE doesn't have.
     RemoteInvalidRdRequest = 15, "remote invalid RD request", None;
     /// The peer gave the request up.
-    RemoteAborted = 16, "the peer gave the request up (remote aborted)", None;
+    RemoteAborted = 16, "the peer aborted the request (remote aborted)", None;
     /// Only for reliable datagrams, which RoCE doesn't have.
     InvalidEecNumber = 17, "invalid EEC number", None;
     /// Only for reliable datagrams, which RoCE doesn't have.
     InvalidEecState = 18, "invalid EEC state", None;
     /// The device has failed.
     Fatal = 19, "the device has failed (fatal error)",
-        Some("the kernel's log may say more; the device must be closed and opened again");
+        Some("check the kernel's log, then close the device and open it again");
     /// No answer came in time.
-    ResponseTimeout = 20, "no answer came in time (response timeout)", None;
+    ResponseTimeout = 20, "the peer did not respond in time (response timeout)", None;
     /// Something else.
     General = 21, "general error", None;
     /// A tag-matching error.

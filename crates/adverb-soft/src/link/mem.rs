@@ -75,15 +75,18 @@ impl Switch {
     /// ([`Gid::udp_address`]), or another error if the process has no file descriptor left.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
         if Gid::from(address).has_port() {
-            let text =
-                format!("{address} says a UDP port, and there are none in memory: take any other address");
+            let text = format!(
+                "attaching at {address} failed: the address encodes a UDP port, which a switch does not support"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         let port = Arc::new(Port { queue: Mutex::default(), event, overflows: AtomicU64::new(0) });
         let mut ports = self.shared.ports.write();
         if ports.contains_key(&address) {
-            let text = format!("a device is attached to this switch at {address} already");
+            let text = format!(
+                "attaching at {address} failed: another device is already attached to the switch at this address"
+            );
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
         ports.insert(address, Arc::clone(&port));

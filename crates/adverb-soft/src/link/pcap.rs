@@ -66,7 +66,10 @@ impl Capture {
         writer.attempt(|out| out.flush());
         match &writer.result {
             Ok(()) => Ok(()),
-            Err(error) => Err(io::Error::new(error.kind(), format!("the capture is incomplete: {error}"))),
+            Err(error) => Err(io::Error::new(
+                error.kind(),
+                format!("writing the capture failed; it is incomplete: {error}"),
+            )),
         }
     }
 }

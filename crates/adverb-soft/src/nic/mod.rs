@@ -693,7 +693,7 @@ fn guard<T>(engine: &mut Engine, ask: impl FnOnce(&mut Engine) -> Result<T, Erro
 /// Returns an unpredictable number.
 fn random() -> u32 {
     // `open` checked that random numbers are available. If they no longer are, the NIC fails.
-    getrandom::u32().expect("the system has no random numbers")
+    getrandom::u32().expect("reading random bytes from the system failed")
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl Identifier {
         let made = Err(super::no_engine());
         if cfg!(feature = "soft") {
             return made.map_err(|error| Error::Verb {
-                action: format!("looking for an RDMA device for {address}"),
+                action: format!("finding an RDMA device for {address}"),
                 error: io::Error::new(io::ErrorKind::NotFound, error.to_string()),
                 hint: NO_HARDWARE.into(),
             });
@@ -213,8 +213,8 @@ fn is_hardwares(address: IpAddr) -> bool {
 }
 
 /// What helps where there is no hardware.
-pub(crate) const NO_HARDWARE: &str = "there is no RDMA device for that address. A software device does it once it is open: \
-    `Device::open(\"soft:ADDRESS\")`, with an address of this machine";
+pub(crate) const NO_HARDWARE: &str = "no RDMA device has a route to that address: open a software device with \
+    `Device::open(\"soft:ADDRESS\")`, where ADDRESS is an IP address of this machine";
 
 /// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
 pub(super) fn reason_of_datagrams(status: u8) -> RejectReason {

@@ -24,22 +24,22 @@ pub(super) fn queue_pair_is_gone() -> Error {
     Error::WrongState {
         action: "using a queue pair",
         state: QpState::Error,
-        hint: "it was destroyed, because requests in a scope didn't complete in time",
+        hint: "create a new queue pair: this one was destroyed because requests in a scope did not complete in time",
     }
 }
 
 /// The error of who waits for an event that can't come.
 pub(super) fn queue_has_no_events() -> Error {
     Error::Unsupported {
-        feature: "waiting for an event of a completion queue that was made without".into(),
-        hint: "call `events` when you make it".into(),
+        feature: "waiting for events of a completion queue without an event channel".into(),
+        hint: "call `events` when creating the completion queue".into(),
     }
 }
 
 /// The error of an object that would be made of others that don't go together.
 pub(super) fn of_two_devices() -> Error {
-    let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must be of one \
-                  device, opened once";
+    let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must belong to \
+                  the same open device";
     Error::InvalidRequest { reason: reason.into() }
 }
 

@@ -88,7 +88,7 @@ impl Device {
         // Software devices are always there, and come last.
         #[cfg(feature = "soft")]
         let listed = {
-            let others = listed.inspect_err(|error| tracing::debug!(%error, "only software devices"));
+            let others = listed.inspect_err(|error| tracing::debug!(%error, "listing hardware devices failed; only software devices are listed"));
             Ok([others.unwrap_or_default(), soft::Device::list()].concat())
         };
         listed
@@ -117,8 +117,8 @@ impl Device {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
                 let names: Vec<String> =
                     Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
-                let what = format!("there is no RDMA device {name}");
-                Error::NoDevice { reason: what, hint: format!("there is {}", names.join(", ")) }
+                let what = format!("no RDMA device is named {name}");
+                Error::NoDevice { reason: what, hint: format!("use one of these: {}", names.join(", ")) }
             }
             error => error,
         });

@@ -106,7 +106,7 @@ impl Connection {
                     if self.connected.swap(false, Ordering::AcqRel)
                         && let Err(error) = self.queue_pair.move_to_error()
                     {
-                        tracing::warn!(%error, "could not move the queue pair of an ended connection to the error state");
+                        tracing::warn!(%error, "moving the queue pair of an ended connection to the error state failed");
                     }
                     ConnectionEvent::Disconnected
                 }
@@ -169,7 +169,7 @@ impl Connection {
         let deadline = Deadline::new(timeout);
         while !self.ended.load(Ordering::Acquire) {
             if self.wait_event(deadline.left())?.is_none() {
-                return Err(Error::Timeout { timeout, action: "waiting for a peer to disconnect" });
+                return Err(Error::Timeout { timeout, action: "waiting for the peer to disconnect" });
             }
         }
         Ok(())

@@ -144,7 +144,7 @@ impl Connector {
     /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
     /// is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
-        check_private_data(&self.private_data, MAX_CONNECT_DATA, "a request")?;
+        check_private_data(&self.private_data, MAX_CONNECT_DATA, "a connect request")?;
         self.begin(peer, Use::Connections)
     }
 

@@ -54,7 +54,7 @@ impl Connector {
     /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
     /// is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
-        check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a question for a datagram queue pair")?;
+        check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a service ID resolution request")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
         Ok(PendingService { identifier: resolving.identifier(), resolving, path: None, done: false })
     }
@@ -289,12 +289,12 @@ impl DatagramRequest {
     /// pair is of another device or port, isn't UD, or has another queue key: create it with
     /// [`Path::datagram_queue_pair`]. The request is rejected then.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "an answer")?;
+        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
         self.path.check_datagrams(queue_pair)?;
         if queue_pair.qkey != DATAGRAM_QKEY {
             let reason = format!(
-                "the connection manager tells peers the queue key {DATAGRAM_QKEY:#x}, and the queue pair's is {:#x}: make it \
-                 with `Path::datagram_queue_pair`",
+                "the queue pair's Q_Key is {:#x}, but the connection manager advertises {DATAGRAM_QKEY:#x}: create the queue \
+                 pair with `Path::datagram_queue_pair`",
                 queue_pair.qkey
             );
             return Err(Error::InvalidRequest { reason: reason.into() });

@@ -22,11 +22,11 @@ pub(super) enum Stage {
 impl Stage {
     fn words(self) -> &'static str {
         match self {
-            Stage::Address => "looking for the device that leads there",
-            Stage::Route => "looking for a route",
-            Stage::Request => "asking for a connection",
-            Stage::Acceptance => "waiting for the peer to complete the connection",
-            Stage::Question => "asking for its datagram queue pair",
+            Stage::Address => "resolving the address",
+            Stage::Route => "resolving the route",
+            Stage::Request => "sending the connect request",
+            Stage::Acceptance => "waiting for the peer to establish the connection",
+            Stage::Question => "resolving the service ID",
         }
     }
 }
@@ -35,23 +35,25 @@ impl Stage {
 pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> Error {
     let hint = match (stage, error.raw_os_error()) {
         _ if peer.ip().is_loopback() && cfg!(not(feature = "soft")) => {
-            "no RDMA device has the loopback address: use an address of the device, also for the same machine"
+            "use an address of an RDMA device, even for a peer on the same machine: none has the loopback address"
         }
         (_, Some(libc::EADDRINUSE)) => {
-            "another connection comes from that local port, or a listener has it: port 0 takes a free one"
+            "use another local port: a connection or a listener has this one; port 0 selects a free one"
         }
         (_, Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {
-            "no RDMA device of this machine leads there: `Device::gids` tells the addresses that devices have"
+            "use an address that an RDMA device of this machine can reach: `Device::gids` lists a device's addresses"
         }
         _ if error.kind() == io::ErrorKind::NotFound => NO_HARDWARE,
-        (_, Some(libc::ENETUNREACH)) => "there is no route to that network",
-        (Stage::Address, _) => "nobody answers for that address: is the host up, and the address right?",
-        (Stage::Route, _) => "is the subnet manager up?",
-        (Stage::Request | Stage::Question, _) => {
-            "the host may have no RDMA device with that address, its program may be slow to accept, or the network \
-             may not pass RoCE: UDP port 4791"
+        (_, Some(libc::ENETUNREACH)) => "add a route to that network, or use another address",
+        (Stage::Address, _) => {
+            "check that the host is up and the address is right: address resolution got no answer"
         }
-        (Stage::Acceptance, _) => "the peer may have given up: its deadline may be too short",
+        (Stage::Route, _) => "check that the subnet manager is up",
+        (Stage::Request | Stage::Question, _) => {
+            "check that an RDMA device of the host has that address, that its program accepts requests, and that the \
+             network passes RoCEv2 (UDP port 4791)"
+        }
+        (Stage::Acceptance, _) => "use a longer timeout at the peer: it may have canceled the connection",
     };
     Error::Unreachable { peer, stage: stage.words(), error, hint: hint.into() }
 }
@@ -70,19 +72,19 @@ pub(super) fn cut_off(peer: SocketAddr, stage: Stage) -> Error {
 /// The error of a rejection.
 pub(super) fn rejected(peer: SocketAddr, reason: RejectReason, private_data: Vec<u8>) -> Error {
     let hint = match reason {
-        RejectReason::InvalidServiceId => format!("nobody listens on port {} there", peer.port()).into(),
+        RejectReason::InvalidServiceId => format!("check the port: no program on the host listens on port {}", peer.port()).into(),
         RejectReason::ConsumerReject => {
-            "the program there said no (its private data may say why), went away, or listens at another address of \
-             that host"
+            "check the private data for the program's reason; the program may also have exited, or listen at another \
+             address of the host"
                 .into()
         }
         RejectReason::StaleConnection => {
-            "the peer remembers an earlier connection of a queue pair of this number: try again with another"
+            "try again with a new queue pair: the peer still has a connection with this queue pair number"
                 .into()
         }
-        RejectReason::NoQueuePair | RejectReason::NoResources => "the peer is short of resources".into(),
-        RejectReason::InvalidPrimaryGid => "the peer's device doesn't have that address any more".into(),
-        RejectReason::Timeout => "the peer waited too long for an answer".into(),
+        RejectReason::NoQueuePair | RejectReason::NoResources => "close connections at the peer, or raise its limits: it has no resources left".into(),
+        RejectReason::InvalidPrimaryGid => "check the peer's addresses: its device no longer has this one".into(),
+        RejectReason::Timeout => "try again: the peer timed out waiting for a message of this side".into(),
         _ => "".into(),
     };
     // Only programs have something to say; the rest is zeros.
@@ -114,7 +116,9 @@ mod tests {
         let error = too_late(peer(), Stage::Request, &Deadline::new(Duration::from_secs(2)));
         let text = error.to_string();
         assert!(
-            text.starts_with("192.0.2.7:7471 couldn't be reached while asking for a connection: no answer")
+            text.starts_with(
+                "connecting to 192.0.2.7:7471 failed while sending the connect request: no answer"
+            )
         );
         assert!(text.contains("within 2s") && text.contains("UDP port 4791"), "{text}");
         assert!(matches!(error, Error::Unreachable { error, .. } if error.kind() == io::ErrorKind::TimedOut));

@@ -101,8 +101,8 @@ pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result
             }
             Event::DeviceRemoved => {
                 return Err(Error::NoDevice {
-                    reason: format!("the RDMA device of {address} is going away"),
-                    hint: "drop the listener, and what was made from the device".to_owned(),
+                    reason: format!("the RDMA device of {address} is being removed"),
+                    hint: "drop the listener and all objects of the device".to_owned(),
                 });
             }
             _ => {}
@@ -253,7 +253,7 @@ impl ConnectRequest {
         let depths = depths(&queue_pair, options).min(self.depths);
         let peer = make_ready(&queue_pair, &self.identifier, options, depths)?;
         let private_data = &private_data(&queue_pair, &peer);
-        check_private_data(private_data, MAX_ACCEPT_DATA, "an acceptance")?;
+        check_private_data(private_data, MAX_ACCEPT_DATA, "an accept")?;
         self.identifier.accept(&Parameters {
             qpn: queue_pair.qpn(),
             shared_receives: queue_pair.recv.own().is_none(),

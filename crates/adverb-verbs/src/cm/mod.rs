@@ -168,10 +168,10 @@ fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()
         return Ok(());
     }
     Err(Error::LimitExceeded {
-        quantity: format!("the length of private data with {with}").into(),
+        quantity: format!("private data length in {with}").into(),
         requested: data.len() as u64,
         max: most as u64,
-        hint: "send the rest as a message, once there is a connection".into(),
+        hint: "send the rest as a message once the connection is established".into(),
     })
 }
 
@@ -198,9 +198,12 @@ mod tests {
 
     #[test]
     fn too_much_private_data_is_refused_with_the_limit() {
-        check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a request").unwrap();
-        let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a request").unwrap_err();
+        check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a connect request").unwrap();
+        let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a connect request").unwrap_err();
         assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");
-        assert!(error.to_string().starts_with("the length of private data with a request is 57"), "{error}");
+        assert!(
+            error.to_string().starts_with("private data length in a connect request is 57, but"),
+            "{error}"
+        );
     }
 }

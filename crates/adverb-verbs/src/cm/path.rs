@@ -82,14 +82,14 @@ impl Path {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Rc {
             return Err(Error::Unsupported {
-                feature: format!("connecting a queue pair ({}) by address", queue_pair.transport()).into(),
-                hint: "make it with `Path::queue_pair`, which makes it reliable".into(),
+                feature: format!("connecting a {} queue pair by address", queue_pair.transport()).into(),
+                hint: "create the queue pair with `Path::queue_pair`, which creates an RC queue pair".into(),
             });
         }
         let state = queue_pair.state.get();
         if state != QpState::Init {
-            let hint = "a queue pair is connected once; `reset` it to connect it again";
-            return Err(Error::WrongState { action: "connecting", state, hint });
+            let hint = "call `reset` before connecting the queue pair again";
+            return Err(Error::WrongState { action: "connecting a queue pair", state, hint });
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Path {
         self.check_device(queue_pair.protection_domain())?;
         if queue_pair.port.number != self.0.port {
             let reason = format!(
-                "the queue pair is of port {} of {}, and the connection goes over port {}: make it with \
+                "the queue pair uses port {} of {}, but the connection uses port {}: create the queue pair with \
                  `Path::queue_pair`",
                 queue_pair.port.number, self.0.device, self.0.port
             );
@@ -113,7 +113,7 @@ impl Path {
             return Ok(());
         }
         let reason = format!(
-            "the connection goes over {}, and the protection domain is of {}: make one with `Path::device`",
+            "the connection uses {}, but the protection domain belongs to {}: create one on `Path::device`",
             self.0.device,
             domain.device().name()
         );

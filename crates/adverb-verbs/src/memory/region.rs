@@ -101,7 +101,7 @@ impl Drop for Region {
         if let Err(error) = self.registration.deregister() {
             // The device may still write there, so the memory can't be freed. Leaked first: a log subscriber may panic.
             std::mem::forget(self.memory.take());
-            tracing::error!(%error, bytes = self.len, "memory could not be deregistered and is leaked");
+            tracing::error!(%error, bytes = self.len, "deregistering memory failed; it is leaked");
         }
     }
 }
@@ -251,7 +251,7 @@ impl MemoryRegion {
             Err(error) => {
                 // The device may still access it. Leaked first: a log subscriber may panic.
                 std::mem::forget(region.memory.take());
-                tracing::error!(%error, bytes = region.len, "memory could not be deregistered and is leaked");
+                tracing::error!(%error, bytes = region.len, "deregistering memory failed; it is leaked");
                 None
             }
         }
@@ -311,8 +311,8 @@ impl Region {
     fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
         if self.memory.is_none() {
             return Err(Error::Unsupported {
-                feature: "looking at the memory of another device".into(),
-                hint: "map the dma-buf where you got it, or have requests move the bytes".into(),
+                feature: "CPU access to a dma-buf region".into(),
+                hint: "map the dma-buf at its exporter, or copy the bytes with requests".into(),
             });
         }
         self.check(offset, len)

@@ -88,7 +88,7 @@ codes! {
         /// The peer still has a connection with this channel adapter and queue pair, possibly in time-wait.
         StaleConnection = 10 => "stale connection",
         /// The reliable datagram channel of the request doesn't exist.
-        RdcDoesNotExist = 11 => "RDC doesn't exist",
+        RdcDoesNotExist = 11 => "RDC does not exist",
         /// The remote GID of the primary path isn't the peer's.
         InvalidPrimaryGid = 12 => "primary remote port GID rejected",
         /// The remote LID of the primary path isn't the peer's.

@@ -77,7 +77,7 @@ impl fmt::Display for PathMtu {
 /// Only parsing creates one. It isn't a parse error, because the CM needs the rest of the REQ to reject it with
 /// [`RejectReason::InvalidPathMtu`](super::RejectReason::InvalidPathMtu).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct UnknownMtu(Bits<4>);
+pub struct UnknownMtu(pub(crate) Bits<4>);
 
 impl UnknownMtu {
     /// Returns the received code: 0 or 6 to 15.

@@ -93,7 +93,7 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     // Somebody has the port, on one of the devices.
     let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
-    assert!(error.to_string().contains("somebody uses that port already"), "{error}");
+    assert!(error.to_string().contains("use another port: this one is taken"), "{error}");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
         Err(error) => panic!("{error}"),
     };
     let error = Listener::bind(SocketAddr::new(host, 0)).unwrap_err();
-    assert!(error.hint().is_some_and(|hint| hint.contains("an address of its own")), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("listen at another address")), "{error}");
     // Whoever connects needs no port that is known.
     let server = SoftDevice::at_addr(loopback(2)).open().unwrap();
     let _client = SoftDevice::at_addr(host).open().unwrap();

@@ -330,7 +330,7 @@ fn a_connection_that_is_not_known_any_more_ends() {
         right.link().lock().end = Some(super::End { reason: "for the test".to_owned(), hint: "" });
         assert!(break_it(left.link()));
         let error = left.recv().unwrap_err().to_string();
-        assert!(error.contains("doesn't know the connection"), "{error}");
+        assert!(error.contains("does not know the session"), "{error}");
     });
 }
 

@@ -148,7 +148,7 @@ impl UdpLink {
         let address = config.address;
         if address.is_unspecified() || address.is_multicast() || config.source_port_count == 0 {
             let text = format!(
-                "a device needs one address and at least one source port, not {address} and {}",
+                "a software device requires a unicast address and at least one source port, not {address} and {}",
                 config.source_port_count
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
@@ -159,7 +159,8 @@ impl UdpLink {
         };
         let local = at(config.port);
         if Gid::from(local).udp_address().port() != config.port {
-            let text = format!("peers of {address} can't be told the UDP port {}: only 4791", config.port);
+            let text =
+                format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let (receiving, receive_buffer_bytes) = socket::receiving(local, config)?;

@@ -39,8 +39,8 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
         let as_sent = frame[12..16] == octets && frame[16..20] == octets && frame[20..22] == [s0, s1];
         if word != DONT_FRAGMENT || !as_sent {
             let text = format!(
-                "the kernel doesn't send UDP datagrams as RoCEv2's ICRC needs it: identification and flags are \
-                 {word:#010x} instead of {DONT_FRAGMENT:#010x}, or addresses are changed; use IPv6"
+                "the kernel does not send UDP datagrams as the RoCEv2 ICRC requires: IP ID and flags are \
+                 {word:#010x} instead of {DONT_FRAGMENT:#010x}, or the addresses are changed; use IPv6"
             );
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }

@@ -108,7 +108,7 @@ pub(super) fn sending(
         }
     }
     if sockets.is_empty() {
-        let text = format!("every UDP port of {} from {FIRST_SOURCE_PORT} on is taken", at(0).ip());
+        let text = format!("all UDP ports of {} from {FIRST_SOURCE_PORT} up are taken", at(0).ip());
         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     }
     Ok(sockets)
@@ -138,13 +138,13 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(address).map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => {
-                "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: take \
-                 another address (any in 127.0.0.0/8 will do within this machine), or another network namespace"
+                "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: use \
+                 another address (any in 127.0.0.0/8 within this machine), or another network namespace"
             }
-            io::ErrorKind::AddrNotAvailable => "; it must be an address of this machine (see `ip address`)",
+            io::ErrorKind::AddrNotAvailable => "; use an address of this machine (`ip address` lists them)",
             _ => "",
         };
-        io::Error::new(error.kind(), format!("can't bind UDP {address}: {error}{hint}"))
+        io::Error::new(error.kind(), format!("binding a UDP socket to {address} failed: {error}{hint}"))
     })?;
     socket.set_nonblocking(true)?;
     Ok(socket)

@@ -26,7 +26,7 @@ impl AddressHandle {
         // SAFETY: the domain is alive, and the attributes are set.
         let handle = unsafe { domain.device.library.ibv_create_ah(domain.handle.as_ptr(), &mut attr) };
         let action =
-            || format!("making an address handle for {} on {}", address.gid.ip(), domain.device.name);
+            || format!("creating an address handle for {} on {}", address.gid.ip(), domain.device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         Ok(AddressHandle { domain: Arc::clone(domain), handle })
     }
@@ -43,7 +43,7 @@ impl Drop for AddressHandle {
             // SAFETY: destroyed once, and no request uses it any more: requests hold it until they complete.
             let code = unsafe { self.domain.device.library.ibv_destroy_ah(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "destroying an address handle".to_owned()) {
-                tracing::error!(%error, "an address handle could not be destroyed");
+                tracing::error!(%error, "destroying an address handle failed");
             }
         }
     }

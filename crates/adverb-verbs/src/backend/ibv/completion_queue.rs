@@ -84,7 +84,7 @@ impl CompletionQueue {
     #[cold]
     pub(super) fn poll_error(&self, code: libc::c_int) -> Error {
         let error = io::Error::from_raw_os_error(code.abs());
-        verb_error(error, format!("polling a completion queue of {}", self.device.name))
+        verb_error(error, format!("polling a completion queue on {}", self.device.name))
     }
 
     /// Soft-RoCE says in the kernel's own way that the sender of a message invalidated a key: it writes completions where
@@ -103,7 +103,7 @@ impl CompletionQueue {
         let solicited_only = arm_for == ArmFor::Solicited;
         // SAFETY: the queue is alive.
         let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };
-        check(code, || format!("arming a completion queue of {}", self.device.name))
+        check(code, || format!("arming a completion queue on {}", self.device.name))
     }
 
     pub(crate) fn has_events(&self) -> bool {
@@ -147,7 +147,7 @@ impl Drop for CompletionQueue {
         // SAFETY: destroyed once; the queue pairs that used it are gone: they hold it.
         let code = unsafe { self.device.library.ibv_destroy_cq(self.handle.as_ptr()) };
         if let Err(error) = check(code, || "destroying a completion queue".to_owned()) {
-            tracing::error!(%error, "a completion queue could not be destroyed");
+            tracing::error!(%error, "destroying a completion queue failed");
         }
         if let Some(channel) = &self.channel {
             channel.destroy(&self.device);
@@ -172,7 +172,7 @@ unsafe fn create(
     // SAFETY: the context is open, and the channel is as the caller says.
     let handle = unsafe { device.library.ibv_create_cq(context, cqe, std::ptr::null_mut(), channel, vector) };
     let failed = || {
-        let action = format!("making a completion queue of {depth} on {}", device.name);
+        let action = format!("creating a completion queue of depth {depth} on {}", device.name);
         verb_error(io::Error::last_os_error(), action)
     };
     NonNull::new(handle).ok_or_else(failed)
@@ -190,7 +190,10 @@ impl Channel {
         // SAFETY: the context is open.
         let handle = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
         let error = || {
-            verb_error(io::Error::last_os_error(), format!("making a completion channel on {}", device.name))
+            verb_error(
+                io::Error::last_os_error(),
+                format!("creating a completion channel on {}", device.name),
+            )
         };
         let handle = NonNull::new(handle).ok_or_else(error)?;
         Ok(Channel { handle, is_nonblocking: AtomicBool::new(false) })
@@ -212,7 +215,7 @@ impl Channel {
             match set_nonblocking(self.fd()) {
                 Ok(()) => self.is_nonblocking.store(true, Ordering::Release),
                 // It can't happen to a descriptor that is open.
-                Err(error) => tracing::error!(%error, "a completion channel could not be made non-blocking"),
+                Err(error) => tracing::error!(%error, "setting a completion channel to non-blocking failed"),
             }
         }
     }
@@ -226,7 +229,7 @@ impl Channel {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(verb_error(error, "taking an event of a completion queue".to_owned())),
+                _ => Err(verb_error(error, "reading an event of a completion queue".to_owned())),
             };
         }
         // Acknowledged at once: a queue with an event outstanding can't be destroyed.
@@ -240,7 +243,7 @@ impl Channel {
         // SAFETY: called once, by who has the channel and is about to go.
         let code = unsafe { device.library.ibv_destroy_comp_channel(self.handle.as_ptr()) };
         if let Err(error) = check(code, || "destroying a completion channel".to_owned()) {
-            tracing::error!(%error, "a completion channel could not be destroyed");
+            tracing::error!(%error, "destroying a completion channel failed");
         }
     }
 }

@@ -13,10 +13,10 @@ impl CompletionQueue {
         let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
         // SAFETY: the queue is alive.
         let code = unsafe { device.library.ibv_resize_cq(self.handle.as_ptr(), cqe) };
-        let action = || format!("resizing a completion queue of {} to {depth}", device.name);
+        let action = || format!("resizing a completion queue on {} to depth {depth}", device.name);
         check(code, action).map_err(|error| {
-            let hint = "make another of the right size, and queue pairs that use it";
-            unsupported(error, || format!("resizing completion queues of {}", device.name), hint)
+            let hint = "create a completion queue of the right depth, and new queue pairs that use it";
+            unsupported(error, || format!("resizing completion queues on {}", device.name), hint)
         })?;
         self.depth.store(depth, Ordering::Release);
         Ok(())
@@ -29,10 +29,12 @@ impl CompletionQueue {
         attr.moderate = sys::ibv_moderate_cq { cq_count: count, cq_period: period };
         // SAFETY: the queue is alive, and the attributes can be read.
         let code = unsafe { sys::ibv_modify_cq(self.handle.as_ptr(), &mut attr) };
-        check(code, || format!("moderating a completion queue of {}", device.name)).map_err(|error| {
-            let hint = "poll for a while after each event instead, as a poller does";
-            unsupported(error, || format!("having completion events of {} wait", device.name), hint)
-        })
+        check(code, || format!("setting the moderation of a completion queue on {}", device.name)).map_err(
+            |error| {
+                let hint = "poll for a while after each event instead, as `Poller` does";
+                unsupported(error, || format!("completion event moderation on {}", device.name), hint)
+            },
+        )
     }
 }
 

@@ -54,9 +54,12 @@ impl Identifier {
             let channel = channel.handle.as_ptr();
             library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), port_space)
         };
-        check(code, || "making an identifier of the connection manager".to_owned())?;
+        check(code, || "creating a connection manager ID".to_owned())?;
         let handle = NonNull::new(handle).ok_or_else(|| {
-            verb_error(io::Error::from(io::ErrorKind::OutOfMemory), "making an identifier".to_owned())
+            verb_error(
+                io::Error::from(io::ErrorKind::OutOfMemory),
+                "creating a connection manager ID".to_owned(),
+            )
         })?;
         Ok(Identifier { library, handle, purpose, channel })
     }
@@ -74,7 +77,7 @@ impl Identifier {
         let moved = Channel::new(library).and_then(|channel| {
             // SAFETY: both are alive. There is nothing to wait for: no event of the identifier is unacknowledged.
             let code = unsafe { library.rdma_migrate_id(handle.as_ptr(), channel.handle.as_ptr()) };
-            check(code, || "giving a request an event channel".to_owned()).map(|()| channel)
+            check(code, || "moving a connect request to its event channel".to_owned()).map(|()| channel)
         });
         match moved {
             Ok(channel) => Ok(Identifier { library, handle, purpose, channel }),
@@ -98,14 +101,14 @@ impl Identifier {
     pub(crate) fn reuse_addr(&self) -> Result<()> {
         let mut yes: libc::c_int = 1;
         let code = self.option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
-        check(code, || "letting an address be used again".to_owned())
+        check(code, || "setting the reuse-address option".to_owned())
     }
 
     pub(crate) fn ack_timeout(&self, mut code: u8) {
         // Linux has it since 5.1. Elsewhere our own queue pair still gets it, and only the peer's doesn't.
         if self.option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
             let error = io::Error::last_os_error();
-            tracing::debug!(%error, "the peer can't be told the ACK timeout");
+            tracing::debug!(%error, "setting the ACK timeout failed");
         }
     }
 
@@ -148,13 +151,13 @@ impl Identifier {
         let code = unsafe {
             self.library.rdma_resolve_addr(self.id(), local, raw_peer.as_mut_ptr(), milliseconds(timeout))
         };
-        check(code, || format!("looking for the way to {peer}")).map_err(|error| explain(error, address_hint))
+        check(code, || format!("resolving the address {peer}")).map_err(|error| explain(error, address_hint))
     }
 
     pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         // SAFETY: the identifier is alive.
         let code = unsafe { self.library.rdma_resolve_route(self.id(), milliseconds(timeout)) };
-        check(code, || "looking for a route".to_owned())
+        check(code, || "resolving the route".to_owned())
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
@@ -170,7 +173,7 @@ impl Identifier {
     pub(crate) fn path(&self) -> Result<Path> {
         let no_device = || {
             let error = io::Error::from_raw_os_error(libc::ENODEV);
-            verb_error(error, "asking a connection for its device".to_owned())
+            verb_error(error, "querying the device of a connection".to_owned())
         };
         let verbs = Ibverbs::load()
             .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })?;
@@ -222,10 +225,10 @@ impl Identifier {
         let mut mask = 0;
         // SAFETY: the identifier is alive, and both may be written.
         let code = unsafe { self.library.rdma_init_qp_attr(self.id(), &mut attr, &mut mask) };
-        let action = || "asking the connection manager for a queue pair's attributes".to_owned();
+        let action = || "querying the connection manager for queue pair attributes".to_owned();
         check(code, action).map_err(|error| {
             explain(error, |error| match error.raw_os_error() {
-                Some(libc::EINVAL) => "the peer may have given up meanwhile",
+                Some(libc::EINVAL) => "accept a new connect request: the peer may have canceled this one",
                 Some(libc::EOPNOTSUPP) => "librdmacm is too old: install rdma-core 23 or newer",
                 _ => "",
             })
@@ -237,47 +240,48 @@ impl Identifier {
         let mut raw = lower(parameters);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
-        check(code, || "asking for a connection".to_owned())
+        check(code, || "sending the connect request".to_owned())
     }
 
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = lower(parameters);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
-        check(code, || "accepting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "accepting a connect request".to_owned()).map_err(|error| explain(error, gone_hint))
     }
 
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let mut raw = lower_datagrams(Qpn::truncate(0), private_data);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
-        check(code, || "asking for a datagram queue pair".to_owned())
+        check(code, || "sending the service ID resolution request".to_owned())
     }
 
     pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let mut raw = lower_datagrams(qpn, private_data);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
-        check(code, || "telling a datagram queue pair".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "answering the service ID resolution request".to_owned())
+            .map_err(|error| explain(error, gone_hint))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = short_len(private_data);
         // SAFETY: the identifier is alive, and the private data can be read.
         let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
-        check(code, || "rejecting a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "rejecting a request".to_owned()).map_err(|error| explain(error, gone_hint))
     }
 
     pub(crate) fn establish(&self) -> Result<()> {
         // SAFETY: the identifier is alive.
         let code = unsafe { self.library.rdma_establish(self.id()) };
-        check(code, || "completing a connection".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "establishing the connection".to_owned()).map_err(|error| explain(error, gone_hint))
     }
 
     pub(crate) fn disconnect(&self) -> Result<()> {
         // SAFETY: the identifier is alive.
         let code = unsafe { self.library.rdma_disconnect(self.id()) };
-        check(code, || "ending a connection".to_owned())
+        check(code, || "disconnecting".to_owned())
     }
 
     fn id(&self) -> *mut rdma_cm_id {
@@ -293,8 +297,8 @@ impl Drop for Identifier {
         // SAFETY: destroyed once, before its channel. There is nothing to wait for: events are acknowledged as they are
         // taken. No queue pair was made on it.
         let code = unsafe { self.library.rdma_destroy_id(self.id()) };
-        if let Err(error) = check(code, || "destroying an identifier of the connection manager".to_owned()) {
-            tracing::error!(%error, "an identifier could not be destroyed");
+        if let Err(error) = check(code, || "destroying a connection manager ID".to_owned()) {
+            tracing::error!(%error, "destroying a connection manager ID failed");
             // The library would still use it.
             self.channel.leaked = true;
         }
@@ -315,15 +319,17 @@ impl Channel {
         // SAFETY: the library asks for nothing.
         let handle = unsafe { library.rdma_create_event_channel() };
         let failed = |error| {
-            let error = verb_error(error, "making an event channel of the connection manager".to_owned());
+            let error = verb_error(error, "creating a connection manager event channel".to_owned());
             explain(error, |error| match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENODEV | libc::ENOSYS) => {
-                    "is there an RDMA device, and the kernel module rdma_ucm? It makes /dev/infiniband/rdma_cm"
+                    "check that an RDMA device exists, and load the kernel module rdma_ucm, which creates /dev/infiniband/rdma_cm"
                 }
                 Some(libc::EMFILE | libc::ENFILE) => {
-                    "each connection has a file descriptor of its own: raise the limit (ulimit -n)"
+                    "raise the limit of open files (ulimit -n): each connection needs a file descriptor"
                 }
-                Some(libc::EACCES | libc::EPERM) => "is the process allowed to use /dev/infiniband/rdma_cm?",
+                Some(libc::EACCES | libc::EPERM) => {
+                    "allow the process to read and write /dev/infiniband/rdma_cm"
+                }
                 _ => "",
             })
         };
@@ -429,15 +435,15 @@ fn explain(error: Error, hint: impl FnOnce(&io::Error) -> &'static str) -> Error
 fn address_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENODEV) => {
-            "no RDMA device has, or leads to, that address: `Device::gids` tells the addresses that devices have"
+            "use an address that an RDMA device has or can reach: `Device::gids` lists the addresses of a device"
         }
         Some(libc::EADDRNOTAVAIL) => {
-            "this machine doesn't have that address, or somebody uses the port at one of its addresses"
+            "use an address of this machine, and a port that is free on all of its addresses"
         }
-        Some(libc::EADDRINUSE) => "somebody uses that port already: port 0 takes a free one",
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => "there is no route to that address",
+        Some(libc::EADDRINUSE) => "use another port: this one is taken; port 0 selects a free one",
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => "add a route to that address, or use another one",
         Some(libc::EINVAL) => {
-            "are both addresses of one family, and does a link-local one say by which interface?"
+            "use addresses of one family, and a scope (interface) with a link-local address"
         }
         _ => "",
     }
@@ -445,7 +451,9 @@ fn address_hint(error: &io::Error) -> &'static str {
 
 fn gone_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EINVAL | libc::ENOTCONN) => "the peer may have given up meanwhile",
+        Some(libc::EINVAL | libc::ENOTCONN) => {
+            "accept a new connect request: the peer may have canceled this one"
+        }
         _ => "",
     }
 }

@@ -17,7 +17,7 @@ impl Device {
         read_counters(&directory).map_err(|error| Error::Verb {
             action: format!("reading the counters of port {port} of {}", self.name),
             error,
-            hint: "the kernel shows them under /sys/class/infiniband, which a container may not have".into(),
+            hint: "make /sys/class/infiniband available: the kernel shows the counters there, and a container may lack it".into(),
         })
     }
 }

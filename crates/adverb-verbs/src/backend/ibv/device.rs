@@ -42,14 +42,14 @@ impl Device {
         let Some((device, info)) = found else {
             let names: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
             let hint = match names.len() {
-                0 => "there are no RDMA devices: is the driver loaded?".to_owned(),
-                _ => format!("there is {}", names.join(", ")),
+                0 => "load the device's driver: no RDMA devices exist".to_owned(),
+                _ => format!("use one of these: {}", names.join(", ")),
             };
-            return Err(Error::NoDevice { reason: format!("there is no RDMA device {name}"), hint });
+            return Err(Error::NoDevice { reason: format!("no RDMA device is named {name}"), hint });
         };
         if let Some(reason) = info.unsupported_reason {
             return Err(Error::Unsupported {
-                feature: format!("the device {name}").into(),
+                feature: format!("RDMA device {name}").into(),
                 hint: reason.into(),
             });
         }
@@ -62,7 +62,7 @@ impl Device {
             // The library looks for other ways when it may not open the device, and then says what those failed at.
             let node = format!("/dev/infiniband/{}", node.to_string_lossy());
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
-            verb_error(opened.err().unwrap_or(error), format!("opening the device {name}"))
+            verb_error(opened.err().unwrap_or(error), format!("opening device {name}"))
         })?;
         let mut device = Device {
             library,
@@ -74,7 +74,7 @@ impl Device {
         device.is_soft_roce = device.attributes()?.vendor_id == SOFT_ROCE;
         // SAFETY: the context was just opened, and its descriptor with it.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
-            .map_err(|error| verb_error(error, format!("opening the device {name}")))?;
+            .map_err(|error| verb_error(error, format!("opening device {name}")))?;
         Ok(device)
     }
 
@@ -88,7 +88,7 @@ impl Device {
         // SAFETY: the context is open, and the attributes may be written.
         let code =
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
-        check(code, || format!("asking {} for its attributes", self.name))?;
+        check(code, || format!("querying the attributes of {}", self.name))?;
         let on_demand = on_demand(&attr.odp_caps);
         let timestamps = (attr.completion_timestamp_mask != 0)
             .then_some(TimestampClock::new(attr.completion_timestamp_mask, attr.hca_core_clock));
@@ -135,7 +135,7 @@ impl Device {
         let mut attr = sys::ibv_port_attr::zeroed();
         // SAFETY: the context is open, and the attributes may be written.
         let code = unsafe { self.library.ibv_query_port(self.context.as_ptr(), number, &mut attr) };
-        check(code, || format!("asking port {number} of {} for its attributes", self.name))?;
+        check(code, || format!("querying the attributes of port {number} of {}", self.name))?;
         let mtu = |code: sys::ibv_mtu| {
             u8::try_from(code).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256)
         };
@@ -168,7 +168,7 @@ impl Device {
             // SAFETY: the context is open, and the key may be written.
             let code =
                 unsafe { self.library.ibv_query_pkey(self.context.as_ptr(), port, index.into(), &mut key) };
-            check(code, || format!("asking port {port} of {} for its partition key {index}", self.name))?;
+            check(code, || format!("querying P_Key {index} of port {port} of {}", self.name))?;
             Ok(u16::from_be(key))
         };
         (0..self.port(port)?.pkey_table_len).map(key).collect()
@@ -188,7 +188,7 @@ impl Device {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::from_raw_os_error(i32::try_from(-count).unwrap_or(libc::EIO));
-            return Err(verb_error(error, format!("asking {} for its GID table", self.name)));
+            return Err(verb_error(error, format!("querying the GID table of {}", self.name)));
         };
         entries.truncate(count);
         let entry = |entry: &sys::ibv_gid_entry| {
@@ -212,8 +212,8 @@ impl Drop for Device {
         if self.is_ours() {
             // SAFETY: the context is open, closed once, and all that was made from it is gone: it holds the device.
             let code = unsafe { self.library.ibv_close_device(self.context.as_ptr()) };
-            if let Err(error) = check(code, || format!("closing the device {}", self.name)) {
-                tracing::error!(%error, "a device could not be closed");
+            if let Err(error) = check(code, || format!("closing device {}", self.name)) {
+                tracing::error!(%error, "closing a device failed");
             }
         }
     }
@@ -270,8 +270,8 @@ impl DeviceList {
                 match error.raw_os_error() {
                     // What the library says where the kernel has no RDMA at all.
                     Some(libc::ENOSYS | libc::ENOENT) => Err(Error::NoDevice {
-                        reason: "this kernel has no RDMA".to_owned(),
-                        hint: "load a driver, or the module ib_uverbs".to_owned(),
+                        reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
+                        hint: "load the device's driver and the kernel module ib_uverbs".to_owned(),
                     }),
                     _ => Err(verb_error(error, "listing RDMA devices".to_owned())),
                 }
@@ -291,8 +291,12 @@ impl DeviceList {
             let transport = unsafe { (*device).transport_type };
             let unsupported = match transport {
                 sys::IBV_TRANSPORT_IB => None,
-                sys::IBV_TRANSPORT_IWARP => Some("iWARP needs its connection manager for everything"),
-                _ => Some("it speaks a protocol of its own, such as EFA's SRD"),
+                sys::IBV_TRANSPORT_IWARP => {
+                    Some("use a RoCE or InfiniBand device: Adverb does not support iWARP")
+                }
+                _ => Some(
+                    "use a RoCE or InfiniBand device: this one has a protocol of its own, such as EFA's SRD",
+                ),
             };
             let name = name.to_string_lossy().into_owned();
             let mut info = DeviceInfo::new(name, u64::from_be(guid));

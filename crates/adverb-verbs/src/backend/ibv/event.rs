@@ -31,7 +31,7 @@ impl Device {
             return match error.kind() {
                 // Somebody else took it.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(verb_error(error, format!("taking an event of {}", self.name))),
+                _ => Err(verb_error(error, format!("reading an event of {}", self.name))),
             };
         }
         let copied = copy(&event);

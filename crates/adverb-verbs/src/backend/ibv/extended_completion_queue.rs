@@ -47,11 +47,11 @@ impl Extended {
             return Err(match error.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => Error::Unsupported {
                     feature: format!("an extended completion queue on {}", device.name).into(),
-                    hint: "make an ordinary one".into(),
+                    hint: "create a completion queue without extended features".into(),
                 },
                 _ => verb_error(
                     error,
-                    format!("making an extended completion queue of {depth} on {}", device.name),
+                    format!("creating an extended completion queue of depth {depth} on {}", device.name),
                 ),
             });
         };

@@ -30,7 +30,7 @@ impl MemoryWindow {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
         // SAFETY: the domain is alive.
         let handle = unsafe { sys::ibv_alloc_mw(domain.handle.as_ptr(), sys::IBV_MW_TYPE_2) };
-        let action = || format!("making a memory window on {}", domain.device.name);
+        let action = || format!("creating a memory window on {}", domain.device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         // SAFETY: the window was just made.
         let rkey = AtomicU32::new(unsafe { (*handle.as_ptr()).rkey });

@@ -52,11 +52,9 @@ fn refusal(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
 /// The error of a verb, with what to try.
 fn verb_error(error: io::Error, action: String) -> Error {
     let hint = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            "is the process allowed to use the device? See the permissions of /dev/infiniband/uverbs*"
-        }
+        Some(libc::EPERM | libc::EACCES) => "allow the process to read and write /dev/infiniband/uverbs*",
         Some(libc::ENODEV | libc::EIO) => {
-            "the device may have been removed, or have failed: see the kernel's log"
+            "check the kernel's log: the device may have failed or been removed"
         }
         _ => "",
     };

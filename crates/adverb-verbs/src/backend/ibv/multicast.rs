@@ -12,24 +12,26 @@ impl QueuePair {
         // SAFETY: the queue pair is alive, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_attach_mcast(handle, &gid, lid) };
         let name = &self.domain.device.name;
-        check(code, || format!("attaching queue pair {} of {name} to the group {}", self.qpn, group.ip()))
-            .map_err(|error| match error {
-                Error::Verb { error, .. }
-                    if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
-                {
-                    Error::Unsupported {
-                        feature: format!("multicast on {name}").into(),
-                        hint: "send each member a datagram of its own".into(),
-                    }
+        check(code, || {
+            format!("attaching queue pair {} of {name} to the multicast group {}", self.qpn, group.ip())
+        })
+        .map_err(|error| match error {
+            Error::Verb { error, .. }
+                if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
+            {
+                Error::Unsupported {
+                    feature: format!("multicast on {name}").into(),
+                    hint: "send a datagram to each receiver".into(),
                 }
-                other => other,
-            })
+            }
+            other => other,
+        })
     }
 
     pub(crate) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let (handle, gid) = (self.alive()?, ibv_gid::from(group.bytes()));
         // SAFETY: the queue pair is alive, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_detach_mcast(handle, &gid, lid) };
-        check(code, || format!("detaching queue pair {} from the group {}", self.qpn, group.ip()))
+        check(code, || format!("detaching queue pair {} from the multicast group {}", self.qpn, group.ip()))
     }
 }

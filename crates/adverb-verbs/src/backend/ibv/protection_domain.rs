@@ -23,7 +23,7 @@ impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
         // SAFETY: the context is open.
         let handle = unsafe { device.library.ibv_alloc_pd(device.context.as_ptr()) };
-        let action = || format!("making a protection domain on {}", device.name);
+        let action = || format!("creating a protection domain on {}", device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         Ok(ProtectionDomain { device: Arc::clone(device), handle })
     }
@@ -35,7 +35,7 @@ impl Drop for ProtectionDomain {
             // SAFETY: freed once, and all that was made in it is gone: it holds the domain.
             let code = unsafe { self.device.library.ibv_dealloc_pd(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "freeing a protection domain".to_owned()) {
-                tracing::error!(%error, "a protection domain could not be freed");
+                tracing::error!(%error, "freeing a protection domain failed");
             }
         }
     }

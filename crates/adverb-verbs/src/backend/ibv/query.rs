@@ -51,7 +51,7 @@ impl QueuePair {
         let library = self.domain.device.library;
         // SAFETY: the queue pair is alive, and both may be written.
         let code = unsafe { library.ibv_query_qp(handle, &mut attr, mask, &mut init) };
-        check(code, || format!("asking queue pair {} for its state", self.qpn))?;
+        check(code, || format!("querying queue pair {}", self.qpn))?;
         Ok(attr)
     }
 }

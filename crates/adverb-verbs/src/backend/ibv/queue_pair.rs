@@ -70,7 +70,7 @@ impl QueuePair {
         };
         // SAFETY: the domain and both completion queues are alive and of one context; the attributes may be written.
         let handle = unsafe { device.library.ibv_create_qp(domain.handle.as_ptr(), &mut attr) };
-        let action = || format!("making a queue pair ({}) on {}", options.transport, device.name);
+        let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         // SAFETY: the queue pair was just made, and its number doesn't change.
         let qpn = Qpn::truncate(unsafe { (*handle.as_ptr()).qp_num });

@@ -46,8 +46,8 @@ impl Registration {
             let error = io::Error::last_os_error();
             let hint = match error.raw_os_error() {
                 Some(libc::EINVAL) if iova != own => {
-                    "the address must lie as far into its page as the memory does, and the device may not take every \
-                     address"
+                    "use an address with the same offset within its page as the memory; the device may not support \
+                     every address"
                         .to_owned()
                 }
                 _ => registration_hint(&error, memory.len()),
@@ -80,15 +80,15 @@ impl Registration {
             if says_unsupported(&error) {
                 return Err(Error::Unsupported {
                     feature: format!("registering a dma-buf with {}", device.name).into(),
-                    hint: "neither rdma-core's part for this device nor its driver can: copy through memory of this \
-                           machine instead"
+                    hint: "copy through host memory: the device's rdma-core provider or its kernel driver lacks dma-buf \
+                           support"
                         .into(),
                 });
             }
             let hint = match error.raw_os_error() {
                 Some(libc::EINVAL | libc::EBADF) => {
-                    "is it the descriptor of a dma-buf, do the bytes lie in it, and does the address lie as far into \
-                     its page as the offset does?"
+                    "check that the file descriptor is a dma-buf, that it contains the range, and that address and offset \
+                     have the same offset within their pages"
                 }
                 _ => "",
             };
@@ -166,11 +166,11 @@ fn registration_hint(error: &io::Error, len: usize) -> String {
     // SAFETY: the limit may be written.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     if asked != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return "the device or the machine has too little memory for this".to_owned();
+        return "register less memory: the device or the machine has too little".to_owned();
     }
     format!(
-        "registered memory is locked, this asks for {len} bytes, and the process may lock {} (ulimit -l): raise \
-         memlock in /etc/security/limits.conf, LimitMEMLOCK= of the service, or --ulimit memlock of the container",
+        "raise the limit of locked memory (ulimit -l), which is {} bytes, for {len} bytes more: memlock in \
+         /etc/security/limits.conf, LimitMEMLOCK= of a service, or --ulimit memlock of a container",
         limit.rlim_cur
     )
 }

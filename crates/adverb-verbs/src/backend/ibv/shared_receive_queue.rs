@@ -37,7 +37,7 @@ impl SharedReceiveQueue {
         let device = &domain.device;
         // SAFETY: the domain is alive, and the attributes may be written.
         let handle = unsafe { device.library.ibv_create_srq(domain.handle.as_ptr(), &mut attr) };
-        let action = || format!("making a shared receive queue of {depth} on {}", device.name);
+        let action = || format!("creating a shared receive queue of depth {depth} on {}", device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         let queue = SharedReceiveQueue { domain: Arc::clone(domain), handle, gone: AtomicBool::new(false) };
         Ok((queue, attr.attr.max_sge))

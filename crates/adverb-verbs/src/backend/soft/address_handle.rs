@@ -38,17 +38,13 @@ impl Device {
         self.check_port(address.port)?;
         let invalid = |reason: String| Error::InvalidRequest { reason: reason.into() };
         let local = self.nic.addresses().get(usize::from(address.gid_index)).ok_or_else(|| {
-            invalid(format!("{} has no address with the index {}", self.name, address.gid_index))
+            invalid(format!("{} has no address with index {}", self.name, address.gid_index))
         })?;
         let remote = address.gid.ip();
         let path = self.nic.path(*local, remote, source_port).ok_or_else(|| Error::Verb {
-            action: format!("finding a way from {local}"),
+            action: format!("finding a route from {local}"),
             error: io::ErrorKind::NetworkUnreachable.into(),
-            hint: format!(
-                "{remote} ({}) is of the other IP version: choose another address of ours",
-                address.gid
-            )
-            .into(),
+            hint: format!("use a local address of the same IP version as {remote} ({})", address.gid).into(),
         })?;
         let hop_limit = (address.hop_limit != 0).then_some(address.hop_limit);
         let Address { traffic_class, flow_label, .. } = *address;

@@ -30,16 +30,16 @@ impl CompletionQueue {
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
-        let action = || format!("making a completion queue of {depth} on {}", device.name);
+        let action = || format!("creating a completion queue of depth {depth} on {}", device.name);
         if kind == CompletionQueueKind::Timestamps {
             return Err(Error::Unsupported {
-                feature: format!("the time of completions of {}", device.name).into(),
-                hint: "look at the clock when you poll: it is the same processor".into(),
+                feature: format!("completion timestamps on {}", device.name).into(),
+                hint: "read the clock when polling: a software device runs on the same processor".into(),
             });
         }
         if vector != 0 {
             return Err(Error::LimitExceeded {
-                quantity: "a completion vector".into(),
+                quantity: "completion vector".into(),
                 requested: vector.into(),
                 max: 0,
                 hint: "".into(),
@@ -59,7 +59,7 @@ impl CompletionQueue {
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
         let resized = self.device.nic.resize_cq(self.cq, depth);
         resized.map_err(|error| {
-            refusal(error, format!("resizing a completion queue of {} to {depth}", self.device.name))
+            refusal(error, format!("resizing a completion queue on {} to depth {depth}", self.device.name))
         })?;
         self.depth.store(depth, Ordering::Release);
         Ok(())
@@ -67,8 +67,8 @@ impl CompletionQueue {
 
     pub(crate) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
         Err(Error::Unsupported {
-            feature: format!("having completion events of {} wait", self.device.name).into(),
-            hint: "poll for a while after each event instead, as a poller does".into(),
+            feature: format!("completion event moderation on {}", self.device.name).into(),
+            hint: "poll for a while after each event instead, as `Poller` does".into(),
         })
     }
 
@@ -89,7 +89,7 @@ impl CompletionQueue {
 
     pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let armed = self.device.nic.arm_cq(self.cq, arm_for);
-        armed.map_err(|error| refusal(error, format!("arming a completion queue of {}", self.device.name)))
+        armed.map_err(|error| refusal(error, format!("arming a completion queue on {}", self.device.name)))
     }
 
     pub(crate) fn has_events(&self) -> bool {
@@ -102,7 +102,7 @@ impl CompletionQueue {
 
     pub(crate) fn try_event(&self) -> Result<bool> {
         self.channel()?.take().map_err(|error| Error::Verb {
-            action: "taking an event of a completion queue".to_owned(),
+            action: "reading an event of a completion queue".to_owned(),
             error,
             hint: "".into(),
         })
@@ -126,7 +126,7 @@ impl Drop for CompletionQueue {
         if self.device.is_ours()
             && let Err(error) = self.device.nic.destroy_cq(self.cq)
         {
-            tracing::error!(%error, "a completion queue could not be destroyed");
+            tracing::error!(%error, "destroying a completion queue failed");
         }
     }
 }

@@ -74,9 +74,9 @@ impl Identifier {
     /// One on these NICs, of which there is at least one.
     pub(crate) fn new(purpose: Use, devices: Vec<Arc<Device>>) -> Result<Identifier> {
         let inbox = CmEventChannel::new().map_err(|error| Error::Verb {
-            action: "making an identifier of the connection manager".to_owned(),
+            action: "creating a connection manager ID".to_owned(),
             error,
-            hint: "each connection has a file descriptor of its own: raise the limit (ulimit -n)".into(),
+            hint: "raise the limit of open files (ulimit -n): each connection needs a file descriptor".into(),
         })?;
         let inner = Inner {
             devices,
@@ -136,7 +136,9 @@ impl Identifier {
     pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (Some(local), Some(lease)) = (inner.local, &inner.port) else {
-            return Err(Error::InvalidRequest { reason: "listening needs an address".into() });
+            return Err(Error::InvalidRequest {
+                reason: "listening requires a local address: bind first".into(),
+            });
         };
         let listen = Listen {
             service: service(self.purpose, local.port()),
@@ -170,13 +172,13 @@ impl Identifier {
         _timeout: Duration,
     ) -> Result<()> {
         let inner = &mut *self.inner.lock();
-        let action = || format!("looking for the way to {peer}");
+        let action = || format!("resolving the address {peer}");
         let wanted = local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
         let device = inner.device()?;
         let ip = choice::source(device, wanted, peer.ip()).ok_or_else(|| Error::Verb {
             action: action(),
             error: io::Error::from_raw_os_error(libc::ENETUNREACH),
-            hint: format!("{} has no address of that family", device.name).into(),
+            hint: format!("use a peer address of the same IP version as those of {}", device.name).into(),
         })?;
         let port = local.map_or(0, |local| local.port());
         let lease = Lease::new(&inner.devices, self.purpose, Bind::Address(ip), port, inner.shares_port);
@@ -229,7 +231,7 @@ impl Identifier {
             .nic
             .cm()
             .ready(id, &offer)
-            .map_err(|error| gone(error, "asking for a peer's queue pair"))?;
+            .map_err(|error| gone(error, "querying the peer's queue pair"))?;
         let (receiving, sending) = (ready.ready_to_receive, ready.ready_to_send);
         let connection = Connection {
             address: inner.address(device, receiving.path.remote())?,
@@ -269,7 +271,7 @@ impl Identifier {
         connect.traffic_class = inner.traffic_class;
         connect.private_data = private_data;
         let asked = device.nic.cm().connect(connect, PATIENCE, &self.inbox);
-        let id = asked.map_err(|error| refusal(error, "asking for a connection".to_owned()))?;
+        let id = asked.map_err(|error| refusal(error, "sending the connect request".to_owned()))?;
         inner.role = Role::Connection(id, Some(offer));
         Ok(())
     }
@@ -298,7 +300,7 @@ impl Identifier {
         let (id, _) = inner.connection()?;
         let offer = inner.offer(parameters);
         let accepted = inner.device()?.nic.cm().accept(id, &offer, parameters.private_data, PATIENCE);
-        accepted.map_err(|error| gone(error, "accepting a connection"))?;
+        accepted.map_err(|error| gone(error, "accepting a connect request"))?;
         inner.role = Role::Connection(id, Some(offer));
         Ok(())
     }
@@ -314,7 +316,8 @@ impl Identifier {
             deadline: Time::MAX,
         };
         let asked = inner.device()?.nic.cm().resolve(resolve, PATIENCE, &self.inbox);
-        let id = asked.map_err(|error| refusal(error, "asking for a datagram queue pair".to_owned()))?;
+        let id =
+            asked.map_err(|error| refusal(error, "sending the service ID resolution request".to_owned()))?;
         inner.role = Role::Asking(id);
         Ok(())
     }
@@ -323,7 +326,7 @@ impl Identifier {
         let inner = self.inner.lock();
         let Role::Asked(id) = inner.role else { return Err(not_now()) };
         let answered = inner.device()?.nic.cm().answer_query(id, qpn, UDP_QKEY, private_data);
-        answered.map_err(|error| gone(error, "telling a datagram queue pair"))
+        answered.map_err(|error| gone(error, "answering the service ID resolution request"))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
@@ -333,13 +336,13 @@ impl Identifier {
             Role::Asked(id) => manager.refuse_query(id, private_data),
             _ => manager.reject(inner.connection()?.0, private_data),
         };
-        rejected.map_err(|error| gone(error, "rejecting a connection"))
+        rejected.map_err(|error| gone(error, "rejecting a request"))
     }
 
     pub(crate) fn establish(&self) -> Result<()> {
         let inner = self.inner.lock();
         let established = inner.device()?.nic.cm().establish(inner.connection()?.0);
-        established.map_err(|error| gone(error, "completing a connection"))
+        established.map_err(|error| gone(error, "establishing the connection"))
     }
 
     pub(crate) fn disconnect(&self) -> Result<()> {
@@ -349,7 +352,7 @@ impl Identifier {
             Err(adverb_soft::Error::Cm(CallError::WrongState(State::TimeWait) | CallError::Unknown)) => {
                 Ok(())
             }
-            ended => ended.map_err(|error| refusal(error, "ending a connection".to_owned())),
+            ended => ended.map_err(|error| refusal(error, "disconnecting".to_owned())),
         }
     }
 }
@@ -431,8 +434,8 @@ fn service(purpose: Use, port: u16) -> ServiceId {
 /// What is said of a port that can't be had.
 fn taken(error: io::Error, action: String) -> Error {
     let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => "somebody uses that port already: port 0 takes a free one",
-        _ => "every port is taken: close some connections",
+        io::ErrorKind::AddrInUse => "use another port: this one is taken; port 0 selects a free one",
+        _ => "close some connections: all ports are taken",
     };
     let error = match error.kind() {
         io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::EADDRINUSE),
@@ -444,15 +447,17 @@ fn taken(error: io::Error, action: String) -> Error {
 /// What is said of a connection whose peer may have gone.
 fn gone(error: adverb_soft::Error, action: &str) -> Error {
     match refusal(error, action.to_owned()) {
-        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
-            Error::Verb { action, error: why, hint: "the peer may have given up meanwhile".into() }
-        }
+        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => Error::Verb {
+            action,
+            error: why,
+            hint: "accept a new connect request: the peer may have canceled this one".into(),
+        },
         other => other,
     }
 }
 
 fn not_now() -> Error {
-    Error::InvalidRequest { reason: "the connection isn't so far, or it is over".into() }
+    Error::InvalidRequest { reason: "the connection is not established, or already closed".into() }
 }
 
 /// How long the manager waits for a peer. Those who wait for the manager have deadlines of their own, which are shorter.

@@ -133,9 +133,9 @@ impl Device {
             return Ok(());
         }
         Err(Error::Verb {
-            action: format!("asking for port {number} of {}", self.name),
+            action: format!("querying port {number} of {}", self.name),
             error: io::ErrorKind::InvalidInput.into(),
-            hint: "it has one, with the number 1".into(),
+            hint: "use port 1: a software device has no other".into(),
         })
     }
 }

@@ -18,7 +18,7 @@ impl MemoryWindow {
         let device = &domain.device;
         let made = device.nic.create_window(domain.pd);
         let key =
-            made.map_err(|error| refusal(error, format!("making a memory window on {}", device.name)))?;
+            made.map_err(|error| refusal(error, format!("creating a memory window on {}", device.name)))?;
         Ok(MemoryWindow {
             domain: Arc::clone(domain),
             rkey: AtomicU32::new(key),

@@ -39,7 +39,7 @@ use crate::error::Error;
 fn refusal(error: adverb_soft::Error, action: String) -> Error {
     let hint = match error {
         adverb_soft::Error::NicFailed => {
-            "its thread has panicked or its link broke: see what was printed before"
+            "check the program's earlier output: the progress thread panicked, or the link failed"
         }
         _ => "",
     };

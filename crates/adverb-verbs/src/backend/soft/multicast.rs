@@ -10,7 +10,7 @@ impl QueuePair {
         self.alive()?;
         let attached = self.domain.device.nic.attach_multicast(self.qpn, group);
         attached.map_err(|error| {
-            refusal(error, format!("attaching queue pair {} to the group {}", self.qpn, group.ip()))
+            refusal(error, format!("attaching queue pair {} to the multicast group {}", self.qpn, group.ip()))
         })
     }
 
@@ -18,7 +18,10 @@ impl QueuePair {
         self.alive()?;
         let detached = self.domain.device.nic.detach_multicast(self.qpn, group);
         detached.map_err(|error| {
-            refusal(error, format!("detaching queue pair {} from the group {}", self.qpn, group.ip()))
+            refusal(
+                error,
+                format!("detaching queue pair {} from the multicast group {}", self.qpn, group.ip()),
+            )
         })
     }
 }

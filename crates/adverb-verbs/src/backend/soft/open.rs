@@ -41,10 +41,10 @@ impl Place {
         let address = name.strip_prefix(PREFIX).unwrap_or(name);
         let address = address.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(address);
         address.parse().map(Place::At).map_err(|_| Error::NoDevice {
-            reason: format!("there is no software device {name}: {address:?} is no IP address"),
+            reason: format!("no software device is named {name}: {address:?} is not an IP address"),
             hint:
-                "one at an address of this machine is `soft:192.0.2.7`, or `soft:2001:db8::7`; one for this \
-                   machine alone is `soft`"
+                "use `soft:` and an address of this machine, such as `soft:192.0.2.7` or `soft:2001:db8::7`; or `soft`, \
+                   which only programs on this machine reach"
                     .to_owned(),
         })
     }
@@ -86,7 +86,7 @@ impl Device {
             None => ANYWHERE.to_owned(),
         };
         let nic = options.open().map_err(|error| Error::Verb {
-            action: format!("opening the device {}", of_address(&options.addresses)),
+            action: format!("opening device {}", of_address(&options.addresses)),
             hint: hint(&error, &options.addresses).into(),
             error,
         })?;
@@ -340,7 +340,7 @@ fn warn(asked: IpAddr, link: &UdpLink) {
             address = %asked,
             port = link.local_addr().port(),
             gid = %link.gid(),
-            "another program, or rdma_rxe, has UDP port 4791: only Adverb's devices can reach the one that is opened"
+            "another program or rdma_rxe uses UDP port 4791: only Adverb devices can reach the opened device"
         );
     }
 }
@@ -352,7 +352,7 @@ fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
         let Interface { name, mtu, .. } = &interface;
-        let text = format!("the packets of {name}, of {mtu} bytes at most, are too short for RoCEv2");
+        let text = format!("the MTU of {name}, {mtu} bytes, is too small for RoCEv2");
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     let mut config = UdpConfig::new(address);
@@ -369,14 +369,16 @@ fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
     let is_loopback = |address: &IpAddr| Gid::from(*address).udp_address().ip().is_loopback();
     match error.kind() {
         io::ErrorKind::AddrNotAvailable if addresses.iter().all(is_loopback) => {
-            "the loopback interface seems to be down: `ip link set lo up`"
+            "set the loopback interface up: `ip link set lo up`"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "`adverb devices` and `ip address` list the addresses of this machine"
+            "use an address of this machine: `adverb devices` and `ip address` list them"
         }
         // Its text says what to do.
         io::ErrorKind::AddrInUse | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => "",
-        _ => "it needs a thread and a few dozen descriptors: see `ulimit -n` and `ulimit -u`",
+        _ => {
+            "check `ulimit -n` and `ulimit -u`: a software device needs a thread and a few dozen file descriptors"
+        }
     }
 }
 
@@ -403,6 +405,6 @@ mod tests {
         for here in [&[][..], &["127.0.0.3"], &["::1"]] {
             assert!(of(here).contains("ip link set lo up"), "{here:?}");
         }
-        assert!(of(&["192.0.2.7"]).contains("list the addresses"));
+        assert!(of(&["192.0.2.7"]).contains("`ip address` list them"));
     }
 }

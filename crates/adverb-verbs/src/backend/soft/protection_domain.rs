@@ -16,7 +16,7 @@ impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
         let made = device.nic.create_domain();
         let pd =
-            made.map_err(|error| refusal(error, format!("making a protection domain on {}", device.name)))?;
+            made.map_err(|error| refusal(error, format!("creating a protection domain on {}", device.name)))?;
         Ok(ProtectionDomain { device: Arc::clone(device), pd })
     }
 }
@@ -26,7 +26,7 @@ impl Drop for ProtectionDomain {
         if self.device.is_ours()
             && let Err(error) = self.device.nic.destroy_domain(self.pd)
         {
-            tracing::error!(%error, "a protection domain could not be freed");
+            tracing::error!(%error, "freeing a protection domain failed");
         }
     }
 }

@@ -87,7 +87,7 @@ impl QueuePair {
 
     fn status(&self) -> Result<adverb_proto::QpStatus> {
         self.alive()?;
-        let gone = || Error::InvalidRequest { reason: "the queue pair isn't there any more".into() };
+        let gone = || Error::InvalidRequest { reason: "the queue pair was destroyed".into() };
         self.domain.device.nic.query_qp(self.qpn).ok_or_else(gone)
     }
 }

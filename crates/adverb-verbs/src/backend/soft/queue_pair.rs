@@ -53,10 +53,10 @@ impl QueuePair {
         }
         if options.inline > MAX_INLINE {
             return Err(Error::LimitExceeded {
-                quantity: "the number of bytes posted inline".into(),
+                quantity: "inline data size".into(),
                 requested: options.inline.into(),
                 max: MAX_INLINE.into(),
-                hint: "longer messages gain nothing by it".into(),
+                hint: "send longer messages without `inline`".into(),
             });
         }
         let mut config = QpConfig::new(options.transport, domain.pd, send_cq.cq, recv_cq.cq);
@@ -67,7 +67,7 @@ impl QueuePair {
         config.max_recv_sge = options.recv_segments;
         config.max_inline = options.inline;
         config.congestion = device.congestion;
-        let action = || format!("making a queue pair ({}) on {}", options.transport, device.name);
+        let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
         let qpn = device.nic.create_qp(config).map_err(|error| refusal(error, action()))?;
         let limits = QueuePairLimits {
             send_segments: options.send_segments,
@@ -198,7 +198,7 @@ fn sending(ready: &ReadyToSend, transport: Transport) -> Result<proto::ReadyToSe
 
 /// A code that isn't one.
 fn code(of: &'static str) -> Error {
-    Error::InvalidRequest { reason: format!("{of} is a code from 0 to 31").into() }
+    Error::InvalidRequest { reason: format!("{of} must be a code from 0 to 31").into() }
 }
 
 /// How many bytes may be posted inline.

@@ -43,7 +43,7 @@ impl Registration {
     pub(crate) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
         Err(Error::Unsupported {
             feature: format!("registering a dma-buf with {}", domain.device.name).into(),
-            hint: "map it, and register the mapping".into(),
+            hint: "map the dma-buf, and register the mapping".into(),
         })
     }
 

@@ -26,8 +26,8 @@ impl SharedReceiveQueue {
         id: u32,
     ) -> Result<(SharedReceiveQueue, u32)> {
         for (what, asked, most) in [
-            ("the depth of a shared receive queue", depth, MAX_DEPTH),
-            ("the number of segments of a receive request", segments, MAX_SEGMENTS),
+            ("shared receive queue depth", depth, MAX_DEPTH),
+            ("number of segments per receive request", segments, MAX_SEGMENTS),
         ] {
             if asked > most {
                 let (asked, most) = (asked.into(), most.into());
@@ -44,7 +44,7 @@ impl SharedReceiveQueue {
         (config.max_wr, config.max_sge) = (depth, segments);
         let made = device.nic.create_srq(config);
         let srq = made.map_err(|error| {
-            refusal(error, format!("making a shared receive queue of {depth} on {}", device.name))
+            refusal(error, format!("creating a shared receive queue of depth {depth} on {}", device.name))
         })?;
         device.shared.lock().insert(srq, id);
         let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, gone: AtomicBool::new(false) };

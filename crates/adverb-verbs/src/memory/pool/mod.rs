@@ -308,10 +308,10 @@ impl Shared {
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
             Error::LimitExceeded {
-                quantity: "the number of registered bytes in a pool".into(),
+                quantity: "pool size in bytes".into(),
                 requested: (registered as u64).saturating_add(len as u64),
                 max: self.max_bytes as u64,
-                hint: "drop buffers, or make the pool with a higher `max_bytes`".into(),
+                hint: "drop buffers, or create the pool with a larger `max_bytes`".into(),
             }
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)

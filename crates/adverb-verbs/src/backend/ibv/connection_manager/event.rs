@@ -20,7 +20,7 @@ impl Identifier {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(verb_error(error, "taking an event of the connection manager".to_owned())),
+                _ => Err(verb_error(error, "reading an event of the connection manager".to_owned())),
             };
         }
         // SAFETY: the event was taken, and isn't acknowledged yet. What comes with it is of a connection or of datagrams, as

@@ -37,8 +37,8 @@ pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>>
         action: format!("listening at {address}"),
         error: io::Error::from_raw_os_error(libc::EADDRINUSE),
         hint: format!(
-            "another process has a software device there: give each program that listens an address of its own, \
-             127.0.0.2, say; or listen at every address (0.0.0.0 or ::), and have Adverb's programs connect to {}",
+            "listen at another address (127.0.0.2, for example): another process has a software device at this one; \
+             or listen at all addresses (0.0.0.0 or ::), and let Adverb programs connect to {}",
             device.nic.addresses().first().map_or(address, |address| *address)
         )
         .into(),
