@@ -40,7 +40,7 @@ impl Key {
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Key> {
         let secret = secret.as_ref();
         if secret.len() < SHORTEST {
-            let reason = "a key's secret must have 16 bytes or more, as random as can be";
+            let reason = "a key's secret must have at least 16 bytes, chosen at random";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let derive = |context: &str| {

@@ -79,7 +79,7 @@ impl Announced {
     /// would end the connection.
     pub(super) fn place(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
         if !RemoteAccess(self.rights).contains(right) {
-            let reason = "the peer hasn't given the right to do this to its memory";
+            let reason = "the peer's region does not allow this access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         match offset.checked_add(len as u64) {

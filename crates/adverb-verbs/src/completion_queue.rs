@@ -719,7 +719,7 @@ impl CompletionQueueBuilder {
                 quantity: "completion vector".into(),
                 requested: self.vector.into(),
                 max: vectors.saturating_sub(1).into(),
-                hint: "vectors are numbered from 0: use one below `Device::completion_vectors`".into(),
+                hint: "use a vector below `DeviceAttributes::completion_vector_count`".into(),
             });
         }
         if self.kind == CompletionQueueKind::Timestamps && self.device.attributes().timestamp_clock.is_none()

@@ -297,7 +297,7 @@ impl WakerCell {
     fn take(&self, waker: &Arc<Waker>, queue: &CompletionQueue) -> Result<Seat> {
         let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cell.is_some() {
-            let reason = "the completion queue has a poller already: stop that one first";
+            let reason = "the completion queue already has a poller: stop it first";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         *cell = Some(Arc::clone(waker));

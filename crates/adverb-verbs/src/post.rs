@@ -287,7 +287,7 @@ impl QueuePair {
     pub(super) fn post_lent_recv(&self, buffer: &Buffer) -> Result<RequestId, LentError> {
         self.check_lent(buffer)?;
         if self.transport == Transport::Ud {
-            let reason = "lending needs a connection";
+            let reason = "requests in a scope require a connected queue pair";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
         let own = self.recv.own().ok_or_else(shared_elsewhere)?;
@@ -621,7 +621,7 @@ const MESSAGE_HINT: &str = "split the message: `QueuePair::max_message_size` ret
 
 /// The hint of inline data that exceeds the queue pair's maximum.
 const INLINE_HINT: &str =
-    "send the message without `inline`, or create the queue pair with a larger `inline`";
+    "send the message without `inline`, or create the queue pair with a larger `max_inline_data`";
 
 /// The hint of receive buffers that are too long together.
 const RECV_HINT: &str = "post shorter buffers: a receive request takes at most 4 GiB";

@@ -148,7 +148,7 @@ impl ProtectionDomain {
     /// Whether the rights go together, and the device can give them.
     fn check_access(&self, access: Access) -> Result<()> {
         if !access.is_consistent() {
-            let reason = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE too";
+            let reason = "REMOTE_WRITE and REMOTE_ATOMIC require LOCAL_WRITE";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         if access.contains(Access::ON_DEMAND) && !self.device.attributes().odp.supported {

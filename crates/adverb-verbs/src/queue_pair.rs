@@ -229,7 +229,7 @@ impl QueuePair {
     /// to send, and [`Error::Verb`] if the operation fails.
     pub fn move_to_rts(&self) -> Result<()> {
         if self.transport != Transport::Ud {
-            let reason = "only a datagram queue pair is active without a peer: call `connect`";
+            let reason = "only a UD queue pair can be ready to send without a peer: call `connect`";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let state = self.state.get();

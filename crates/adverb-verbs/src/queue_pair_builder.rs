@@ -164,7 +164,7 @@ impl QueuePairBuilder {
     pub fn create(self) -> Result<QueuePair> {
         let device = self.domain.device().clone();
         let (Some(send_cq), Some(recv_cq)) = (&self.send_cq, &self.recv_cq) else {
-            let reason = "a queue pair needs a completion queue: call `completion_queue` before `create`";
+            let reason = "a queue pair requires a completion queue: call `completion_queue` before `create`";
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         let limits = [

@@ -215,7 +215,7 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
     if buffer.is_locally_writable() {
         return Ok(());
     }
-    let reason = "the buffer of a READ or receive needs the right LOCAL_WRITE";
+    let reason = "the buffer of a READ or receive request requires LOCAL_WRITE access";
     Err(Error::InvalidRequest { reason: reason.into() })
 }
 

@@ -110,8 +110,8 @@ impl Flow {
     ///
     /// # Errors
     ///
-    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if the opcode
-    /// doesn't allow a payload of this length.
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if
+    /// the opcode doesn't allow a payload of this length.
     pub fn emit(
         &self,
         header: &Header,
@@ -135,8 +135,8 @@ impl Flow {
     ///
     /// # Errors
     ///
-    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if the opcode
-    /// doesn't allow a payload of this length.
+    /// Returns [`EmitError::TooLong`] if the packet exceeds a UDP datagram, and [`EmitError::InvalidPayloadLength`] if
+    /// the opcode doesn't allow a payload of this length.
     #[inline]
     pub fn begin_emit(
         &self,

@@ -675,7 +675,7 @@ impl SendList {
                 self.requests.set_bind(index, soft::binding(bind));
             }
             #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
-            _ => unreachable!("a window and its region are of one domain"),
+            _ => unreachable!("a window and its region belong to one domain"),
         }
     }
 }

@@ -334,7 +334,8 @@ impl Path {
     fn check_datagrams(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Ud {
-            let reason = "datagrams need a datagram queue pair: make it with `Path::datagram_queue_pair`";
+            let reason =
+                "service ID resolution requires a UD queue pair: create it with `Path::datagram_queue_pair`";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         Ok(())

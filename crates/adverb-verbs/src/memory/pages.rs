@@ -101,7 +101,7 @@ impl Pages {
             if len > 0 {
                 // SAFETY: whole pages of the mapping that are neither used nor kept.
                 let result = unsafe { libc::munmap(at.as_ptr().cast(), len) };
-                debug_assert_eq!(result, 0, "unmapping what was mapped succeeds");
+                debug_assert_eq!(result, 0, "unmapping a mapping succeeds");
             }
         }
         (self.address, self.len, self.mapped) = (address, len, kept);
@@ -165,7 +165,7 @@ impl Drop for Pages {
         // SAFETY: the mapping was made with this length, is unmapped once, and a `Memory`'s owner drops it only when
         // nobody uses it any more.
         let result = unsafe { libc::munmap(self.address.as_ptr().cast(), self.mapped) };
-        debug_assert_eq!(result, 0, "unmapping what was mapped succeeds");
+        debug_assert_eq!(result, 0, "unmapping a mapping succeeds");
     }
 }
 

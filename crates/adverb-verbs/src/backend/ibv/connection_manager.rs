@@ -229,7 +229,7 @@ impl Identifier {
         check(code, action).map_err(|error| {
             explain(error, |error| match error.raw_os_error() {
                 Some(libc::EINVAL) => "accept a new connect request: the peer may have canceled this one",
-                Some(libc::EOPNOTSUPP) => "librdmacm is too old: install rdma-core 23 or newer",
+                Some(libc::EOPNOTSUPP) => "install rdma-core 23 or newer: librdmacm is too old",
                 _ => "",
             })
         })?;

@@ -321,7 +321,7 @@ impl Shared {
         let mut home = home.lock();
         home.add(&chunk, slots);
         // Another thread may have been faster, but not with all that there is: the chunk was added under this lock.
-        Ok(home.take().expect("there is a new chunk"))
+        Ok(home.take().expect("a new chunk has free slots"))
     }
 
     /// Subtracts from the number of registered bytes.
@@ -383,7 +383,7 @@ impl Class {
     #[inline]
     fn put(&mut self, slot: Slot) -> Emptied {
         let id = slot.chunk.id.load(Ordering::Relaxed);
-        let free = self.chunks[id].as_mut().expect("a chunk stays until its slots are home");
+        let free = self.chunks[id].as_mut().expect("a chunk exists until all its slots are returned");
         if free.slots.is_empty() {
             free.place = self.vacant.len();
             self.vacant.push(id);
