@@ -1,4 +1,4 @@
-//! What tests stand on: a device, and pairs of queue pairs that are connected to each other.
+//! Test fixtures: a device, and pairs of connected queue pairs.
 
 use std::fmt;
 use std::fs;
@@ -15,64 +15,63 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-/// How long a completion may take to come.
+/// The deadline of a completion.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long it may take if it is of a message that may have a gibibyte, on a machine with much else to do.
+/// The deadline of a completion of up to 1 GiB on a busy machine.
 const LONG_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long to wait for what must not come.
+/// The time to wait for a completion or event that must not arrive.
 pub(crate) const MOMENT: Duration = Duration::from_millis(60);
 
-/// How long a message without acknowledgement may take, where packets are lost on purpose.
+/// The deadline of an unacknowledged message with injected packet loss.
 const SHORT_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often something is tried that needs packets to come which may be lost: at a loss of 5 %, forty packets are missing all
-/// these times once in a million.
+/// The number of attempts of an operation whose packets may be lost. At a loss of 5 %, an operation of forty packets
+/// fails in all attempts once in a million runs.
 const ATTEMPTS: u32 = 100;
 
-/// How many packets in a million are lost on purpose. There is one network in a process.
+/// The injected packet loss in packets per million. A process has one network.
 static LOSS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether packets are lost on purpose.
+/// Whether packet loss is injected.
 pub(crate) fn is_lossy() -> bool {
     LOSS.load(Ordering::Relaxed) > 0
 }
 
-/// Something didn't come that was sent without acknowledgement, while packets are lost on purpose: that says nothing of the
-/// device.
+/// The loss of an unacknowledged message while packet loss is injected, which is not a failure of the device.
 #[derive(Debug)]
 pub(crate) struct Absent;
 
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a message without acknowledgement didn't come")
+        f.write_str("an unacknowledged message did not arrive")
     }
 }
 
 impl std::error::Error for Absent {}
 
-/// Whether it failed for nothing but this.
+/// Whether the error is caused by injected packet loss.
 pub(crate) fn is_absence(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<Absent>())
 }
 
-/// All rights that a region can give a peer.
+/// All access rights that a region can grant a peer.
 pub(crate) const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC));
 
-/// The rights that a region needs for WRITE and READ, also on devices without atomics.
+/// The access rights for WRITE and READ, also on devices without atomics.
 pub(crate) const READ_WRITE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
-/// The queue key of all datagram queue pairs.
+/// The queue key of all UD queue pairs.
 pub(crate) const QKEY: u32 = 0x1234_5678;
 
 /// The device under test, opened for one test.
 pub(crate) struct Fixture {
     pub(crate) device: Device,
     pub(crate) port: Port,
-    /// How many packets in a million are lost on purpose.
+    /// The injected packet loss in packets per million.
     pub(crate) loss: u32,
 }
 
@@ -84,8 +83,8 @@ impl Fixture {
         Ok(Fixture { device, port: port.context("no port of the device is active")?, loss })
     }
 
-    /// How connections are made, unless a test wants it otherwise: where packets are lost on purpose, they are sent again
-    /// sooner, and more often.
+    /// How connections are made, unless a test wants it otherwise: where packets are lost on purpose, they are sent
+    /// again sooner, and more often.
     fn connect_options(&self) -> ConnectOptions {
         let options = ConnectOptions::new();
         if self.loss == 0 { options } else { options.ack_timeout(13).retry_count(7) }
@@ -111,8 +110,8 @@ impl Fixture {
         }
     }
 
-    /// Tries something again while all that goes wrong is that something was lost, which nobody acknowledges. Where nothing is
-    /// lost on purpose, it is tried once.
+    /// Tries something again while all that goes wrong is that something was lost, which nobody acknowledges. Where
+    /// nothing is lost on purpose, it is tried once.
     pub(crate) fn eventually<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             match attempt() {
@@ -421,7 +420,7 @@ impl Side {
         }
         let mut completions = Vec::with_capacity(count);
         while completions.len() < count && self.cq.poll_timeout(&mut completions, SHORT_PATIENCE)? > 0 {}
-        ensure!(completions.len() <= count, "{} completions came, and {count} were due", completions.len());
+        ensure!(completions.len() <= count, "{} completions arrived instead of {count}", completions.len());
         Ok(completions)
     }
 
@@ -451,7 +450,7 @@ impl Side {
     /// Shows that the queue pair has this state.
     pub(crate) fn is(&self, expected: QpState) -> Result<()> {
         let state = self.qp.state()?;
-        ensure!(state == expected, "the queue pair is in state “{state}”, not “{expected}”");
+        ensure!(state == expected, "the queue pair is in state {state}, not {expected}");
         Ok(())
     }
 
@@ -482,7 +481,7 @@ impl Side {
         let mut completions = Vec::new();
         self.cq.poll_timeout(&mut completions, MOMENT)?;
         match completions.first() {
-            Some(completion) => anyhow::bail!("a completion came that nothing was to cause: {completion}"),
+            Some(completion) => anyhow::bail!("unexpected completion: {completion}"),
             None => Ok(()),
         }
     }
@@ -495,9 +494,13 @@ pub(crate) fn refused<T, R>(
     before: u32,
     after: u32,
 ) -> Result<adverb::Error> {
-    let refused = posted.err().context("it was posted")?;
-    ensure!(refused.requests.len() == count, "{} of {count} requests came back", refused.requests.len());
-    ensure!(before == after, "{before} requests were outstanding, and now there are {after}");
+    let refused = posted.err().context("the request was posted")?;
+    ensure!(
+        refused.requests.len() == count,
+        "the error returned {} of {count} requests",
+        refused.requests.len()
+    );
+    ensure!(before == after, "{before} requests were outstanding before, and {after} afterwards");
     Ok(refused.error)
 }
 
@@ -518,19 +521,19 @@ pub(crate) fn in_order(
         let seed = (next..seeds.end).find(|seed| check(&message, *seed).is_ok());
         let Some(seed) = seed else {
             check(&message, next)?;
-            anyhow::bail!("a message came that wasn't sent");
+            anyhow::bail!("a message arrived that was not sent");
         };
         ensure!(is_lossy() || seed == next, "message {next} is missing");
         (next, count) = (seed + 1, count + 1);
     }
     let all = (seeds.end - seeds.start) as usize;
     // How many may be lost is measured where there are enough of them.
-    ensure!(if is_lossy() { 2 * count > all } else { count == all }, "{count} of {all} messages came");
+    ensure!(if is_lossy() { 2 * count > all } else { count == all }, "{count} of {all} messages arrived");
     Ok(count)
 }
 
-/// Whether something, which says how long it took, takes less time than this. It has five tries: another program that has the
-/// processor just then may hold up one, and hardly all.
+/// Whether something, which says how long it took, takes less time than this. It has five tries: another program that
+/// has the processor just then may hold up one, and hardly all.
 pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>) -> Result<()> {
     let mut took = attempt()?;
     for _ in 1..5 {
@@ -539,7 +542,7 @@ pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>
         }
         took = attempt()?;
     }
-    ensure!(took < limit, "it took {took:?}, five times no less than {limit:?}");
+    ensure!(took < limit, "it took {took:?}, and at least {limit:?} in five attempts");
     Ok(())
 }
 
@@ -550,9 +553,9 @@ pub(crate) fn take(cq: &CompletionQueue, count: usize) -> Result<Vec<Completion>
     while completions.len() < count {
         let left = deadline.saturating_duration_since(Instant::now());
         let came = cq.poll_timeout(&mut completions, left)?;
-        ensure!(came > 0, "only {} of {count} completions came", completions.len());
+        ensure!(came > 0, "only {} of {count} completions arrived", completions.len());
     }
-    ensure!(completions.len() == count, "{} completions came, and {count} were due", completions.len());
+    ensure!(completions.len() == count, "{} completions arrived instead of {count}", completions.len());
     Ok(completions)
 }
 
@@ -637,7 +640,7 @@ pub(crate) struct Sleeper(PathBuf);
 
 impl Sleeper {
     pub(crate) fn this_thread() -> Result<Sleeper> {
-        let task = fs::read_link("/proc/thread-self").context("there is no /proc")?;
+        let task = fs::read_link("/proc/thread-self").context("could not read /proc")?;
         Ok(Sleeper(Path::new("/proc").join(task).join("status")))
     }
 
@@ -647,7 +650,7 @@ impl Sleeper {
         let mut before = String::new();
         loop {
             // Its state, and how often it gave way to others: while neither changes, it doesn't only wait for a lock.
-            let status = fs::read_to_string(&self.0).context("the thread is gone")?;
+            let status = fs::read_to_string(&self.0).context("the thread has ended")?;
             let lines =
                 status.lines().filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));
             let now: String = lines.collect();

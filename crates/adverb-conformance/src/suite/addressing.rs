@@ -54,30 +54,35 @@ fn the_chosen_gid_is_the_best_there_is(fixture: &Fixture) -> Result<()> {
     let any = |good: &dyn Fn(Gid) -> bool| gids.iter().any(|entry| good(entry.gid));
     ensure!(
         !chosen.gid.is_link_local() || !any(&|gid| !gid.is_link_local()),
-        "it is link-local: {}",
+        "the GID is link-local: {}",
         chosen.gid
     );
-    ensure!(chosen.gid.ip().is_ipv4() || !any(&|gid| gid.ip().is_ipv4()), "it isn't IPv4: {}", chosen.gid);
+    ensure!(
+        chosen.gid.ip().is_ipv4() || !any(&|gid| gid.ip().is_ipv4()),
+        "the GID is not IPv4: {}",
+        chosen.gid
+    );
     let v2 = gids.iter().any(|entry| entry.gid_type == GidType::RoceV2);
-    ensure!(chosen.gid_type == GidType::RoceV2 || !v2, "it is of type {}", chosen.gid_type);
+    ensure!(chosen.gid_type == GidType::RoceV2 || !v2, "the GID has type {}", chosen.gid_type);
     Ok(())
 }
 
 fn an_address_chooses_its_gid(fixture: &Fixture) -> Result<()> {
     for entry in fixture.device.gids()? {
         let chosen = fixture.device.gid_for(entry.port, Some(entry.gid.ip()))?;
-        ensure!(chosen.gid == entry.gid, "{} was asked for, and {} chosen", entry.gid, chosen.gid);
+        ensure!(chosen.gid == entry.gid, "requested {}, but {} was chosen", entry.gid, chosen.gid);
     }
     Ok(())
 }
 
 fn an_address_that_the_port_lacks_is_an_error_that_lists_its_addresses(fixture: &Fixture) -> Result<()> {
-    let error = fixture.device.gid_for(fixture.port.number, Some(NOBODY)).err().context("it has it")?;
-    ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
+    let error =
+        fixture.device.gid_for(fixture.port.number, Some(NOBODY)).err().context("the call succeeded")?;
+    ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
-    ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint doesn't have {best}: {error}");
-    let refused = fixture.pair(Rc).address(NOBODY).side(None).err().context("a queue pair has it")?;
-    ensure!(refused.to_string().contains("192.0.2.1"), "refused otherwise: {refused}");
+    ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint does not list {best}: {error}");
+    let refused = fixture.pair(Rc).address(NOBODY).side(None).err().context("a queue pair was created")?;
+    ensure!(refused.to_string().contains("192.0.2.1"), "refused with another error: {refused}");
     Ok(())
 }
 
@@ -85,7 +90,7 @@ fn a_queue_pair_has_the_gid_of_its_address(fixture: &Fixture) -> Result<()> {
     for entry in fixture.device.gids()? {
         let side = fixture.pair(Rc).address(entry.gid.ip()).side(None)?;
         let gid = side.qp.endpoint().gid;
-        ensure!(gid == entry.gid, "{} was asked for, and it has {gid}", entry.gid);
+        ensure!(gid == entry.gid, "requested {}, but the queue pair has {gid}", entry.gid);
     }
     Ok(())
 }
@@ -94,8 +99,11 @@ fn a_gid_index_without_an_entry_is_refused(fixture: &Fixture) -> Result<()> {
     let used: Vec<u32> = fixture.device.gids()?.iter().map(|entry| entry.index).collect();
     let unused = (0..=u8::MAX).find(|index| !used.contains(&u32::from(*index)));
     let Some(unused) = unused else { return Ok(()) };
-    let error = fixture.pair(Rc).gid_index(unused).side(None).err().context("it was accepted")?;
-    ensure!(format!("{error:#}").contains(&format!("index {unused}")), "refused otherwise: {error:#}");
+    let error = fixture.pair(Rc).gid_index(unused).side(None).err().context("the call succeeded")?;
+    ensure!(
+        format!("{error:#}").contains(&format!("index {unused}")),
+        "refused with another error: {error:#}"
+    );
     Ok(())
 }
 
@@ -120,9 +128,9 @@ fn a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint(fixture: &Fixture) -> R
     for (ours, theirs) in [(v4, v6), (v6, v4)] {
         let left = fixture.pair(Rc).address(ours.ip()).side(None)?;
         let right = fixture.pair(Rc).address(theirs.ip()).side(None)?;
-        let error = left.qp.connect(&right.qp.endpoint()).err().context("it was accepted")?;
+        let error = left.qp.connect(&right.qp.endpoint()).err().context("the call succeeded")?;
         let helps = error.hint().is_some_and(|hint| hint.contains(&theirs.to_string()));
-        ensure!(helps, "the hint doesn't name the peer's address: {error}");
+        ensure!(helps, "the hint does not name the peer's address: {error}");
     }
     Ok(())
 }
@@ -130,11 +138,11 @@ fn a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint(fixture: &Fixture) -> R
 fn an_endpoint_has_the_data_that_a_peer_needs(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(Rc).side(None)?;
     let endpoint = side.qp.endpoint();
-    ensure!(endpoint.qpn == side.qp.qpn(), "its number is another");
-    ensure!(endpoint.mtu == fixture.port.active_mtu.bytes(), "its MTU is {}", endpoint.mtu);
-    ensure!(endpoint.lid == fixture.port.lid, "its LID is {}", endpoint.lid);
+    ensure!(endpoint.qpn == side.qp.qpn(), "the endpoint has another queue pair number");
+    ensure!(endpoint.mtu == fixture.port.active_mtu.bytes(), "the MTU is {}", endpoint.mtu);
+    ensure!(endpoint.lid == fixture.port.lid, "the LID is {}", endpoint.lid);
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid;
-    ensure!(endpoint.gid == best, "its GID is {}, not {best}", endpoint.gid);
+    ensure!(endpoint.gid == best, "the GID is {}, not {best}", endpoint.gid);
     Ok(())
 }
 
@@ -165,7 +173,7 @@ fn the_smaller_mtu_of_both_ends_is_used(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(10_000, READ_WRITE)?;
     region.write(0, &pattern(10_000, 2))?;
     let request = adverb::verbs::SendRequest::read(pair.left.buffer(10_000)?, region.remote().at(0));
-    check(&pair.left.completed(request)?.into_buffer().context("no buffer came back")?, 2)?;
+    check(&pair.left.completed(request)?.into_buffer().context("the completion returned no buffer")?, 2)?;
     check(&read(&region, 0, 10_000)?, 2)
 }
 

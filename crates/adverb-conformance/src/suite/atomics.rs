@@ -28,7 +28,7 @@ fn fetch_add_returns_the_old_word_and_adds(fixture: &Fixture) -> Result<()> {
     for add in [1, 0, 41, 1 << 32, 1 << 63, 0x0102_0304_0506_0708] {
         let request = SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(8), add);
         let old = original(pair.left.completed(request)?)?;
-        ensure!(old == expected, "{old:#x} came back, not {expected:#x}");
+        ensure!(old == expected, "the atomic returned {old:#x}, not {expected:#x}");
         expected = expected.wrapping_add(add);
         let now = region.word(8)?.load(Ordering::Relaxed);
         ensure!(now == expected, "the word is {now:#x}, not {expected:#x}");
@@ -42,7 +42,7 @@ fn fetch_add_wraps(fixture: &Fixture) -> Result<()> {
     region.word(0)?.store(u64::MAX, Ordering::Relaxed);
     let request = SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 2);
     let old = original(pair.left.completed(request)?)?;
-    ensure!(old == u64::MAX, "{old:#x} came back");
+    ensure!(old == u64::MAX, "the atomic returned {old:#x}");
     let now = region.word(0)?.load(Ordering::Relaxed);
     ensure!(now == 1, "the word is {now:#x}, not 1");
     Ok(())
@@ -55,7 +55,7 @@ fn compare_swap_swaps_an_equal_word(fixture: &Fixture) -> Result<()> {
     for next in [1, u64::MAX, 0x0102_0304_0506_0708, 0] {
         let request = SendRequest::compare_swap(pair.left.buffer(8)?, region.remote().at(0), word, next);
         let old = original(pair.left.completed(request)?)?;
-        ensure!(old == word, "{old:#x} came back, not {word:#x}");
+        ensure!(old == word, "the atomic returned {old:#x}, not {word:#x}");
         word = next;
         let now = region.word(0)?.load(Ordering::Relaxed);
         ensure!(now == word, "the word is {now:#x}, not {word:#x}");
@@ -71,7 +71,10 @@ fn compare_swap_keeps_a_different_word(fixture: &Fixture) -> Result<()> {
         let request = SendRequest::compare_swap(pair.left.buffer(8)?, region.remote().at(0), compare, 9);
         let old = original(pair.left.completed(request)?)?;
         let now = region.word(0)?.load(Ordering::Relaxed);
-        ensure!((old, now) == (5, 5), "compared with {compare:#x}: {old:#x} came back, and it is {now:#x}");
+        ensure!(
+            (old, now) == (5, 5),
+            "compared with {compare:#x}: the atomic returned {old:#x}, and the word is {now:#x}"
+        );
     }
     Ok(())
 }
@@ -98,7 +101,10 @@ fn words_are_in_the_machines_byte_order(fixture: &Fixture) -> Result<()> {
     let read = pair.left.completed(SendRequest::read(pair.left.buffer(8)?, remote))?;
     let fetched = pair.left.completed(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 0))?;
     let (read, fetched) = (read.into_buffer(), fetched.into_buffer());
-    same(&fetched.context("no buffer came back")?, &read.context("no buffer came back")?)
+    same(
+        &fetched.context("the completion returned no buffer")?,
+        &read.context("the completion returned no buffer")?,
+    )
 }
 
 fn many_atomics_in_flight_are_executed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
@@ -111,7 +117,7 @@ fn many_atomics_in_flight_are_executed_once_each_and_in_order(fixture: &Fixture)
         }
         for (expected, completion) in (64 * round..).zip(pair.left.take(64)?) {
             let old = original(completion)?;
-            ensure!(old == expected, "{old} came back, not {expected}");
+            ensure!(old == expected, "the atomic returned {old}, not {expected}");
         }
     }
     Ok(())
@@ -124,7 +130,7 @@ fn an_atomic_whose_result_buffer_is_not_eight_bytes_is_refused(fixture: &Fixture
         let request = SendRequest::fetch_add(pair.left.buffer(len)?, region.remote().at(0), 1);
         let refused = pair.left.qp.post_send(request).err();
         let refused = refused.with_context(|| format!("a result of {len} bytes was accepted"))?;
-        ensure!(refused.requests.len() == 1, "the request didn't come back");
+        ensure!(refused.requests.len() == 1, "the error did not return the request");
     }
     let word = region.word(0)?.load(Ordering::Relaxed);
     ensure!(word == 0, "the word is {word}");

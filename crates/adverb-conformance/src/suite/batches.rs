@@ -31,7 +31,7 @@ fn a_batch_is_done_in_order(fixture: &Fixture) -> Result<()> {
         pair.left.qp.post_sends(requests.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
         for (tag, completion) in (0..).zip(pair.left.take(32)?) {
             completion.success()?;
-            ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+            ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
         }
         for (n, completion) in (0..).zip(pair.right.take(32)?) {
             check(&completion.into_message()?, 100 * round + n)?;
@@ -48,7 +48,7 @@ fn a_batch_of_receives_is_filled_in_order(fixture: &Fixture) -> Result<()> {
         pair.left.done(SendRequest::send(pair.left.filled(100, seed)?))?;
     }
     for (seed, completion) in (0..).zip(pair.right.take(32)?) {
-        ensure!(completion.tag() == seed, "receive {} was filled when {seed} was due", completion.tag());
+        ensure!(completion.tag() == seed, "receive {} was filled instead of {seed}", completion.tag());
         check(&completion.into_message()?, seed)?;
     }
     Ok(())
@@ -56,10 +56,16 @@ fn a_batch_of_receives_is_filled_in_order(fixture: &Fixture) -> Result<()> {
 
 fn an_empty_batch_posts_nothing(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    ensure!(pair.left.qp.post_sends([]).map_err(Error::from)?.len() == 0, "there are ids");
+    ensure!(
+        pair.left.qp.post_sends([]).map_err(Error::from)?.len() == 0,
+        "an empty batch returned request ids"
+    );
     let none: [RecvRequest; 0] = [];
-    ensure!(pair.left.qp.post_recvs(none).map_err(Error::from)?.len() == 0, "there are ids");
-    ensure!(pair.left.qp.outstanding_send_count() == 0, "something is outstanding");
+    ensure!(
+        pair.left.qp.post_recvs(none).map_err(Error::from)?.len() == 0,
+        "an empty batch returned request ids"
+    );
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "a request is outstanding");
     pair.left.stays_silent()?;
     pair.ping()
 }
@@ -98,7 +104,7 @@ fn a_batch_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> Result<()> {
     let batch = (0..6).map(|_| Ok(SendRequest::send(pair.left.buffer(8)?))).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_sends(batch);
     let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
-    ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
 
@@ -108,7 +114,7 @@ fn a_batch_of_receives_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> 
     let batch = (0..6).map(|_| pair.left.buffer(8)).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_recvs(batch);
     let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
-    ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
 
@@ -121,9 +127,9 @@ fn a_batch_with_an_invalid_request_is_refused_whole(fixture: &Fixture) -> Result
     let wrong = SendRequest::fetch_add(pair.left.buffer(7)?, region.remote().at(0), 1);
     let posted = pair.left.qp.post_sends([write(1)?, write(2)?, wrong]);
     let error = refused(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
-    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     pair.ping()?;
-    ensure!(read(&region, 0, 8)? == [0; 8], "the others were done");
+    ensure!(read(&region, 0, 8)? == [0; 8], "the other requests of the batch were posted");
     Ok(())
 }
 
@@ -143,7 +149,7 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
     pair.left.qp.post_sends(batch).map_err(Error::from)?;
     let buffers = pair.left.take(5)?.into_iter().map(|completion| {
         completion.success()?;
-        completion.into_buffer().ok_or_else(|| anyhow::anyhow!("no buffer came back"))
+        completion.into_buffer().ok_or_else(|| anyhow::anyhow!("the completion returned no buffer"))
     });
     for (buffer, seed) in buffers.zip([1, 1, 2, 3, 3]) {
         check(&buffer?, seed)?;
@@ -166,7 +172,7 @@ fn a_batch_may_mix_segment_counts(fixture: &Fixture) -> Result<()> {
     pair.left.take(4)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     for (count, completion) in [3, 0, 1, 2].into_iter().zip(pair.right.take(4)?) {
         let message = completion.into_message()?;
-        ensure!(message.len() == 100 * count, "{} bytes came of {count} pieces", message.len());
+        ensure!(message.len() == 100 * count, "{} bytes of {count} segments arrived", message.len());
         for (seed, piece) in (0..).zip(message.chunks(100)) {
             check(piece, seed)?;
         }
@@ -182,7 +188,7 @@ fn ids_of_a_batch_are_those_of_its_completions(fixture: &Fixture) -> Result<()> 
         let batch = batch.collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = pair.left.qp.post_sends(batch).map_err(Error::from)?.collect();
         let completed: Vec<_> = pair.left.take(20)?.iter().map(|completion| completion.id()).collect();
-        ensure!(ids == completed, "{ids:?} were posted, and {completed:?} completed");
+        ensure!(ids == completed, "posted {ids:?}, but {completed:?} completed");
     }
     Ok(())
 }

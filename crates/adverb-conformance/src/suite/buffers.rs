@@ -23,7 +23,7 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(adverb::verbs::Transport::Rc).side(None)?;
     for len in [1, 4096, 10_001] {
         let buffer = side.domain.buffer(len)?;
-        ensure!(buffer.capacity() == len && buffer.range() == (0..len), "it is {buffer:?}");
+        ensure!(buffer.capacity() == len && buffer.range() == (0..len), "the buffer is {buffer:?}");
         same(&buffer, &vec![0; len])?;
     }
     Ok(())
@@ -40,10 +40,10 @@ fn a_buffers_range_stays_within_its_capacity(fixture: &Fixture) -> Result<()> {
         let narrowed = buffer.set_range(range.clone());
         ensure!(matches!(narrowed, Err(Error::OutOfBounds { .. })), "{range:?}: {narrowed:?}");
     }
-    ensure!(buffer.range() == (10..20), "its range is {:?}", buffer.range());
+    ensure!(buffer.range() == (10..20), "the range is {:?}", buffer.range());
     buffer.set_range(90..100)?;
     buffer.set_range(100..100)?;
-    ensure!(buffer.is_empty(), "it has {} bytes", buffer.len());
+    ensure!(buffer.is_empty(), "its length is {} bytes", buffer.len());
     buffer.reset_range();
     check(&buffer, 1)
 }
@@ -63,7 +63,7 @@ fn a_receive_writes_only_the_range_of_its_buffer(fixture: &Fixture) -> Result<()
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
     pair.left.done(SendRequest::send(pair.left.filled(250, 2)?))?;
     let mut buffer = pair.right.wait(receiving)?.into_message()?;
-    ensure!(buffer.range() == (100..350), "its range is {:?}", buffer.range());
+    ensure!(buffer.range() == (100..350), "the range is {:?}", buffer.range());
     check(&buffer, 2)?;
     buffer.reset_range();
     let mut expected = pattern(1000, 1);
@@ -78,16 +78,19 @@ fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
     pair.left.done(SendRequest::send(pair.left.filled(123, 2)?))?;
     let message = pair.right.wait(receiving)?.into_message()?;
-    ensure!(message.range() == (500..623) && message.capacity() == 1000, "it is {message:?}");
+    ensure!(message.range() == (500..623) && message.capacity() == 1000, "the message is {message:?}");
     check(&message, 2)
 }
 
 fn a_split_buffer_is_two(fixture: &Fixture) -> Result<()> {
     let mut first = fixture.device.protection_domain()?.buffer(100)?;
     fill(&mut first, 1);
-    ensure!(matches!(first.split_off(101), Err(Error::OutOfBounds { .. })), "it was split beyond its end");
+    ensure!(
+        matches!(first.split_off(101), Err(Error::OutOfBounds { .. })),
+        "a split beyond the end succeeded"
+    );
     let mut rest = first.split_off(30)?;
-    ensure!((first.len(), rest.len()) == (30, 70), "they have {} and {} bytes", first.len(), rest.len());
+    ensure!((first.len(), rest.len()) == (30, 70), "the parts have {} and {} bytes", first.len(), rest.len());
     same(&first, &pattern(100, 1)[..30])?;
     same(&rest, &pattern(100, 1)[30..])?;
     rest.fill(9);
@@ -115,8 +118,11 @@ fn a_received_buffer_can_be_sent(fixture: &Fixture) -> Result<()> {
     let mut message = pair.deliver(pair.left.filled(777, 3)?)?;
     for _ in 0..10 {
         let receiving = pair.left.offer(1000)?;
-        message =
-            pair.right.completed(SendRequest::send(message))?.into_buffer().context("none came back")?;
+        message = pair
+            .right
+            .completed(SendRequest::send(message))?
+            .into_buffer()
+            .context("the completion returned no buffer")?;
         check(&pair.left.wait(receiving)?.into_message()?, 3)?;
     }
     Ok(())
@@ -127,7 +133,8 @@ fn a_buffer_created_on_another_thread_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let domain = pair.left.domain.clone();
     let region = pair.right.region(64, READ_WRITE)?;
-    let mut buffer = std::thread::spawn(move || domain.buffer(64)).join().ok().context("it panicked")??;
+    let mut buffer =
+        std::thread::spawn(move || domain.buffer(64)).join().ok().context("the thread panicked")??;
     fill(&mut buffer, 4);
     pair.left.done(SendRequest::write(buffer, region.remote().at(0)))?;
     check(&read(&region, 0, 64)?, 4)

@@ -1,4 +1,4 @@
-//! Completion queues: their size, their interrupts, and waiting for what is marked.
+//! Completion queues: size, completion vectors, moderation and solicited completions.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -33,9 +33,12 @@ fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Resul
     let cq = fixture.device.completion_queue(8).create()?;
     let builder = fixture.pair(Rc).depth(4, 4);
     let first = builder.side_of(&domain, &cq, None)?;
-    ensure!(builder.side_of(&domain, &cq, None).is_err(), "there was room for a second queue pair");
+    ensure!(
+        builder.side_of(&domain, &cq, None).is_err(),
+        "the completion queue accepted a second queue pair"
+    );
     cq.resize(16)?;
-    ensure!(cq.depth() == 16, "its depth is {}", cq.depth());
+    ensure!(cq.depth() == 16, "the depth is {}", cq.depth());
     let second = builder.side_of(&domain, &cq, None)?;
     first.qp.connect(&second.qp.endpoint())?;
     second.qp.connect(&first.qp.endpoint())?;
@@ -58,7 +61,7 @@ fn a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further(fixture: &Fixture
     pair.right.cq.resize(8)?;
     let refused = pair.right.cq.resize(7);
     ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}");
-    ensure!(pair.right.cq.depth() == 8, "its depth is {}", pair.right.cq.depth());
+    ensure!(pair.right.cq.depth() == 8, "the depth is {}", pair.right.cq.depth());
     pair.ping()
 }
 
@@ -70,7 +73,7 @@ fn a_queue_is_resized_while_completions_wait_in_it(fixture: &Fixture) -> Result<
     let ids = (0..16)
         .map(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)))
         .collect::<Result<Vec<_>>>()?;
-    pair.left.wait(*ids.last().context("there are some")?)?.success()?;
+    pair.left.wait(*ids.last().context("no request was posted")?)?.success()?;
     for depth in [100, 1000, 32] {
         pair.right.cq.resize(depth)?;
     }
@@ -105,7 +108,7 @@ fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
         let refused = cq.resize(depth);
         ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{depth}: {refused:?}");
     }
-    ensure!(cq.depth() == 8, "its depth is {}", cq.depth());
+    ensure!(cq.depth() == 8, "the depth is {}", cq.depth());
     Ok(())
 }
 
@@ -115,13 +118,13 @@ fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
     pair.right.cq.resize(1000)?;
     pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event came");
+    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
 
 fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
-    ensure!(vectors > 0, "there is none");
+    ensure!(vectors > 0, "the device has no completion vector");
     for vector in 0..vectors.min(16) {
         let cq = fixture.device.completion_queue(128).events().completion_vector(vector).create()?;
         let domain = fixture.device.protection_domain()?;
@@ -146,7 +149,7 @@ fn an_unknown_completion_vector_is_refused(fixture: &Fixture) -> Result<()> {
 
 fn a_moderated_queue_coalesces_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    let most = fixture.device.attributes().moderation.context("it can't be moderated")?;
+    let most = fixture.device.attributes().moderation.context("moderation failed")?;
     let (count, period) = (most.max_count.min(8), most.max_period);
     pair.right.cq.moderate(count, period)?;
     for _ in 0..count {
@@ -155,7 +158,7 @@ fn a_moderated_queue_coalesces_events(fixture: &Fixture) -> Result<()> {
     }
     let mut completions = Vec::new();
     while completions.len() < count.into() {
-        ensure!(pair.right.cq.poll_timeout(&mut completions, PATIENCE)? > 0, "some are missing");
+        ensure!(pair.right.cq.poll_timeout(&mut completions, PATIENCE)? > 0, "completions are missing");
     }
     pair.right.cq.moderate(0, Duration::ZERO)?;
     pair.ping()
@@ -166,7 +169,8 @@ fn moderation_beyond_the_devices_limit_is_refused_with_an_explanation(fixture: &
     let refused = cq.moderate(u16::MAX, Duration::from_secs(1));
     match fixture.device.attributes().moderation {
         None => {
-            let error = refused.err().context("the device can't, and it was done")?;
+            let error =
+                refused.err().context("the call succeeded although the device does not support it")?;
             ensure!(matches!(error, Error::Unsupported { .. }) && error.hint().is_some(), "{error}");
         }
         Some(_) => ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}"),
@@ -196,9 +200,9 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
         std::thread::sleep(MOMENT);
         let marked = Instant::now();
         pair.left.done(SendRequest::send(pair.left.buffer(8)?).solicited())?;
-        let (count, woken) = waiting.join().ok().context("it panicked")??;
-        ensure!(woken >= marked, "it was woken by one that wasn't marked");
-        ensure!(count == 4, "{count} of 4 were there");
+        let (count, woken) = waiting.join().ok().context("the thread panicked")??;
+        ensure!(woken >= marked, "an unsolicited completion ended the wait");
+        ensure!(count == 4, "{count} of 4 completions were returned");
         Ok(())
     })
 }
@@ -213,8 +217,8 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
         });
         std::thread::sleep(MOMENT);
         pair.right.qp.move_to_error()?;
-        let count = waiting.join().ok().context("it panicked")??;
-        ensure!(count == 1, "{count} came");
+        let count = waiting.join().ok().context("the thread panicked")??;
+        ensure!(count == 1, "{count} completions were returned");
         Ok(())
     })
 }
@@ -222,11 +226,11 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
 fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let mut completions = Vec::new();
-    ensure!(pair.right.cq.poll_solicited(&mut completions, MOMENT)? == 0, "something was there");
+    ensure!(pair.right.cq.poll_solicited(&mut completions, MOMENT)? == 0, "a completion was returned");
     pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     let count = pair.right.cq.poll_solicited(&mut completions, MOMENT)?;
-    ensure!(count == 1 && completions.len() == 1, "{count} were there");
+    ensure!(count == 1 && completions.len() == 1, "{count} completions were returned");
     Ok(())
 }
 

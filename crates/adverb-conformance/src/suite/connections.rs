@@ -52,7 +52,7 @@ impl End {
             made = Some((completions, receiving));
             Ok(queue_pair)
         })?;
-        let (completions, receiving) = made.expect("they were made with the queue pair");
+        let (completions, receiving) = made.expect("the callback created them");
         Ok(End { connection, completions, receiving })
     }
 
@@ -71,7 +71,7 @@ impl End {
 
     fn receives(&self, text: &[u8]) -> Result<()> {
         let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
-        ensure!(message[..] == *text, "{:?} came, not {text:?}", &message[..]);
+        ensure!(message[..] == *text, "received {:?}, not {text:?}", &message[..]);
         Ok(())
     }
 }
@@ -83,7 +83,7 @@ fn listen(fixture: &Fixture) -> Result<Listener> {
 
 /// The next request for a connection.
 fn request(listener: &Listener) -> Result<ConnectRequest> {
-    listener.accept_timeout(PATIENCE)?.context("no request came")
+    listener.accept_timeout(PATIENCE)?.context("no connection request arrived")
 }
 
 /// Connects on another thread, while `serve` does what the listener's side does.
@@ -95,7 +95,7 @@ fn meet<T>(
     thread::scope(|scope| {
         let client = scope.spawn(|| End::connect(connector, listener.local_addr()));
         let served = serve();
-        let client = client.join().ok().context("it panicked")?;
+        let client = client.join().ok().context("the thread panicked")?;
         Ok((client, served?))
     })
 }
@@ -140,7 +140,7 @@ fn a_rejection_reaches_the_peer_with_its_data(fixture: &Fixture) -> Result<()> {
             ensure!(private_data.starts_with(b"not you\0"), "{private_data:?}");
             Ok(())
         }
-        other => bail!("it ended otherwise: {other:?}"),
+        other => bail!("unexpected result: {other:?}"),
     }
 }
 
@@ -150,7 +150,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
     let ended = client.map(|_| ());
     ensure!(
         matches!(ended, Err(Error::CmRejected { reason: RejectReason::ConsumerReject, .. })),
-        "it ended otherwise: {ended:?}"
+        "unexpected result: {ended:?}"
     );
     Ok(())
 }
@@ -161,7 +161,7 @@ fn connecting_to_a_port_without_a_listener_fails_with_an_explanation(fixture: &F
     let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
     ensure!(
         matches!(ended, Err(Error::CmRejected { reason: RejectReason::InvalidServiceId, .. })),
-        "it ended otherwise: {ended:?}"
+        "unexpected result: {ended:?}"
     );
     Ok(())
 }
@@ -172,22 +172,22 @@ fn connecting_to_a_silent_listener_times_out(fixture: &Fixture) -> Result<()> {
     let start = Instant::now();
     let ended = End::connect(&Connector::new().timeout(timeout), listener.local_addr()).map(|_| ());
     let took = start.elapsed();
-    ensure!(matches!(ended, Err(Error::Unreachable { .. })), "it ended otherwise: {ended:?}");
+    ensure!(matches!(ended, Err(Error::Unreachable { .. })), "unexpected result: {ended:?}");
     ensure!(took >= timeout && took < timeout + PATIENCE / 2, "it took {took:?}");
     Ok(())
 }
 
 fn a_disconnect_reaches_the_peer_and_flushes_its_receives(fixture: &Fixture) -> Result<()> {
     let (client, server) = connected(fixture)?;
-    ensure!(server.connection.wait_event(MOMENT)?.is_none(), "there is an event, and nothing has happened");
+    ensure!(server.connection.wait_event(MOMENT)?.is_none(), "an event was delivered without a cause");
     client.connection.disconnect()?;
     let event = server.connection.wait_event(PATIENCE)?;
-    ensure!(event == Some(ConnectionEvent::Disconnected), "it is told of {event:?}");
+    ensure!(event == Some(ConnectionEvent::Disconnected), "unexpected event: {event:?}");
     let completion = server.completions.wait(server.receiving, PATIENCE)?;
     let status = completion.outcome().err().map(|failure| failure.status);
     ensure!(status == Some(Status::Flushed), "the receive: {status:?}, not Flushed");
     let state = server.connection.queue_pair().state()?;
-    ensure!(state == QpState::Error, "the queue pair is in the state {state:?}");
+    ensure!(state == QpState::Error, "the queue pair is in state {state:?}");
     client.connection.close(PATIENCE)?;
     Ok(())
 }
@@ -196,7 +196,7 @@ fn a_dropped_connection_is_a_disconnect(fixture: &Fixture) -> Result<()> {
     let (client, server) = connected(fixture)?;
     drop(client);
     let event = server.connection.wait_event(PATIENCE)?;
-    ensure!(event == Some(ConnectionEvent::Disconnected), "it is told of {event:?}");
+    ensure!(event == Some(ConnectionEvent::Disconnected), "unexpected event: {event:?}");
     Ok(())
 }
 
@@ -209,7 +209,10 @@ fn many_connections_are_accepted_from_one_listener(fixture: &Fixture) -> Result<
         ends.push((client?, server));
     }
     for (number, (client, server)) in (0..).zip(&ends) {
-        ensure!(client.connection.private_data().first() == Some(&number), "answers are mixed up");
+        ensure!(
+            client.connection.private_data().first() == Some(&number),
+            "replies reached the wrong connection"
+        );
         client.send(&[number])?;
         server.receives(&[number])?;
     }

@@ -1,4 +1,4 @@
-//! Datagrams that don't arrive, and those that are not even sent.
+//! Datagrams that are dropped or refused.
 
 use adverb::Error;
 use adverb::verbs::{QpState, SendRequest, Status, Transport::Ud, UdDestination};
@@ -62,14 +62,14 @@ fn a_datagram_longer_than_a_packet_is_refused_and_returns_its_buffer(fixture: &F
     let pair = fixture.pair(Ud).connect()?;
     let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
     let error = pair.left.refuses(request.destination(&way(&pair.left, &pair.right)?))?;
-    ensure!(matches!(error, Error::MessageTooLong { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::MessageTooLong { .. }), "refused with another error: {error}");
     Ok(())
 }
 
 fn a_datagram_without_a_destination_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 
@@ -79,7 +79,7 @@ fn a_connected_queue_pair_refuses_a_destination(fixture: &Fixture) -> Result<()>
     for transport in [adverb::verbs::Transport::Rc, adverb::verbs::Transport::Uc] {
         let pair = fixture.pair(transport).connect()?;
         let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?).destination(&recipient))?;
-        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
         pair.ping()?;
     }
     Ok(())
@@ -89,7 +89,7 @@ fn a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer(fixtur
     let side = fixture.pair(Ud).side(None)?;
     for size in [0, 40, fixture.datagram_room() - 1] {
         let error = side.refuses_recv(side.buffer(size)?)?;
-        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     side.offer(fixture.datagram_room())?;
     Ok(())
@@ -109,7 +109,7 @@ fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
         SendRequest::send_invalidate(buffer()?, remote.rkey),
     ] {
         let error = pair.left.refuses(request.destination(&recipient))?;
-        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     offer(fixture, &pair.right)?;
     let left = pair.right.qp.reset()?;
-    ensure!(left.len() == 1, "{} payloads came back", left.len());
+    ensure!(left.len() == 1, "{} payloads were returned", left.len());
     pair.right.qp.move_to_rts()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
     check(&came.message, 2)
@@ -141,6 +141,9 @@ fn a_message_of_a_connection_does_not_convert_to_a_datagram(fixture: &Fixture) -
     let receiving = pair.right.offer(100)?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
     let came = pair.right.wait(receiving)?.into_datagram();
-    ensure!(matches!(came, Err(Error::InvalidRequest { .. })), "it was taken for one: {came:?}");
+    ensure!(
+        matches!(came, Err(Error::InvalidRequest { .. })),
+        "the message was converted to a datagram: {came:?}"
+    );
     Ok(())
 }

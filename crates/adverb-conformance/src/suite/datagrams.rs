@@ -1,4 +1,4 @@
-//! Datagrams: single packets, to and from anyone.
+//! Datagrams.
 
 use adverb::memory::{Buffer, Piece};
 use adverb::verbs::{
@@ -63,7 +63,7 @@ fn datagrams_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
             // A queue pair of its own, with no receive left from a time when it was lost.
             let pair = if fixture.loss > 0 { &fixture.pair(Ud).connect()? } else { &pair };
             let came = exchange(fixture, pair, SendRequest::send(pair.left.filled(size, seed)?))?;
-            ensure!(came.message.len() == size, "{size} bytes were sent, and {} came", came.message.len());
+            ensure!(came.message.len() == size, "{size} bytes were sent, but {} arrived", came.message.len());
             check(&came.message, seed).with_context(|| format!("{size} bytes"))
         })?;
     }
@@ -76,7 +76,7 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
         for size in [0, 9] {
             let request = SendRequest::send_with_imm(pair.left.filled(size, 2)?, bits);
             let came = exchange(fixture, &pair, request)?;
-            ensure!(came.immediate == Some(bits), "{bits:#x} was sent, and {:x?} came", came.immediate);
+            ensure!(came.immediate == Some(bits), "{bits:#x} was sent, but {:x?} arrived", came.immediate);
             check(&came.message, 2)?;
         }
     }
@@ -86,7 +86,7 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
 fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(9, 2)?))?;
-    ensure!(came.immediate.is_none(), "immediate data came that nobody sent: {:x?}", came.immediate);
+    ensure!(came.immediate.is_none(), "immediate data arrived that was not sent: {:x?}", came.immediate);
     Ok(())
 }
 
@@ -99,14 +99,14 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
     ensure!(success.length == 49, "the length is {}, not 49", success.length);
     let CompletedOperation::Recv { source, .. } = success.operation else {
-        anyhow::bail!("it isn't a receive: {:?}", success.operation)
+        anyhow::bail!("the completion is not that of a receive: {:?}", success.operation)
     };
-    ensure!(source == Some(pair.left.qp.qpn()), "it came from {source:?}");
+    ensure!(source == Some(pair.left.qp.qpn()), "the source is {source:?}");
     let came = completion.into_datagram()?;
     if let Some(ip) = came.ip {
         let (ours, theirs) = (pair.left.qp.endpoint().gid.ip(), pair.right.qp.endpoint().gid.ip());
-        ensure!(ip.source() == ours, "it came from {}, not {ours}", ip.source());
-        ensure!(ip.destination() == theirs, "it went to {}, not {theirs}", ip.destination());
+        ensure!(ip.source() == ours, "the source is {}, not {ours}", ip.source());
+        ensure!(ip.destination() == theirs, "the destination is {}, not {theirs}", ip.destination());
     }
     Ok(())
 }
@@ -116,10 +116,10 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let answer = offer(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_to(&pair.right.qp, QKEY)?;
-    ensure!(sender.qpn == pair.left.qp.qpn(), "the answer would go to {}", sender.qpn);
+    ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let came = pair.left.wait(answer)?.into_datagram()?;
-    ensure!(came.source == pair.right.qp.qpn(), "the answer came from {}", came.source);
+    ensure!(came.source == pair.right.qp.qpn(), "the reply's source is {}", came.source);
     check(&came.message, 1)
 }
 
@@ -152,7 +152,10 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
     }
     for completion in pair.right.take(8)? {
         let came = completion.into_datagram()?;
-        let seed = others.iter().position(|other| other.qp.qpn() == came.source).context("from nobody")?;
+        let seed = others
+            .iter()
+            .position(|other| other.qp.qpn() == came.source)
+            .context("the datagram has no source")?;
         check(&came.message, seed as u64)?;
     }
     Ok(())
@@ -163,7 +166,7 @@ fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
     let receiving = offer(fixture, &pair.left)?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&way(&pair.left, &pair.left)?))?;
     let came = pair.left.wait(receiving)?.into_datagram()?;
-    ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
+    ensure!(came.source == pair.left.qp.qpn(), "the source is {}", came.source);
     check(&came.message, 5)
 }
 
@@ -174,7 +177,7 @@ fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
     check(&came.message, 3)?;
-    let ip = came.ip.context("there is no route header")?;
+    let ip = came.ip.context("the datagram has no route header")?;
     ensure!(
         ip.source() == gid.ip() && ip.destination() == gid.ip(),
         "from {} to {}",
@@ -192,7 +195,7 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
         let came = came.with_context(|| format!("over {}", entry.gid))?;
         check(&came.message, 3)?;
         let back = came.reply_to(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
-        ensure!(back.address.gid() == entry.gid, "the answer would go to {}", back.address.gid());
+        ensure!(back.address.gid() == entry.gid, "the reply's destination is {}", back.address.gid());
     }
     Ok(())
 }
@@ -210,7 +213,7 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
     pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
     let length = pair.right.wait(receiving)?.success()?.length as usize;
-    ensure!(length == room, "{room} bytes were due, and {length} came");
+    ensure!(length == room, "{room} bytes were expected, but {length} arrived");
     same(&read(&to, 40, size)?, &pattern(size, 6))
 }
 
@@ -218,7 +221,7 @@ fn datagrams_can_be_sent_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).max_inline_data(64).connect()?;
     for size in [0, 1, 64] {
         let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inline())?;
-        ensure!(came.message.len() == size, "{size} bytes were sent, and {} came", came.message.len());
+        ensure!(came.message.len() == size, "{size} bytes were sent, but {} arrived", came.message.len());
         check(&came.message, 4)?;
     }
     Ok(())
@@ -265,7 +268,7 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let gid = pair.right.qp.endpoint().gid;
     let address = pair.left.qp.address_handle(gid.ip())?;
-    ensure!(address.gid() == gid, "it reaches {}, not {gid}", address.gid());
+    ensure!(address.gid() == gid, "the address handle's GID is {}, not {gid}", address.gid());
     let receiving = offer(fixture, &pair.right)?;
     let recipient = UdDestination { address, qpn: pair.right.qp.qpn(), qkey: QKEY };
     pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;

@@ -1,4 +1,4 @@
-//! Finding devices, and what they say of themselves.
+//! Device lists, names and attributes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn the_device_is_listed(fixture: &Fixture) -> Result<()> {
     let found: Vec<_> = list.iter().filter(|info| info.name == fixture.device.name()).collect();
     ensure!(found.len() == 1, "it is listed {} times", found.len());
     ensure!(found[0].unsupported_reason.is_none(), "it is listed as unsupported");
-    ensure!(found[0].guid == fixture.device.attributes().guid, "its identifier is another in the list");
+    ensure!(found[0].guid == fixture.device.attributes().guid, "the list shows another GUID");
     Ok(())
 }
 
@@ -42,44 +42,44 @@ fn a_port_has_a_partition_key(fixture: &Fixture) -> Result<()> {
     let keys = fixture.device.pkeys(fixture.port.number)?;
     ensure!(keys.len() == usize::from(fixture.port.pkey_table_len), "{} keys", keys.len());
     ensure!(keys.first().is_some_and(|key| key & 0x7fff != 0), "the first key isn't valid: {keys:x?}");
-    ensure!(fixture.device.pkeys(200).is_err(), "there is no such port");
+    ensure!(fixture.device.pkeys(200).is_err(), "the port does not exist");
     Ok(())
 }
 
 fn a_device_can_be_opened_twice(fixture: &Fixture) -> Result<()> {
     let again = Device::open(fixture.device.name())?;
-    ensure!(again.attributes() == fixture.device.attributes(), "it is another device");
+    ensure!(again.attributes() == fixture.device.attributes(), "another device was opened");
     drop(again);
     fixture.rc()?.ping()
 }
 
 fn an_unknown_name_is_an_error_that_lists_the_devices(fixture: &Fixture) -> Result<()> {
-    let error = Device::open("no such device").err().context("it was opened")?;
-    ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
+    let error = Device::open("no such device").err().context("the call succeeded")?;
+    ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let named = error.hint().is_some_and(|hint| hint.contains(fixture.device.name()));
-    ensure!(named, "the hint doesn't name the device: {error}");
+    ensure!(named, "the hint does not list the device: {error}");
     Ok(())
 }
 
 fn a_device_is_found_by_each_of_its_addresses(fixture: &Fixture) -> Result<()> {
     for entry in fixture.device.gids()?.iter().filter(|entry| !entry.gid.is_link_local()) {
         let found = Device::by_address(entry.gid.ip())?;
-        ensure!(found.name() == fixture.device.name(), "{} is {}'s", entry.gid, found.name());
+        ensure!(found.name() == fixture.device.name(), "{} belongs to {}", entry.gid, found.name());
     }
     Ok(())
 }
 
 fn an_unknown_address_is_an_error_that_lists_the_addresses(fixture: &Fixture) -> Result<()> {
-    let error = Device::by_address(NOBODY).err().context("a device was found")?;
-    ensure!(matches!(error, Error::NoDevice { .. }), "refused otherwise: {error}");
+    let error = Device::by_address(NOBODY).err().context("the call succeeded")?;
+    ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
-    ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint doesn't have {best}: {error}");
+    ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint does not list {best}: {error}");
     Ok(())
 }
 
 fn the_first_device_has_an_active_port(_: &Fixture) -> Result<()> {
     let ports = Device::first()?.ports()?;
-    ensure!(ports.iter().any(|port| port.state == PortState::Active), "none of its ports is active");
+    ensure!(ports.iter().any(|port| port.state == PortState::Active), "no port is active");
     Ok(())
 }
 
@@ -98,9 +98,9 @@ fn the_limits_are_plausible(fixture: &Fixture) -> Result<()> {
         ("READs", attributes.max_rd_atomic.into()),
     ];
     for (what, most) in limits {
-        ensure!(most > 0, "there can be no {what}");
+        ensure!(most > 0, "the limit of {what} is 0");
     }
-    ensure!(attributes.max_memory_region_len >= 1 << 20, "a region can't have a mebibyte");
+    ensure!(attributes.max_memory_region_len >= 1 << 20, "the maximum size of a region is less than 1 MiB");
     Ok(())
 }
 
@@ -108,40 +108,40 @@ fn ports_count_from_one(fixture: &Fixture) -> Result<()> {
     let ports = fixture.device.ports()?;
     ensure!(
         ports.len() == usize::from(fixture.device.attributes().port_count),
-        "there are {} ports",
+        "the device has {} ports",
         ports.len()
     );
     for (number, port) in (1..).zip(ports) {
-        ensure!(port.number == number, "port {number} says that it is port {}", port.number);
+        ensure!(port.number == number, "port {number} has the number {}", port.number);
     }
     Ok(())
 }
 
 fn an_unknown_port_is_an_error(fixture: &Fixture) -> Result<()> {
     for number in [0, fixture.device.attributes().port_count + 1, u8::MAX] {
-        ensure!(fixture.device.port(number).is_err(), "there is a port {number}");
+        ensure!(fixture.device.port(number).is_err(), "port {number} exists");
     }
     Ok(())
 }
 
 fn a_port_has_a_plausible_mtu_and_message_length(fixture: &Fixture) -> Result<()> {
     let port = &fixture.port;
-    ensure!(port.active_mtu <= port.max_mtu, "its MTU is more than its largest");
+    ensure!(port.active_mtu <= port.max_mtu, "the active MTU exceeds the maximum MTU");
     // Vol. 1, 9.7.7: messages have up to 2³¹ bytes; no device is known to have less than a few packets.
     ensure!(
         port.max_message_size >= 4096 && port.max_message_size <= 1 << 31,
-        "messages of {} bytes",
+        "the maximum message size is {} bytes",
         port.max_message_size
     );
-    ensure!(port.gid_table_len > 0, "its GID table has no entries");
-    ensure!(port.pkey_table_len > 0, "its table of partition keys has no entries");
+    ensure!(port.gid_table_len > 0, "the GID table is empty");
+    ensure!(port.pkey_table_len > 0, "the partition key table is empty");
     Ok(())
 }
 
 fn an_idle_device_has_no_events(fixture: &Fixture) -> Result<()> {
     let event: Option<DeviceEvent> = fixture.device.wait_event(Duration::ZERO)?;
-    ensure!(event.is_none(), "something happened: {event:?}");
+    ensure!(event.is_none(), "unexpected event: {event:?}");
     let event = fixture.device.wait_event(MOMENT)?;
-    ensure!(event.is_none(), "something happened: {event:?}");
+    ensure!(event.is_none(), "unexpected event: {event:?}");
     Ok(())
 }

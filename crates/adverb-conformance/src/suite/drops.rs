@@ -1,4 +1,4 @@
-//! Objects that go while others stand on them, and while the device works.
+//! Objects that are dropped while other objects or requests use them.
 
 use std::any::Any;
 
@@ -116,9 +116,9 @@ fn dropping_a_queue_pair_releases_the_memory_of_its_requests(fixture: &Fixture) 
         let region = pair.left.region(64, Access::LOCAL_WRITE)?;
         pair.left.recv(adverb::verbs::RecvRequest::new(region.slice(0..64)?))?;
         pair.left.post(SendRequest::send(region.slice(0..64)?))?;
-        let region = is_free(region).err().context("the requests didn't hold their memory")?;
+        let region = is_free(region).err().context("outstanding requests did not keep their memory")?;
         drop(pair.left.qp);
-        ensure!(is_free(region).is_ok(), "requests of a queue pair that is gone hold their memory");
+        ensure!(is_free(region).is_ok(), "requests of a dropped queue pair keep their memory");
     }
     Ok(())
 }
@@ -147,7 +147,7 @@ fn a_region_outlives_its_handle_while_a_request_uses_it(fixture: &Fixture) -> Re
     let completion = pair.right.wait(receiving)?;
     completion.success()?;
     let adverb::memory::Payload::One(adverb::memory::Piece::Region(slice)) = completion.into_payload() else {
-        anyhow::bail!("the slice didn't come back")
+        anyhow::bail!("the completion did not return the slice")
     };
     check(&read(&slice.region(), 0, 64)?, 7)
 }
@@ -174,7 +174,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_sends(fixture: &Fixture) -> Result
         let completions = pair.left.take(8)?;
         let failed = completions.iter().position(|completion| !completion.is_ok()).unwrap_or(8);
         for completion in completions.iter().skip(failed + 1) {
-            expect("one behind a failure", completion, Status::Flushed)?;
+            expect("a request after a failure", completion, Status::Flushed)?;
         }
     }
     Ok(())
@@ -189,7 +189,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result
             pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
         }
         drop(pair.right.qp);
-        ensure!(pair.left.take(4)?.len() == 4, "they didn't all come back");
+        ensure!(pair.left.take(4)?.len() == 4, "not all requests completed");
     }
     Ok(())
 }
@@ -207,7 +207,7 @@ fn a_region_may_be_dropped_while_a_peer_writes(fixture: &Fixture) -> Result<()> 
         drop(region);
         let completions = pair.left.take(4)?;
         if let Some(failed) = completions.iter().position(|completion| !completion.is_ok()) {
-            expect("the first that came too late", &completions[failed], Status::RemoteAccess)?;
+            expect("the first request after the drop", &completions[failed], Status::RemoteAccess)?;
         }
     }
     Ok(())
@@ -230,7 +230,7 @@ fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
         std::thread::sleep(MOMENT);
         // With an event that nobody took, and with one that somebody did.
         if take {
-            ensure!(pair.right.cq.try_event()?, "there is no event");
+            ensure!(pair.right.cq.try_event()?, "no event was delivered");
         }
         drop(pair.right.qp);
         drop(pair.right.cq);

@@ -1,4 +1,4 @@
-//! Completion queues that tell when something has come.
+//! Completion events.
 
 use std::time::{Duration, Instant};
 
@@ -53,11 +53,14 @@ fn told(pair: &Pair) -> Result<bool> {
 
 fn only_a_queue_created_with_events_has_them(fixture: &Fixture) -> Result<()> {
     let without = fixture.device.completion_queue(4).create()?;
-    ensure!(without.event_fd().is_none(), "a queue without events has a descriptor");
+    ensure!(without.event_fd().is_none(), "a queue without events has a file descriptor");
     let taken = without.try_event();
-    ensure!(matches!(taken, Err(Error::Unsupported { .. })), "it gave an event: {taken:?}");
+    ensure!(
+        matches!(taken, Err(Error::Unsupported { .. })),
+        "a queue without events returned an event: {taken:?}"
+    );
     let with = fixture.device.completion_queue(4).events().create()?;
-    ensure!(with.event_fd().is_some(), "a queue with events has no descriptor");
+    ensure!(with.event_fd().is_some(), "a queue with events has no file descriptor");
     ensure!(!with.try_event()?, "a new queue has an event");
     Ok(())
 }
@@ -67,7 +70,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     pair.right.cq.arm(ArmFor::Any)?;
     ensure!(!pair.right.cq.try_event()?, "there is an event, and nothing has come");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(told(&pair)?, "it wasn't told");
+    ensure!(told(&pair)?, "no event was delivered");
     pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     Ok(())
 }
@@ -75,7 +78,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
 fn an_unarmed_queue_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!told(&pair)?, "it was told");
+    ensure!(!told(&pair)?, "an event was delivered");
     pair.right.take(1).map(drop)
 }
 
@@ -85,8 +88,8 @@ fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     }
-    ensure!(told(&pair)?, "it wasn't told");
-    ensure!(!told(&pair)?, "it was told twice");
+    ensure!(told(&pair)?, "no event was delivered");
+    ensure!(!told(&pair)?, "a second event was delivered");
     pair.right.take(5).map(drop)
 }
 
@@ -97,9 +100,9 @@ fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) 
     std::thread::sleep(MOMENT);
     pair.right.cq.arm(ArmFor::Any)?;
     let mut completions = Vec::new();
-    ensure!(pair.right.cq.poll(&mut completions)? == 1, "it isn't found");
+    ensure!(pair.right.cq.poll(&mut completions)? == 1, "the completion was not found");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(told(&pair)?, "the next wasn't told");
+    ensure!(told(&pair)?, "no event was delivered for the next completion");
     Ok(())
 }
 
@@ -107,15 +110,15 @@ fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixtur
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!told(&pair)?, "it was told of one that isn't solicited");
+    ensure!(!told(&pair)?, "an event was delivered for an unsolicited completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
-    ensure!(told(&pair)?, "it wasn't told of one that is solicited");
+    ensure!(told(&pair)?, "no event was delivered for a solicited completion");
     // WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
     send(&pair, write.solicited())?;
-    ensure!(told(&pair)?, "it wasn't told of a solicited WRITE");
+    ensure!(told(&pair)?, "no event was delivered for a solicited WRITE");
     pair.right.take(3).map(drop)
 }
 
@@ -125,7 +128,7 @@ fn a_failure_ends_a_wait_for_solicited_completions(fixture: &Fixture) -> Result<
     pair.right.offer(8)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     pair.right.qp.move_to_error()?;
-    ensure!(told(&pair)?, "it wasn't told");
+    ensure!(told(&pair)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
 
@@ -136,7 +139,7 @@ fn waiting_sleeps_until_a_completion_arrives(fixture: &Fixture) -> Result<()> {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pair.right.wait(receiving));
             pair.left.done(SendRequest::send(pair.left.filled(8, seed)?))?;
-            let completion = waiting.join().ok().context("it panicked")??;
+            let completion = waiting.join().ok().context("the thread panicked")??;
             check(&completion.into_message()?, seed)
         })?;
     }
@@ -150,7 +153,7 @@ fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Resu
         let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
         std::thread::sleep(MOMENT);
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-        waiter.join().expect("it doesn't panic")?.success()?;
+        waiter.join().expect("the thread does not panic")?.success()?;
         Ok(())
     })
 }
@@ -159,7 +162,7 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
     let start = Instant::now();
-    ensure!(!pair.right.cq.wait_event(MOMENT)?, "there is an event, and nothing has come");
+    ensure!(!pair.right.cq.wait_event(MOMENT)?, "an event was delivered without a completion");
     let took = start.elapsed();
     ensure!(took >= MOMENT && took < PATIENCE, "it took {took:?}");
     for timeout in [PATIENCE, Duration::MAX] {
@@ -187,7 +190,7 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
                 pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
             }
             for waiter in [patient, hasty] {
-                waiter.join().expect("it doesn't panic")?.success()?;
+                waiter.join().expect("the thread does not panic")?.success()?;
             }
             anyhow::Ok(())
         })?;
@@ -241,10 +244,10 @@ fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Re
         pair.left.qp.post_sends(batch).map_err(Error::from)?;
         posted += room;
         let came = pair.left.cq.poll_timeout(&mut completions, PATIENCE)?;
-        ensure!(came > 0, "completion {next} of {many} didn't come");
+        ensure!(came > 0, "completion {next} of {many} is missing");
         for completion in completions.drain(..) {
             ensure!(completion.is_ok(), "request {next}: {:?}", status(&completion));
-            ensure!(completion.tag() == next, "request {} completed when {next} was due", completion.tag());
+            ensure!(completion.tag() == next, "request {} completed instead of {next}", completion.tag());
             next += 1;
         }
     }

@@ -1,4 +1,4 @@
-//! Completion queues whose completions are taken one by one, and may have timestamps.
+//! Extended completion queues, whose completions may have timestamps.
 
 use adverb::Error;
 use adverb::verbs::{
@@ -35,7 +35,7 @@ fn messages_of_every_size_arrive_through_an_extended_queue(fixture: &Fixture) ->
         let pair = fixture.pair(transport).extended().connect()?;
         for (seed, size) in (1..).zip([0, 1, fixture.mtu(), fixture.mtu() + 1, 64 << 10]) {
             let message = pair.deliver(pair.left.filled(size, seed)?)?;
-            ensure!(message.len() == size, "{size} bytes were sent, and {} came", message.len());
+            ensure!(message.len() == size, "{size} bytes were sent, but {} arrived", message.len());
             check(&message, seed)?;
         }
     }
@@ -61,7 +61,7 @@ fn atomics_complete_in_an_extended_queue(fixture: &Fixture) -> Result<()> {
     let at = region.remote().at(0);
     pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, at, 41))?;
     let before = original(pair.left.run(SendRequest::compare_swap(pair.left.buffer(8)?, at, 41, 7))?)?;
-    ensure!(before == 41, "it was {before}");
+    ensure!(before == 41, "the word was {before}");
     Ok(())
 }
 
@@ -74,7 +74,7 @@ fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     for (id, expected) in receiving.into_iter().zip([Some(0x0102_0304), Some(5), None]) {
         let came = immediate(&pair.right.wait(id)?)?;
-        ensure!(came == expected, "{came:x?} came instead of {expected:x?}");
+        ensure!(came == expected, "received {came:x?} instead of {expected:x?}");
     }
     Ok(())
 }
@@ -82,9 +82,9 @@ fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
 fn an_extended_queue_reports_the_sender_of_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).extended().connect()?;
     let came = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
-    ensure!(came.source == pair.left.qp.qpn(), "it came from {}", came.source);
-    ensure!(came.ip.is_some() || fixture.port.lid != 0, "it has no IP header");
-    ensure!(came.immediate == Some(77), "{:?} came", came.immediate);
+    ensure!(came.source == pair.left.qp.qpn(), "the source is {}", came.source);
+    ensure!(came.ip.is_some() || fixture.port.lid != 0, "the datagram has no IP header");
+    ensure!(came.immediate == Some(77), "received {:?}", came.immediate);
     check(&came.message, 1)?;
     offer(fixture, &pair.right).map(drop)
 }
@@ -100,10 +100,10 @@ fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()>
     pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
     let completion = pair.right.wait(receiving)?;
     let CompletedOperation::Recv { invalidated, .. } = completion.success()?.operation else {
-        anyhow::bail!("it isn't a receive: {completion}")
+        anyhow::bail!("the completion is not that of a receive: {completion}")
     };
     ensure!(invalidated == Some(rkey), "{invalidated:x?} was invalidated, not {rkey:x}");
-    ensure!(!window.is_bound(), "the window is bound all the same");
+    ensure!(!window.is_bound(), "the window is still bound");
     Ok(())
 }
 
@@ -139,7 +139,7 @@ fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fix
             pair.right.offer(8)?;
             last = Some(pair.left.post(SendRequest::send(pair.left.buffer(8)?))?);
         }
-        pair.left.wait(last.context("there are some")?)?.success()?;
+        pair.left.wait(last.context("no request was posted")?)?.success()?;
         pair.left.take(49)?.iter().try_for_each(|completion| completion.success().map(drop))?;
         pair.right.take(50)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
@@ -151,7 +151,7 @@ fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
     pair.right.cq.arm(ArmFor::Any)?;
     let receiving = pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event came");
+    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event was delivered");
     pair.right.wait(receiving)?.success()?;
     pair.ping()
 }
@@ -172,15 +172,15 @@ fn completions_have_no_timestamp_unless_requested(fixture: &Fixture) -> Result<(
         let pair = builder.connect()?;
         let receiving = pair.right.offer(8)?;
         let completion = pair.left.completed(SendRequest::send(pair.left.buffer(8)?))?;
-        ensure!(completion.timestamp().is_none(), "it has {:?}", completion.timestamp());
+        ensure!(completion.timestamp().is_none(), "the timestamp is {:?}", completion.timestamp());
         let completion = pair.right.wait(receiving)?;
-        ensure!(completion.timestamp().is_none(), "it has {:?}", completion.timestamp());
+        ensure!(completion.timestamp().is_none(), "the timestamp is {:?}", completion.timestamp());
     }
     Ok(())
 }
 
 fn timestamps_grow(fixture: &Fixture) -> Result<()> {
-    let clock = fixture.device.attributes().timestamp_clock.context("there is no clock")?;
+    let clock = fixture.device.attributes().timestamp_clock.context("the device has no clock")?;
     let domain = fixture.device.protection_domain()?;
     let cq = fixture.device.completion_queue(256).timestamps().create()?;
     let (left, right) = (fixture.pair(Rc).side_of(&domain, &cq, None)?, fixture.pair(Rc).side(None)?);
@@ -190,10 +190,10 @@ fn timestamps_grow(fixture: &Fixture) -> Result<()> {
     for _ in 0..20 {
         right.offer(8)?;
         let completion = left.completed(SendRequest::send(left.buffer(8)?))?;
-        let now = completion.timestamp().context("it has no timestamp")?;
+        let now = completion.timestamp().context("the completion has no timestamp")?;
         // The clock may come round: it goes less than half of it between two.
         let passed = before.map_or(1, |before| now.wrapping_sub(before) & clock.mask);
-        ensure!(passed > 0 && passed < clock.mask / 2, "{now} follows {before:?}");
+        ensure!(passed > 0 && passed < clock.mask / 2, "timestamp {now} follows {before:?}");
         before = Some(now);
     }
     Ok(())
@@ -204,9 +204,9 @@ fn unsupported_timestamps_are_refused_with_an_explanation(fixture: &Fixture) -> 
     match (fixture.device.attributes().timestamp_clock, made) {
         (Some(_), made) => made.map(drop)?,
         (None, Err(error @ Error::Unsupported { .. })) => {
-            ensure!(error.hint().is_some(), "the error doesn't say what to try: {error}");
+            ensure!(error.hint().is_some(), "the error has no hint: {error}");
         }
-        (None, made) => anyhow::bail!("the device has none, and the answer is {made:?}"),
+        (None, made) => anyhow::bail!("the device has no timestamps, but the result is {made:?}"),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What becomes of requests when their queue pair fails.
+//! Requests of a failed queue pair.
 
 use adverb::verbs::{Access, Completion, QpState, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
@@ -25,7 +25,7 @@ tests! { "flushing";
 /// Whether these are the completions of requests with tags from `first`, flushed, each once and in order.
 fn all_flushed(completions: &[Completion], first: u64) -> Result<()> {
     for (tag, completion) in (first..).zip(completions) {
-        ensure!(completion.tag() == tag, "request {} came back when {tag} was due", completion.tag());
+        ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
         expect(&format!("request {tag}"), completion, Status::Flushed)?;
     }
     Ok(())
@@ -70,7 +70,7 @@ fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     pair.left.qp.move_to_error()?;
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(40)?.into_iter().partition(|completion| completion.tag() >= 100);
-    ensure!(sends.len() == 20, "{} of 20 sends came back", sends.len());
+    ensure!(sends.len() == 20, "{} of 20 sends completed", sends.len());
     all_flushed(&sends, 1)?;
     all_flushed(&receives, 100)?;
     pair.left.stays_silent()
@@ -123,10 +123,10 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
     all_flushed(&completions[11..], 11)?;
     let theirs = pair.right.take(30)?;
     let received = theirs.iter().filter(|completion| completion.is_ok()).count();
-    ensure!(received == 10, "{received} messages came, not 10");
+    ensure!(received == 10, "{received} messages arrived, not 10");
     ensure!(
         theirs[10..].iter().all(|completion| status(completion) == Status::Flushed),
-        "not all are flushed"
+        "not all requests were flushed"
     );
     pair.left.stays_silent()?;
     pair.right.stays_silent()
@@ -140,7 +140,10 @@ fn flushed_requests_return_their_buffers(fixture: &Fixture) -> Result<()> {
     pair.left.qp.move_to_error()?;
     let completion = pair.left.take(1)?.pop();
     let mut buffer = completion.and_then(Completion::into_buffer).expect("one was taken, and had a buffer");
-    ensure!(buffer.range() == (100..300) && buffer.capacity() == 1000, "it is another: {buffer:?}");
+    ensure!(
+        buffer.range() == (100..300) && buffer.capacity() == 1000,
+        "another buffer was returned: {buffer:?}"
+    );
     buffer.reset_range();
     crate::fixture::check(&buffer, 5)
 }
@@ -197,7 +200,7 @@ fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Resu
     let mut completions = Vec::new();
     pair.left.cq.poll_timeout(&mut completions, 10 * MOMENT)?;
     ensure!(!completions.is_empty(), "no completion came");
-    ensure!(completions[0].id() == receiving, "another request's completion came");
+    ensure!(completions[0].id() == receiving, "the completion of another request was returned");
     expect("the receive", &completions[0], Status::Flushed)
 }
 

@@ -1,4 +1,4 @@
-//! Requests whose bytes the device takes while they are posted.
+//! Inline data.
 
 use adverb::Error;
 use adverb::memory::Piece;
@@ -27,7 +27,7 @@ fn inline_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
             let receiving = pair.right.offer(size)?;
             pair.left.done(SendRequest::send(pair.left.filled(size, 7)?).inline())?;
             let message = pair.right.wait(receiving)?.into_message()?;
-            ensure!(message.len() == size, "{size} bytes were sent, and {} received", message.len());
+            ensure!(message.len() == size, "{size} bytes were sent, but {} arrived", message.len());
             check(&message, 7)?;
         }
     }
@@ -62,7 +62,7 @@ fn inline_data_beyond_the_limit_is_refused_and_returns_its_buffer(fixture: &Fixt
     // A device may round the limit up, but not to a page.
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inline())?;
-    ensure!(matches!(error, Error::MessageTooLong { len: 4097, .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::MessageTooLong { len: 4097, .. }), "refused with another error: {error}");
     pair.ping()
 }
 
@@ -78,7 +78,7 @@ fn reads_and_atomics_can_not_be_inline(fixture: &Fixture) -> Result<()> {
         SendRequest::compare_swap(buffer()?, remote, 0, 1),
     ] {
         let error = pair.left.refuses(request.inline())?;
-        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     pair.ping()
 }

@@ -1,4 +1,4 @@
-//! How much of what nobody acknowledges is lost.
+//! Loss of unacknowledged messages.
 
 use adverb::memory::Buffer;
 use adverb::verbs::{SendRequest, Transport};
@@ -64,10 +64,7 @@ fn hardly_more_are_lost(fixture: &Fixture, transport: Transport) -> Result<()> {
         }
     }
     let (lost, expected) = (many - came, many * u64::from(fixture.loss) / 1_000_000);
-    ensure!(
-        lost <= 2 * expected,
-        "{lost} of {many} messages were lost, where {expected} were to be expected"
-    );
+    ensure!(lost <= 2 * expected, "{lost} of {many} messages were lost, not {expected}");
     ensure!(
         fixture.loss == 0 || 2 * lost >= expected,
         "only {lost} of {many} messages were lost, not {expected}"
@@ -85,10 +82,11 @@ fn take_in(pair: &Pair, transport: Transport, room: usize, next: &mut u64) -> Re
             Transport::Ud => completion.into_datagram()?.message,
             _ => completion.into_message()?,
         };
-        let number = message.first_chunk().copied().map(u64::from_le_bytes).context("it is too short")?;
+        let number =
+            message.first_chunk().copied().map(u64::from_le_bytes).context("the message is too short")?;
         ensure!(message.len() == 64, "message {number} has {} bytes", message.len());
         check(&message[8..], number).with_context(|| format!("message {number}"))?;
-        ensure!(number >= *next, "message {number} came after {}", next.saturating_sub(1));
+        ensure!(number >= *next, "message {number} arrived after {}", next.saturating_sub(1));
         *next = number + 1;
         pair.right.offer(room)?;
     }

@@ -1,4 +1,4 @@
-//! Datagrams to groups.
+//! Multicast datagrams.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -63,7 +63,7 @@ fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec
 /// Sends a datagram to a group.
 fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
     let everybody = from.qp.multicast_destination(group, QKEY)?;
-    ensure!(everybody.qpn == Qpn::MULTICAST, "it goes to {}", everybody.qpn);
+    ensure!(everybody.qpn == Qpn::MULTICAST, "the destination is {}", everybody.qpn);
     from.done(SendRequest::send(from.filled(100, seed)?).destination(&everybody))
 }
 
@@ -73,7 +73,7 @@ fn reaches(fixture: &Fixture, from: &Side, members: &[&Side], group: IpAddr, see
     send(from, group, seed)?;
     for (number, (member, receiving)) in members.iter().zip(receiving).enumerate() {
         let came = member.wait(receiving).with_context(|| format!("member {number}"))?.into_datagram()?;
-        ensure!(came.message.len() == 100, "{} bytes came", came.message.len());
+        ensure!(came.message.len() == 100, "{} bytes arrived", came.message.len());
         check(&came.message, seed)?;
     }
     Ok(())
@@ -110,10 +110,10 @@ fn a_datagram_to_a_group_names_the_group_and_its_sender(fixture: &Fixture) -> Re
     let receiving = offer(fixture, &sides[1])?;
     send(&sides[0], group, 3)?;
     let came = sides[1].wait(receiving)?.into_datagram()?;
-    ensure!(came.source == sides[0].qp.qpn(), "it came from {}", came.source);
-    let ip = came.ip.context("it has no IP header")?;
-    ensure!(ip.destination() == group, "it went to {}", ip.destination());
-    ensure!(ip.source() == sides[0].qp.endpoint().gid.ip(), "it came from {}", ip.source());
+    ensure!(came.source == sides[0].qp.qpn(), "the source is {}", came.source);
+    let ip = came.ip.context("the datagram has no IP header")?;
+    ensure!(ip.destination() == group, "the destination is {}", ip.destination());
+    ensure!(ip.source() == sides[0].qp.endpoint().gid.ip(), "the source is {}", ip.source());
     Ok(())
 }
 
@@ -195,7 +195,7 @@ fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<
     let request = SendRequest::send_with_imm(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
     sides[0].done(request.destination(&everybody))?;
     let came = sides[1].wait(receiving)?.into_datagram()?;
-    ensure!(came.immediate == Some(0x0102_0304), "{:x?} came", came.immediate);
+    ensure!(came.immediate == Some(0x0102_0304), "received {:x?}", came.immediate);
     check(&came.message, 5)
 }
 
@@ -213,7 +213,7 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     let _ = qp.post_recv(adverb::verbs::RecvRequest::new(slice)).map_err(Error::from)?;
     drop(qp);
     // Had it not been destroyed, its receive would still be there.
-    ensure!(region.into_buffer().is_ok(), "its memory is still in use");
+    ensure!(region.into_buffer().is_ok(), "the member's memory is still in use");
     drop((cq, domain));
     reaches(fixture, &sides[0], &[&sides[1]], group, 1)
 }
@@ -228,8 +228,8 @@ fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
 }
 
 fn is_refused(result: Result<(), Error>) -> Result<()> {
-    let error = result.err().context("it was done")?;
-    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    let error = result.err().context("the call succeeded")?;
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What comes after what.
+//! The order of messages, completions and memory accesses.
 
 use std::sync::atomic::Ordering;
 
@@ -48,8 +48,7 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
                 message.len() == sizes[*index] && check(&message, 5 * round + *index as u64).is_ok()
             };
             let index = if pair.right.may_lose() { (next..5).find(is_it) } else { Some(next).filter(is_it) };
-            let index =
-                index.with_context(|| format!("message {next} of round {round} isn't what was due"))?;
+            let index = index.with_context(|| format!("message {next} of round {round} is wrong"))?;
             next = index + 1;
         }
         pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
@@ -84,7 +83,7 @@ fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> 
     }
     for (tag, completion) in (0..).zip(pair.left.take(32)?) {
         completion.success()?;
-        ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+        ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
     }
     Ok(())
 }
@@ -130,7 +129,7 @@ fn a_read_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
     for seed in 0..10 {
         pair.left.post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
-        check(&pair.left.wait(reading)?.into_buffer().context("no buffer came back")?, seed)?;
+        check(&pair.left.wait(reading)?.into_buffer().context("the completion returned no buffer")?, seed)?;
         pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
     Ok(())
@@ -146,7 +145,7 @@ fn an_atomic_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
         let adding =
             pair.left.post(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 1))?;
         let old = original(pair.left.wait(adding)?)?;
-        ensure!(old == 100 * value, "the atomic saw {old}, not {}", 100 * value);
+        ensure!(old == 100 * value, "the atomic returned {old}, not {}", 100 * value);
         pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
     Ok(())
@@ -160,7 +159,7 @@ fn a_read_sees_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
             pair.left.post(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 1))?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
         let seen = original(pair.left.wait(reading)?)?;
-        ensure!(seen == value, "the READ saw {seen}, not {value}");
+        ensure!(seen == value, "the READ returned {seen}, not {value}");
         pair.left.wait(adding)?.success()?;
     }
     Ok(())
@@ -205,7 +204,7 @@ fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
         let write = SendRequest::write(pair.left.filled(8, 1000)?, region.remote().at(0));
         let writing = pair.left.post(write.fence())?;
-        check(&pair.left.wait(reading)?.into_buffer().context("no buffer came back")?, round)?;
+        check(&pair.left.wait(reading)?.into_buffer().context("the completion returned no buffer")?, round)?;
         pair.left.wait(writing)?.success()?;
         check(&read(&region, 0, 8)?, 1000)?;
     }
@@ -232,7 +231,7 @@ fn reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
     }
     for (offset, completion) in pair.left.take(64)?.into_iter().enumerate() {
         completion.success()?;
-        let buffer = completion.into_buffer().context("no buffer came back")?;
+        let buffer = completion.into_buffer().context("the completion returned no buffer")?;
         crate::fixture::same(&buffer, &bytes[offset..offset + size])?;
     }
     Ok(())

@@ -43,7 +43,7 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
         let most = if posted % 7 == 0 || posted == count { 0 } else { 32 };
         while posted - completed > most {
             let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
-            ensure!(tag == Some(completed), "{tag:?} came when {completed} was due");
+            ensure!(tag == Some(completed), "request {tag:?} completed instead of {completed}");
             completed += 1;
         }
     }
@@ -112,12 +112,12 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
     for expected in (0..60).filter(|tag| tag % 3 != 0) {
         let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
-        ensure!(tag == expected, "{tag} came when {expected} was due");
+        ensure!(tag == expected, "request {tag} completed instead of {expected}");
     }
     let stopped = poller.stop()?;
     ensure!(stopped.stats.completions == 60 && stopped.stats.panics == 20, "{:?}", stopped.stats);
     ensure!(stopped.last_panic.as_deref() == Some("on purpose"), "{:?}", stopped.last_panic);
-    ensure!(pair.left.qp.outstanding_send_count() == 0, "some are still outstanding");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "requests are still outstanding");
     Ok(())
 }
 
@@ -129,10 +129,10 @@ fn drained_completions_go_to_the_poller(fixture: &Fixture) -> Result<()> {
         (0..20).try_for_each(|_| pair.left.offer(8).map(drop))?;
         pair.left.qp.drain(PATIENCE)?;
         for _ in 0..20 {
-            let completion = came.recv_timeout(PATIENCE).context("a completion lies around")?;
-            ensure!(!completion.is_ok(), "it was received");
+            let completion = came.recv_timeout(PATIENCE).context("a completion is left in the queue")?;
+            ensure!(!completion.is_ok(), "a drained request succeeded");
         }
-        ensure!(poller.stop()?.stats.completions == 20, "there were others");
+        ensure!(poller.stop()?.stats.completions == 20, "the poller delivered another number of completions");
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ tests! { "polling";
 fn an_idle_queue_has_no_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut completions = Vec::new();
-    ensure!(pair.left.cq.poll(&mut completions)? == 0, "there is something");
+    ensure!(pair.left.cq.poll(&mut completions)? == 0, "the queue returned a completion");
     pair.left.stays_silent()?;
     ensure!(pair.left.cq.stale_completion_count() == 0, "there are stale completions");
     Ok(())
@@ -41,7 +41,7 @@ fn waiting_on_an_idle_queue_times_out(fixture: &Fixture) -> Result<()> {
             let waited = pair.left.cq.wait(receiving, MOMENT);
             let took = start.elapsed();
             ensure!(matches!(waited, Err(adverb::Error::Timeout { .. })), "{waited:?}");
-            ensure!(took >= MOMENT, "it waited only for {took:?}");
+            ensure!(took >= MOMENT, "the wait took only {took:?}");
             Ok(took)
         })?;
     }
@@ -60,7 +60,7 @@ fn every_request_completes_once(fixture: &Fixture) -> Result<()> {
         for side in [&pair.left, &pair.right] {
             for (tag, completion) in (100 * round..).zip(side.take(50)?) {
                 completion.success()?;
-                ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+                ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
             }
         }
     }
@@ -77,10 +77,10 @@ fn waiting_for_one_request_keeps_other_completions(fixture: &Fixture) -> Result<
     let ids = (0..10).map(|tag| pair.left.post(write(tag)?)).collect::<Result<Vec<_>>>()?;
     for tag in [9, 4] {
         let completion = pair.left.wait(ids[tag])?;
-        ensure!(completion.tag() == tag as u64, "request {} came, not {tag}", completion.tag());
+        ensure!(completion.tag() == tag as u64, "request {} completed instead of {tag}", completion.tag());
     }
     let tags: Vec<u64> = pair.left.take(8)?.iter().map(|completion| completion.tag()).collect();
-    ensure!(tags == [0, 1, 2, 3, 5, 6, 7, 8], "these were left: {tags:?}");
+    ensure!(tags == [0, 1, 2, 3, 5, 6, 7, 8], "completions with these tags are left: {tags:?}");
     pair.left.stays_silent()
 }
 
@@ -101,7 +101,7 @@ fn completions_have_the_tags_of_their_requests(fixture: &Fixture) -> Result<()> 
         let sent = pair.left.completed(SendRequest::send(pair.left.buffer(8)?).tag(tag))?;
         let received = pair.right.wait(receiving)?;
         ensure!((sent.tag(), received.tag()) == (tag, !tag), "tags changed: {sent:?}, {received:?}");
-        ensure!(received.id() == receiving, "the id is another");
+        ensure!(received.id() == receiving, "the completion has another request id");
     }
     Ok(())
 }
@@ -117,10 +117,12 @@ fn completions_return_the_buffers_of_their_requests(fixture: &Fixture) -> Result
     }
     let completion = pair.left.completed(SendRequest::send(buffers))?;
     let pieces = completion.into_payload().into_pieces();
-    ensure!(pieces.len() == 3, "{} pieces came back", pieces.len());
+    ensure!(pieces.len() == 3, "{} segments were returned", pieces.len());
     for ((seed, len), piece) in [(1, 100), (2, 200), (3, 300)].into_iter().zip(pieces) {
-        let adverb::memory::Piece::Buffer(mut buffer) = piece else { anyhow::bail!("it is no buffer") };
-        ensure!(buffer.range() == (len / 2..len), "its range is {:?}", buffer.range());
+        let adverb::memory::Piece::Buffer(mut buffer) = piece else {
+            anyhow::bail!("the segment is not a buffer")
+        };
+        ensure!(buffer.range() == (len / 2..len), "the range is {:?}", buffer.range());
         buffer.reset_range();
         check(&buffer, seed)?;
     }
@@ -141,7 +143,10 @@ fn sends_and_receives_may_complete_on_different_queues(fixture: &Fixture) -> Res
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     queue_pair.post_send(SendRequest::send(pair.right.buffer(8)?).tag(1))?;
     let (sent, received) = (take(&send_cq, 1)?, take(&recv_cq, 1)?);
-    ensure!((sent[0].tag(), received[0].tag()) == (1, 0), "they were mixed up: {sent:?}, {received:?}");
+    ensure!(
+        (sent[0].tag(), received[0].tag()) == (1, 0),
+        "the completion queues were mixed up: {sent:?}, {received:?}"
+    );
     Ok(())
 }
 
@@ -167,7 +172,7 @@ fn many_queue_pairs_share_a_completion_queue(fixture: &Fixture) -> Result<()> {
     for completion in take(&cq, 4 * COUNT as usize)? {
         completion.success()?;
         let (number, message) = (completion.tag() / 10, completion.tag() % 10);
-        ensure!(next[number as usize] == message, "queue pair {number} is out of order");
+        ensure!(next[number as usize] == message, "the completions of queue pair {number} are out of order");
         next[number as usize] += 1;
     }
     for (number, side) in (0..).zip(theirs) {
@@ -188,11 +193,15 @@ fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &
     drop(pair.left.qp);
     let mut completions = Vec::new();
     pair.left.cq.poll_timeout(&mut completions, MOMENT)?;
-    ensure!(completions.is_empty(), "{} completions of a queue pair that is gone came", completions.len());
+    ensure!(
+        completions.is_empty(),
+        "{} completions of a dropped queue pair were delivered",
+        completions.len()
+    );
     // A device may take them out of the queue with the queue pair, or leave them: never more than there were.
     ensure!(
         pair.left.cq.stale_completion_count() <= 10,
-        "{} are counted",
+        "{} stale completions were counted",
         pair.left.cq.stale_completion_count()
     );
     Ok(())
@@ -214,7 +223,7 @@ fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) 
         let write =
             |tag| Ok::<_, anyhow::Error>(SendRequest::write(side.buffer(8)?, region.remote().at(0)).tag(tag));
         let first = side.post(write(100 * round)?)?;
-        ensure!(side.wait(first)?.tag() == 100 * round, "another's completion came");
+        ensure!(side.wait(first)?.tag() == 100 * round, "the completion of another request was returned");
         for tag in 1..8 {
             side.post(write(100 * round + tag)?)?;
         }
@@ -222,6 +231,6 @@ fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) 
     }
     let mut completions = Vec::new();
     cq.poll_timeout(&mut completions, MOMENT)?;
-    ensure!(completions.is_empty(), "completions of queue pairs that are gone came");
+    ensure!(completions.is_empty(), "completions of dropped queue pairs were delivered");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a peer, or one's own queue pair, must not do, and how it is answered.
+//! Memory protection: accesses that a device must refuse.
 
 use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, QpState, RemoteAddress, SendRequest, Status, Transport::Rc};
@@ -266,7 +266,7 @@ fn a_receive_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> R
 }
 
 fn foreign_domain(error: &adverb::Error) -> Result<()> {
-    ensure!(matches!(error, adverb::Error::ForeignDomain { .. }), "refused for another reason: {error}");
+    ensure!(matches!(error, adverb::Error::ForeignDomain { .. }), "refused with another error: {error}");
     Ok(())
 }
 

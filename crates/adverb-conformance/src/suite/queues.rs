@@ -1,4 +1,4 @@
-//! Queues: how deep they are, and what becomes of what doesn't fit.
+//! Send and receive queues: depth and overflow.
 
 use adverb::Error;
 use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
@@ -34,7 +34,7 @@ fn queues_of_depth_1024_fill_and_drain(fixture: &Fixture) -> Result<()> {
     }
     for (tag, completion) in (0..).zip(pair.left.take(1024)?) {
         completion.success()?;
-        ensure!(completion.tag() == tag, "request {} completed when {tag} was due", completion.tag());
+        ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
     }
     for (seed, completion) in (0..).zip(pair.right.take(1024)?) {
         check(&completion.into_message()?, seed)?;
@@ -74,7 +74,9 @@ fn a_refused_buffer_is_unchanged(fixture: &Fixture) -> Result<()> {
     let offered = offered.err().and_then(|error| error.requests.into_iter().next());
     let sent = sent.and_then(|request| request.into_payload().into_buffer());
     let offered = offered.and_then(|request| request.into_payload().into_buffer());
-    let (Some(sent), Some(offered)) = (sent, offered) else { anyhow::bail!("they didn't come back") };
+    let (Some(sent), Some(offered)) = (sent, offered) else {
+        anyhow::bail!("the error did not return the requests")
+    };
     check(&sent, 1)?;
     check(&offered, 2)
 }

@@ -91,8 +91,8 @@ fn a_read_of_every_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()>
     for size in fixture.sizes() {
         let read = pair.left.completed(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
         let length = read.success()?.length as usize;
-        ensure!(length == size, "{size} bytes were asked for, and {length} came");
-        let buffer = read.into_buffer().context("no buffer came back")?;
+        ensure!(length == size, "requested {size} bytes, but {length} arrived");
+        let buffer = read.into_buffer().context("the completion returned no buffer")?;
         check(&buffer, 7).with_context(|| format!("{size} bytes"))?;
     }
     Ok(())
@@ -104,7 +104,7 @@ fn a_read_of_maximum_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<(
     let region = pair.right.region(longest, READ_WRITE)?;
     region.write(0, &pattern(longest, 6))?;
     let read = pair.left.completed(SendRequest::read(pair.left.buffer(longest)?, region.remote().at(0)))?;
-    check(&read.into_buffer().context("no buffer came back")?, 6)
+    check(&read.into_buffer().context("the completion returned no buffer")?, 6)
 }
 
 fn a_read_touches_nothing_beside_its_buffer(fixture: &Fixture) -> Result<()> {
@@ -116,7 +116,7 @@ fn a_read_touches_nothing_beside_its_buffer(fixture: &Fixture) -> Result<()> {
         let mut buffer = pair.left.filled(4 * mtu, 8)?;
         buffer.set_range(start..start + len)?;
         let read = pair.left.completed(SendRequest::read(buffer, region.remote().at(0)))?;
-        let mut buffer = read.into_buffer().context("no buffer came back")?;
+        let mut buffer = read.into_buffer().context("the completion returned no buffer")?;
         buffer.reset_range();
         let mut expected = pattern(4 * mtu, 8);
         fill(&mut expected[start..start + len], 7);
@@ -132,7 +132,8 @@ fn a_read_starts_at_its_remote_address(fixture: &Fixture) -> Result<()> {
     region.write(0, &bytes)?;
     for (offset, len) in [(0, 10), (1, 1), (4095, 2), (4096, 4096), (9999, 1), (10_000, 0)] {
         let request = SendRequest::read(pair.left.buffer(len)?, region.remote().at(offset as u64));
-        let buffer = pair.left.completed(request)?.into_buffer().context("no buffer came back")?;
+        let buffer =
+            pair.left.completed(request)?.into_buffer().context("the completion returned no buffer")?;
         same(&buffer, &bytes[offset..offset + len]).with_context(|| format!("{len} bytes at {offset}"))?;
     }
     Ok(())
@@ -151,7 +152,7 @@ fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
         check(&pair.left.wait(receiving)?.into_message()?, round)?;
         let read = pair.left.wait(reading)?;
         read.success()?;
-        check(&read.into_buffer().context("no buffer came back")?, 3)?;
+        check(&read.into_buffer().context("the completion returned no buffer")?, 3)?;
     }
     Ok(())
 }

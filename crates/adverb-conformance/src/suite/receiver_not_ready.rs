@@ -1,4 +1,4 @@
-//! Messages that come before there is a receive for them.
+//! Messages that arrive before a receive is posted (RNR).
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ fn a_write_with_immediate_data_waits_for_a_receive(fixture: &Fixture) -> Result<
     let writing = pair.left.post(request)?;
     pair.left.stays_silent()?;
     let receiving = pair.right.offer(0)?;
-    ensure!(immediate(&pair.right.wait(receiving)?)? == Some(5), "the immediate data is another");
+    ensure!(immediate(&pair.right.wait(receiving)?)? == Some(5), "the immediate data differs");
     check(&read(&region, 0, 500)?, 1)?;
     pair.left.wait(writing)?.success()?;
     Ok(())
@@ -71,7 +71,11 @@ fn without_a_receive_a_sender_fails_after_its_rnr_retries(fixture: &Fixture) -> 
     let start = Instant::now();
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
     let least = 3 * Duration::from_micros(640);
-    ensure!(start.elapsed() >= least, "it gave up after {:?}, which is less than {least:?}", start.elapsed());
+    ensure!(
+        start.elapsed() >= least,
+        "the sender failed after {:?}, which is less than {least:?}",
+        start.elapsed()
+    );
     Ok(())
 }
 
@@ -90,7 +94,7 @@ fn after_rnr_retries_the_sender_has_failed_and_the_receiver_has_not(fixture: &Fi
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
     let behind = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;
     expect("the message", &pair.left.wait(sending)?, Status::RnrRetryExceeded)?;
-    expect("the one behind it", &pair.left.wait(behind)?, Status::Flushed)?;
+    expect("the request after it", &pair.left.wait(behind)?, Status::Flushed)?;
     pair.left.is(QpState::Error)?;
     std::thread::sleep(MOMENT);
     pair.right.is(QpState::ReadyToSend)

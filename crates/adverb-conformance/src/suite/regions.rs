@@ -1,4 +1,4 @@
-//! Memory regions, as their owner sees them.
+//! Memory regions: local access.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +34,7 @@ fn region(fixture: &Fixture, len: usize) -> Result<MemoryRegion> {
 
 fn a_new_region_is_all_zeros(fixture: &Fixture) -> Result<()> {
     let region = region(fixture, 10_000)?;
-    ensure!(region.len() == 10_000 && !region.is_empty(), "it has {} bytes", region.len());
+    ensure!(region.len() == 10_000 && !region.is_empty(), "its length is {} bytes", region.len());
     same(&read(&region, 0, 10_000)?, &[0; 10_000])
 }
 
@@ -43,7 +43,7 @@ fn bytes_written_are_read_back(fixture: &Fixture) -> Result<()> {
     region.write(0, &pattern(1000, 1))?;
     check(&read(&region, 0, 1000)?, 1)?;
     region.write(500, &[7; 3])?;
-    ensure!(read(&region, 500, 3)? == [7; 3], "they aren't there");
+    ensure!(read(&region, 500, 3)? == [7; 3], "the written bytes were not read back");
     same(&read(&region, 503, 497)?, &pattern(1000, 1)[503..])
 }
 
@@ -81,16 +81,16 @@ fn words_keep_within_bounds_and_are_aligned(fixture: &Fixture) -> Result<()> {
 fn words_and_bytes_are_the_same_memory(fixture: &Fixture) -> Result<()> {
     let region = region(fixture, 16)?;
     region.word(8)?.store(0x0102_0304_0506_0708, Ordering::Relaxed);
-    ensure!(read(&region, 8, 8)? == 0x0102_0304_0506_0708_u64.to_ne_bytes(), "the bytes are others");
+    ensure!(read(&region, 8, 8)? == 0x0102_0304_0506_0708_u64.to_ne_bytes(), "the bytes differ");
     region.write(8, &[0xff; 8])?;
-    ensure!(region.word(8)?.load(Ordering::Relaxed) == u64::MAX, "the word is another");
+    ensure!(region.word(8)?.load(Ordering::Relaxed) == u64::MAX, "the word differs");
     Ok(())
 }
 
 fn slices_keep_within_bounds(fixture: &Fixture) -> Result<()> {
     let region = region(fixture, 100)?;
-    ensure!(region.slice(0..100)?.len() == 100, "the whole isn't whole");
-    ensure!(region.slice(100..100)?.is_empty(), "nothing is something");
+    ensure!(region.slice(0..100)?.len() == 100, "a slice of the whole region has another length");
+    ensure!(region.slice(100..100)?.is_empty(), "an empty slice isn't empty");
     for (offset, len) in OUTSIDE {
         let slice = region.slice(offset..offset.saturating_add(len));
         // The end of the addresses may be so near that nothing is left of the range.
@@ -104,8 +104,8 @@ fn slices_keep_within_bounds(fixture: &Fixture) -> Result<()> {
 
 fn a_region_without_bytes_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
-    ensure!(domain.region(0, READ_WRITE).is_err(), "a region of no bytes was made");
-    ensure!(domain.buffer(0).is_err(), "a buffer of no bytes was made");
+    ensure!(domain.region(0, READ_WRITE).is_err(), "a region of 0 bytes was created");
+    ensure!(domain.buffer(0).is_err(), "a buffer of 0 bytes was created");
     Ok(())
 }
 
@@ -136,23 +136,23 @@ fn a_region_has_the_data_that_a_peer_needs(fixture: &Fixture) -> Result<()> {
     let remote = region.remote();
     ensure!(remote.len == 100 && remote.rkey == region.remote().rkey, "{remote:?}");
     ensure!(remote.at(7).addr == remote.addr + 7 && remote.at(7).rkey == remote.rkey, "{:?}", remote.at(7));
-    ensure!(region.access() == READ_WRITE, "its rights are {:?}", region.access());
+    ensure!(region.access() == READ_WRITE, "the access rights are {:?}", region.access());
     Ok(())
 }
 
 fn a_region_becomes_a_buffer_only_when_it_is_not_shared(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.protection_domain()?;
     let shared = domain.region(64, READ_WRITE)?;
-    ensure!(shared.into_buffer().is_err(), "a peer could write it");
+    ensure!(shared.into_buffer().is_err(), "a peer could write to the region");
     let region = domain.region(64, Access::LOCAL_WRITE)?;
     let handle = region.clone();
-    let region = region.into_buffer().err().context("there was another handle")?;
+    let region = region.into_buffer().err().context("the region became a buffer despite another handle")?;
     drop(handle);
     let slice = region.slice(0..8)?;
-    let region = region.into_buffer().err().context("there was a slice")?;
+    let region = region.into_buffer().err().context("the region became a buffer despite a slice")?;
     drop(slice);
     region.write(0, &pattern(64, 1))?;
-    let buffer = region.into_buffer().ok().context("there was nobody else")?;
+    let buffer = region.into_buffer().ok().context("the unshared region did not become a buffer")?;
     check(&buffer, 1)
 }
 

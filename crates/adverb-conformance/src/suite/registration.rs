@@ -1,4 +1,4 @@
-//! Memory under addresses of its owner's choice, on demand, or of another device.
+//! Registration with chosen addresses, on-demand paging, and DMA-BUF.
 
 use std::sync::atomic::Ordering;
 
@@ -111,7 +111,7 @@ fn regions_may_have_the_same_addresses(fixture: &Fixture) -> Result<()> {
 fn a_zero_based_region_begins_with_address_zero(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(20_000, READ_WRITE | Access::ZERO_BASED)?;
-    ensure!(region.remote().addr == 0, "it begins with {:#x}", region.remote().addr);
+    ensure!(region.remote().addr == 0, "the first address is {:#x}", region.remote().addr);
     writes_and_reads(&pair, &region)
 }
 
@@ -119,7 +119,7 @@ fn a_zero_based_region_becomes_a_buffer_that_works(fixture: &Fixture) -> Result<
     let pair = fixture.rc()?;
     let region = pair.left.region(100, Access::LOCAL_WRITE | Access::ZERO_BASED)?;
     region.write(0, &pattern(100, 8))?;
-    let buffer = region.into_buffer().ok().context("nobody else has it, and it is no buffer")?;
+    let buffer = region.into_buffer().ok().context("the unshared region did not become a buffer")?;
     check(&pair.deliver(buffer)?, 8)
 }
 
@@ -131,7 +131,7 @@ fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Resu
     let bind = SendRequest::bind(window, region.slice(4096..4196)?, Access::REMOTE_WRITE);
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let remote = window.remote().context("the window isn't bound")?;
-    ensure!(remote.addr == CHOSEN + 4096, "it begins with {:#x}", remote.addr);
+    ensure!(remote.addr == CHOSEN + 4096, "the first address is {:#x}", remote.addr);
     pair.left.done(SendRequest::write(pair.left.filled(100, 4)?, remote.at(0)))?;
     check(&read(&region, 4096, 100)?, 4)
 }
@@ -170,12 +170,12 @@ fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result
     ];
     for region in &regions {
         let error = pair.left.refuses(SendRequest::send(whole(region)?).inline())?;
-        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+        ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
         pair.right.offer(32)?;
         pair.left.done(SendRequest::send(whole(region)?))?;
     }
     for region in regions {
-        let buffer = region.into_buffer().ok().context("nobody else has it, and it is no buffer")?;
+        let buffer = region.into_buffer().ok().context("the unshared region did not become a buffer")?;
         pair.left.refuses(SendRequest::send(buffer).inline())?;
     }
     Ok(())
@@ -203,9 +203,11 @@ fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) 
         match (can, made) {
             (true, _) => {}
             (false, Err(error @ Error::Unsupported { .. })) => {
-                ensure!(error.hint().is_some(), "{what}: the error doesn't say what to try: {error}");
+                ensure!(error.hint().is_some(), "{what}: the error has no hint: {error}");
             }
-            (false, made) => anyhow::bail!("{what}: the device can't, and the answer is {made:?}"),
+            (false, made) => {
+                anyhow::bail!("{what}: the device does not support it, but the result is {made:?}")
+            }
         }
     }
     Ok(())

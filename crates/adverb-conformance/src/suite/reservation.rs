@@ -1,4 +1,4 @@
-//! A completion queue can't overflow: queue pairs reserve their room.
+//! Reservation of completion queue capacity: a completion queue can't overflow.
 
 use adverb::Error;
 use adverb::verbs::{SendRequest, Transport::Rc};
@@ -36,7 +36,7 @@ fn a_queue_pair_deeper_than_its_completion_queue_is_refused(fixture: &Fixture) -
         let made = make(fixture, &cq, send, recv);
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv} on {depth}: {made:?}");
     }
-    make(fixture, &cq, depth - 1, 1).context("what just fits")?;
+    make(fixture, &cq, depth - 1, 1).context("queue pairs that fill the completion queue")?;
     Ok(())
 }
 
@@ -46,9 +46,12 @@ fn queue_pairs_share_the_capacity_of_a_completion_queue(fixture: &Fixture) -> Re
     let first = make(fixture, &cq, quarter, quarter)?;
     let second = make(fixture, &cq, quarter, cq.depth() - 3 * quarter)?;
     let made = make(fixture, &cq, 1, 1);
-    ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "there was room for more than fits: {made:?}");
+    ensure!(
+        matches!(made, Err(Error::LimitExceeded { .. })),
+        "a queue pair beyond the capacity was created: {made:?}"
+    );
     let hint = made.err().and_then(|error| error.hint().map(str::to_owned));
-    ensure!(hint.is_some(), "there is no hint");
+    ensure!(hint.is_some(), "the error has no hint");
     drop((first, second));
     Ok(())
 }
@@ -75,7 +78,7 @@ fn a_refused_queue_pair_reserves_no_capacity(fixture: &Fixture) -> Result<()> {
 fn a_completion_queue_is_at_least_as_deep_as_requested(fixture: &Fixture) -> Result<()> {
     for depth in [1, 2, 3, 100, 1000] {
         let cq = fixture.device.completion_queue(depth).create()?;
-        ensure!(cq.depth() >= depth, "{depth} was asked for, and it has {}", cq.depth());
+        ensure!(cq.depth() >= depth, "requested depth {depth}, but it is {}", cq.depth());
     }
     Ok(())
 }
@@ -101,7 +104,7 @@ fn a_full_completion_queue_loses_nothing(fixture: &Fixture) -> Result<()> {
             pair.right.done(SendRequest::send(pair.right.buffer(8)?))?;
         }
         let completions = take(&pair.left.cq, 63).with_context(|| format!("round {round}"))?;
-        ensure!(completions.iter().all(|completion| completion.is_ok()), "some failed");
+        ensure!(completions.iter().all(|completion| completion.is_ok()), "requests failed");
     }
     Ok(())
 }

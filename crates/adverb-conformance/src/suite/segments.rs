@@ -1,4 +1,4 @@
-//! Requests of several pieces of memory.
+//! Scatter-gather lists.
 
 use adverb::Error;
 use adverb::memory::{MemoryRegion, Payload, Piece};
@@ -49,7 +49,7 @@ fn messages_are_gathered_however_they_are_split(fixture: &Fixture) -> Result<()>
     region.write(0, &pattern(size, 1))?;
     for at in splits(size, mtu) {
         let message = pair.deliver(pieces(&region, at)?)?;
-        ensure!(message.len() == size, "split at {at:?}: {} bytes came", message.len());
+        ensure!(message.len() == size, "split at {at:?}: {} bytes arrived", message.len());
         check(&message, 1).with_context(|| format!("split at {at:?}"))?;
     }
     Ok(())
@@ -69,7 +69,7 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
             pair.right.wait(receiving)
         })?;
         let length = received.success()?.length as usize;
-        ensure!(length == size, "split at {at:?}: {length} bytes came");
+        ensure!(length == size, "split at {at:?}: {length} bytes arrived");
         check(&read(&to, 0, size)?, 2).with_context(|| format!("split at {at:?}"))?;
     }
     Ok(())
@@ -115,7 +115,7 @@ fn a_short_message_fills_only_the_first_segments(fixture: &Fixture) -> Result<()
     to.write(0, &pattern(100, 99))?;
     let receiving = pair.right.recv(RecvRequest::new(pieces(&to, [10, 20, 30])?))?;
     pair.left.done(SendRequest::send(pair.left.filled(25, 5)?))?;
-    ensure!(pair.right.wait(receiving)?.success()?.length == 25, "not 25 bytes came");
+    ensure!(pair.right.wait(receiving)?.success()?.length == 25, "the message does not have 25 bytes");
     let mut expected = pattern(100, 99);
     fill(&mut expected[..25], 5);
     same(&read(&to, 0, 100)?, &expected)
@@ -154,9 +154,9 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
         (0..count as usize).map(|at| Ok(Piece::Region(region.slice(at..at + 1)?))).collect::<Result<Vec<_>>>()
     };
     let error = pair.left.refuses(SendRequest::send(many()?))?;
-    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
     let error = pair.left.refuses_recv(RecvRequest::new(many()?))?;
-    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
     pair.ping()
 }
 
@@ -168,7 +168,7 @@ fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()>
         let pair = fixture.pair(Rc).depth(4, 4).max_sge(count, count).connect().ok()?;
         Some((pair, count as usize))
     });
-    let (pair, count) = pair.context("not even requests of one piece can be had")?;
+    let (pair, count) = pair.context("requests with one segment are refused")?;
     let size = 7 * count;
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
     from.write(0, &pattern(size, 1))?;

@@ -1,4 +1,4 @@
-//! Shared receive queues: one supply of buffers for many queue pairs.
+//! Shared receive queues.
 
 use adverb::Error;
 use adverb::memory::Piece;
@@ -72,7 +72,7 @@ fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceive
 
 fn one(fixture: &Fixture, depth: u32) -> Result<(SharedReceiveQueue, Shared)> {
     let (shared, mut sides) = several(fixture, depth, 1)?;
-    Ok((shared, sides.pop().context("one was made")?))
+    Ok((shared, sides.pop().context("a shared receive queue was created")?))
 }
 
 /// Posts a receive of this length.
@@ -89,14 +89,14 @@ fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
     ensure!(
         shared.outstanding_recv_count() == 0,
-        "a new one has {} requests",
+        "a new queue has {} requests",
         shared.outstanding_recv_count()
     );
     for (seed, size) in (1..).zip(fixture.sizes()) {
         let receiving = offer(&shared, size, seed)?;
         ensure!(
             shared.outstanding_recv_count() == 1,
-            "it has {} requests, not 1",
+            "the queue has {} requests, not 1",
             shared.outstanding_recv_count()
         );
         send(&side.sender, size, seed)?;
@@ -105,7 +105,7 @@ fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
         check(&completion.into_message()?, seed)?;
         ensure!(
             shared.outstanding_recv_count() == 0,
-            "it has {} requests, not 0",
+            "the queue has {} requests, not 0",
             shared.outstanding_recv_count()
         );
     }
@@ -125,11 +125,11 @@ fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
         let message = completion.into_message()?;
         let find = |seed: &u64| pattern(64, *seed) == message[..];
         let all = (0..16).flat_map(|number| (0..4).map(move |round| 100 * number + round));
-        seen.push(all.into_iter().find(find).context("a message came that nobody sent")?);
+        seen.push(all.into_iter().find(find).context("a message arrived that was not sent")?);
     }
     seen.sort_unstable();
     seen.dedup();
-    ensure!(seen.len() == 64, "{} of 64 messages came", seen.len());
+    ensure!(seen.len() == 64, "{} of 64 messages arrived", seen.len());
     Ok(())
 }
 
@@ -143,9 +143,9 @@ fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<
         let qpn = completion.qpn();
         let message = completion.into_message()?;
         let find = |seed: &u64| pattern(64, *seed) == message[..];
-        let seed = (0..4).find(find).context("a message came that nobody sent")?;
+        let seed = (0..4).find(find).context("a message arrived that was not sent")?;
         let receiver = sides[seed as usize].receiver.qp.qpn();
-        ensure!(qpn == Some(receiver), "it came to {receiver}, and the completion says {qpn:?}");
+        ensure!(qpn == Some(receiver), "queue pair {receiver} received it, but the completion names {qpn:?}");
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
     (0..32).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     (0..32).try_for_each(|seed| send(&side.sender, 8, seed))?;
     for (tag, completion) in (0..).zip(side.receiver.take(32)?) {
-        ensure!(completion.tag() == tag, "request {} was taken when {tag} was due", completion.tag());
+        ensure!(completion.tag() == tag, "receive {} was consumed instead of {tag}", completion.tag());
         check(&completion.into_message()?, tag)?;
     }
     Ok(())
@@ -167,7 +167,7 @@ fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> R
     let receiving = offer(&shared, 8, 0)?;
     let bytes = side.sender.filled(64, 1)?;
     side.sender.done(SendRequest::write_with_imm(bytes, region.remote().at(0), 77))?;
-    ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data is another");
+    ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data differs");
     check(&read(&region, 0, 64)?, 1)
 }
 
@@ -197,10 +197,14 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let before = shared.outstanding_recv_count();
     // A device may give more segments than were asked for.
     if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {
-        ensure!(matches!(refused.error, Error::LimitExceeded { .. }), "refused otherwise: {}", refused.error);
+        ensure!(
+            matches!(refused.error, Error::LimitExceeded { .. }),
+            "refused with another error: {}",
+            refused.error
+        );
         ensure!(
             refused.requests.len() == 1 && shared.outstanding_recv_count() == before,
-            "it didn't come back"
+            "the error did not return the request"
         );
     }
     Ok(())
@@ -224,7 +228,7 @@ fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
             receiver.wait(receiving)
         })?;
         let came = came.into_datagram()?;
-        ensure!(came.source == sender.qp.qpn(), "it came from {}", came.source);
+        ensure!(came.source == sender.qp.qpn(), "the source is {}", came.source);
         check(&came.message, seed)?;
     }
     Ok(())
@@ -234,7 +238,7 @@ fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Resu
     let (shared, side) = one(fixture, 8)?;
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
-    ensure!(matches!(refused, Error::QueueFull { .. }), "refused otherwise: {refused}");
+    ensure!(matches!(refused, Error::QueueFull { .. }), "refused with another error: {refused}");
     send(&side.sender, 8, 1)?;
     side.receiver.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     offer(&shared, 8, 8).context("there is room again")?;
@@ -249,7 +253,7 @@ fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
     for tag in 0..200 {
         send(&side.sender, 8, tag)?;
         let completion = side.receiver.take(1)?.pop().context("one was taken")?;
-        ensure!(completion.tag() == tag, "request {} was taken when {tag} was due", completion.tag());
+        ensure!(completion.tag() == tag, "receive {} was consumed instead of {tag}", completion.tag());
         check(&completion.into_message()?, tag)?;
         offer(&shared, 8, tag + 4)?;
     }
@@ -259,7 +263,7 @@ fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
 fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixture) -> Result<()> {
     let (_shared, side) = one(fixture, 4)?;
     let error = side.receiver.refuses_recv(side.receiver.buffer(8)?)?;
-    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused otherwise: {error}");
+    ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 
@@ -267,7 +271,10 @@ fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixtur
 fn told(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
     Ok(match fixture.device.wait_event(MOMENT)? {
         Some(event) => {
-            ensure!(event == DeviceEvent::SharedReceiveQueueLimit(shared.id()), "something else: {event:?}");
+            ensure!(
+                event == DeviceEvent::SharedReceiveQueueLimit(shared.id()),
+                "unexpected event: {event:?}"
+            );
             true
         }
         None => false,
@@ -280,16 +287,19 @@ fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
     shared.arm(6)?;
     for taken in 1..=2 {
         send(&side.sender, 8, 1)?;
-        ensure!(!told(fixture, &shared)?, "it was told when {taken} of 8 were taken, and the limit is 6");
+        ensure!(
+            !told(fixture, &shared)?,
+            "the limit event was delivered after {taken} of 8 receives, and the limit is 6"
+        );
     }
     send(&side.sender, 8, 1)?;
     let event = fixture.device.wait_event(PATIENCE)?;
-    ensure!(event == Some(DeviceEvent::SharedReceiveQueueLimit(shared.id())), "instead: {event:?}");
+    ensure!(event == Some(DeviceEvent::SharedReceiveQueueLimit(shared.id())), "unexpected event: {event:?}");
     send(&side.sender, 8, 1)?;
-    ensure!(!told(fixture, &shared)?, "it was told twice");
+    ensure!(!told(fixture, &shared)?, "a second event was delivered");
     shared.arm(4)?;
     send(&side.sender, 8, 1)?;
-    ensure!(told(fixture, &shared)?, "it wasn't told again after it was armed again");
+    ensure!(told(fixture, &shared)?, "no event was delivered after arming again");
     Ok(())
 }
 
@@ -298,7 +308,10 @@ fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()
     (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
     shared.arm(2)?;
     (0..6).try_for_each(|seed| send(&side.sender, 8, seed))?;
-    ensure!(!told(fixture, &shared)?, "it was told when 2 were left, and the limit is 2");
+    ensure!(
+        !told(fixture, &shared)?,
+        "the limit event was delivered with 2 receives left, and the limit is 2"
+    );
     Ok(())
 }
 
@@ -341,7 +354,7 @@ fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &F
     let sender = &sides[0].sender;
     let sent = sender.run(SendRequest::send(sender.filled(100, 1)?))?;
     let received = sides[0].receiver.wait(small)?;
-    ensure!(!sent.is_ok() && !received.is_ok(), "it arrived");
+    ensure!(!sent.is_ok() && !received.is_ok(), "the oversized message arrived");
     send(&sides[1].sender, 100, 2)?;
     let completion = take(&sides[1].receiver.cq, 1)?.pop().context("one was taken")?;
     check(&completion.into_message()?, 2)?;
@@ -382,9 +395,9 @@ fn a_shared_queue_may_be_dropped_with_requests_in_it(fixture: &Fixture) -> Resul
     for _ in 0..8 {
         shared.post_recv(RecvRequest::new(region.slice(0..64)?)).map_err(Error::from)?;
     }
-    let region = region.into_buffer().err().context("the requests didn't hold their memory")?;
+    let region = region.into_buffer().err().context("outstanding requests did not keep their memory")?;
     drop(shared);
-    ensure!(region.into_buffer().is_ok(), "the requests still hold their memory");
+    ensure!(region.into_buffer().is_ok(), "the requests still keep their memory");
     Ok(())
 }
 
@@ -398,10 +411,13 @@ fn a_shared_queue_reserves_its_capacity_once(fixture: &Fixture) -> Result<()> {
         builder.depth(send, 1).shared_receive_queue(&shared).create()
     };
     let first = make(depth - 2)?;
-    let second = make(2).context("the shared queue's room was reserved twice")?;
-    ensure!(matches!(make(1), Err(Error::LimitExceeded { .. })), "there was room for more than fits");
+    let second = make(2).context("the shared queue's capacity was reserved twice")?;
+    ensure!(
+        matches!(make(1), Err(Error::LimitExceeded { .. })),
+        "a queue pair beyond the capacity was created"
+    );
     drop(first);
-    make(depth - 2).context("the room of a queue pair that is gone isn't given back")?;
+    make(depth - 2).context("a dropped queue pair did not release its capacity")?;
     drop(second);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Requests that ask for no completion.
+//! Unsignaled requests.
 
 use adverb::verbs::{Access, SendRequest, Status, Transport::Rc};
 use anyhow::{Result, ensure};
@@ -33,8 +33,8 @@ fn unsignaled_requests_are_returned_with_the_next_signaled_one(fixture: &Fixture
         pair.left.post(write(&pair, &region, count)?)?;
         for (tag, completion) in (0..).zip(pair.left.take(count as usize + 1)?) {
             completion.success()?;
-            ensure!(completion.tag() == tag, "request {} came back when {tag} was due", completion.tag());
-            ensure!(completion.payload().len() == 8, "its buffer didn't come back");
+            ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
+            ensure!(completion.payload().len() == 8, "the completion did not return the buffer");
         }
     }
     Ok(())
@@ -45,7 +45,7 @@ fn an_unsignaled_request_alone_stays_silent(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(8, READ_WRITE)?;
     pair.left.post(write(&pair, &region, 0)?.unsignaled())?;
     pair.left.stays_silent()?;
-    ensure!(pair.left.qp.outstanding_send_count() == 1, "it isn't outstanding any more");
+    ensure!(pair.left.qp.outstanding_send_count() == 1, "the request is no longer outstanding");
     Ok(())
 }
 
@@ -61,16 +61,12 @@ fn a_signal_is_forced_before_the_queue_is_full(fixture: &Fixture) -> Result<()> 
                 Ok(_) => posted += 1,
                 Err(_) => {
                     let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
-                    ensure!(count > 0, "a queue of {depth} is full, and nothing comes back");
+                    ensure!(count > 0, "a queue of depth {depth} is full, and no request completes");
                 }
             }
             for completion in completions.drain(..) {
                 completion.success()?;
-                ensure!(
-                    completion.tag() == came,
-                    "request {} came back when {came} was due",
-                    completion.tag()
-                );
+                ensure!(completion.tag() == came, "request {} completed instead of {came}", completion.tag());
                 came += 1;
             }
         }
@@ -98,15 +94,15 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
         let mut completions = Vec::new();
         while completions.len() < 16 {
             let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
-            ensure!(count > 0, "only {} came back", completions.len());
+            ensure!(count > 0, "only {} requests completed", completions.len());
         }
         pair.left.post(write(&pair, &region, 32)?)?;
         while completions.len() < 33 {
             let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
-            ensure!(count > 0, "only {} came back", completions.len());
+            ensure!(count > 0, "only {} requests completed", completions.len());
         }
         for (tag, completion) in (0..).zip(completions) {
-            ensure!(completion.tag() == tag, "request {} came back when {tag} was due", completion.tag());
+            ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
         }
     }
     Ok(())
@@ -138,7 +134,8 @@ fn unsignaled_reads_bring_their_bytes(fixture: &Fixture) -> Result<()> {
     pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
     for completion in pair.left.take(6)? {
         completion.success()?;
-        let buffer = completion.into_buffer().ok_or_else(|| anyhow::anyhow!("no buffer came back"))?;
+        let buffer =
+            completion.into_buffer().ok_or_else(|| anyhow::anyhow!("the completion returned no buffer"))?;
         crate::fixture::check(&buffer, 5)?;
     }
     Ok(())
@@ -166,7 +163,7 @@ fn waiting_for_an_unsignaled_request_finds_it(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(8, READ_WRITE)?;
     let first = pair.left.post(write(&pair, &region, 1)?.unsignaled())?;
     let second = pair.left.post(write(&pair, &region, 2)?)?;
-    ensure!(pair.left.wait(first)?.tag() == 1, "another came");
-    ensure!(pair.left.wait(second)?.tag() == 2, "another came");
+    ensure!(pair.left.wait(first)?.tag() == 1, "the completion of another request was returned");
+    ensure!(pair.left.wait(second)?.tag() == 2, "the completion of another request was returned");
     pair.left.stays_silent()
 }

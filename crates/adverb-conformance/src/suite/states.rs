@@ -1,4 +1,4 @@
-//! The life of a queue pair.
+//! The states of a queue pair.
 
 use adverb::Error;
 use adverb::verbs::{PathMtu, QpState, SendRequest, Status, Transport, Transport::Rc};
@@ -51,7 +51,7 @@ fn sending_before_connecting_is_refused_and_returns_its_buffer(fixture: &Fixture
         let error = side.refuses(SendRequest::send(side.buffer(8)?))?;
         ensure!(
             matches!(error, Error::WrongState { state: QpState::Init, .. }),
-            "refused otherwise: {error}"
+            "refused with another error: {error}"
         );
     }
     Ok(())
@@ -65,18 +65,21 @@ fn posting_after_failing_is_refused_and_returns_its_buffer(fixture: &Fixture) ->
     for error in [send, recv] {
         ensure!(
             matches!(error, Error::WrongState { state: QpState::Error, .. }),
-            "refused otherwise: {error}"
+            "refused with another error: {error}"
         );
-        ensure!(error.hint().is_some(), "there is no hint: {error}");
+        ensure!(error.hint().is_some(), "the error has no hint: {error}");
     }
     Ok(())
 }
 
 fn connecting_twice_is_refused_with_a_hint(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let error = pair.left.qp.connect(&pair.right.qp.endpoint()).expect_err("it connected twice");
-    ensure!(matches!(error, Error::WrongState { .. }), "refused otherwise: {error}");
-    ensure!(error.hint().is_some_and(|hint| hint.contains("reset")), "the hint doesn't help: {error}");
+    let error = pair.left.qp.connect(&pair.right.qp.endpoint()).expect_err("a second connect succeeded");
+    ensure!(matches!(error, Error::WrongState { .. }), "refused with another error: {error}");
+    ensure!(
+        error.hint().is_some_and(|hint| hint.contains("reset")),
+        "the hint does not name the action: {error}"
+    );
     pair.ping()
 }
 
@@ -84,12 +87,15 @@ fn datagram_queue_pairs_refuse_connect_and_others_refuse_move_to_rts(fixture: &F
     let datagrams = fixture.pair(Transport::Ud).side(None)?;
     let connection = fixture.pair(Rc).side(None)?;
     let connect = datagrams.qp.connect(&connection.qp.endpoint());
-    ensure!(matches!(connect, Err(Error::InvalidRequest { .. })), "connecting datagrams: {connect:?}");
+    ensure!(matches!(connect, Err(Error::InvalidRequest { .. })), "connecting a UD queue pair: {connect:?}");
     let activate = connection.qp.move_to_rts();
-    ensure!(matches!(activate, Err(Error::InvalidRequest { .. })), "activating a connection: {activate:?}");
+    ensure!(
+        matches!(activate, Err(Error::InvalidRequest { .. })),
+        "moving a connected queue pair to RTS: {activate:?}"
+    );
     datagrams.qp.move_to_rts()?;
     let again = datagrams.qp.move_to_rts();
-    ensure!(matches!(again, Err(Error::WrongState { .. })), "activating twice: {again:?}");
+    ensure!(matches!(again, Err(Error::WrongState { .. })), "moving to RTS twice: {again:?}");
     Ok(())
 }
 
@@ -100,11 +106,11 @@ fn a_reset_queue_pair_is_as_new_and_connects_again(fixture: &Fixture) -> Result<
         let before = pair.left.qp.endpoint();
         for side in [&pair.left, &pair.right] {
             let left = side.qp.reset()?;
-            ensure!(left.is_empty(), "{} requests were left", left.len());
+            ensure!(left.is_empty(), "{} requests are left", left.len());
             side.is(QpState::Init)?;
         }
         let after = pair.left.qp.endpoint();
-        ensure!(after.qpn == before.qpn, "its number has changed");
+        ensure!(after.qpn == before.qpn, "the queue pair's number has changed");
         pair.connect()?;
     }
     pair.ping()
@@ -129,10 +135,10 @@ fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()
     }
     let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(adverb::memory::Payload::len).collect();
     let expected: Vec<usize> = (1..=10).chain(101..=110).collect();
-    ensure!(lengths == expected, "payloads of these lengths came back: {lengths:?}");
+    ensure!(lengths == expected, "payloads of these lengths were returned: {lengths:?}");
     ensure!(
         pair.left.qp.outstanding_send_count() + pair.left.qp.outstanding_recv_count() == 0,
-        "some are outstanding"
+        "requests are still outstanding"
     );
     pair.left.stays_silent()
 }
@@ -161,7 +167,7 @@ fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Resul
     // The last of a series that is in order.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let left = pair.left.qp.reset()?;
-    ensure!(left.len() == 8, "{} of 8 payloads came back", left.len());
+    ensure!(left.len() == 8, "{} of 8 payloads were returned", left.len());
     pair.left.stays_silent()?;
     pair.right.qp.reset()?;
     pair.connect()?;
@@ -178,10 +184,10 @@ fn queue_pairs_have_their_own_numbers(fixture: &Fixture) -> Result<()> {
     numbers.sort_unstable();
     numbers.dedup();
     ensure!(numbers.len() == 32, "32 queue pairs have {} numbers", numbers.len());
-    ensure!(numbers[0] > 1, "0 and 1 belong to the management");
+    ensure!(numbers[0] > 1, "queue pair numbers 0 and 1 are reserved for management");
     let mut psns: Vec<u32> = sides.iter().map(|side| side.qp.endpoint().psn.get()).collect();
     psns.dedup();
-    ensure!(psns.len() > 16, "first packets are numbered alike: {psns:?}");
+    ensure!(psns.len() > 16, "the initial PSNs are equal: {psns:?}");
     Ok(())
 }
 
@@ -193,13 +199,16 @@ fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
     if let Some(larger) = larger {
         remote.mtu = larger.bytes();
         let refused = pair.left.qp.connect_with(&remote, &options.mtu(larger));
-        ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "the port's MTU: {refused:?}");
+        ensure!(
+            matches!(refused, Err(Error::LimitExceeded { .. })),
+            "an MTU larger than the port's: {refused:?}"
+        );
     }
     remote.mtu = 256;
     let refused = pair.left.qp.connect_with(&remote, &options.mtu(PathMtu::Mtu512));
     ensure!(
         matches!(refused, Err(Error::LimitExceeded { requested: 512, max: 256, .. })),
-        "the peer's MTU: {refused:?}"
+        "an MTU larger than the peer's: {refused:?}"
     );
     // Nothing has changed: it can still be connected.
     pair.connect()?;

@@ -1,4 +1,4 @@
-//! What queues count.
+//! Statistics of queue pairs.
 
 use adverb::verbs::{QueueStats, SendRequest, Status, Transport::Rc};
 use anyhow::{Result, ensure};
@@ -61,7 +61,7 @@ fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
     }
     let completions = pair.left.take(10)?;
     let exhausted = completions.iter().filter(|completion| status(completion) == Status::RnrRetryExceeded);
-    ensure!(exhausted.count() == 1, "it failed otherwise");
+    ensure!(exhausted.count() == 1, "the request failed with another status");
     same("sends", pair.left.qp.stats().send, [5, 0, 4, 1, 0])?;
     same("receives", pair.left.qp.stats().recv, [5, 0, 5, 0, 0])
 }
@@ -100,7 +100,7 @@ fn the_maximum_of_outstanding_requests_is_counted(fixture: &Fixture) -> Result<(
         pair.right.take(count)?.iter().try_for_each(|completion| completion.success().map(drop))?;
     }
     let stats = pair.right.qp.stats().recv;
-    ensure!(stats.max_outstanding == 17, "the most is {}, not 17", stats.max_outstanding);
+    ensure!(stats.max_outstanding == 17, "the maximum is {}, not 17", stats.max_outstanding);
     ensure!(pair.left.qp.stats().send.max_outstanding == 1, "the sender had more than one outstanding");
     Ok(())
 }
@@ -118,6 +118,6 @@ fn outstanding_requests_are_counted(fixture: &Fixture) -> Result<()> {
         pair.right.offer(8)?;
     }
     pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
-    ensure!(pair.left.qp.outstanding_send_count() == 0, "some are still outstanding");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "requests are still outstanding");
     Ok(())
 }

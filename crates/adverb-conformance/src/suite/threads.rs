@@ -46,13 +46,13 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
             while next < COUNT {
                 ensure!(
                     pair.left.cq.poll_timeout(&mut completions, PATIENCE)? > 0,
-                    "{next} came, and no more"
+                    "only {next} completions were returned"
                 );
                 for completion in completions.drain(..) {
                     completion.success()?;
                     ensure!(
                         completion.tag() == next,
-                        "request {} came when {next} was due",
+                        "request {} completed instead of {next}",
                         completion.tag()
                     );
                     next += 1;
@@ -65,7 +65,8 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
             // A full queue gives the request back: it is posted again when there is room.
             while let Err(refused) = pair.left.qp.post_send(request) {
                 ensure!(matches!(refused.error, Error::QueueFull { .. }), "{}", refused.error);
-                request = refused.requests.into_iter().next().context("the request didn't come back")?;
+                request =
+                    refused.requests.into_iter().next().context("the error did not return the request")?;
                 thread::yield_now();
             }
         }
@@ -93,9 +94,9 @@ fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
     for completion in pair.right.take(256)? {
         let message = completion.into_message()?;
         let from = (0..4).find(|thread| check(&message, 1000 * thread + next[*thread as usize]).is_ok());
-        next[from.context("a message came out of its order")? as usize] += 1;
+        next[from.context("a message arrived out of order")? as usize] += 1;
     }
-    ensure!(next == [64; 4], "so many came of each thread: {next:?}");
+    ensure!(next == [64; 4], "messages per thread: {next:?}");
     Ok(())
 }
 
@@ -136,7 +137,10 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
         join(pollers)
     })?;
     let (count, sum) = (count.into_inner(), sum.into_inner());
-    ensure!((count, sum) == (COUNT, COUNT * (COUNT - 1) / 2), "{count} came, and their tags add up to {sum}");
+    ensure!(
+        (count, sum) == (COUNT, COUNT * (COUNT - 1) / 2),
+        "{count} completions were returned, and the sum of their tags is {sum}"
+    );
     Ok(())
 }
 
@@ -169,8 +173,8 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                     let completion = side.cq.wait(id, SOON)?;
                     // Who is forgotten finds it when the time is over.
                     let took = start.elapsed();
-                    ensure!(took < SOON / 2, "it wasn't woken, and looked for itself after {took:?}");
-                    ensure!(completion.id() == id, "another's completion came");
+                    ensure!(took < SOON / 2, "the waiting thread was not woken, and polled after {took:?}");
+                    ensure!(completion.id() == id, "the completion of another request was returned");
                     completion.success()?;
                     Ok(())
                 };
@@ -230,7 +234,7 @@ fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
             let mut last = None;
             for _ in 0..100 {
                 let old = original(side.completed(SendRequest::fetch_add(side.buffer(8)?, remote, 1))?)?;
-                ensure!(last.is_none_or(|last| old > last), "the word went back from {last:?} to {old}");
+                ensure!(last.is_none_or(|last| old > last), "the word decreased from {last:?} to {old}");
                 last = Some(old);
             }
             Ok(())
@@ -238,7 +242,7 @@ fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
         join(pairs.iter().map(|(side, _)| scope.spawn(move || count(side))).collect())
     })?;
     let word = region.word(0)?.load(Ordering::Relaxed);
-    ensure!(word == 400, "400 were added, and the word is {word}");
+    ensure!(word == 400, "the sum of all additions is 400, but the word is {word}");
     Ok(())
 }
 
@@ -273,14 +277,14 @@ fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
                 side.done(SendRequest::write(word, counter))?;
                 let old =
                     original(side.completed(SendRequest::compare_swap(side.buffer(8)?, lock, 1, 0))?)?;
-                ensure!(old == 1, "the lock was opened by another");
+                ensure!(old == 1, "another thread released the lock");
             }
             Ok(())
         };
         join(pairs.iter().map(|(side, _)| scope.spawn(move || work(side))).collect())
     })?;
     let word = region.word(8)?.load(Ordering::Relaxed);
-    ensure!(word == 60, "60 were added, and the word is {word}");
+    ensure!(word == 60, "the sum of all additions is 60, but the word is {word}");
     Ok(())
 }
 
@@ -297,7 +301,7 @@ fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
             scope.spawn(move || side.wait(id)).join().ok().context("a thread panicked")?
         })?;
         completion.success()?;
-        buffer = completion.into_buffer().context("no buffer came back")?;
+        buffer = completion.into_buffer().context("the completion returned no buffer")?;
         check(&pair.right.wait(receiving)?.into_message()?, 1)?;
     }
     Ok(())
@@ -338,7 +342,7 @@ fn posting_and_failing_at_once_loses_no_request(fixture: &Fixture) -> Result<()>
                 for count in 0..64 {
                     let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
                     if let Err(refused) = pair.left.qp.post_send(request) {
-                        ensure!(refused.requests.len() == 1, "a refused request didn't come back");
+                        ensure!(refused.requests.len() == 1, "the error did not return a refused request");
                         return Ok(count);
                     }
                 }
@@ -348,7 +352,11 @@ fn posting_and_failing_at_once_loses_no_request(fixture: &Fixture) -> Result<()>
             poster.join().ok().context("a thread panicked")?
         })?;
         let completions = pair.left.take(posted)?;
-        ensure!(completions.len() == posted, "{posted} were posted, and {} came back", completions.len());
+        ensure!(
+            completions.len() == posted,
+            "{posted} requests were posted, but {} completed",
+            completions.len()
+        );
         pair.left.stays_silent()?;
     }
     Ok(())

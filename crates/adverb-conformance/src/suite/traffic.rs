@@ -1,4 +1,4 @@
-//! What packets carry that the network looks at: traffic class, flow label, hop limit, service level.
+//! Traffic settings: traffic class, flow label, hop limit and service level.
 
 use std::net::IpAddr;
 
@@ -49,7 +49,7 @@ impl Drop for ProcessDefault {
 
 /// The traffic class and flow label of a datagram that came.
 fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
-    Ok(match ip.context("it has no IP header")? {
+    Ok(match ip.context("the datagram has no IP header")? {
         IpHeader::V4(header) => (header.tos, None),
         IpHeader::V6(header) => (header.traffic_class, Some(header.flow_label)),
     })
@@ -105,7 +105,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
     let traffic = Traffic::new().flow_label(0x1_2345);
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let (_, label) = carried(fixture, &pair, &recipient)?;
-    let label = label.context("it came over IPv4")?;
+    let label = label.context("the datagram has an IPv4 header")?;
     ensure!(label == 0x1_2345, "the flow label is {label:#x}, not 0x12345");
     Ok(())
 }
@@ -124,7 +124,7 @@ fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Resu
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let receiving = offer(fixture, &pair.right)?;
     pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
-    let ip = pair.right.wait(receiving)?.into_datagram()?.ip.context("it has no IP header")?;
+    let ip = pair.right.wait(receiving)?.into_datagram()?.ip.context("the datagram has no IP header")?;
     let hops = match ip {
         IpHeader::V4(header) => header.ttl,
         IpHeader::V6(header) => header.hop_limit,
@@ -136,7 +136,7 @@ fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Resu
 fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()> {
     let traffic = Traffic::new().hop_limit(12);
     let pair = fixture.pair(Rc).options(ConnectOptions::new().traffic(traffic)).connect()?;
-    let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+    let peer = pair.left.qp.query()?.peer.context("the queue pair reports no peer")?;
     ensure!(peer.hop_limit == 12, "the hop limit is {}, not 12", peer.hop_limit);
     Ok(())
 }
@@ -149,7 +149,10 @@ fn a_datagram_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
     };
     ensure!(marks_now()? == 0, "without a default: {}", marks_now()?);
     let default = ProcessDefault::new(Traffic::new().dscp(10).hop_limit(5));
-    ensure!(Traffic::process_default() == Traffic::new().dscp(10).hop_limit(5), "it is another");
+    ensure!(
+        Traffic::process_default() == Traffic::new().dscp(10).hop_limit(5),
+        "the process default differs"
+    );
     ensure!(marks_now()? == 40, "with a default: {}", marks_now()?);
     drop(default);
     ensure!(marks_now()? == 0, "after the default: {}", marks_now()?);
@@ -184,9 +187,9 @@ fn a_connection_has_the_settings_of_its_options(fixture: &Fixture) -> Result<()>
         let traffic = Traffic::new().traffic_class(0x6a).flow_label(0x4_5678).service_level(3);
         let pair = fixture.pair(transport).options(ConnectOptions::new().traffic(traffic)).connect()?;
         pair.ping()?;
-        let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+        let peer = pair.left.qp.query()?.peer.context("the queue pair reports no peer")?;
         let told = (peer.traffic_class, peer.flow_label);
-        ensure!(told == (0x6a, 0x4_5678), "{transport}: it has {told:x?}");
+        ensure!(told == (0x6a, 0x4_5678), "{transport}: the queue pair reports {told:x?}");
     }
     Ok(())
 }
@@ -195,7 +198,7 @@ fn a_connection_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()>
     let _default = ProcessDefault::new(Traffic::new().dscp(11).flow_label(7));
     let options = ConnectOptions::new().traffic(Traffic::new().flow_label(8));
     let pair = fixture.pair(Rc).options(options).connect()?;
-    let peer = pair.left.qp.query()?.peer.context("it has no peer")?;
+    let peer = pair.left.qp.query()?.peer.context("the queue pair reports no peer")?;
     ensure!((peer.traffic_class, peer.flow_label) == (44, 8), "{peer:?}");
     pair.ping()
 }
@@ -206,16 +209,16 @@ fn a_queue_pair_reports_its_connection(fixture: &Fixture) -> Result<()> {
     let remote: Endpoint = pair.right.qp.endpoint();
     pair.connect()?;
     let attributes = pair.left.qp.query()?;
-    ensure!(attributes.state == QpState::ReadyToSend, "its state is {}", attributes.state);
-    ensure!(attributes.port == fixture.port.number, "its port is {}", attributes.port);
-    ensure!(attributes.pkey_index == 0, "its P_Key is that of index {}", attributes.pkey_index);
-    let peer = attributes.peer.context("it has no peer")?;
-    ensure!(peer.qpn == remote.qpn, "its peer is {}", peer.qpn);
-    ensure!(peer.gid == remote.gid || peer.lid == remote.lid, "its peer is at {}", peer.gid);
-    ensure!(peer.recv_psn == remote.psn, "it expects {}, and {} comes", peer.recv_psn, remote.psn);
-    ensure!(peer.mtu == PathMtu::Mtu256, "its MTU is {:?}", peer.mtu);
+    ensure!(attributes.state == QpState::ReadyToSend, "the state is {}", attributes.state);
+    ensure!(attributes.port == fixture.port.number, "the port is {}", attributes.port);
+    ensure!(attributes.pkey_index == 0, "the P_Key index is {}", attributes.pkey_index);
+    let peer = attributes.peer.context("the queue pair reports no peer")?;
+    ensure!(peer.qpn == remote.qpn, "the peer's queue pair number is {}", peer.qpn);
+    ensure!(peer.gid == remote.gid || peer.lid == remote.lid, "the peer's GID is {}", peer.gid);
+    ensure!(peer.recv_psn == remote.psn, "the expected PSN is {}, but {} follows", peer.recv_psn, remote.psn);
+    ensure!(peer.mtu == PathMtu::Mtu256, "the MTU is {:?}", peer.mtu);
     let told = (peer.ack_timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
-    ensure!(told == (13, 5, 4, 3), "its timers and retries are {told:?}");
+    ensure!(told == (13, 5, 4, 3), "the timers and retries are {told:?}");
     ensure!(peer.max_rd_atomic > 0 && peer.max_dest_rd_atomic > 0, "{peer:?}");
     Ok(())
 }
@@ -237,9 +240,9 @@ fn equal_addresses_with_equal_settings_share_a_handle(fixture: &Fixture) -> Resu
     let handle =
         |traffic| Ok::<_, anyhow::Error>(pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?.address);
     let first = handle(Traffic::new())?;
-    ensure!(handle(Traffic::new())?.is_same(&first), "it was made twice");
-    ensure!(!handle(Traffic::new().dscp(1))?.is_same(&first), "it is treated otherwise");
-    ensure!(handle(Traffic::new())?.is_same(&first), "it was forgotten");
+    ensure!(handle(Traffic::new())?.is_same(&first), "equal settings returned another handle");
+    ensure!(!handle(Traffic::new().dscp(1))?.is_same(&first), "other settings returned the same handle");
+    ensure!(handle(Traffic::new())?.is_same(&first), "the address handle was not kept");
     Ok(())
 }
 

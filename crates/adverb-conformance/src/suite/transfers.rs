@@ -1,4 +1,4 @@
-//! Rules that hold on every transport that has the operation: the reliable and the unreliable connection call these.
+//! Rules for SEND and WRITE that both reliable and unreliable connections must follow.
 
 use adverb::memory::{Payload, Piece};
 use adverb::verbs::{CompletedOperation, RecvRequest, SendRequest, Transport};
@@ -19,7 +19,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
             Err(error) if is_absence(&error) && size > 16 * fixture.mtu() => continue,
             received => received.with_context(|| format!("{size} bytes"))?,
         };
-        ensure!(received.len() == size, "{size} bytes were sent, and {} received", received.len());
+        ensure!(received.len() == size, "{size} bytes were sent, but {} arrived", received.len());
         check(&received, seed).with_context(|| format!("{size} bytes"))?;
     }
     Ok(())
@@ -47,7 +47,7 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
         completion => completion?,
     };
     let length = completion.success()?.length as usize;
-    ensure!(length == longest, "{longest} bytes were sent, and {length} received");
+    ensure!(length == longest, "{longest} bytes were sent, but {length} arrived");
     check(&read(&to, 0, chunk)?, 3)
 }
 
@@ -58,14 +58,14 @@ pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Re
     let region = pair.left.region(half, READ_WRITE)?;
     let payload = vec![Piece::Region(whole(&region)?), Piece::Region(region.slice(0..longest + 1 - half)?)];
     let refused = pair.left.qp.post_send(SendRequest::send(payload));
-    let refused = refused.err().context("a message that is too long was posted")?;
+    let refused = refused.err().context("a message beyond the maximum size was posted")?;
     ensure!(
         matches!(refused.error, adverb::Error::MessageTooLong { .. }),
-        "refused otherwise: {}",
+        "refused with another error: {}",
         refused.error
     );
-    ensure!(refused.requests.len() == 1, "the request didn't come back");
-    ensure!(pair.left.qp.outstanding_send_count() == 0, "something was posted");
+    ensure!(refused.requests.len() == 1, "the error did not return the request");
+    ensure!(pair.left.qp.outstanding_send_count() == 0, "a request was posted");
     pair.ping()
 }
 
@@ -78,7 +78,7 @@ pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<
     pair.left.done(SendRequest::send(()))?;
     for id in receiving {
         let completion = pair.right.wait(id)?;
-        ensure!(completion.success()?.length == 0, "bytes came: {completion}");
+        ensure!(completion.success()?.length == 0, "an empty message has bytes: {completion}");
     }
     Ok(())
 }
@@ -91,7 +91,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
             pair.left.done(SendRequest::send_with_imm(pair.left.filled(size, 5)?, bits))?;
             let completion = pair.right.wait(receiving)?;
             let got = immediate(&completion)?;
-            ensure!(got == Some(bits), "{bits:#x} was sent, and {got:x?} received");
+            ensure!(got == Some(bits), "{bits:#x} was sent, but {got:x?} arrived");
             check(&completion.into_message()?, 5)?;
         }
     }
@@ -104,7 +104,7 @@ pub(super) fn no_immediate(fixture: &Fixture, transport: Transport) -> Result<()
     pair.left.done(SendRequest::send(pair.left.filled(8, 5)?))?;
     let completion = pair.right.wait(receiving)?;
     let got = immediate(&completion)?;
-    ensure!(got.is_none(), "immediate data came that nobody sent: {got:x?}");
+    ensure!(got.is_none(), "immediate data arrived that was not sent: {got:x?}");
     Ok(())
 }
 
@@ -114,7 +114,7 @@ pub(super) fn shorter_than_receive(fixture: &Fixture, transport: Transport) -> R
     pair.left.done(SendRequest::send(pair.left.filled(333, 9)?))?;
     let completion = pair.right.wait(receiving)?;
     ensure!(completion.success()?.length == 333, "not 333 bytes: {completion}");
-    let buffer = completion.into_buffer().context("no buffer came back")?;
+    let buffer = completion.into_buffer().context("the completion returned no buffer")?;
     check(&buffer[..333], 9)?;
     same(&buffer[333..], &pattern(1000, 8)[333..])
 }
@@ -143,7 +143,7 @@ fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
         return same(bytes, &expected);
     }
     let stray = bytes.iter().zip(&expected).position(|(byte, expected)| byte != expected && *byte != 0);
-    ensure!(stray.is_none(), "byte {stray:?} is neither what was written nor what was there");
+    ensure!(stray.is_none(), "byte {stray:?} is neither the written nor the original one");
     ensure!(is_long, Absent);
     Ok(())
 }
@@ -209,14 +209,14 @@ pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result
             let success = completion.success()?;
             ensure!(
                 success.operation == CompletedOperation::RecvWrite { immediate: bits },
-                "{bits:#x} was sent, and came as {:x?}",
+                "{bits:#x} was sent, but {:x?} arrived",
                 success.operation
             );
             let length = success.length as usize;
-            ensure!(length == size, "{size} bytes were written, and {length} announced");
+            ensure!(length == size, "{size} bytes were written, but the completion reports {length}");
             check(&read(&region, 0, size)?, seed)?;
-            let buffer = completion.into_buffer().context("no buffer came back")?;
-            check(&buffer, 99).context("the receive's own buffer was touched")?;
+            let buffer = completion.into_buffer().context("the completion returned no buffer")?;
+            check(&buffer, 99).context("the receive's buffer was written")?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Unreliable connections: SEND and WRITE, and what becomes of what can't be delivered.
+//! Unreliable connections: SEND and WRITE, also of messages that can't be delivered.
 
 use adverb::verbs::{QpState, SendRequest, Transport::Uc};
 use anyhow::{Context, Result, ensure};
@@ -103,7 +103,7 @@ fn uc_a_message_to_an_unknown_queue_pair_succeeds(fixture: &Fixture) -> Result<(
         pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
     }
     let state = pair.left.qp.state()?;
-    ensure!(state == QpState::ReadyToSend, "the queue pair is in state “{state}”");
+    ensure!(state == QpState::ReadyToSend, "the queue pair is in state {state}");
     Ok(())
 }
 

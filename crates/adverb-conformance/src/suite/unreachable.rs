@@ -91,7 +91,7 @@ fn requests_after_a_failure_are_flushed_in_order(fixture: &Fixture) -> Result<()
         pair.left.post(SendRequest::send(pair.left.filled(100, 1)?).tag(tag))?;
     }
     for (tag, completion) in (0..).zip(pair.left.take(20)?) {
-        ensure!(completion.tag() == tag, "request {} came back before {tag}", completion.tag());
+        ensure!(completion.tag() == tag, "request {} completed before {tag}", completion.tag());
         let expected = if tag == 0 { Status::RetryExceeded } else { Status::Flushed };
         expect(&format!("request {tag}"), &completion, expected)?;
     }

@@ -1,4 +1,4 @@
-//! Memory windows: rights that are given to a peer, and taken back.
+//! Memory windows: access that is granted to a peer and revoked.
 
 use std::sync::atomic::Ordering;
 
@@ -60,7 +60,7 @@ fn invalidate(side: &Side, window: MemoryWindow) -> Result<MemoryWindow> {
     let operation = completion.success()?.operation;
     ensure!(operation == CompletedOperation::LocalInvalidate, "{operation:?} completed");
     let window = completion.into_window().context("the completion has no window")?;
-    ensure!(window.remote().is_none() && !window.is_bound(), "the window is bound all the same");
+    ensure!(window.remote().is_none() && !window.is_bound(), "the window is still bound");
     Ok(window)
 }
 
@@ -72,8 +72,8 @@ fn a_peer_writes_and_reads_through_a_window(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
     let (_window, remote) = bound(&pair.right, &region, READ_WRITE)?;
-    ensure!(remote.len == SHOWN.len() as u64, "it shows {} bytes", remote.len);
-    ensure!(remote.addr == region.remote().addr + SHOWN.start as u64, "it begins elsewhere");
+    ensure!(remote.len == SHOWN.len() as u64, "the window has {} bytes", remote.len);
+    ensure!(remote.addr == region.remote().addr + SHOWN.start as u64, "the window has another address");
     for (seed, len) in (0..).zip([1, 100, fixture.mtu().min(SHOWN.len()), SHOWN.len()]) {
         pair.left.done(SendRequest::write(pair.left.filled(len, seed)?, remote.at(0)))?;
         check(&read(&region, SHOWN.start, len)?, seed)?;
@@ -82,7 +82,7 @@ fn a_peer_writes_and_reads_through_a_window(fixture: &Fixture) -> Result<()> {
         check(&completion.into_buffer().context("the completion has no buffer")?, seed + 100)?;
     }
     let before = read(&region, 0, SHOWN.start)?;
-    same(&before, &vec![0; SHOWN.start]).context("what lies before the window")
+    same(&before, &vec![0; SHOWN.start]).context("the bytes before the window")
 }
 
 fn a_peer_does_atomics_through_a_window(fixture: &Fixture) -> Result<()> {
@@ -167,11 +167,11 @@ fn a_window_that_the_peer_invalidated_is_refused(fixture: &Fixture) -> Result<()
     pair.left.done(SendRequest::send_invalidate(pair.left.filled(64, 8)?, remote.rkey))?;
     let completion = pair.right.wait(receiving)?;
     let CompletedOperation::Recv { invalidated, .. } = completion.success()?.operation else {
-        bail!("it is no receive: {completion}")
+        bail!("the completion is not that of a receive: {completion}")
     };
     ensure!(invalidated == Some(remote.rkey), "{invalidated:x?} was invalidated, not {:x}", remote.rkey);
     check(&completion.into_message()?, 8)?;
-    ensure!(window.remote().is_none() && window.is_usable(), "the window doesn't know");
+    ensure!(window.remote().is_none() && window.is_usable(), "the window is not marked as invalidated");
     pair.left.fails(write(&pair.left, remote)?, Status::RemoteAccess)
 }
 
@@ -190,7 +190,7 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
     let receiving = shared.post_recv(owner.buffer(8)?).map_err(adverb::Error::from)?;
     peer.done(SendRequest::send_invalidate(peer.buffer(8)?, remote.rkey))?;
     owner.wait(receiving)?.success()?;
-    ensure!(!window.is_bound(), "the window doesn't know");
+    ensure!(!window.is_bound(), "the window is not marked as invalidated");
     peer.fails(write(&peer, remote)?, Status::RemoteAccess)
 }
 
@@ -218,7 +218,7 @@ fn every_binding_has_its_own_key(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         window = bind(&pair.right, window, &region, READ_WRITE)?;
         let remote = remote(&window)?;
-        ensure!(!keys.contains(&remote.rkey), "the key {:x} comes again", remote.rkey);
+        ensure!(!keys.contains(&remote.rkey), "the key {:x} was used again", remote.rkey);
         keys.push(remote.rkey);
         pair.left.done(write(&pair.left, remote)?)?;
         window = invalidate(&pair.right, window)?;
@@ -251,7 +251,7 @@ fn a_window_ends_with_its_queue_pair(fixture: &Fixture) -> Result<()> {
     let (window, _) = bound(&pair.right, &region, READ_WRITE)?;
     let Side { qp, cq, domain } = pair.right;
     drop(qp);
-    ensure!(window.remote().is_none() && !window.is_usable(), "the window doesn't know");
+    ensure!(window.remote().is_none() && !window.is_usable(), "the window is not marked as invalidated");
     let next = fixture.pair(Rc).side_of(&domain, &cq, None)?;
     let peer = fixture.pair(Rc).side(None)?;
     next.qp.connect(&peer.qp.endpoint())?;
@@ -264,7 +264,7 @@ fn a_reset_queue_pair_has_no_windows(fixture: &Fixture) -> Result<()> {
     let region = region(&pair.right)?;
     let (window, remote) = bound(&pair.right, &region, READ_WRITE)?;
     pair.right.qp.reset()?;
-    ensure!(!window.is_usable(), "the window doesn't know");
+    ensure!(!window.is_usable(), "the window is not marked as invalidated");
     let next = fixture.pair(Rc).side(None)?;
     pair.right.qp.connect(&next.qp.endpoint())?;
     next.qp.connect(&pair.right.qp.endpoint())?;
