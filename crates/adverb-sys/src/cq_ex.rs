@@ -45,21 +45,21 @@ shapes! {
 
     // ibv_cq_init_attr_ex.wc_flags
     pub const u64 {
-        /// [`ibv_wc_read_byte_len`].
+        /// Enables [`ibv_wc_read_byte_len`].
         IBV_WC_EX_WITH_BYTE_LEN = 1 << 0,
-        /// [`ibv_wc_read_imm_data`].
+        /// Enables [`ibv_wc_read_imm_data`].
         IBV_WC_EX_WITH_IMM = 1 << 1,
-        /// [`ibv_wc_read_qp_num`].
+        /// Enables [`ibv_wc_read_qp_num`].
         IBV_WC_EX_WITH_QP_NUM = 1 << 2,
-        /// [`ibv_wc_read_src_qp`].
+        /// Enables [`ibv_wc_read_src_qp`].
         IBV_WC_EX_WITH_SRC_QP = 1 << 3,
-        /// [`ibv_wc_read_slid`].
+        /// Enables [`ibv_wc_read_slid`].
         IBV_WC_EX_WITH_SLID = 1 << 4,
-        /// [`ibv_wc_read_sl`].
+        /// Enables [`ibv_wc_read_sl`].
         IBV_WC_EX_WITH_SL = 1 << 5,
-        /// [`ibv_wc_read_dlid_path_bits`].
+        /// Enables [`ibv_wc_read_dlid_path_bits`].
         IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6,
-        /// [`ibv_wc_read_completion_ts`].
+        /// Enables [`ibv_wc_read_completion_ts`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
         /// The VLAN tag of a raw packet.
         IBV_WC_EX_WITH_CVLAN = 1 << 8,
@@ -67,7 +67,7 @@ shapes! {
         IBV_WC_EX_WITH_FLOW_TAG = 1 << 9,
         /// The tag matching information.
         IBV_WC_EX_WITH_TM_INFO = 1 << 10,
-        /// [`ibv_wc_read_completion_wallclock_ns`].
+        /// Enables [`ibv_wc_read_completion_wallclock_ns`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
         /// The flags that every device supports.
         IBV_WC_STANDARD_FLAGS = (1 << 7) - 1,
@@ -109,35 +109,35 @@ shapes! {
         pub status: ibv_wc_status,
         /// The work request ID of the current completion.
         pub wr_id: u64,
-        /// [`ibv_start_poll`].
+        /// The implementation of [`ibv_start_poll`].
         pub start_poll: Option<
             unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int,
         >,
-        /// [`ibv_next_poll`].
+        /// The implementation of [`ibv_next_poll`].
         pub next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
-        /// [`ibv_end_poll`].
+        /// The implementation of [`ibv_end_poll`].
         pub end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
-        /// [`ibv_wc_read_opcode`].
+        /// The implementation of [`ibv_wc_read_opcode`].
         pub read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
-        /// [`ibv_wc_read_vendor_err`].
+        /// The implementation of [`ibv_wc_read_vendor_err`].
         pub read_vendor_err: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// [`ibv_wc_read_byte_len`].
+        /// The implementation of [`ibv_wc_read_byte_len`].
         pub read_byte_len: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// [`ibv_wc_read_imm_data`] and [`ibv_wc_read_invalidated_rkey`].
+        /// The implementation of [`ibv_wc_read_imm_data`] and [`ibv_wc_read_invalidated_rkey`].
         pub read_imm_data: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> __be32>,
-        /// [`ibv_wc_read_qp_num`].
+        /// The implementation of [`ibv_wc_read_qp_num`].
         pub read_qp_num: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// [`ibv_wc_read_src_qp`].
+        /// The implementation of [`ibv_wc_read_src_qp`].
         pub read_src_qp: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// [`ibv_wc_read_wc_flags`].
+        /// The implementation of [`ibv_wc_read_wc_flags`].
         pub read_wc_flags: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_uint>,
-        /// [`ibv_wc_read_slid`].
+        /// The implementation of [`ibv_wc_read_slid`].
         pub read_slid: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// [`ibv_wc_read_sl`].
+        /// The implementation of [`ibv_wc_read_sl`].
         pub read_sl: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-        /// [`ibv_wc_read_dlid_path_bits`].
+        /// The implementation of [`ibv_wc_read_dlid_path_bits`].
         pub read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-        /// [`ibv_wc_read_completion_ts`].
+        /// The implementation of [`ibv_wc_read_completion_ts`].
         pub read_completion_ts: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
         /// Unused by this crate.
         pub read_cvlan: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
@@ -145,7 +145,7 @@ shapes! {
         pub read_flow_tag: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
         /// Unused by this crate.
         pub read_tm_info: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
-        /// [`ibv_wc_read_completion_wallclock_ns`].
+        /// The implementation of [`ibv_wc_read_completion_wallclock_ns`].
         pub read_completion_wallclock_ns: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     }
 }
@@ -178,8 +178,8 @@ pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
     cq.cast()
 }
 
-/// Starts a poll. Returns 0 if there is a completion, ENOENT if there is none, or another errno value. Only after 0 may
-/// the caller call [`ibv_next_poll`], and must call [`ibv_end_poll`].
+/// Starts a poll. Returns 0 if there is a completion, ENOENT if there is none, or another errno value. After 0, the
+/// caller may call [`ibv_next_poll`] and must call [`ibv_end_poll`]; otherwise it must call neither.
 ///
 /// # Safety
 ///

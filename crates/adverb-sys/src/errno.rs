@@ -1,4 +1,4 @@
-//! The error number that C functions leave behind.
+//! The errno of C functions.
 
 use libc::c_int;
 

@@ -73,7 +73,7 @@ pub enum Item {
 /// A struct or a union.
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
-    /// Rust's name, which is C's tag unless `place` says otherwise.
+    /// The name in Rust, which is the C tag unless `place` states another.
     pub name: &'static str,
     /// The record in the C headers.
     pub place: Place,

@@ -1,4 +1,4 @@
-//! Finding the libraries at run time.
+//! Loading of the libraries at run time.
 
 use std::error::Error;
 use std::fmt;

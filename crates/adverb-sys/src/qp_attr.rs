@@ -37,49 +37,49 @@ shapes! {
 
     // ibv_modify_qp, ibv_query_qp: which attributes
     pub const c_int {
-        /// `qp_state`.
+        /// The attribute `qp_state`.
         IBV_QP_STATE = 1 << 0,
-        /// `cur_qp_state`.
+        /// The attribute `cur_qp_state`.
         IBV_QP_CUR_STATE = 1 << 1,
-        /// `en_sqd_async_notify`.
+        /// The attribute `en_sqd_async_notify`.
         IBV_QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
-        /// `qp_access_flags`.
+        /// The attribute `qp_access_flags`.
         IBV_QP_ACCESS_FLAGS = 1 << 3,
-        /// `pkey_index`.
+        /// The attribute `pkey_index`.
         IBV_QP_PKEY_INDEX = 1 << 4,
-        /// `port_num`.
+        /// The attribute `port_num`.
         IBV_QP_PORT = 1 << 5,
-        /// `qkey`.
+        /// The attribute `qkey`.
         IBV_QP_QKEY = 1 << 6,
-        /// `ah_attr`.
+        /// The attribute `ah_attr`.
         IBV_QP_AV = 1 << 7,
-        /// `path_mtu`.
+        /// The attribute `path_mtu`.
         IBV_QP_PATH_MTU = 1 << 8,
-        /// `timeout`.
+        /// The attribute `timeout`.
         IBV_QP_TIMEOUT = 1 << 9,
-        /// `retry_cnt`.
+        /// The attribute `retry_cnt`.
         IBV_QP_RETRY_CNT = 1 << 10,
-        /// `rnr_retry`.
+        /// The attribute `rnr_retry`.
         IBV_QP_RNR_RETRY = 1 << 11,
-        /// `rq_psn`.
+        /// The attribute `rq_psn`.
         IBV_QP_RQ_PSN = 1 << 12,
-        /// `max_rd_atomic`.
+        /// The attribute `max_rd_atomic`.
         IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
-        /// `alt_ah_attr`, `alt_pkey_index`, `alt_port_num` and `alt_timeout`.
+        /// The attributes `alt_ah_attr`, `alt_pkey_index`, `alt_port_num` and `alt_timeout`.
         IBV_QP_ALT_PATH = 1 << 14,
-        /// `min_rnr_timer`.
+        /// The attribute `min_rnr_timer`.
         IBV_QP_MIN_RNR_TIMER = 1 << 15,
-        /// `sq_psn`.
+        /// The attribute `sq_psn`.
         IBV_QP_SQ_PSN = 1 << 16,
-        /// `max_dest_rd_atomic`.
+        /// The attribute `max_dest_rd_atomic`.
         IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
-        /// `path_mig_state`.
+        /// The attribute `path_mig_state`.
         IBV_QP_PATH_MIG_STATE = 1 << 18,
-        /// `cap`.
+        /// The attribute `cap`.
         IBV_QP_CAP = 1 << 19,
-        /// `dest_qp_num`.
+        /// The attribute `dest_qp_num`.
         IBV_QP_DEST_QPN = 1 << 20,
-        /// `rate_limit`.
+        /// The attribute `rate_limit`.
         IBV_QP_RATE_LIMIT = 1 << 25,
     }
 

@@ -15,14 +15,14 @@ shapes! {
         pub wr_id: u64,
         /// The `IBV_SEND_*` flags of the next request, to be set before the operation.
         pub wr_flags: c_uint,
-        /// [`ibv_wr_atomic_cmp_swp`].
+        /// The implementation of [`ibv_wr_atomic_cmp_swp`].
         pub wr_atomic_cmp_swp: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64),
         >,
-        /// [`ibv_wr_atomic_fetch_add`].
+        /// The implementation of [`ibv_wr_atomic_fetch_add`].
         pub wr_atomic_fetch_add:
             Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64)>,
-        /// [`ibv_wr_bind_mw`].
+        /// The implementation of [`ibv_wr_bind_mw`].
         pub wr_bind_mw: Option<
             unsafe extern "C" fn(
                 qp: *mut ibv_qp_ex,
@@ -31,55 +31,55 @@ shapes! {
                 bind_info: *const ibv_mw_bind_info,
             ),
         >,
-        /// [`ibv_wr_local_inv`].
+        /// The implementation of [`ibv_wr_local_inv`].
         pub wr_local_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-        /// [`ibv_wr_rdma_read`].
+        /// The implementation of [`ibv_wr_rdma_read`].
         pub wr_rdma_read: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
-        /// [`ibv_wr_rdma_write`].
+        /// The implementation of [`ibv_wr_rdma_write`].
         pub wr_rdma_write: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
-        /// [`ibv_wr_rdma_write_imm`].
+        /// The implementation of [`ibv_wr_rdma_write_imm`].
         pub wr_rdma_write_imm:
             Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32)>,
-        /// [`ibv_wr_send`].
+        /// The implementation of [`ibv_wr_send`].
         pub wr_send: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-        /// [`ibv_wr_send_imm`].
+        /// The implementation of [`ibv_wr_send_imm`].
         pub wr_send_imm: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
-        /// [`ibv_wr_send_inv`].
+        /// The implementation of [`ibv_wr_send_inv`].
         pub wr_send_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
         /// TCP segmentation offload (TSO); unused by this crate.
         pub wr_send_tso: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16),
         >,
-        /// [`ibv_wr_set_ud_addr`].
+        /// The implementation of [`ibv_wr_set_ud_addr`].
         pub wr_set_ud_addr: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32),
         >,
         /// Extended reliable connections (XRC); unused by this crate.
         pub wr_set_xrc_srqn: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
-        /// [`ibv_wr_set_inline_data`].
+        /// The implementation of [`ibv_wr_set_inline_data`].
         pub wr_set_inline_data: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut c_void, length: size_t),
         >,
-        /// [`ibv_wr_set_inline_data_list`].
+        /// The implementation of [`ibv_wr_set_inline_data_list`].
         pub wr_set_inline_data_list: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: size_t, buf_list: *const ibv_data_buf),
         >,
-        /// [`ibv_wr_set_sge`].
+        /// The implementation of [`ibv_wr_set_sge`].
         pub wr_set_sge: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32)>,
-        /// [`ibv_wr_set_sge_list`].
+        /// The implementation of [`ibv_wr_set_sge_list`].
         pub wr_set_sge_list:
             Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: size_t, sg_list: *const ibv_sge)>,
-        /// [`ibv_wr_start`].
+        /// The implementation of [`ibv_wr_start`].
         pub wr_start: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-        /// [`ibv_wr_complete`].
+        /// The implementation of [`ibv_wr_complete`].
         pub wr_complete: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> c_int>,
-        /// [`ibv_wr_abort`].
+        /// The implementation of [`ibv_wr_abort`].
         pub wr_abort: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-        /// [`ibv_wr_atomic_write`].
+        /// The implementation of [`ibv_wr_atomic_write`].
         pub wr_atomic_write: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const c_void),
         >,
-        /// [`ibv_wr_flush`]. The struct of an older library ends before this field.
+        /// The implementation of [`ibv_wr_flush`]. The struct of an older library ends before this field.
         pub wr_flush: Option<
             unsafe extern "C" fn(
                 qp: *mut ibv_qp_ex,

@@ -1,6 +1,6 @@
 //! The macros that declare items and add them to the [`layout`](crate::layout) table.
 
-/// Declares what a C header declares.
+/// Declares the items of a C header.
 ///
 /// ```text
 /// shapes! {
@@ -18,8 +18,8 @@
 ///
 /// A field that is newer than the oldest headers is written `pub field: type = since "45"`.
 ///
-/// Types of fields are integers, raw pointers, arrays, `Option`s of C functions, records, and C structs of
-/// the libc crate. The layout test knows no others and fails on them, for `zeroed` depends on it.
+/// The types of fields are integers, raw pointers, arrays, `Option`s of C functions, records, and C structs of the libc
+/// crate. The layout test fails on any other type, because `zeroed` depends on this.
 macro_rules! shapes {
     (@ [$($done:tt)*]) => {
         /// The declarations of this module.
@@ -155,9 +155,8 @@ macro_rules! shapes {
 /// Declares the functions of a library: a struct with a field for each symbol, filled in when the library is
 /// loaded.
 ///
-/// Those under `called` become methods too. Those under `redirected` don't, because the header has something
-/// else under their name, which is written by hand where it belongs. Those under `optional` may be missing
-/// from an older library, and so their methods are written by hand as well.
+/// The functions under `called` also become methods. The methods of those under `redirected` and `optional` are
+/// written by hand: the header redirects the former to other functions, and an older library may lack the latter.
 macro_rules! symbols {
     (
         $(#[$meta:meta])*

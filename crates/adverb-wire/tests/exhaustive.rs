@@ -1,6 +1,7 @@
 //! What can be tried in full, is: every opcode and length, every identification, and damage by the million.
 //!
-//! The longest of them run only with `cargo xtask exhaustive`; a plain `cargo test` names them as ignored, and tries a sample.
+//! The longest of them run only with `cargo xtask exhaustive`; a plain `cargo test` names them as ignored, and tries a
+//! sample.
 
 use adverb_wire::{
     Flow, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Operation, Packet, ParseError, Psn, Qpn, Rc, Send,

@@ -60,9 +60,9 @@ shapes! {
     }
 
     pub const u8 {
-        /// The device's maximum of RDMA READs and atomics outstanding from the peer.
+        /// The device's maximum number of RDMA READs and atomics outstanding from the peer.
         RDMA_MAX_RESP_RES = 0xFF,
-        /// The device's maximum of outstanding RDMA READs and atomics.
+        /// The device's maximum number of outstanding RDMA READs and atomics.
         RDMA_MAX_INIT_DEPTH = 0xFF,
     }
 
@@ -140,7 +140,7 @@ shapes! {
 ///
 /// # Safety
 ///
-/// `id` is alive. The result lives as long as it.
+/// `id` is alive. The result is valid as long as `id`.
 #[inline]
 pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     // SAFETY: the caller vouches for the identifier; nothing is read here.
@@ -151,7 +151,7 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
 ///
 /// # Safety
 ///
-/// `id` is alive. The result lives as long as it.
+/// `id` is alive. The result is valid as long as `id`.
 #[inline]
 pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     // SAFETY: the caller vouches for the identifier; nothing is read here.
