@@ -68,7 +68,7 @@ fn only_a_queue_created_with_events_has_them(fixture: &Fixture) -> Result<()> {
 fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
-    ensure!(!pair.right.cq.try_event()?, "there is an event, and nothing has come");
+    ensure!(!pair.right.cq.try_event()?, "an event was delivered without a completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(told(&pair)?, "no event was delivered");
     pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
@@ -167,7 +167,7 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     ensure!(took >= MOMENT && took < PATIENCE, "it took {took:?}");
     for timeout in [PATIENCE, Duration::MAX] {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-        ensure!(pair.right.cq.wait_event(timeout)?, "it wasn't told");
+        ensure!(pair.right.cq.wait_event(timeout)?, "no event was delivered");
         pair.right.cq.arm(ArmFor::Any)?;
         pair.right.take(1)?;
     }
