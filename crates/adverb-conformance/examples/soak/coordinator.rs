@@ -1,4 +1,4 @@
-//! Who starts the processes, kills some, and says how it went.
+//! The coordinator, which starts the processes, kills some, and prints the results.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -13,16 +13,16 @@ use crate::message::Random;
 use crate::session::{RETRY_BOUND, SLACK};
 use crate::station::{FAULTS, Report};
 
-/// How many processes there are. The first is never killed.
+/// The number of processes. The first is never killed.
 const STATIONS: u8 = 4;
 
-/// A process that says nothing for so long hangs: it should every second.
+/// The maximum time between two reports of a process, which reports every second. A process that exceeds it hangs.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// By how much the process that is never killed may grow from its second quarter to its last, in KiB.
+/// The maximum growth of the first process's memory from its second quarter to its last, in KiB.
 const GROWTH: u64 = 4 << 10;
 
-/// Who starts the processes, and hears them.
+/// The coordinator of the processes.
 struct Coordinator {
     random: Random,
     network: Ipv4Addr,
@@ -30,42 +30,42 @@ struct Coordinator {
     places: Vec<Place>,
     sender: Sender<Line>,
     lines: Receiver<Line>,
-    /// What each process said last, by its place and how often one was started there before.
+    /// The last report of each process, by its index and the number of restarts.
     reports: BTreeMap<(u8, u64), Report>,
-    /// The memory of the process that is never killed, every second, in KiB.
+    /// The memory of the first process, every second, in KiB.
     memory: Vec<u64>,
     kills: u64,
 }
 
-/// Where a process is, or was, or will be.
+/// A process and its restarts.
 struct Place {
     child: Option<Child>,
-    /// How often one was started here before.
+    /// The number of restarts.
     life: u64,
-    /// When it was started, or said something last.
+    /// The time of the start or of the last report.
     heard: Instant,
-    /// When one is to be started here.
+    /// The time of the next start.
     due: Option<Instant>,
 }
 
-/// What a process said.
+/// A line of a process's output.
 struct Line {
     index: u8,
     life: u64,
     text: String,
 }
 
-/// Runs it all.
+/// Runs the test.
 pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
     let length = Duration::from_secs(seconds);
     let mut this = Coordinator::new(seed)?;
     println!(
-        "{STATIONS} processes at {}, {seconds} s, seed {seed}; of all packets {} % each are lost, duplicated, corrupted and \
-         delayed; a request to a process that was killed must fail within {RETRY_BOUND:.3?}, and {SLACK:?} for the machine",
+        "{STATIONS} processes at {}, {seconds} s, seed {seed}; {} % of the packets each are lost, duplicated, corrupted and \
+         delayed; a request to a killed process must fail within {RETRY_BOUND:.3?}, plus {SLACK:?} of scheduling delay",
         this.network,
         f64::from(FAULTS) / 10_000.0
     );
-    // At the end nobody is killed, so that everybody gets to work once more.
+    // No process is killed at the end, so that all sessions work once more.
     let quiet = length - Duration::from_secs((seconds / 4).min(20));
     let mut next_kill = this.pause(2.0, 4.0);
     let mut next_line = Duration::ZERO;
@@ -95,7 +95,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
     for peer in 1..STATIONS {
         ensure!(
             after.get(&peer).unwrap_or(&0) > before.get(&peer).unwrap_or(&0),
-            "the first process and that at {peer} did nothing together at the end"
+            "the first process and process {peer} finished no round at the end"
         );
     }
     this.stop()?;
@@ -104,7 +104,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
 
 impl Coordinator {
     fn new(seed: u64) -> Result<Coordinator> {
-        // Others may be at this on this machine.
+        // Other soak tests may run on this machine.
         let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
         let (sender, lines) = channel();
         let start = Instant::now();
@@ -129,7 +129,7 @@ impl Coordinator {
         Duration::from_secs_f64(least + (most - least) * share)
     }
 
-    /// Starts processes where that is due.
+    /// Starts the processes that are due.
     fn start_those_due(&mut self) -> Result<()> {
         let now = Instant::now();
         for (index, place) in (0..STATIONS).zip(&mut self.places) {
@@ -152,7 +152,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Kills a process, and has another started in its place.
+    /// Kills a process, and schedules its restart.
     fn kill_one(&mut self) -> Result<()> {
         let victim = 1 + self.random.below(u64::from(STATIONS) - 1) as usize;
         let later = self.pause(0.05, 1.5);
@@ -167,12 +167,12 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Hears what processes say, and looks after those that don't.
+    /// Reads the processes' output, and checks that all of them report.
     fn hear(&mut self, timeout: Duration) -> Result<()> {
         let mut line = self.lines.recv_timeout(timeout).ok();
         while let Some(Line { index, life, text }) = line {
             if let Some(failure) = text.strip_prefix("FAIL ") {
-                bail!("process {index}, {:?} after the beginning: {failure}", self.start.elapsed());
+                bail!("process {index}, {:?} after the start: {failure}", self.start.elapsed());
             }
             if let Some(report) = text.strip_prefix("REPORT ") {
                 let report: Report = serde_json::from_str(report).context("a report")?;
@@ -186,18 +186,18 @@ impl Coordinator {
         }
         for (index, place) in self.places.iter_mut().enumerate() {
             let Some(child) = &mut place.child else { continue };
-            ensure!(place.heard.elapsed() < SILENCE, "process {index} has said nothing for {SILENCE:?}");
+            ensure!(place.heard.elapsed() < SILENCE, "process {index} has not reported for {SILENCE:?}");
             if let Some(status) = child.try_wait()? {
-                ensure!(status.success(), "process {index} ended by itself: {status}");
+                ensure!(status.success(), "process {index} exited: {status}");
             }
         }
         Ok(())
     }
 
-    /// Has all processes end, which give back what they had, or fail.
+    /// Ends all processes. Each checks that it has released its resources.
     fn stop(&mut self) -> Result<()> {
         for place in &mut self.places {
-            // They look for the end of this.
+            // The processes end when their standard input is closed.
             place.child.as_mut().and_then(|child| child.stdin.take());
         }
         let start = Instant::now();
@@ -206,12 +206,12 @@ impl Coordinator {
         };
         while self.places.iter_mut().any(is_running) {
             self.hear(Duration::from_millis(20))?;
-            ensure!(start.elapsed() < Duration::from_secs(30), "not all processes end");
+            ensure!(start.elapsed() < Duration::from_secs(30), "not all processes ended within 30 s");
         }
         self.hear(Duration::from_millis(200))
     }
 
-    /// Rounds of the first process with each of the others.
+    /// Returns the number of rounds of the first process with each other process.
     fn with_first(&self) -> BTreeMap<u8, u64> {
         self.reports.get(&(0, 0)).map(|report| report.with.clone()).unwrap_or_default()
     }
@@ -222,7 +222,7 @@ impl Coordinator {
 
     fn line(&self) -> String {
         format!(
-            "{:5.0} s: {} sessions, {} rounds, {} reliable requests, {} MiB checked; {} killed; the first process has {} KiB",
+            "{:5.0} s: {} sessions, {} rounds, {} reliable requests, {} MiB checked; {} processes killed; the first process uses {} KiB",
             self.start.elapsed().as_secs_f64(),
             self.sum(|report| report.sessions),
             self.sum(|report| report.rounds),
@@ -233,7 +233,7 @@ impl Coordinator {
         )
     }
 
-    /// Prints what came of it, and fails if something didn't come of it that should.
+    /// Prints the results, and checks them.
     fn verdict(&self) -> Result<()> {
         println!("{}", self.line());
         let counter = |name: &str| self.sum(|report| report.counters.get(name).copied().unwrap_or(0));
@@ -244,38 +244,42 @@ impl Coordinator {
             .filter(|name| counter(name) > 0)
             .map(|name| format!("{name} {}", counter(name)))
             .collect();
-        println!("what the devices counted: {}", counted.join(", "));
+        println!("device counters: {}", counted.join(", "));
 
         let (sent, came) = (self.sum(|r| r.unreliable_sent), self.sum(|r| r.unreliable_received));
         let lost = 100.0 * (1.0 - came as f64 / sent.max(1) as f64);
-        println!("of {sent} unreliable messages {came} came whole, and {lost:.1} % not at all");
-        ensure!(came <= sent && came * 2 > sent, "too few unreliable messages came");
+        println!("{came} of {sent} unreliable messages arrived, {lost:.1} % were lost");
+        ensure!(came <= sent && came * 2 > sent, "too few unreliable messages arrived");
 
         let mut losses: Vec<f64> = self.reports.values().flat_map(|r| r.losses.iter().copied()).collect();
         losses.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (losses.first(), losses.last()) else {
-            bail!("nobody lost a peer, so that nothing is known about that");
+            bail!("no process lost a peer, so that case was not tested");
         };
         let bound = RETRY_BOUND.as_secs_f64() * 1000.0;
         let beyond = losses.iter().filter(|loss| **loss > bound).count();
         println!(
-            "{} times a peer was lost: the first error came after {least:.0} to {most:.0} ms, median {:.0}; the bound is \
-             {bound:.0}, which {beyond} were beyond",
+            "{} lost peers: the first error completion arrived after {least:.0} to {most:.0} ms, median {:.0} ms; {beyond} \
+             exceeded the bound of {bound:.0} ms",
             losses.len(),
             losses[losses.len() / 2]
         );
 
         let quarter = self.memory.len() / 4;
-        ensure!(quarter > 1, "the first process said too little");
+        ensure!(quarter > 1, "the first process sent too few reports");
         let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len() as u64;
         let (early, late) = (mean(&self.memory[quarter..2 * quarter]), mean(&self.memory[3 * quarter..]));
         println!(
-            "the first process had {early} KiB on average in its second quarter, {late} KiB in its last"
+            "the first process used {early} KiB on average in the second quarter, and {late} KiB in the last"
         );
-        ensure!(late <= early + GROWTH, "it grows");
+        ensure!(late <= early + GROWTH, "the memory of the first process grows");
         let rounds = self.sum(|report| report.rounds);
-        ensure!(rounds > 0 && self.kills > 0, "there were {rounds} rounds, and {} were killed", self.kills);
-        println!("0 bytes wrong, nothing hung, everything was given back");
+        ensure!(
+            rounds > 0 && self.kills > 0,
+            "there were {rounds} rounds, and {} processes were killed",
+            self.kills
+        );
+        println!("no wrong bytes, no hangs, all resources released");
         Ok(())
     }
 }

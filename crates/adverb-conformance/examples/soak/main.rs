@@ -1,9 +1,9 @@
-//! Several processes with software devices that talk over UDP sockets and a network that fails, for a long time, while some
-//! are killed and started again: run by `cargo xtask soak`.
+//! A soak test: several processes with software devices communicate over UDP sockets and a lossy network, while some
+//! are killed and restarted. `cargo xtask soak` runs it.
 //!
-//! Each pair of processes has a session (`session.rs`), in which every operation is used and every byte checked. Whoever loses
-//! a peer must learn of it by an error completion, in time; what a session had must be given back. One process is never killed,
-//! and must not grow.
+//! Each pair of processes has a session (`session.rs`), which uses every operation and checks every byte. A process
+//! that loses a peer must get an error completion within a bound, and a session must release all its resources. One
+//! process is never killed, and its memory must not grow.
 
 mod coordinator;
 mod message;
@@ -18,22 +18,22 @@ use clap::Parser;
 /// The command line.
 #[derive(Debug, Parser)]
 enum Command {
-    /// Start the others, kill some now and then, and say how it went.
+    /// Start the processes, kill some of them at random, and print the results.
     Run {
-        /// For how long, in seconds.
+        /// The duration in seconds.
         #[arg(long)]
         seconds: u64,
-        /// What all choices follow from.
+        /// The seed of all random choices.
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// One of the processes.
+    /// Run one of the processes.
     Station {
-        /// Which.
+        /// The index of the process.
         index: u8,
-        /// How many there are.
+        /// The number of processes.
         count: u8,
-        /// The first three numbers of all addresses.
+        /// The /24 network of all addresses.
         network: Ipv4Addr,
         seed: u64,
     },

@@ -1,4 +1,5 @@
-//! Two processes at work with each other: one posts requests of every kind, in rounds, and the other looks at what comes.
+//! Two processes at work with each other: one posts requests of every kind, in rounds, and the other looks at what
+//! comes.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, BufRead, BufReader, Write};
@@ -251,7 +252,10 @@ impl<'a> Session<'a> {
             if self.is_gone() {
                 return Ok(None);
             }
-            ensure!(start.elapsed() < PATIENCE, "nothing came for {PATIENCE:?}, and the peer is there");
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "no completion arrived for {PATIENCE:?}, and the peer is running"
+            );
             let mut came = Vec::new();
             self.completions.poll_timeout(&mut came, Duration::from_millis(20))?;
             if came.iter().any(Completion::is_ok) {
@@ -279,7 +283,7 @@ impl<'a> Session<'a> {
         while !self.is_gone() {
             ensure!(
                 start.elapsed() < SLACK,
-                "a request failed ({failed:?}), and the peer is there; before that nothing was done for {:?}",
+                "a request failed ({failed:?}), and the peer is running; the last progress was {:?} earlier",
                 start - self.worked
             );
             std::thread::sleep(Duration::from_millis(1));
@@ -302,11 +306,11 @@ impl<'a> Session<'a> {
             // A process that isn't run can't look.
             ensure!(
                 elapsed < RETRY_BOUND + SLACK + longest,
-                "{elapsed:?} after the peer was killed: {failed:?}, and {outstanding} requests are left; looking took \
-                 {longest:?} at most, of 20 ms"
+                "{elapsed:?} after the peer was killed: {failed:?}, and {outstanding} requests are outstanding; a poll took \
+                 at most {longest:?}, of 20 ms"
             );
         }
-        ensure!(failed == Some(Status::RetryExceeded), "the first request to fail says {failed:?}");
+        ensure!(failed == Some(Status::RetryExceeded), "the first failed request has status {failed:?}");
         Ok(Ended::Lost(gone.elapsed()))
     }
 
@@ -316,7 +320,7 @@ impl<'a> Session<'a> {
             queue_pair.move_to_error()?;
             queue_pair.drain(PATIENCE)?;
             let left = (queue_pair.outstanding_send_count(), queue_pair.outstanding_recv_count());
-            ensure!(left == (0, 0), "requests that never came back: {left:?}");
+            ensure!(left == (0, 0), "requests that never completed: {left:?}");
         }
         Ok(())
     }
@@ -447,11 +451,11 @@ impl Client {
                 Some(Expected::Bytes(offset)) => {
                     let mut readable = vec![0; READABLE];
                     message::fill_body(session.id, 0, &mut readable);
-                    ensure!(*buffer == readable[offset..][..buffer.len()], "bytes that were read are wrong");
+                    ensure!(*buffer == readable[offset..][..buffer.len()], "the read bytes are wrong");
                 }
                 Some(Expected::Word(word)) => {
                     let came = u64::from_ne_bytes(buffer[..].try_into()?);
-                    ensure!(came == word, "an atomic operation found {came:#x}, and should have {word:#x}");
+                    ensure!(came == word, "an atomic returned {came:#x} instead of {word:#x}");
                 }
             }
             session.spare(buffer);
@@ -666,7 +670,7 @@ impl Server {
     /// Looks whether all came that was sent in a round, once and in order.
     fn check(&mut self, session: &Session<'_>, end: &RoundEnd) -> Result<()> {
         let came = std::mem::take(&mut self.came);
-        ensure!(came == end.sent, "messages {:?} were sent, and {came:?} came", end.sent);
+        ensure!(came == end.sent, "messages {:?} were sent, but {came:?} arrived", end.sent);
         for &(slot, number) in &end.written {
             let bytes = session.written(SLOTS + slot * LONGEST)?;
             message::check(session.id, number, &bytes).with_context(|| format!("written to slot {slot}"))?;

@@ -106,7 +106,7 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     // Everything was given back.
     station.say()?;
     let left = self::held(&station.device);
-    ensure!(left == held, "the device holds {left} things after all sessions, and {held} before");
+    ensure!(left == held, "the device has {left} resources after all sessions, and had {held} before");
     Ok(())
 }
 
