@@ -209,8 +209,8 @@ impl Listener {
     /// Waits for a connection. Several tasks may wait at the same time.
     ///
     /// A peer whose handshake fails, or does not finish within [`Options::connect_timeout`], is logged, and the call
-    /// continues to wait. Handshakes do not delay each other. If more than 256 handshakes are pending, or file
-    /// descriptors run out, the listener drops handshakes without progress for a second.
+    /// continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file descriptors run
+    /// out, the listener drops handshakes without progress for a second.
     ///
     /// # Errors
     ///
