@@ -93,7 +93,7 @@ impl Connector {
         let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
         let mut peers = paths.addresses.clone();
         for name in &paths.names {
-            // One that can't be looked up now may be later.
+            // A name that cannot be resolved now may be resolvable later.
             peers.extend(lookup_host(name).await.into_iter().flatten());
         }
         let deadline = Deadline::new(self.options.connect_timeout);
@@ -195,7 +195,7 @@ impl Listener {
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
         let options = options.clone();
-        // Opening devices takes a while, hardware above all.
+        // Opening devices blocks, above all for hardware.
         let bound = tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options)).await;
         let listening = bound.map_err(|error| bootstrap::not_bound(io::Error::other(error)))??;
         Ok(Listener { listening: Arc::new(listening) })
@@ -256,7 +256,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A connection that is to go on may look after it just now.
+        // A reconnecting connection may hold a reference to it.
         self.stop();
     }
 }
@@ -308,9 +308,9 @@ pub struct Connection {
     link: Arc<Link>,
     /// Readable when the completion queue has an event.
     events: AsyncFd<OwnedFd>,
-    /// Told when a task took something in that others may wait for.
+    /// Notified when a task processed a completion that others may wait for.
     news: Notify,
-    /// Where it was made, for what is left to do when it is dropped, wherever that is.
+    /// Runtime that created the connection. Tasks that outlive the connection run there.
     runtime: Handle,
 }
 
@@ -328,7 +328,7 @@ impl Connection {
         let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
         let events = match (link.session(), lane.manager_events()) {
             (None, None) => readable_by_tasks(events),
-            // Which completion queue it has may change, or there is more to watch.
+            // The completion queue may change, or there is a second descriptor to watch.
             (_, manager) => {
                 let bell = Bell::new(events, manager).map_err(broken)?;
                 readable_by_tasks(link.bell.get_or_init(|| bell).as_fd())
@@ -507,7 +507,7 @@ impl Connection {
         });
         closed.await?;
         if let Some(time) = self.link.lingers() {
-            // Whether they have parted or time is over, it is done.
+            // The connection is closed, whether the peer acknowledged that in time or not.
             let _ = self.wait(time, "waiting for the peer to close", Link::has_parted).await;
         }
         Ok(())
@@ -537,16 +537,16 @@ impl Connection {
         self.link.peer()
     }
 
-    /// Waits until `ready` has something to return.
+    /// Waits until `ready` returns a value.
     async fn wait<T>(
         &self,
         timeout: Duration,
         waiting: &'static str,
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Result<T> {
-        // Who always finds something leaves others their turn.
+        // A task that never has to wait yields now and then.
         tokio::task::coop::consume_budget().await;
-        // What is there already needs no clock.
+        // A value that is available at once needs no timer.
         if let Some(value) = self.look(&mut ready)? {
             return Ok(value);
         }
@@ -558,7 +558,7 @@ impl Connection {
             loop {
                 let news = self.news.notified();
                 tokio::pin!(news);
-                // What others take in from here on isn't missed.
+                // Notifications from here on are not missed.
                 news.as_mut().enable();
                 if let Some(value) = self.step(is_driven, &mut ready)? {
                     return Ok(value);
@@ -582,8 +582,7 @@ impl Connection {
         .await
     }
 
-    /// Looks whether `ready` has something, again and again for as long as that is better than to sleep, while other tasks
-    /// run.
+    /// Spins until `ready` returns a value, for as long as spinning is cheaper than sleeping. Other tasks can run.
     async fn look_for_a_while<T>(
         &self,
         timeout: Duration,
@@ -604,7 +603,7 @@ impl Connection {
         value
     }
 
-    /// Looks whether `ready` has something.
+    /// Checks `ready` once, and drives the connection if necessary.
     fn look<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
         let (value, has_news) = self.link.look_once(ready);
         if has_news {
@@ -613,8 +612,7 @@ impl Connection {
         value
     }
 
-    /// Looks whether `ready` has something, and drives the connection if it needs that; if not, an event is made when it may
-    /// have.
+    /// Checks `ready`, and drives the connection if necessary. If there is no value, arms the completion queue.
     fn step<T>(
         &self,
         is_driven: bool,
@@ -643,7 +641,7 @@ impl Drop for Connection {
     }
 }
 
-/// How often to look whether the peer has parted from a connection that was dropped.
+/// Interval at which a dropped connection is polled for the peer's acknowledgement of the close.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl fmt::Debug for Connection {
@@ -652,7 +650,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// What the work gives, or an error if it takes longer than it may.
+/// Returns the result of the work, or [`Error::Timeout`].
 async fn within<T>(
     timeout: Duration,
     waiting: &'static str,

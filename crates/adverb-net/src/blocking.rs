@@ -92,7 +92,7 @@ impl Connector {
     }
 }
 
-/// Connects to a listener, by whichever way leads there.
+/// Connects to a listener, over the first channel that reaches it.
 pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
     let (options, ways) = bootstrap::ways(peer, options)?;
     let mut failure = None;
@@ -109,7 +109,7 @@ fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline
     let mut handshake = match way {
         Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
         Way::Tcp => {
-            // Sockets know neither zero nor for ever.
+            // Sockets accept neither zero nor an unlimited timeout.
             let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(1 << 20));
             let stream = TcpStream::connect_timeout(&peer, left);
             let stream = stream.map_err(|error| bootstrap::unreachable(peer, error))?;
@@ -223,7 +223,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A connection that is to go on may look after it just now.
+        // A reconnecting connection may hold a reference to it.
         self.stop();
     }
 }
@@ -450,7 +450,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(time) = self.link.lingers() {
-            // Whether they have parted or time is over, it is done.
+            // The connection is closed, whether the peer acknowledged that in time or not.
             let _ = self.link.wait(time, "waiting for the peer to close", Link::has_parted);
         }
     }

@@ -63,20 +63,20 @@ impl BitOr for RemoteAccess {
 }
 
 impl Announced {
-    /// Whether peers name it by its addresses.
+    /// Whether the peer addresses the memory by its addresses.
     pub(super) fn is_by_address(&self) -> bool {
         self.rights & BY_ADDRESS != 0
     }
 
-    /// Which bytes of it have these addresses, if it has all of them.
+    /// Returns the offsets of these addresses, if the memory contains all of them.
     pub(super) fn offsets(&self, addresses: &Range<u64>) -> Option<Range<u64>> {
         let start = addresses.start.checked_sub(self.addr)?;
         let end = addresses.end.checked_sub(self.addr).filter(|end| start <= *end && *end <= self.len)?;
         Some(start..end)
     }
 
-    /// The bytes of a range, if it lies within the memory and the right to them was given. What the device would refuse
-    /// would end the connection.
+    /// Returns the remote address of a range, if it is within the memory and permitted. A rejection by the peer's
+    /// device would end the connection.
     pub(super) fn place(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
         if !RemoteAccess(self.rights).contains(right) {
             let reason = "the peer's region does not allow this access";
@@ -94,7 +94,7 @@ impl Announced {
         }
     }
 
-    /// The word at an offset.
+    /// Returns the remote address of the word at an offset.
     pub(super) fn word(&self, offset: u64) -> Result<RemoteAddress> {
         if !offset.is_multiple_of(8) {
             return Err(Error::Unaligned { offset: usize::try_from(offset).unwrap_or(usize::MAX) });
@@ -102,7 +102,7 @@ impl Announced {
         self.place(offset, 8, RemoteAccess::ATOMIC)
     }
 
-    /// As [`place`](Announced::place), of a range, with its length.
+    /// Like [`place`](Announced::place), for a range; also returns its length.
     pub(super) fn range(&self, range: &Range<u64>, right: RemoteAccess) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
         let backwards =
@@ -112,7 +112,7 @@ impl Announced {
     }
 }
 
-/// What both kinds of remote memory ask for.
+/// Requests of both kinds of remote memory.
 impl Announced {
     pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
         let (place, len) = self.range(range, RemoteAccess::READ)?;
@@ -155,7 +155,7 @@ impl Announced {
     }
 }
 
-/// The word that an atomic operation brought back.
+/// Returns the word that an atomic operation returned.
 pub(super) fn word(buffer: Option<RegisteredBuf>) -> u64 {
     let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
     u64::from_ne_bytes(bytes.unwrap_or_default())

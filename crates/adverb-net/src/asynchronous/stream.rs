@@ -76,7 +76,7 @@ pub struct Stream {
 /// The reading half of a [`Stream`]: see [`Stream::into_split`].
 pub struct ReadHalf {
     shared: Arc<Shared>,
-    /// What was received and not yet read.
+    /// Bytes that were received and not read yet.
     rest: Option<RegisteredBuf>,
     wait: Wait,
 }
@@ -85,33 +85,33 @@ pub struct ReadHalf {
 pub struct WriteHalf {
     shared: Arc<Shared>,
     wait: Wait,
-    /// How it waits for what was written. (A write that waits isn't over because nothing is left to be flushed.)
+    /// State of a waiting flush, which is independent of a waiting write.
     flush: Wait,
 }
 
-/// What the halves share.
+/// State shared by the halves.
 struct Shared {
-    /// There until this is dropped.
+    /// Present until drop.
     connection: Option<Connection>,
     waiting: Arc<Waiting>,
-    /// That wakes all who wait.
+    /// Waker that wakes all waiting tasks.
     all: Waker,
-    /// Whether a task sees to what waits for room.
+    /// Whether the keeper task runs.
     is_kept: AtomicBool,
-    /// Whether nothing more is written, and the peer is to be told.
+    /// Whether the write half was dropped, so that the end of the stream must be sent.
     is_ending: AtomicBool,
 }
 
-/// Who waits for the connection, each in a place of its own.
+/// Wakers of the reader, the writer and the keeper.
 #[derive(Default)]
 struct Waiting([Mutex<Option<Waker>>; 3]);
 
 const READER: usize = 0;
 const WRITER: usize = 1;
-/// The task that sees to what nobody else does.
+/// The task that sends queued bytes without a writer.
 const KEEPER: usize = 2;
 
-/// For how long what waits for room is left to those who write.
+/// Delay before the keeper sends queued bytes, in which further writes may send them.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 impl Connection {
@@ -131,7 +131,7 @@ impl From<Connection> for Stream {
             is_kept: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
         });
-        // What was fed and not flushed goes with what is written.
+        // Messages that were fed and not flushed are sent before the first write.
         shared.see_to_the_rest();
         Stream {
             reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: Wait::default() },
@@ -170,9 +170,9 @@ impl AsyncBufRead for ReadHalf {
     fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
-            // Its memory goes home before more is waited for.
+            // The buffer returns to its pool before the wait.
             this.rest = None;
-            // A peer that is always faster leaves others their turn.
+            // A task that never has to wait yields now and then.
             ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
             let next = this.shared.poll(READER, Some(&mut this.wait), cx, Link::next_piece);
             this.rest = ready!(next)?;
@@ -201,7 +201,7 @@ impl AsyncRead for ReadHalf {
             let count = bytes.len().min(buffer.remaining());
             buffer.put_slice(&bytes[..count]);
             self.as_mut().consume(count);
-            // If there is room for more, and more has come, that is taken as well.
+            // Continue if the caller's buffer has space, and more bytes have arrived.
             if buffer.remaining() == 0 || !self.has_another() {
                 return Poll::Ready(Ok(()));
             }
@@ -210,10 +210,10 @@ impl AsyncRead for ReadHalf {
 }
 
 impl ReadHalf {
-    /// Whether there is another piece, without looking any further; then it is taken.
+    /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn has_another(&mut self) -> bool {
         let link = &self.shared.connection().link;
-        // An end, or an error, is found again by the next read.
+        // The next read returns an end or an error again.
         if let Ok(Some(Some(piece))) = link.next_piece(&mut link.lock()) {
             self.rest = Some(piece);
             return true;
@@ -236,7 +236,7 @@ impl AsyncWrite for WriteHalf {
             return Poll::Ready(Ok(0));
         }
         let this = self.get_mut();
-        // A peer that is always faster leaves others their turn.
+        // A task that never has to wait yields now and then.
         ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
         let shared = &this.shared;
         loop {
@@ -255,7 +255,7 @@ impl AsyncWrite for WriteHalf {
             };
             let link = &shared.connection().link;
             let copy = link.copy(lane, pieces, len)?;
-            // It may be that the connection is being made again by now.
+            // The connection may be reconnecting by now.
             let is_sent = link.try_send(&mut link.lock(), &mut Some(copy))?.is_some();
             shared.see_to_the_rest();
             if is_sent {
@@ -277,7 +277,7 @@ impl AsyncWrite for WriteHalf {
         let this = self.get_mut();
         let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream);
         if ended.is_pending() {
-            // It may never be polled again.
+            // The caller may never poll again.
             this.shared.see_to_the_rest();
         }
         ended
@@ -296,7 +296,7 @@ impl Shared {
         self.connection.as_ref().expect("the connection is present until drop")
     }
 
-    /// Polls for what `ready` returns.
+    /// Polls until `ready` returns a value.
     fn poll<T>(
         &self,
         who: usize,
@@ -305,7 +305,7 @@ impl Shared {
         mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         let Connection { link, events, .. } = self.connection();
-        // Who sleeps looks when an event says so.
+        // A sleeping half checks only after an event.
         let mut is_driven = !wait.as_ref().is_some_and(|wait| wait.is_asleep());
         if is_driven {
             let (value, has_news) = link.look_once(&mut ready);
@@ -313,7 +313,7 @@ impl Shared {
             if let Some(wait) = &mut wait
                 && wait.looks_on(matches!(value, Ok(None)))
             {
-                // Other tasks run meanwhile.
+                // Let other tasks run.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
@@ -321,7 +321,7 @@ impl Shared {
                 return Poll::Ready(Ok(value));
             }
         }
-        // What others take in from here on isn't missed.
+        // Wake-ups from here on are not missed.
         *self.waiting.0[who].lock() = Some(cx.waker().clone());
         loop {
             let (value, has_news) = link.step(is_driven, &mut ready);
@@ -336,7 +336,7 @@ impl Shared {
                 return Poll::Ready(Ok(value));
             }
             is_driven = false;
-            // One event wakes all: who was the last to ask may have lost interest.
+            // One event wakes all: the last task that registered may not be waiting any more.
             let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&self.all)) else {
                 break;
             };
@@ -352,14 +352,14 @@ impl Shared {
             let mut state = link.lock();
             link.ask(&mut state);
             if !link.is_open(&state) {
-                // It couldn't be asked, and nobody else says so.
+                // The probe failed, and no other code reports that.
                 cx.waker().wake_by_ref();
             }
         }
         Poll::Pending
     }
 
-    /// Wakes others who wait, because something may have come for them.
+    /// Wakes the other waiting tasks, because there may be progress for them.
     fn tell_others(&self, who: usize, has_news: bool) {
         if has_news {
             for (other, waiting) in self.waiting.0.iter().enumerate() {
@@ -370,7 +370,7 @@ impl Shared {
         }
     }
 
-    /// Sends what waits, or has it sent when there is room.
+    /// Sends queued bytes now, or starts the keeper to send them when there are credits.
     fn see_to_the_rest(self: &Arc<Shared>) {
         let link = &self.connection().link;
         let rest = self.send_rest(link, &mut link.lock());
@@ -379,20 +379,20 @@ impl Shared {
         }
     }
 
-    /// Has what waits for room sent when there is some, though nobody may write, flush or read any more.
+    /// Starts the keeper task, which sends queued bytes when there are credits, even if no half is polled again.
     fn keep(self: &Arc<Shared>) {
         if self.is_kept.swap(true, Ordering::Relaxed) {
             return;
         }
         let shared = Arc::downgrade(self);
         self.connection().runtime.spawn(async move {
-            // Who writes much does this on the way, and better.
+            // A busy writer sends the queued bytes itself, at less cost.
             sleep(PATIENCE).await;
             let sent = poll_fn(|cx| {
                 let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
                 shared.poll(KEEPER, None, cx, |link, state| {
                     let sent = shared.send_rest(link, state);
-                    // What comes from here on is for the next keeper.
+                    // Bytes queued from here on need another keeper.
                     shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
                     sent
                 })
@@ -403,7 +403,7 @@ impl Shared {
         });
     }
 
-    /// Sends what waits, and the end if nobody can write any more.
+    /// Sends queued bytes, and the end of the stream if the write half was dropped.
     fn send_rest(&self, link: &Link, state: &mut State) -> Result<Option<()>> {
         if self.is_ending.load(Ordering::Relaxed) {
             return link.send_end(state);
@@ -446,30 +446,29 @@ fn wake(waiting: &Mutex<Option<Waker>>) {
     }
 }
 
-/// How one of the halves waits.
+/// Wait state of one operation.
 #[derive(Default)]
 struct Wait {
     patience: Patience,
     looking: Looking,
-    /// When it is time to ask whether the peer is there. The clock isn't set again whenever something comes: once in a while
-    /// it is asked too early.
+    /// Keepalive timer. Received bytes do not reset it, so a probe may be sent early.
     clock: Option<Pin<Box<Sleep>>>,
 }
 
-/// Whether a half that waits looks, or sleeps.
+/// Whether a waiting half spins or sleeps.
 #[derive(Default)]
 enum Looking {
-    /// It doesn't wait.
+    /// It is not waiting.
     #[default]
     No,
-    /// Since then, for so long.
+    /// It spins, since this time and for this long.
     Since(Instant, Duration),
-    /// It has, for as long as that is better than to sleep.
+    /// It has spun for long enough without success, and sleeps.
     InVain,
 }
 
 impl Wait {
-    /// Whether to look again, instead of sleeping, if there is nothing yet.
+    /// Whether to spin once more instead of sleeping.
     fn looks_on(&mut self, is_waiting: bool) -> bool {
         if let Looking::No = self.looking
             && is_waiting
@@ -488,12 +487,12 @@ impl Wait {
         false
     }
 
-    /// Whether it has looked for long enough, and sleeps.
+    /// Whether it sleeps.
     fn is_asleep(&self) -> bool {
         matches!(self.looking, Looking::InVain)
     }
 
-    /// Whether nothing may have come for this long; if not, the task is woken when it is so.
+    /// Whether the keepalive timer has expired. If not, the timer wakes the task.
     fn is_too_long(&mut self, cx: &mut Context<'_>, keepalive: Duration) -> bool {
         if keepalive == Duration::MAX {
             return false;
@@ -502,7 +501,7 @@ impl Wait {
         let is_too_long = clock.as_mut().poll(cx).is_ready();
         if is_too_long {
             clock.as_mut().reset(tokio::time::Instant::now() + keepalive);
-            // So that the task is woken then.
+            // Polling registers the waker.
             let _ = clock.as_mut().poll(cx);
         }
         is_too_long

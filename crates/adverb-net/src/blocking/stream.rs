@@ -57,7 +57,7 @@ pub struct Stream {
 /// The reading half of a [`Stream`]: see [`Stream::into_split`].
 pub struct ReadHalf {
     shared: Arc<Shared>,
-    /// What was received and not yet read.
+    /// Bytes that were received and not read yet.
     rest: Option<RegisteredBuf>,
 }
 
@@ -68,7 +68,7 @@ pub struct WriteHalf {
     shared: Arc<Shared>,
 }
 
-/// What the halves share: the connection, there until this is dropped.
+/// State shared by the halves: the connection, present until drop.
 struct Shared(Option<Connection>);
 
 impl Connection {
@@ -80,7 +80,7 @@ impl Connection {
 
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
-        // What was fed and not flushed goes with what is written.
+        // Messages that were fed and not flushed are sent before the first write.
         connection.link.flush(&mut connection.link.lock());
         let shared = Arc::new(Shared(Some(connection)));
         let reader = ReadHalf { shared: Arc::clone(&shared), rest: None };
@@ -140,7 +140,7 @@ impl WriteHalf {
 impl BufRead for ReadHalf {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
-            // Its memory goes home before more is waited for.
+            // The buffer returns to its pool before the wait.
             self.rest = None;
             let link = self.shared.link();
             self.rest = link.wait(link.options.timeout, "waiting to receive bytes", Link::next_piece)?;
@@ -164,7 +164,7 @@ impl Read for ReadHalf {
             bytes[read..read + count].copy_from_slice(&piece[..count]);
             self.consume(count);
             read += count;
-            // If there is room for more, and more has come, that is taken as well.
+            // Continue if the caller's buffer has space, and more bytes have arrived.
             if read == bytes.len() || !self.has_another() {
                 break;
             }
@@ -174,10 +174,10 @@ impl Read for ReadHalf {
 }
 
 impl ReadHalf {
-    /// Whether there is another piece, without looking any further; then it is taken.
+    /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn has_another(&mut self) -> bool {
         let link = self.shared.link();
-        // An end, or an error, is found again by the next read.
+        // The next read returns an end or an error again.
         let piece = link.next_piece(&mut link.lock());
         self.rest = piece.ok().flatten().flatten();
         self.rest.is_some()
@@ -202,7 +202,7 @@ impl Write for WriteHalf {
                 Taken::ToCopy(len, lane) => (len, lane),
             };
             let copy = link.copy(lane, pieces, len)?;
-            // It may be that the connection is being made again by now.
+            // The connection may be reconnecting by now.
             if link.try_send(&mut link.lock(), &mut Some(copy))?.is_some() {
                 return Ok(len);
             }
@@ -241,7 +241,7 @@ impl Drop for Shared {
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        // If nobody reads any more the connection is about to be closed, which says the same.
+        // Without a read half, the connection is about to be closed, which ends the stream too.
         if Arc::strong_count(&self.shared) > 1 {
             let link = self.shared.link();
             let ended: Result<()> =
