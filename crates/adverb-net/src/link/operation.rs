@@ -166,7 +166,7 @@ impl Link {
             // Nobody knows whether it was done, if it was under way; and the peer's memory is found anew.
             return Err(self.disconnected(
                 "the connection was re-established",
-                "call `remote` again: remote regions are valid for one connection",
+                "call `remote_region` again: remote regions are valid for one connection",
             ));
         }
         if progress::has_room(state)
@@ -194,7 +194,7 @@ impl Link {
     }
 
     fn why(&self, state: &State) -> Error {
-        let hint = "check whether the operation took effect; after a reconnect, call `remote` again";
+        let hint = "check whether the operation took effect; after a reconnect, call `remote_region` again";
         let unknown =
             End { reason: "the connection failed while the operation was in flight".to_owned(), hint };
         self.ended(state.end.as_ref().unwrap_or(&unknown))
