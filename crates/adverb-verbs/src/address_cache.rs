@@ -1,4 +1,4 @@
-//! Address handles that were made, for those who need the same again.
+//! A cache of address handles.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,10 +7,10 @@ use super::AddressHandle;
 use crate::backend::Address;
 use crate::error::Result;
 
-/// A queue pair's address handles: making one is a system call, and whoever answers datagrams needs one for each.
+/// A queue pair's address handles. Creating one is a system call, and every reply to a datagram needs one.
 ///
-/// It keeps those that were used last. They are in two generations: what is used goes to the young one, and when that is
-/// full the old one is forgotten and the young one is the old.
+/// The cache keeps the most recently used handles, in two generations. A used handle moves to the young generation.
+/// When that is full, the old generation is dropped and the young one becomes the old.
 #[derive(Default)]
 pub(super) struct AddressCache(Mutex<Generations>);
 
@@ -20,11 +20,11 @@ struct Generations {
     old: HashMap<Address, AddressHandle>,
 }
 
-/// How many a generation has at most.
-const MOST: usize = 512;
+/// The maximum number of handles in a generation.
+const MAX_GENERATION_LEN: usize = 512;
 
 impl AddressCache {
-    /// The handle for an address: one that was made before, or what `make` makes.
+    /// Returns the cached handle for an address, or creates one with `make`.
     pub(super) fn get(
         &self,
         address: &Address,
@@ -39,7 +39,7 @@ impl AddressCache {
             Some(handle) => handle,
             None => make()?,
         };
-        if young.len() >= MOST {
+        if young.len() >= MAX_GENERATION_LEN {
             *old = std::mem::take(young);
         }
         young.insert(*address, handle.clone());

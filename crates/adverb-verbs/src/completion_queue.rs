@@ -196,7 +196,7 @@ impl CompletionQueue {
     /// fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
         if timeout == Duration::MAX {
-            // A signal may end the wait though nothing has come.
+            // A signal may end the wait without an event.
             while !self.0.backend.wait_event(None)? {}
             return Ok(true);
         }
@@ -260,7 +260,7 @@ impl CompletionQueue {
             return Ok(true);
         }
         let mut state = self.lock();
-        // Another may have kept it since the last look, and told nobody who waits now.
+        // Another thread may have kept it since the last poll, before this one waits to be notified.
         if is_there(&state.ready) {
             return Ok(true);
         }
@@ -275,7 +275,7 @@ impl CompletionQueue {
         let waited = self.arm_and_wait(left, is_there);
         let mut state = self.lock();
         state.someone_waits = false;
-        // Another takes over.
+        // Another thread takes over.
         self.tell_others(&state);
         waited?;
         Ok(true)
@@ -285,9 +285,9 @@ impl CompletionQueue {
     /// thread consumed, or for which another thread armed the queue, would be missed.
     fn arm_and_wait(&self, left: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
         self.0.backend.arm(ArmFor::Any)?;
-        // What came before the arming makes no event: look again before waiting.
+        // A completion that arrived before arming raises no event: poll before waiting.
         let mut state = self.lock();
-        self.gather_into(&mut state)?;
+        self.fetch_completions_into(&mut state)?;
         if is_there(&state.ready) {
             return Ok(());
         }
@@ -298,7 +298,7 @@ impl CompletionQueue {
 
     /// Wakes the threads that wait for a notification.
     fn tell_others(&self, state: &State) {
-        // It would be a system call even if nobody waits.
+        // Notifying is a system call even without waiting threads.
         if state.others_wait > 0 {
             self.0.news.notify_all();
         }
@@ -307,7 +307,7 @@ impl CompletionQueue {
     /// Returns the completion of a request, if it is available.
     fn find(&self, id: RequestId) -> Result<Option<Completion>> {
         let mut state = self.lock();
-        self.gather_into(&mut state)?;
+        self.fetch_completions_into(&mut state)?;
         let at = state.ready.iter().position(|completion| completion.id == id);
         Ok(at.map(|at| state.ready.remove(at)))
     }
@@ -320,15 +320,15 @@ impl CompletionQueue {
     }
 
     /// Polls the device and keeps the completions for later callers.
-    pub(super) fn gather(&self) -> Result<()> {
-        self.gather_into(&mut self.lock())
+    pub(super) fn fetch_completions(&self) -> Result<()> {
+        self.fetch_completions_into(&mut self.lock())
     }
 
     /// Polls the device with the caller's lock, and keeps the completions.
     ///
     /// Queue pairs are attached after this, too: completions of an earlier owner take up entries, and numbers are
     /// reused, so that such completions could be mistaken for the new owner's.
-    fn gather_into(&self, state: &mut State) -> Result<()> {
+    fn fetch_completions_into(&self, state: &mut State) -> Result<()> {
         let mut ready = std::mem::take(&mut state.ready);
         let before = ready.len();
         let polled = self.poll_device(state, &mut ready);
@@ -350,7 +350,7 @@ impl CompletionQueue {
         if count == state.room.len() { self.poll_on(state, count, out) } else { Ok(()) }
     }
 
-    /// Takes what else the device has, after `total`.
+    /// Polls on after the first `total` completions.
     #[inline(never)]
     fn poll_on(&self, state: &mut State, mut total: usize, out: &mut Vec<Completion>) -> Result<()> {
         loop {
@@ -364,7 +364,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Finds the requests of the first `count` completions in the room.
+    /// Matches the first `count` completions in the array to their requests.
     #[inline(never)]
     fn sort(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
         state.polled += count as u64;
@@ -398,8 +398,8 @@ impl CompletionQueue {
         queues.stale += u64::from(!known);
     }
 
-    /// Looks at an outcome with unusual flags, and says which it should have: the device may have its own way, and a key
-    /// may have been invalidated.
+    /// Returns the corrected flags of an outcome with unusual flags: the device may have a format of its own, and a
+    /// key may have been invalidated.
     #[cold]
     fn look_at(&self, mut outcome: RawOutcome) -> u32 {
         self.0.backend.correct(&mut outcome);
@@ -407,10 +407,10 @@ impl CompletionQueue {
         outcome.flags
     }
 
-    /// Makes room for a queue pair's queue, and gives it what its ids begin with.
+    /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
     pub(super) fn attach(&self, depth: u32, transport: Transport) -> Result<Attached> {
         let mut state = self.lock();
-        self.gather_into(&mut state)?;
+        self.fetch_completions_into(&mut state)?;
         state.queues.check_numbers()?;
         self.reserve(&mut state, depth)?;
         let number = state.queues.free.pop().unwrap_or_else(|| {
@@ -427,13 +427,13 @@ impl CompletionQueue {
         Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
     }
 
-    /// Makes room for a shared receive queue, of which any request may complete here.
+    /// Reserves entries for a shared receive queue, any request of which may complete here.
     pub(super) fn attach_shared(&self, queue: &SharedReceiveQueue) -> Result<AttachedShared> {
         let mut state = self.lock();
         match state.queues.shared.iter_mut().find(|entry| entry.id == queue.id()) {
             Some(entry) => entry.users += 1,
             None => {
-                self.gather_into(&mut state)?;
+                self.fetch_completions_into(&mut state)?;
                 self.reserve(&mut state, queue.depth())?;
                 let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
                 state.queues.shared.push(SharedEntry { id, users: 1, depth, table });
@@ -461,11 +461,11 @@ impl CompletionQueue {
     /// device.
     pub(super) fn with_reserved<T>(&self, work: impl FnOnce(u32) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
-        self.gather_into(&mut state)?;
+        self.fetch_completions_into(&mut state)?;
         work(state.reserved)
     }
 
-    /// Whether there can be a completion queue of this depth.
+    /// Checks that the device supports a completion queue of this depth.
     pub(super) fn check_depth(&self, depth: u32) -> Result<()> {
         check_depth(&self.0.device, depth)
     }
@@ -491,14 +491,14 @@ impl fmt::Debug for CompletionQueue {
     }
 }
 
-/// Takes what was kept.
+/// Moves the kept completions to `out`.
 #[cold]
 fn take_ready(state: &mut State, out: &mut Vec<Completion>) {
     out.append(&mut state.ready);
 }
 
-/// A queue whose completions come to a completion queue, until it is dropped: the end where requests are posted. The
-/// other end is the completion queue's.
+/// The posting end of a queue whose completions are delivered to a completion queue. The completion queue has the
+/// other end. Dropping it detaches the queue.
 pub(super) struct Attached {
     completion_queue: CompletionQueue,
     number: u32,
@@ -507,8 +507,7 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// The lock of whoever posts. It stays usable when somebody panicked with it: what it holds is whole between any two
-    /// of its methods.
+    /// Locks the posting end. The lock isn't poisoned by a panic: the state is consistent between any two calls.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Posting> {
         self.posting.lock()
@@ -518,13 +517,13 @@ impl Attached {
         &self.completion_queue
     }
 
-    /// Takes out all requests, oldest first: their tags and memory. Nobody may post meanwhile, or what is posted may be taken
-    /// out too.
+    /// Takes all requests, oldest first: their tags and memory. The caller prevents posting meanwhile, or requests
+    /// posted meanwhile may be taken, too.
     pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
         self.completing(Completing::take_all).unwrap_or_default()
     }
 
-    /// Takes back the requests that were posted last, because the device didn't take them; in order.
+    /// Takes back the `count` requests that were posted last and that the device rejected, in order.
     #[cold]
     pub(super) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
         let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
@@ -539,7 +538,7 @@ impl Attached {
         QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
     }
 
-    /// Does something with the other end.
+    /// Calls `work` with the completing end.
     fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
         let mut state = self.completion_queue.lock();
         state.queues.own[self.number as usize].queue.as_mut().map(work)
@@ -558,7 +557,7 @@ impl Drop for Attached {
     }
 }
 
-/// A shared receive queue whose completions may come to a completion queue, until it is dropped.
+/// A shared receive queue whose completions may be delivered to a completion queue. Dropping it detaches the queue.
 pub(super) struct AttachedShared {
     completion_queue: CompletionQueue,
     pub(super) queue: SharedReceiveQueue,
@@ -589,13 +588,13 @@ impl Drop for AttachedShared {
     }
 }
 
-/// A time limit as the engines want it: none, if it never comes.
+/// Converts a time limit for the backends: `None` means no limit.
 fn limit(left: Duration) -> Option<Duration> {
     (left != Duration::MAX).then_some(left)
 }
 
 impl Queues {
-    /// Checks that there is a number for another queue.
+    /// Checks that a number is free for another queue.
     fn check_numbers(&self) -> Result<()> {
         if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
             return Ok(());
@@ -608,7 +607,7 @@ impl Queues {
         })
     }
 
-    /// The queue that an id is of, if it is of one that is still there.
+    /// Returns the queue that an identifier belongs to, if it still exists.
     fn get(&mut self, wr_id: u64) -> Option<&mut Completing> {
         let entry =
             self.own.get_mut(number_of(wr_id)).filter(|entry| entry.generation == generation_of(wr_id))?;
@@ -741,7 +740,7 @@ impl CompletionQueueBuilder {
     }
 }
 
-// What the compiler finds out here is part of the API.
+// These checks are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<CompletionQueue>();

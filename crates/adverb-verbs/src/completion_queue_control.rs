@@ -82,7 +82,7 @@ impl CompletionQueue {
         let deadline = Deadline::new(timeout);
         loop {
             self.arm(ArmFor::Solicited)?;
-            // What came before the arming makes no event: look before waiting.
+            // A completion that arrived before arming raises no event: poll before waiting.
             let count = self.poll(out)?;
             if count > 0 {
                 return Ok(count);

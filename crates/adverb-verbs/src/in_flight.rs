@@ -1,11 +1,12 @@
-//! The requests that the device has, and their memory.
+//! Requests in flight, and their memory.
 //!
-//! A queue of a queue pair is a [ring](crate::ring) with two ends: requests are put in where they are posted
-//! ([`Posting`]), under the queue's lock, and taken out where they complete ([`Completing`]), under the completion queue's.
+//! A queue of a queue pair is a [ring](crate::ring) with two ends. Requests enter it where they are posted
+//! ([`Posting`]), under the queue's lock, and leave it where they complete ([`Completing`]), under the completion
+//! queue's lock.
 //!
-//! A request's place is its position in the ring. It travels to the device and back in the work-request id, and says both
-//! which slot is meant and, because positions aren't reused for a long time, whether a completion is of this request or
-//! of one long gone.
+//! A request is identified by its position in the ring, which is part of the work request id. The position selects
+//! the slot. Because positions are not reused for a long time, it also tells whether a completion belongs to this
+//! request or to an earlier one.
 
 use adverb_proto::types::SendFlags;
 
@@ -17,28 +18,28 @@ use crate::backend::{RawCompletion, RawOutcome, flag};
 use crate::memory::Payload;
 use crate::ring::{Consumer, Producer, ring};
 
-/// A request that the device has.
+/// A request in flight.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) payload: Payload,
     pub(super) tag: u64,
-    /// What its completion will say: one of the backend's opcodes.
+    /// The operation that its completion reports: one of the backend's opcodes.
     pub(super) opcode: u32,
-    /// Held for the device, which may look at it until the request completes.
+    /// The address handle, which the device may use until the request completes.
     pub(super) recipient: Option<AddressHandle>,
 }
 
-/// The end of a queue where requests are posted.
+/// The posting end of a queue.
 pub(super) struct Posting {
     pub(super) ring: Producer<InFlight>,
     pub(super) signals: Signals,
-    /// What the ids of this queue have beside the position.
+    /// The upper bits of the identifiers of this queue.
     pub(super) id_base: u64,
     pub(super) stats: PostingStats,
     pub(super) scratch: Scratch,
 }
 
-/// Sees to it that some request asks for a completion before the queue is full of such as don't.
+/// Makes requests signaled often enough that the queue can't fill with unsignaled ones.
 pub(super) struct Signals {
     /// How many requests since the last one that asks for a completion.
     without: u32,
@@ -47,7 +48,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// The flags of the next request: it asks for a completion if it must, whatever it wants.
+    /// Returns the flags of the next request, signaled if it must be.
     #[inline]
     pub(super) fn set(&mut self, flags: SendFlags) -> SendFlags {
         let must = flags.contains(SendFlags::SIGNALED) || self.without >= self.most;
@@ -56,7 +57,7 @@ impl Signals {
     }
 }
 
-/// The end of a queue where requests complete.
+/// The completing end of a queue.
 #[derive(Debug)]
 pub(super) struct Completing {
     ring: Consumer<InFlight>,
@@ -64,7 +65,7 @@ pub(super) struct Completing {
     pub(super) stats: CompletingStats,
 }
 
-/// A queue for `depth` requests, whose ids begin with `id_base`.
+/// Creates a queue for `depth` requests, whose identifiers start with `id_base`.
 pub(super) fn queue(depth: u32, id_base: u64) -> (Posting, Completing) {
     let (producer, consumer) = ring(depth);
     let posting = Posting {
@@ -79,36 +80,36 @@ pub(super) fn queue(depth: u32, id_base: u64) -> (Posting, Completing) {
 }
 
 impl Posting {
-    /// How many requests the device has.
+    /// Returns the number of requests in flight.
     pub(super) fn len(&self) -> u32 {
         self.ring.len()
     }
 
-    /// Whether the device has this request, of this queue.
+    /// Whether this request of this queue is in flight.
     pub(super) fn is_outstanding(&self, id: RequestId) -> bool {
         let [_, _, _, _, position @ ..] = id.0.to_be_bytes();
         let behind = self.ring.next().wrapping_sub(u32::from_be_bytes(position));
         (1..=self.len()).contains(&behind)
     }
 
-    /// How many requests fit.
+    /// Returns the maximum number of requests in flight.
     pub(super) fn depth(&self) -> u32 {
         self.ring.depth()
     }
 
-    /// Whether `count` more fit.
+    /// Whether `count` more requests can be posted.
     #[inline]
     pub(super) fn has_room(&mut self, count: u32) -> bool {
         self.ring.has_room(count)
     }
 
-    /// The id of the request that comes `ahead` requests after the next.
+    /// Returns the identifier of the request `ahead` positions after the next.
     #[inline]
     pub(super) fn id(&self, ahead: u32) -> u64 {
         self.id_base | u64::from(self.ring.next().wrapping_add(ahead))
     }
 
-    /// Takes the memory of a request that is about to be posted. There must be room.
+    /// Stores a request that is about to be posted. The queue must not be full.
     #[inline]
     pub(super) fn push(&mut self, request: InFlight) {
         let vacancy = self.ring.vacancy().expect("the caller checks for a free entry first");
@@ -118,7 +119,7 @@ impl Posting {
 }
 
 impl Posting {
-    /// As [`push`](Posting::push), for several.
+    /// Does the same as [`push`](Posting::push), for several requests.
     pub(super) fn push_all(&mut self, requests: &mut Vec<InFlight>) {
         self.stats.posted += requests.len() as u64;
         let pushed = self.ring.push_all(requests);
@@ -127,8 +128,8 @@ impl Posting {
 }
 
 impl Completing {
-    /// Completes the oldest request, if that is what the completion is of, and it says what most say: that it succeeded.
-    /// Says whether it did.
+    /// Completes the oldest request if the completion belongs to it and reports success, the usual case. Returns
+    /// whether it did.
     #[inline(always)]
     pub(super) fn complete_usual(&mut self, completion: &RawCompletion, out: &mut Vec<Completion>) -> bool {
         let expected = self.id_base | u64::from(self.ring.oldest());
@@ -145,8 +146,8 @@ impl Completing {
         outstanding > 0
     }
 
-    /// Completes the request at `position`, and before it those that didn't ask for a completion: requests of a queue
-    /// complete in order. Says whether there was such a request.
+    /// Completes the request at `position`, and before it the unsignaled ones: requests of a queue complete in order.
+    /// Returns whether the request exists.
     #[inline]
     pub(super) fn complete_up_to(
         &mut self,
@@ -166,12 +167,12 @@ impl Completing {
         true
     }
 
-    /// Takes out all requests, oldest first, their tags and memory: for a queue pair that is no more.
+    /// Takes all requests, oldest first, of a queue pair that was destroyed: their tags and memory.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Payload)> {
         std::iter::from_fn(|| self.ring.pop()).map(|request| (request.tag, request.payload)).collect()
     }
 
-    /// Takes back the request that was posted last, because the device didn't take it.
+    /// Takes back the request that was posted last, because the device rejected it.
     pub(super) fn retract(&mut self, posting: &mut Posting) -> Option<InFlight> {
         posting.stats.posted -= 1;
         // It may have been the one that was to be signalled: the next will be.
@@ -179,7 +180,7 @@ impl Completing {
         self.ring.retract(&mut posting.ring)
     }
 
-    /// Completes the oldest request; without an outcome of its own it has succeeded.
+    /// Completes the oldest request. Without an outcome of its own, it succeeded.
     #[inline]
     fn complete_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let id = RequestId(self.id_base | u64::from(self.ring.oldest()));

@@ -266,8 +266,8 @@ fn window_of(payload: Payload) -> Option<MemoryWindow> {
 }
 
 impl QueuePair {
-    /// What of a request with a window doesn't fit the queue pair or the window. If it does, the window counts as being
-    /// worked on. The send queue is locked, so that the queue pair isn't reset meanwhile.
+    /// Checks that a request with a window suits the queue pair and the window, and records that a request for the
+    /// window is in flight. The caller holds the lock of the send queue, so the queue pair isn't reset meanwhile.
     #[cold]
     pub(super) fn check_window(&self, request: &SendRequest, window: &MemoryWindow) -> Result<()> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
@@ -319,10 +319,10 @@ impl QueuePair {
         }
     }
 
-    /// Frees the windows that peers may reach memory with through this queue pair. Nothing is posted meanwhile.
+    /// Deallocates the windows that are bound on this queue pair. The caller prevents posting meanwhile.
     ///
-    /// A device may not let go of a queue pair with windows (soft-RoCE warns), and one that is reset is soon another
-    /// peer's.
+    /// A device may refuse to destroy a queue pair with windows (soft-RoCE warns), and a queue pair that is reset may
+    /// be connected to another peer next.
     pub(super) fn free_windows(&self) {
         if self.backend.is_gone() {
             // Its number may be another's by now.
@@ -338,7 +338,7 @@ impl QueuePair {
     }
 }
 
-/// Why a slice can't be shown with these rights, if it can't.
+/// Returns a reason why a window can't be bound to a slice with this access.
 fn flaw(slice: &RegionSlice, access: Access) -> Option<&'static str> {
     let region = slice.access();
     if slice.is_empty() {
@@ -356,7 +356,7 @@ fn flaw(slice: &RegionSlice, access: Access) -> Option<&'static str> {
 }
 
 impl Shared {
-    /// Notes what became of a request, once: afterwards the phase is one in which none is in flight.
+    /// Records the outcome of a request, once: afterwards the phase is one without a request in flight.
     fn settle(&self, outcome: &RawOutcome) {
         let mut state = self.lock();
         match (state.phase, outcome.status, outcome.opcode) {
@@ -375,7 +375,8 @@ impl Shared {
         }
     }
 
-    /// Notes that the peer invalidated the key. The memory is let go of by the owner: this runs while others wait.
+    /// Records that the peer invalidated the key. The owner releases the memory later, because other threads wait for
+    /// this one.
     fn invalidated(&self, rkey: u32) {
         let mut state = self.lock();
         if state.rkey == rkey && state.phase != Phase::Gone {
@@ -384,7 +385,7 @@ impl Shared {
         }
     }
 
-    /// Frees the window, so that nobody reaches anything with it.
+    /// Deallocates the window, which ends all access.
     fn free(&self, state: &mut State) {
         self.unregister(state);
         if state.phase == Phase::Gone {
@@ -397,7 +398,7 @@ impl Shared {
         }
     }
 
-    /// Takes it from the device's list. Only ever asked with the state locked, so that lists and states agree.
+    /// Removes the window from the device's list. The caller holds the lock of the state, so lists and states agree.
     fn unregister(&self, state: &mut State) {
         if let Some(queue_pair) = state.queue_pair.take() {
             self.domain.device().windows().remove(state.rkey, queue_pair);
@@ -410,9 +411,9 @@ impl Shared {
     }
 }
 
-/// The windows of a device that peers may reach memory with.
+/// The windows of a device that are bound, or being bound.
 ///
-/// Its lock may be taken with that of a window's state held, and not the other way round.
+/// Its lock may be taken while the lock of a window's state is held, but not the other way round.
 #[derive(Default)]
 pub(super) struct Windows(Mutex<Lists>);
 
@@ -423,7 +424,7 @@ struct Lists {
 }
 
 impl Windows {
-    /// Takes note if a receive request has completed whose sender invalidated a key.
+    /// Records an invalidation if the outcome is that of a receive whose sender invalidated a key.
     #[cold]
     pub(super) fn look_at(&self, outcome: &RawOutcome) {
         // Of a failure no such thing is known.
@@ -449,7 +450,7 @@ impl Windows {
         drop(removed);
     }
 
-    /// Those of a queue pair.
+    /// Returns the windows of a queue pair.
     fn of(&self, queue_pair: Qpn) -> Vec<Arc<Shared>> {
         let lists = self.lock();
         let keys = lists.by_queue_pair.range((queue_pair, 0)..=(queue_pair, u32::MAX));
@@ -461,7 +462,7 @@ impl Windows {
     }
 }
 
-// What the compiler finds out here is part of the API.
+// These checks are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<MemoryWindow>();

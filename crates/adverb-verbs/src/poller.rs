@@ -184,7 +184,7 @@ impl<H> Poller<H> {
             return refuse("a handler cannot stop its own poller: drop the poller instead");
         };
         self.shared.tell();
-        // The thread catches the handler's panics, so that one here is the library's own.
+        // The thread catches the handler's panics: this one is the library's own.
         Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
@@ -203,12 +203,12 @@ impl<H> Drop for Poller<H> {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.owner != std::process::id() {
-            // A forked child has no such thread to wait for, or to let go of.
+            // A forked child doesn't have the thread, so it can neither join nor detach it.
             std::mem::forget(thread);
             return;
         }
         self.shared.tell();
-        // A handler that has its own poller, and drops it, only tells it.
+        // A handler that drops its own poller can't wait for it.
         if !is_current(&thread) {
             drop(thread.join());
         }
@@ -244,7 +244,7 @@ impl Shared {
     }
 }
 
-/// [`PollerStats`] as they grow.
+/// The counters behind [`PollerStats`].
 #[derive(Default)]
 struct Counts {
     completions: AtomicU64,
@@ -262,12 +262,12 @@ impl Counts {
     }
 }
 
-/// Ends the sleep of a poller.
+/// Wakes a sleeping poller.
 struct Waker {
-    /// Set by the sleeper before it looks for the last time; cleared by who wakes it, with a byte in the pipe, or by
-    /// itself. So there is at most one byte.
+    /// Set by the poller before its last poll. Cleared by the thread that wakes it, which writes a byte to the pipe,
+    /// or by the poller itself. Thus the pipe contains at most one byte.
     is_asleep: AtomicBool,
-    /// Here, so that a byte that nobody waits for any more does no harm: writing to a pipe without a reader does.
+    /// Kept here, because writing to a pipe without a reader fails.
     reader: PipeReader,
     writer: PipeWriter,
 }
@@ -305,7 +305,7 @@ impl WakerCell {
     }
 }
 
-/// The place of a queue's only poller, until it is dropped.
+/// The registration of a queue's only poller, until it is dropped.
 struct Seat(CompletionQueue);
 
 impl Drop for Seat {
@@ -334,10 +334,10 @@ impl<H: FnMut(Completion)> Worker<H> {
         PollerExit { handler: self.handler, stats, error, last_panic: self.last_panic }
     }
 
-    /// Polls until it is told to stop, or the device can't be asked.
+    /// Polls until the thread is told to stop, or polling fails.
     fn work(&mut self) -> Result<()> {
         loop {
-            // Asked before the look, which then finds all that completed before it was told.
+            // Loaded before polling, so that the last poll finds all that completed before `stop`.
             let is_told = self.shared.is_told();
             let count = self.poll()?;
             if is_told {
@@ -353,15 +353,15 @@ impl<H: FnMut(Completion)> Worker<H> {
         }
     }
 
-    /// Takes what there is and hands it over; says how much it was.
+    /// Polls, calls the handler with each completion, and returns their number.
     fn poll(&mut self) -> Result<usize> {
         let polled = self.seat.0.poll(&mut self.batch);
         let count = self.batch.len();
-        // Also what came before an error.
+        // Includes completions that were polled before an error.
         for completion in self.batch.drain(..) {
             let handler = &mut self.handler;
             let called = catch_unwind(AssertUnwindSafe(|| handler(completion)));
-            // Counted when it was handled, so that whoever sees the count sees what the handler did.
+            // Counted after the call, so that a thread that sees the count sees the handler's effects.
             self.shared.counts.completions.fetch_add(1, Ordering::Release);
             if let Err(panic) = called {
                 self.shared.counts.panics.fetch_add(1, Ordering::Relaxed);
@@ -373,7 +373,8 @@ impl<H: FnMut(Completion)> Worker<H> {
         polled.map(|_| count)
     }
 
-    /// Sleeps until there may be something; says how many completions came before it could.
+    /// Sleeps until completions may be available. Returns the number of completions that arrived before it could
+    /// sleep.
     fn sleep(&mut self) -> Result<usize> {
         let queue = self.seat.0.clone();
         let waker = Arc::clone(&self.shared.waker);
@@ -381,8 +382,8 @@ impl<H: FnMut(Completion)> Worker<H> {
         if queue.event_fd().is_some() {
             queue.arm(ArmFor::Any)?;
         }
-        // What came between the last look and the arming makes no event, and what somebody else took from the device and
-        // left with the queue before we counted as asleep doesn't wake us: look again.
+        // A completion that arrived before arming raises no event, and one that another thread fetched before
+        // `is_asleep` was set doesn't wake this one: poll again.
         let count = self.poll()?;
         if count == 0 && !self.shared.is_told() {
             self.shared.counts.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -395,7 +396,7 @@ impl<H: FnMut(Completion)> Worker<H> {
             })?;
         }
         if !waker.is_asleep.swap(false, Ordering::SeqCst) {
-            // Somebody woke us, or is about to: the byte comes.
+            // Another thread has cleared the flag and writes the byte.
             let read = (&waker.reader).read_exact(&mut [0]);
             read.map_err(|error| Error::Verb {
                 action: "reading the wake-up event of a poller".to_owned(),
@@ -408,54 +409,54 @@ impl<H: FnMut(Completion)> Worker<H> {
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic.
 fn message_of(panic: Box<dyn Any + Send>) -> String {
     let message = match panic.downcast_ref::<&str>() {
         Some(message) => (*message).to_owned(),
         None => panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "(no message)".to_owned()),
     };
-    // It may panic in turn. What a panic about a panic says is nobody's business.
+    // Dropping the payload may panic, too; that panic is ignored.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(panic);
     }
     message
 }
 
-/// When to ask again at once, and when to sleep.
+/// Decides between spinning and sleeping.
 struct Pace {
     most: Duration,
-    /// How long to ask over and over, as it has turned out to be worth it.
+    /// The current time to spin, adapted to its success.
     spin: Duration,
-    /// When there was a completion last, if there was one since the last sleep.
+    /// The time of the last completion since the last sleep.
     found: Option<Instant>,
     slept: Option<Instant>,
     pause: Duration,
 }
 
 impl Pace {
-    const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-    const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+    const MIN_PAUSE: Duration = Duration::from_micros(20);
+    const MAX_PAUSE: Duration = Duration::from_millis(1);
 
     fn new(most: Duration) -> Pace {
-        // A single processor has better things to do: whoever is to make the completion needs it.
+        // On a single core, spinning only delays the thread that produces the completion.
         let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
         let most = if is_alone { Duration::ZERO } else { most };
-        Pace { most, spin: most, found: None, slept: None, pause: Self::SHORTEST_PAUSE }
+        Pace { most, spin: most, found: None, slept: None, pause: Self::MIN_PAUSE }
     }
 
-    /// There was a completion.
+    /// Records a completion.
     fn found(&mut self) {
         let now = Instant::now();
         if let Some(slept) = self.slept.take() {
-            // If it came so soon that spinning would have found it, spin; else don't waste as much time again.
+            // Spin if that would have found the completion; otherwise spin for half as long next time.
             let soon = now.saturating_duration_since(slept) < self.most;
             self.spin = if soon { self.most } else { self.spin / 2 };
         }
         self.found = Some(now);
-        self.pause = Self::SHORTEST_PAUSE;
+        self.pause = Self::MIN_PAUSE;
     }
 
-    /// Whether to ask again at once.
+    /// Whether to poll again at once.
     fn is_spinning(&mut self) -> bool {
         let Some(found) = self.found else { return false };
         let now = Instant::now();
@@ -467,15 +468,15 @@ impl Pace {
         false
     }
 
-    /// How long to sleep where there are no events.
+    /// Returns the time to sleep on a queue without events.
     fn pause(&mut self) -> Duration {
         let pause = self.pause;
-        self.pause = (pause * 2).min(Self::LONGEST_PAUSE);
+        self.pause = (pause * 2).min(Self::MAX_PAUSE);
         pause
     }
 }
 
-// What the compiler finds out here is part of the API.
+// These checks are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<Poller<fn(Completion)>>();
@@ -488,7 +489,7 @@ mod tests {
     #[test]
     fn spinning_is_given_up_where_it_is_in_vain_and_taken_up_where_it_pays() {
         let most = Duration::from_millis(200);
-        let mut pace = Pace { most, spin: most, found: None, slept: None, pause: Pace::SHORTEST_PAUSE };
+        let mut pace = Pace { most, spin: most, found: None, slept: None, pause: Pace::MIN_PAUSE };
         assert!(!pace.is_spinning(), "nothing was found yet");
         pace.found();
         assert!(pace.is_spinning());
@@ -505,10 +506,10 @@ mod tests {
         let mut pace = Pace::new(Duration::ZERO);
         let pauses: Vec<Duration> = (0..8).map(|_| pace.pause()).collect();
         assert!(pauses.is_sorted());
-        assert_eq!(pauses.first(), Some(&Pace::SHORTEST_PAUSE));
-        assert_eq!(pauses.last(), Some(&Pace::LONGEST_PAUSE));
+        assert_eq!(pauses.first(), Some(&Pace::MIN_PAUSE));
+        assert_eq!(pauses.last(), Some(&Pace::MAX_PAUSE));
         pace.found();
-        assert_eq!(pace.pause(), Pace::SHORTEST_PAUSE);
+        assert_eq!(pace.pause(), Pace::MIN_PAUSE);
     }
 
     #[test]

@@ -26,10 +26,10 @@ pub(super) struct Scratch {
     segments: Vec<Segment>,
 }
 
-/// Posting a request that borrows its memory failed.
+/// The error of posting a request that borrows its memory.
 pub(super) struct LentError {
     pub(super) error: Error,
-    /// The request, if the device may have it all the same.
+    /// The request, if the device may have accepted it nevertheless.
     pub(super) posted: Option<RequestId>,
 }
 
@@ -45,15 +45,15 @@ impl From<Error> for LentError {
     }
 }
 
-/// Send requests that are to be posted together.
+/// Send requests that are posted together.
 #[derive(Default)]
 struct Batch {
-    /// Their engine's own form, without ids.
+    /// The requests in the backend's form, without identifiers.
     list: SendList,
-    /// What waits for their completions.
+    /// The requests' memory, until they complete.
     in_flight: Vec<InFlight>,
-    /// Those that aren't as most are, and where they belong: they are looked at closely, and put there, when no other can
-    /// be posted.
+    /// The requests off the fast path, and their indices. They are checked in detail, and added to the list, under
+    /// the queue's lock.
     unusual: Vec<(usize, SendRequest)>,
 }
 
@@ -68,20 +68,20 @@ impl QueuePair {
     /// The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
-        // The usual request is made where it is posted. Taken apart, it goes from there to the device's list and to where
-        // its memory waits, and is never put together; what could be dropped would have to lie in memory for that.
+        // A request on the fast path is taken apart: its parts move straight to the device's list and to the ring.
+        // They are `ManuallyDrop`, because a value with a destructor would have to be in memory.
         let SendRequest { operation, flags, payload, tag, recipient } = request;
         let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
         let mut queue = self.send.lock();
         let Posting { ring, signals, id_base, stats, scratch } = &mut *queue;
-        if let Some(segment) = self.usual(operation, flags, &payload, &recipient)
+        if let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient)
             && self.state.is_ready_to_send()
             && let Some(vacancy) = ring.vacancy()
         {
             let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
             let (segments, destination) = (&[segment], None);
             scratch.send.put(&plain::SendRequest { wr_id, operation, flags, segments, destination });
-            // The memory is put away first: the completion may come before posting returns.
+            // The memory is stored first: the completion may arrive before posting returns.
             let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
             vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
             stats.posted += 1;
@@ -94,7 +94,7 @@ impl QueuePair {
             };
         }
         let (payload, recipient) = (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
-        self.post_send_closely(queue, SendRequest { operation, flags, payload, tag, recipient })
+        self.post_send_slow(queue, SendRequest { operation, flags, payload, tag, recipient })
     }
 
     /// Posts several send requests with one doorbell: all of them, or on an error the first few.
@@ -120,12 +120,12 @@ impl QueuePair {
         &self,
         requests: impl IntoIterator<Item = SendRequest>,
     ) -> Result<RequestIds, PostError<SendRequest>> {
-        // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
+        // No lock is held here: the iterator is the caller's code and may itself poll or post.
         let mut batch = std::mem::take(&mut self.send.lock().scratch.batch);
         for request in requests {
             let SendRequest { operation, flags, payload, tag, recipient } = request;
             let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
-            let Some(segment) = self.usual(operation, flags, &payload, &recipient) else {
+            let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient) else {
                 let (payload, recipient) =
                     (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
                 batch.add_unusual(SendRequest { operation, flags, payload, tag, recipient });
@@ -139,9 +139,9 @@ impl QueuePair {
         self.post_batch(self.send.lock(), batch)
     }
 
-    /// Posts a request that isn't as most are, or can't be posted.
+    /// Posts a request that is off the fast path, or that can't be posted.
     #[cold]
-    fn post_send_closely(
+    fn post_send_slow(
         &self,
         mut queue: MutexGuard<'_, Posting>,
         request: SendRequest,
@@ -174,7 +174,7 @@ impl QueuePair {
         for (index, id) in (0..batch.list.len()).zip(ids.clone()) {
             batch.list.finish(index, id.0, |flags| queue.signals.set(flags));
         }
-        // The memory is put away first: completions may come before posting returns.
+        // The memory is stored first: completions may arrive before posting returns.
         queue.push_all(&mut batch.in_flight);
         match self.backend.post_sends(&mut batch.list) {
             Ok(()) => {
@@ -226,7 +226,7 @@ impl QueuePair {
             let requests = requests.into_iter().map(Into::into).collect();
             return Err(PostError { error: shared_elsewhere(), requests });
         };
-        // The iterator is the caller's code, and may poll or post itself: no lock is held while it runs.
+        // No lock is held here: the iterator is the caller's code and may itself poll or post.
         let mut recvs = std::mem::take(&mut own.lock().scratch.recvs);
         recvs.clear();
         recvs.extend(requests.into_iter().map(Into::into));
@@ -253,7 +253,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send request whose memory is the caller's until it completes.
+    /// Posts a send request that borrows its memory.
     pub(super) fn post_lent_send(
         &self,
         operation: SendOperation,
@@ -283,7 +283,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a receive request whose memory is the caller's until it completes.
+    /// Posts a receive request that borrows its memory.
     pub(super) fn post_lent_recv(&self, buffer: &Buffer) -> Result<RequestId, LentError> {
         self.check_lent(buffer)?;
         if self.transport == Transport::Ud {
@@ -315,12 +315,12 @@ impl QueuePair {
         Err(self.domain.foreign("memory", buffer.domain(), self.name()))
     }
 
-    /// The queue pair, as errors name it.
+    /// Returns the name of the queue pair in errors.
     pub(super) fn name(&self) -> String {
         format!("queue pair {}", self.qpn())
     }
 
-    /// Whether `count` send requests may be posted now.
+    /// Checks that `count` send requests may be posted now.
     #[inline]
     fn check_send_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
@@ -337,24 +337,24 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The segment of a request that is as most are, and fits the queue pair: a SEND or WRITE of one piece on a reliable
-    /// connection. Others are looked at closely.
+    /// Returns the segment of a request on the fast path: a SEND or WRITE of one piece on a reliable connection that
+    /// suits the queue pair. Other requests are checked in detail.
     #[inline(always)]
-    fn usual(
+    fn fast_path_segment(
         &self,
         operation: SendOperation,
         flags: SendFlags,
         payload: &Payload,
         recipient: &Option<UdDestination>,
     ) -> Option<Segment> {
-        let is_usual = matches!(
+        let is_fast = matches!(
             operation,
             SendOperation::Send
                 | SendOperation::SendWithImm(_)
                 | SendOperation::Write(_)
                 | SendOperation::WriteWithImm(..)
         );
-        if !is_usual
+        if !is_fast
             || recipient.is_some()
             || flags.contains(SendFlags::INLINE)
             || self.transport != Transport::Rc
@@ -422,7 +422,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether `count` receive requests may be posted now.
+    /// Checks that `count` receive requests may be posted now.
     #[inline]
     fn check_recv_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
@@ -456,7 +456,7 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
     }
 
-    /// The error of a usual request that the device didn't take.
+    /// Returns the error of a request on the fast path that the device rejected.
     #[cold]
     fn send_refused(
         &self,
@@ -476,7 +476,7 @@ impl QueuePair {
         PostError { error: self.not_posted("posting a send request", failure), requests }
     }
 
-    /// The error of a batch that the device didn't take, or only in part.
+    /// Returns the error of a batch that the device rejected, entirely or in part.
     #[cold]
     fn batch_refused(
         &self,
@@ -490,7 +490,7 @@ impl QueuePair {
         PostError { error: self.not_posted("posting send requests", failure), requests }
     }
 
-    /// The error of receive requests that the device didn't take, or only in part.
+    /// Returns the error of receive requests that the device rejected, entirely or in part.
     #[cold]
     fn recvs_refused(
         &self,
@@ -526,7 +526,7 @@ impl Batch {
         self.unusual.clear();
     }
 
-    /// Adds a request that isn't as most are.
+    /// Adds a request that is off the fast path.
     #[cold]
     fn add_unusual(&mut self, request: SendRequest) {
         self.unusual.push((self.list.len(), request));
@@ -534,8 +534,7 @@ impl Batch {
         self.in_flight.push(InFlight { payload: Payload::Empty, tag: 0, opcode: 0, recipient: None });
     }
 
-    /// Puts the requests that aren't as most are, and have been looked at, where they belong. What is left of them has no
-    /// memory.
+    /// Adds the checked requests that are off the fast path to the list, and moves their memory.
     #[cold]
     fn lower_unusual(&mut self, several: &mut Vec<Segment>) {
         for (index, request) in &mut self.unusual {
@@ -562,7 +561,7 @@ impl Batch {
         }
     }
 
-    /// The requests from an index on, whose memory is here again.
+    /// Returns the requests from index `from` on, with their memory.
     #[cold]
     fn into_requests(mut self, from: usize, in_flight: Vec<InFlight>) -> Vec<SendRequest> {
         let mut unusual = self.unusual.into_iter().filter(|(index, _)| *index >= from).peekable();
@@ -583,8 +582,8 @@ impl Batch {
     }
 }
 
-/// Puts a request on the list that is posted next, and its memory away, because the completion may come before posting
-/// returns. What is left of the request has no memory.
+/// Adds a request to the list that is posted next, and moves its memory to the queue first, because the completion
+/// may arrive before posting returns.
 #[inline]
 fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
     let RecvRequest { payload, tag } = request;
@@ -609,7 +608,7 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
     RequestId(wr_id)
 }
 
-/// The error of who posts a receive to a queue pair that has none of its own.
+/// Returns the error of posting a receive to a queue pair that uses a shared receive queue.
 #[cold]
 fn shared_elsewhere() -> Error {
     let reason = "the queue pair uses a shared receive queue: post receive requests there";
@@ -644,13 +643,13 @@ fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str)
     Ok(())
 }
 
-/// To whom a datagram goes, in plain form.
+/// Returns the destination of a datagram in plain form.
 #[inline]
 fn destination(recipient: &UdDestination) -> Destination<&backend::AddressHandle> {
     Destination { handle: recipient.address.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
 }
 
-/// What the completion of an operation will say.
+/// Returns the opcode that the completion of an operation reports.
 #[inline]
 fn completed_opcode(operation: &SendOperation) -> u32 {
     match operation {

@@ -328,8 +328,8 @@ impl QueuePair {
         self.move_to_error()?;
         let deadline = Deadline::new(timeout);
         loop {
-            self.send_completion_queue().gather()?;
-            self.recv_completion_queue().gather()?;
+            self.send_completion_queue().fetch_completions()?;
+            self.recv_completion_queue().fetch_completions()?;
             if self.outstanding_send_count() == 0 && self.outstanding_recv_count() == 0 {
                 return Ok(());
             }
@@ -348,8 +348,8 @@ impl QueuePair {
     ///
     /// Returns [`Error::Verb`] if the operation fails.
     pub fn reset(&self) -> Result<Vec<Payload>> {
-        // Nobody posts meanwhile, so that what is outstanding is what the device forgets.
-        let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
+        // No thread can post meanwhile: the outstanding requests are those that the device drops.
+        let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.free_windows();
         self.change(&StateChange::Reset)?;
         let left = self.take_all().into_iter().map(|(_, memory)| memory).collect();
@@ -361,7 +361,7 @@ impl QueuePair {
     /// Resets the queue pair and returns the tags and the memory of requests that did not complete, sends first. The
     /// queue pair can't be used afterwards.
     pub(crate) fn reset_and_reclaim(&self) -> Result<Vec<(u64, Payload)>> {
-        let _nobody_posts = (self.send.lock(), self.recv.own().map(Attached::lock));
+        let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.change(&StateChange::Reset)?;
         Ok(self.take_all())
     }
@@ -444,9 +444,9 @@ impl QueuePair {
         if let Receives::Shared(queue) = &self.recv
             && !self.backend.is_gone()
         {
-            // If either fails, there is nothing to be had from a device that is to be left anyway.
+            // Failures are ignored: the queue pair is destroyed next anyway.
             let _ = self.backend.modify(&StateChange::Error);
-            let _ = queue.completion_queue().gather();
+            let _ = queue.completion_queue().fetch_completions();
         }
     }
 
@@ -466,7 +466,7 @@ impl Drop for QueuePair {
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {
-            // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
+            // The device may still use the memory, so it is leaked; before logging, because a log subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
             tracing::error!(%error, requests, "destroying a queue pair failed; its buffers are leaked");
@@ -483,7 +483,7 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-// What the compiler finds out here is part of the API: post from one thread, poll from another.
+// These checks are part of the API: post from one thread, poll from another.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<QueuePair>();

@@ -223,7 +223,7 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
 fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
     let (Some(queue), false) = (queue, requests.is_empty()) else { return true };
     // If the queue can't be polled, the device may still have them.
-    let gathered = queue.completion_queue().gather().is_ok();
+    let gathered = queue.completion_queue().fetch_completions().is_ok();
     let queue = queue.lock();
     gathered && !requests.iter().any(|request| queue.is_outstanding(*request))
 }

@@ -34,7 +34,7 @@ pub(super) type SharedTable = Arc<Mutex<Table>>;
 
 pub(super) struct Table {
     slots: Box<[Slot]>,
-    /// Slots that no request has.
+    /// Unused slots.
     free: Vec<u16>,
     id_base: u64,
     /// Flags that all outcomes of this queue have.
@@ -45,15 +45,15 @@ pub(super) struct Table {
 
 #[derive(Default)]
 struct Slot {
-    /// Counts how often the slot was used, so that a completion of an earlier request is known as such.
+    /// Counts the uses of the slot, to detect completions of an earlier request.
     generation: u16,
     request: Option<(Payload, u64)>,
 }
 
-/// The bit that tells ids of shared receive queues from those of queue pairs.
+/// The bit that marks identifiers of shared receive queues.
 const SHARED: u64 = 1 << 63;
 
-/// Whether an id is of a shared receive queue, and which.
+/// Returns the shared receive queue that an identifier belongs to, if it belongs to one.
 #[inline]
 pub(super) fn shared_queue_of(wr_id: u64) -> Option<u32> {
     let [a, b, c, d, ..] = (wr_id & !SHARED).to_be_bytes();
@@ -72,12 +72,12 @@ impl Table {
         }
     }
 
-    /// The id of a request in a slot.
+    /// Returns the identifier of the request in a slot.
     fn id(&self, slot: u16) -> u64 {
         self.id_base | u64::from(self.slots[usize::from(slot)].generation) << 16 | u64::from(slot)
     }
 
-    /// Completes a request; says whether there was such a one.
+    /// Completes a request. Returns whether it exists.
     pub(super) fn complete(
         &mut self,
         wr_id: u64,
@@ -98,7 +98,7 @@ impl Table {
         true
     }
 
-    /// Makes completions say who sent: a datagram queue pair uses the queue.
+    /// Makes completions report the sender: a UD queue pair uses the queue.
     pub(super) fn carry_datagrams(&mut self) {
         self.flags = flag::DATAGRAM;
     }
@@ -129,7 +129,7 @@ impl SharedReceiveQueue {
         list.clear();
         list.add(&plain::RecvRequest { wr_id: id, segments });
         let posted = self.0.backend.post_recvs(list);
-        // Unless the device says that it has it not, it may have it.
+        // Unless the device reports that it rejected the request, it may have accepted it.
         let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));
         if refused {
             table.free.push(slot);
@@ -216,7 +216,7 @@ impl Drop for Inner {
         let left: Vec<_> = table.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
         drop(table);
         if let Err(error) = destroyed {
-            // The device may still use the memory: better lost than written to. Lost first: a subscriber may panic.
+            // The device may still use the memory, so it is leaked; before logging, because a log subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
             tracing::error!(%error, requests, "destroying a shared receive queue failed; its buffers are leaked");
@@ -289,7 +289,7 @@ impl SharedReceiveQueue {
     }
 }
 
-// What the compiler finds out here is part of the API.
+// These checks are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<SharedReceiveQueue>();
