@@ -1,52 +1,52 @@
-//! Congestion control: how a queue pair slows down when the network says that it is full.
+//! Congestion control of queue pairs.
 //!
 //! A switch whose queue grows marks packets (ECN's "congestion experienced"). Their receiver answers with a congestion
-//! notification (CNP, Annex A17.9), and what the sender makes of it is the controller's choice. A queue pair has a
-//! [`Pacer`] from its first notification on; before that, it doesn't pay for one.
+//! notification packet (CNP, Annex A17.9), and the sender's controller reacts to it. A queue pair gets a [`Pacer`] with
+//! its first notification; before that, congestion control costs it nothing.
 
 use core::time::Duration;
 
 use crate::Time;
 use crate::mutation::mutant;
 
-/// What a queue pair does about congestion.
+/// The congestion control of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Congestion {
-    /// Nothing: it sends as fast as its window allows.
+    /// No congestion control: the queue pair sends as fast as its window allows.
     #[default]
     None,
-    /// DCQCN: notifications cut the rate, time and bytes without one bring it back.
+    /// DCQCN: a notification cuts the rate, which then grows with time and with bytes sent.
     Dcqcn(Dcqcn),
 }
 
-/// The constants of DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015). Rates are
+/// The parameters of DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015). Rates are
 /// in bits per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Dcqcn {
-    /// What the link carries. A queue pair that was ever told of congestion sends no faster.
+    /// The rate of the link, and the maximum rate of a queue pair that has received a notification.
     pub line_rate: u64,
-    /// The rate is never cut below this.
+    /// The minimum rate.
     pub min_rate: u64,
-    /// By how much the target grows in a step of additive increase.
+    /// The growth of the target rate per step of additive increase.
     pub additive_increase: u64,
-    /// By how much it grows, times the number of the step, in hyper increase.
+    /// The growth of the target rate per step of hyper increase, multiplied by the step's number.
     pub hyper_increase: u64,
-    /// How many steps only win back what was lost, before the target grows.
+    /// The number of fast recovery steps, which approach the target rate before it grows.
     pub fast_recovery_steps: u32,
-    /// A step is made after so many bytes.
+    /// The number of bytes after which a step is made.
     pub byte_counter: u64,
-    /// A step is made after so much time.
+    /// The time after which a step is made.
     pub increase_interval: Duration,
-    /// So much time without a notification makes the next cut smaller.
+    /// The time without a notification after which the congestion estimate decreases, and with it the next cut.
     pub alpha_interval: Duration,
-    /// The estimate of congestion moves by 2 to the power of minus this.
+    /// The gain of the congestion estimate, as a shift: the gain is 2 to the power of minus this.
     pub gain_shift: u8,
 }
 
 impl Dcqcn {
-    /// The constants of the paper, for a link that carries so many bits per second.
+    /// Returns the parameters of the paper, for a link of `line_rate` bits per second.
     ///
     /// ```
     /// use adverb_proto::Dcqcn;

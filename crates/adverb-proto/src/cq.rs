@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::types::{ArmFor, Completion};
 
-/// The number of a completion queue of a device.
+/// The handle of a completion queue of a [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cq(pub(crate) u32);
 

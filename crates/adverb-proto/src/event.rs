@@ -1,4 +1,4 @@
-//! What happens inside, for those who watch; and what an application must be told.
+//! Trace events, which show the steps of a device, and asynchronous events of its queues.
 
 use core::fmt;
 
@@ -9,7 +9,7 @@ use crate::cq::Cq;
 use crate::srq::Srq;
 use crate::types::{QpState, Status};
 
-/// Something that happened in a device, as traces, statistics and test oracles want it.
+/// A step of a device, for traces, statistics and test oracles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum TraceEvent {
@@ -17,127 +17,127 @@ pub enum TraceEvent {
     Posted {
         /// The queue pair.
         qpn: Qpn,
-        /// The request.
+        /// The id of the request.
         wr_id: u64,
-        /// Which of its queues.
+        /// The queue.
         queue: Queue,
     },
     /// A receive request was posted to a shared queue.
     PostedShared {
         /// The queue.
         srq: Srq,
-        /// The request.
+        /// The id of the request.
         wr_id: u64,
     },
-    /// So few requests are left in a shared receive queue that somebody is told.
+    /// The number of requests in a shared receive queue fell below the queue's limit.
     SrqLimit {
         /// The queue.
         srq: Srq,
     },
-    /// A queue pair that had nothing to send has something now.
+    /// An idle queue pair got something to send.
     Doorbell {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// A packet was handed out to be sent.
+    /// A packet was returned to be sent.
     PacketOut {
-        /// The queue pair that sends.
+        /// The sending queue pair.
         qpn: Qpn,
         /// The packet's sequence number.
         psn: Psn,
-        /// Its kind.
+        /// The opcode.
         opcode: Opcode,
-        /// How much payload it has.
+        /// The length of the payload, in bytes.
         payload_len: u32,
-        /// Whether a request of this number was sent before.
+        /// Whether a packet with this sequence number was sent before.
         retransmission: bool,
     },
-    /// A packet came that is for this queue pair.
+    /// A packet for a queue pair was received.
     PacketIn {
         /// The queue pair.
         qpn: Qpn,
         /// The packet's sequence number.
         psn: Psn,
-        /// Its kind.
+        /// The opcode.
         opcode: Opcode,
-        /// How much payload it has.
+        /// The length of the payload, in bytes.
         payload_len: u32,
     },
     /// A packet was dropped.
     Dropped {
-        /// The queue pair that it named.
+        /// The destination of the packet.
         qpn: Qpn,
         /// The packet's sequence number.
         psn: Psn,
-        /// Why.
+        /// The reason.
         reason: DropReason,
     },
-    /// Everything before this number is acknowledged.
+    /// The peer acknowledged all packets before a sequence number.
     Acknowledged {
-        /// The queue pair that had sent it.
+        /// The queue pair that sent the packets.
         qpn: Qpn,
-        /// The oldest number that isn't acknowledged.
+        /// The oldest sequence number that isn't acknowledged.
         psn: Psn,
     },
-    /// A request was refused.
+    /// A NAK was received.
     NakReceived {
-        /// The queue pair that had sent it.
+        /// The queue pair that sent the request.
         qpn: Qpn,
-        /// The number refused.
+        /// The sequence number of the NAK.
         psn: Psn,
-        /// How.
+        /// The kind of NAK.
         syndrome: Syndrome,
     },
-    /// A peer's request is refused, or it is to send it again.
+    /// A NAK was sent.
     NakSent {
-        /// The queue pair that refuses.
+        /// The queue pair that received the request.
         qpn: Qpn,
-        /// The number refused.
+        /// The sequence number of the NAK.
         psn: Psn,
-        /// How.
+        /// The kind of NAK.
         syndrome: Syndrome,
     },
-    /// Requests from this number on will be sent again.
+    /// A queue pair starts to retransmit.
     Retransmit {
         /// The queue pair.
         qpn: Qpn,
-        /// The number.
+        /// The first sequence number to be retransmitted.
         psn: Psn,
-        /// Why.
+        /// The cause.
         cause: RetryCause,
     },
-    /// A congestion notification came.
+    /// A congestion notification was received.
     Congested {
-        /// The queue pair that is to slow down.
+        /// The queue pair whose packets met congestion.
         qpn: Qpn,
-        /// Its rate from now on, in bits per second; `None` if it heeds none.
+        /// The new rate of the queue pair, in bits per second; `None` without congestion control.
         rate: Option<u64>,
     },
-    /// A timer fired and had something to do.
+    /// A timer expired.
     Timer {
         /// The queue pair.
         qpn: Qpn,
-        /// Which.
+        /// The timer.
         timer: TimerKind,
     },
-    /// A request is done.
+    /// A request completed.
     Completed {
         /// The queue pair.
         qpn: Qpn,
-        /// The request.
+        /// The id of the request.
         wr_id: u64,
-        /// Which of its queues.
+        /// The queue.
         queue: Queue,
-        /// How it ended.
+        /// The status.
         status: Status,
     },
     /// A queue pair changed its state.
     State {
         /// The queue pair.
         qpn: Qpn,
-        /// From this state.
+        /// The old state.
         from: QpState,
-        /// To this one.
+        /// The new state.
         to: QpState,
     },
 }
@@ -151,85 +151,85 @@ pub enum Queue {
     Recv,
 }
 
-/// Why a packet was dropped.
+/// The reason why a packet was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DropReason {
-    /// There is no such queue pair.
+    /// The destination queue pair does not exist.
     UnknownQp,
-    /// The queue pair isn't in a state to receive.
+    /// The state of the queue pair does not allow receiving.
     State,
     /// The packet belongs to another transport.
     Transport,
-    /// Its addresses aren't those of the connection, or it was sent to a group's address for a single queue pair.
+    /// The addresses differ from the connection's, or a packet for a single queue pair was sent to a multicast address.
     Address,
-    /// Its partition isn't that of the queue pair.
+    /// The partition key does not match the queue pair's.
     Partition,
-    /// Its ICRC is wrong.
+    /// The ICRC is wrong.
     Icrc,
-    /// It came ahead of its turn, and that has been said already.
+    /// The packet is ahead of the expected sequence number, and a NAK has been sent already.
     OutOfSequence,
-    /// It repeats a request that isn't remembered.
+    /// The packet duplicates a READ or atomic whose response is no longer kept.
     ForgottenDuplicate,
-    /// It acknowledges what was never sent, or was acknowledged before.
+    /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,
-    /// It answers another kind of request than the one with its sequence number, or it counts messages that the peer
-    /// can't have completed.
+    /// The response doesn't match the kind of request with its sequence number, or its message sequence number counts
+    /// messages that the peer can't have completed.
     MismatchedResponse,
-    /// It has a syndrome that means nothing.
+    /// The syndrome is reserved.
     ReservedSyndrome,
-    /// It comes after its turn, on an unreliable connection.
+    /// The packet is behind the expected sequence number, on an unreliable connection.
     Late,
-    /// No receive is posted for it, on an unreliable transport.
+    /// No receive is posted, on an unreliable transport.
     NoReceive,
-    /// It is longer than its receive, or than a packet may be, on an unreliable transport.
+    /// The message is longer than its receive buffer or the maximum, on an unreliable transport.
     TooLong,
-    /// It asks for what isn't allowed, on an unreliable connection.
+    /// The request is invalid or violates access rights, on an unreliable connection.
     Refused,
-    /// Its queue key isn't that of the queue pair.
+    /// The queue key differs from the queue pair's.
     QueueKey,
-    /// Nobody is attached to its group.
+    /// No queue pair is attached to the multicast group.
     NoGroup,
 }
 
-/// Why requests are sent again.
+/// The cause of a retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetryCause {
-    /// No acknowledgement came in time.
+    /// The acknowledgement timer expired.
     Timeout,
-    /// The peer missed a packet.
+    /// The peer reported a gap in the sequence (PSN sequence error NAK).
     SequenceNak,
-    /// An answer was lost: a later one came.
+    /// A response was lost: a later one arrived.
     ImpliedNak,
-    /// The peer had no receive posted.
+    /// The peer had no receive posted (RNR NAK).
     Rnr,
 }
 
-/// Which timer.
+/// A timer of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimerKind {
-    /// The one that waits for acknowledgements.
+    /// The acknowledgement timeout.
     Acknowledge,
-    /// The one that spaces packets.
+    /// The pacing of packets by congestion control.
     Pace,
-    /// The one that waits until the peer has a receive posted.
+    /// The RNR backoff.
     Rnr,
 }
 
-/// Somebody who watches a device.
+/// A receiver of trace events.
 ///
-/// Devices are generic over this, so that nobody watching, which is `()`, costs nothing.
+/// Devices are generic over the sink. The sink `()` ignores events at no cost.
 pub trait EventSink {
-    /// Whether anybody listens at all. Where this is `false`, events aren't even made.
+    /// Whether the sink uses events. If `false`, the device does not create them.
     const ACTIVE: bool = true;
 
-    /// Something happened.
+    /// Handles an event.
     fn event(&mut self, now: Time, event: TraceEvent);
 }
 
-/// Tells somebody who watches, if there is one.
+/// Passes an event to an active sink.
 ///
-/// There is a build without anything in here, so that `cargo xtask overhead` can show that nobody watching is free.
+/// `cargo xtask overhead` builds this without a body, to show that an inactive sink costs nothing.
 #[inline(always)]
 pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, event: impl FnOnce() -> TraceEvent) {
     #[cfg(not(adverb_no_events))]
@@ -240,7 +240,7 @@ pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, event: impl FnOnce() -
     let _ = (sink, now, event);
 }
 
-/// Nobody.
+/// Ignores all events.
 impl EventSink for () {
     const ACTIVE: bool = false;
 
@@ -248,7 +248,7 @@ impl EventSink for () {
     fn event(&mut self, _now: Time, _event: TraceEvent) {}
 }
 
-/// Remembers everything: for tests.
+/// Stores all events, for tests.
 impl EventSink for Vec<(Time, TraceEvent)> {
     fn event(&mut self, now: Time, event: TraceEvent) {
         self.push((now, event));

@@ -1,20 +1,21 @@
-//! What a queue pair does with packets: the engine between the doorbell and the completion, as a pure state
-//! machine.
+//! The RoCEv2 transport protocol as a pure state machine: queue pairs, completion queues, memory keys and the
+//! connection manager.
 //!
-//! A [`Device`] is what an RDMA adapter is, without the wires: work requests and packets go in, packets and
-//! completions come out. It has no clock, no socket and no thread, and no `unsafe`: time and randomness are
-//! arguments, the bytes of registered memory are reached through the caller's [`memory::Memory`], and a packet to be
-//! sent is its headers and the places where its payload lies, so that the engine copies nothing.
+//! A [`Device`] is the engine of an RDMA adapter, without links: it takes work requests and received packets, and
+//! returns packets to send and completions. It does no I/O, has no clock and no thread, and contains no `unsafe` code.
+//! Time and randomness are arguments. The engine reads and writes registered memory through the caller's
+//! [`memory::Memory`]. A packet to send consists of its headers and the location of its payload, so the engine copies
+//! no payload.
 //!
-//! - [`types`] has the words in which applications and devices speak of work, whichever device it is.
-//! - [`memory`] has the rules about who may touch what.
-//! - [`cm`] is the connection manager: how two queue pairs find each other.
-//! - [`TraceEvent`] is all that happens inside, for a [`EventSink`] that wants to see it.
+//! - [`types`]: plain data that applications and devices share, such as requests, completions and attributes.
+//! - [`memory`]: memory regions, windows and their access checks.
+//! - [`cm`]: the connection manager, which connects two queue pairs.
+//! - [`TraceEvent`]: the internal steps of a device, for an [`EventSink`] such as a tracer or a test.
 //!
-//! There are reliable connections (RC), unreliable connections (UC) and datagrams (UD). Sections named in comments are
-//! those of the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and A19 (memory
-//! placement), no finer than three levels: they say where to look. Files named are those of Linux's
-//! `drivers/infiniband/sw/rxe`, and show the rule in code.
+//! The transports are reliable connection (RC), unreliable connection (UC) and unreliable datagram (UD). Section
+//! numbers in comments refer to the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and
+//! A19 (memory placement), to at most three levels. File names in comments refer to Linux's
+//! `drivers/infiniband/sw/rxe`, which implements the same rule.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Between which addresses packets go, and how a packet came.
+//! The addresses of packets, sent and received.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use adverb_wire::{Flow, Packet, Qpn};
 use crate::mutation::mutant;
 use crate::types::Gid;
 
-/// Between which addresses a connection's packets go, or a datagram does.
+/// The addresses between which a connection or a datagram sends its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     source: SocketAddr,
@@ -16,22 +16,22 @@ pub struct Path {
     route: Route,
 }
 
-/// How packets are to be treated on their way: what is in their IP header beside the addresses, and not in the ICRC.
+/// The fields of the IP header that routers use besides the addresses. The ICRC does not cover them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Route {
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// IPv6's flow label, of 20 bits.
+    /// The flow label of IPv6, 20 bits.
     pub flow_label: u32,
-    /// How many routers may be passed; `None` is as usual.
+    /// The hop limit, or time to live; `None` for the system's default.
     pub hop_limit: Option<u8>,
 }
 
 impl Path {
-    /// The path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. An address may be one that [says a
-    /// port](Gid::udp_address): packets then go there, or come from there.
+    /// Returns the path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. Either address can be a
+    /// GID that [carries a UDP port](Gid::udp_address), which packets are then sent from, or to.
     ///
-    /// The UDP source port stays the same for a connection, so that its packets take the same way through a fabric
+    /// The UDP source port stays the same for a connection, so that its packets take the same route through a fabric
     /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
         let (mut source, destination) = (Gid::from(local).udp_address(), Gid::from(remote).udp_address());
@@ -42,21 +42,20 @@ impl Path {
         Some(Path { source, destination, flow, route: Route::default() })
     }
 
-    /// The same path, on which packets are treated like this.
+    /// Returns the same path with these fields of the IP header.
     #[must_use]
     pub const fn with_route(mut self, route: Route) -> Path {
         self.route = route;
         self
     }
 
-    /// How packets are treated on their way.
+    /// Returns the fields of the IP header that routers use.
     pub const fn route(&self) -> Route {
         self.route
     }
 
-    /// The UDP source port for a connection between two queue pairs: one of the 2¹⁴ from 0xC000 on, always the same
-    /// for the same two, and spread over different ones (Annex A17.9; `rdma_get_udp_sport` in Linux's
-    /// `include/rdma/ib_verbs.h`).
+    /// Returns the UDP source port for a connection between two queue pairs: a hash of their numbers, within the 2¹⁴
+    /// ports from 0xC000 on (Annex A17.9; `rdma_get_udp_sport` in Linux's `include/rdma/ib_verbs.h`).
     ///
     /// ```
     /// use adverb_proto::Path;
@@ -72,42 +71,42 @@ impl Path {
         0xc000 | ((label ^ label >> 14) & 0x3fff) as u16
     }
 
-    /// Our address, which may say a port.
+    /// Returns the local address, which can carry a port.
     pub fn local(&self) -> IpAddr {
         Gid::from(self.source).ip()
     }
 
-    /// The peer's address, which may say a port.
+    /// Returns the peer's address, which can carry a port.
     pub fn remote(&self) -> IpAddr {
         Gid::from(self.destination).ip()
     }
 
-    /// The address and UDP port that packets are sent from.
+    /// Returns the address and UDP port that packets are sent from.
     pub const fn source(&self) -> SocketAddr {
         self.source
     }
 
-    /// The address and UDP port that packets are sent to.
+    /// Returns the address and UDP port that packets are sent to.
     pub const fn destination(&self) -> SocketAddr {
         self.destination
     }
 
-    /// The UDP port that packets are sent from.
+    /// Returns the UDP port that packets are sent from.
     pub const fn source_port(&self) -> u16 {
         self.source.port()
     }
 
-    /// What computes the ICRCs of packets that are sent.
+    /// Returns the flow, which computes the ICRCs of sent packets.
     pub const fn flow(&self) -> &Flow {
         &self.flow
     }
 }
 
-/// What a datagram's address handle is to the engine: the [`Path`] that the datagram takes.
+/// An address handle of a datagram: it has the [`Path`] that the datagram takes.
 ///
-/// Connections know their path, so that `()` does for their requests.
+/// The requests of connections need no address handle, so `()` serves as theirs.
 pub trait AddressVector {
-    /// The path, if there is one.
+    /// Returns the path, if the handle has one.
     fn path(&self) -> Option<&Path>;
 }
 
@@ -129,31 +128,31 @@ impl<T: AddressVector + ?Sized> AddressVector for &T {
     }
 }
 
-/// How a packet came: what the IP and UDP headers said.
+/// The metadata of a received packet, from its IP and UDP headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxMeta {
-    /// Where it comes from.
+    /// The address and port of the sender.
     pub source: SocketAddr,
-    /// The address and port that it was sent to.
+    /// The address and port that the packet was sent to.
     pub destination: SocketAddr,
-    /// How its ICRC is to be checked.
+    /// The check of the ICRC.
     pub icrc: IcrcCheck,
-    /// Whether a switch on its way was congested, and marked it: the IP header's ECN bits are both 1.
+    /// Whether a congested switch marked the packet: both ECN bits of the IP header are 1.
     pub congested: bool,
-    /// What else its IP header says, where the link knows it: a datagram's receiver is told.
+    /// The other fields of the IP header, where the link knows them. The GRH of a received datagram contains them.
     pub route: Route,
 }
 
-/// How an ICRC is to be checked.
+/// The check of an ICRC, which covers the IPv4 header's identification (IP ID). IPv6 has no IP ID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcrcCheck {
-    /// The identification of the IPv4 header is this; IPv6 has none.
+    /// The IP ID is known.
     IpId(u16),
-    /// The identification isn't known, but it is below this, as those of Adverb are on UDP sockets; IPv6 has none.
+    /// The IP ID is unknown, and must be below this limit, as on UDP sockets of Adverb. The check recovers it.
     IpIdBelow(u16),
-    /// The identification isn't known, as on a UDP socket: any that fits will do.
+    /// The IP ID is unknown, as on any UDP socket. The check recovers it, and accepts any value.
     AnyIpId,
-    /// Not at all: somebody has done it, or the packet never left this machine's memory.
+    /// No check: the link has done it, or the packet never left this machine's memory.
     Trusted,
 }
 

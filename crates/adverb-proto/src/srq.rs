@@ -7,24 +7,24 @@ use crate::mutation::mutant;
 use crate::qp::RecvQueue;
 use crate::types::RecvRequest;
 
-/// The number of a shared receive queue of a device.
+/// The handle of a shared receive queue of a [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Srq(pub(crate) u32);
 
-/// What a shared receive queue is made with.
+/// The configuration of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SrqConfig {
-    /// The domain of the memory that its requests name. Queue pairs of any domain may share it.
+    /// The protection domain of the memory of its requests. Queue pairs of any domain may use the queue.
     pub pd: Pd,
-    /// How many requests may be outstanding.
+    /// The maximum number of outstanding requests.
     pub max_wr: u32,
-    /// How many segments a request may have.
+    /// The maximum number of segments of a request.
     pub max_sge: u32,
 }
 
 impl SrqConfig {
-    /// Room for 1024 requests.
+    /// Returns a configuration with 1024 requests of up to 16 segments.
     pub const fn new(pd: Pd) -> SrqConfig {
         SrqConfig { pd, max_wr: 1024, max_sge: 16 }
     }
@@ -107,14 +107,14 @@ impl SharedQueue {
     }
 }
 
-/// How a shared receive queue stands.
+/// The status of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqStatus {
-    /// How many requests wait for messages. Those that messages under way use aren't among them.
+    /// The number of queued requests. Requests in use by a partially received message are not counted.
     pub requests: usize,
-    /// Fewer than this, and there is a notice; 0 if nobody asked for one, or it was given.
+    /// The armed limit: fewer requests than this make an event. 0 if not armed, or after the event.
     pub limit: u32,
-    /// How many queue pairs share it.
+    /// The number of queue pairs that use the queue.
     pub queue_pairs: u32,
 }
 

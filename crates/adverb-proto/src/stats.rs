@@ -1,9 +1,9 @@
-//! What a device has counted.
+//! Counters of a device.
 
 /// Declares the counters once: their fields, and the names by which others know them.
 macro_rules! statistics {
     ($($(#[$doc:meta])* $field:ident: $name:literal,)*) => {
-        /// Counters of a device since it was made.
+        /// Counters of a device since its creation.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Statistics {
@@ -11,8 +11,9 @@ macro_rules! statistics {
         }
 
         impl Statistics {
-            /// The counters by name, as the counters of a device are known in `adverb::verbs`: those of Linux's rxe
-            /// (`rxe_hw_counters.c`) where it counts the same, else those of the mlx5 driver, else in their style.
+            /// Returns the counters with the names that `adverb::verbs` uses: those of Linux's rxe
+            /// (`rxe_hw_counters.c`) if it has the counter, otherwise those of the mlx5 driver, otherwise names in
+            /// their style.
             ///
             /// ```
             /// let device = adverb_proto::Device::new(());
@@ -26,50 +27,50 @@ macro_rules! statistics {
 }
 
 statistics! {
-    /// Packets handed out to be sent.
+    /// Packets returned to be sent.
     packets_sent: "sent_pkts",
-    /// Packets that passed all checks up to the queue pair.
+    /// Packets received that passed the checks of queue pair, addresses, partition and ICRC.
     packets_received: "rcvd_pkts",
-    /// Payload bytes in packets handed out.
+    /// Payload bytes of sent packets.
     bytes_sent: "sent_bytes",
-    /// Payload bytes in packets received.
+    /// Payload bytes of received packets.
     bytes_received: "rcvd_bytes",
-    /// Packets dropped: see the other counters for some of the reasons.
+    /// Received packets that were dropped. Other counters give some of the reasons.
     packets_dropped: "rcvd_dropped_pkts",
-    /// Packets whose ICRC was wrong.
+    /// Packets with a wrong ICRC.
     icrc_errors: "rcvd_icrc_err",
-    /// Packets for a queue pair that isn't there, or isn't ready.
+    /// Packets for a queue pair that does not exist or is not ready.
     unknown_qp: "rcvd_unknown_qp_err",
-    /// Packets from or to an address, or in a partition, that isn't the queue pair's.
+    /// Packets whose addresses or partition are not the queue pair's.
     wrong_address: "rcvd_address_err",
-    /// Packets that the link could not send: no route, a forbidden destination, a source address that isn't the link's.
+    /// Packets that the link could not send: no route, a forbidden destination, or a source address of another link.
     unsendable_packets: "sent_dropped_pkts",
-    /// Request packets sent again.
+    /// Request packets retransmitted.
     retransmitted_packets: "retransmitted_pkts",
-    /// Times that no acknowledgement came in time.
+    /// Expirations of the acknowledgement timeout.
     ack_timeouts: "local_ack_timeout_err",
     /// Sequence-error NAKs received.
     sequence_naks_received: "rcvd_seq_err",
-    /// Sequence-error NAKs sent: requests that came ahead of their turn.
+    /// Sequence-error NAKs sent, for requests ahead of the expected sequence number.
     out_of_sequence: "out_of_seq_request",
     /// Receiver-not-ready NAKs received.
     rnr_naks_received: "rcvd_rnr_err",
     /// Receiver-not-ready NAKs sent.
     rnr_naks_sent: "send_rnr_err",
-    /// Responses dropped because they don't match the outstanding requests: of another kind, or with a message sequence
-    /// number that the peer can't have reached.
+    /// Responses dropped because they don't match the outstanding requests: they are of another kind, or have a message
+    /// sequence number that the peer can't have reached.
     mismatched_responses: "rcvd_mismatched_response",
-    /// Answers that showed an earlier answer to be lost.
+    /// Responses that revealed the loss of an earlier response.
     implied_naks: "implied_nak_seq_err",
-    /// Requests that had been executed before.
+    /// Requests received again after they had been executed.
     duplicate_requests: "duplicate_request",
-    /// READs and atomics answered again.
+    /// READs and atomics whose responses were sent again.
     replays: "duplicate_replay",
-    /// NAKs sent that end a connection: invalid request, access, operational.
+    /// NAKs sent that end a connection: invalid request, remote access error, remote operational error.
     fatal_naks_sent: "sent_fatal_nak",
     /// NAKs received that end a connection.
     fatal_naks_received: "rcvd_fatal_nak",
-    /// Requests that failed because no acknowledgement came.
+    /// Requests that failed because the peer did not acknowledge them.
     retries_exceeded: "retry_exceeded_err",
     /// Requests that failed because the peer had no receive posted.
     rnr_retries_exceeded: "retry_rnr_exceeded_err",
@@ -77,14 +78,14 @@ statistics! {
     completions: "completions",
     /// Completions lost because a queue was full.
     completions_lost: "cq_overrun",
-    /// Messages of unreliable transports that came, in whole or in part, and weren't delivered: a packet was missing,
-    /// no receive was posted, or they weren't allowed.
+    /// Messages of unreliable transports that were received at least in part, but not delivered: a packet was missing,
+    /// no receive was posted, or the request was not allowed.
     messages_dropped: "messages_dropped",
-    /// Packets of unreliable connections that didn't come in their turn.
+    /// Packets of unreliable connections with an unexpected sequence number.
     packets_missing: "packet_seq_err",
-    /// Datagrams with another queue key than that of their queue pair.
+    /// Datagrams whose queue key is not the queue pair's.
     qkey_violations: "qkey_violations",
-    /// Packets that came marked by a congested switch.
+    /// Packets received with the mark of a congested switch.
     ecn_marked_packets: "np_ecn_marked_roce_packets",
     /// Congestion notifications sent.
     cnps_sent: "np_cnp_sent",

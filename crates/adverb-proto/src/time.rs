@@ -1,10 +1,10 @@
-//! Time as the engine knows it: a number that its caller passes in.
+//! Time, which the caller passes to the engine.
 
 use core::fmt;
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// A point in time: nanoseconds since a moment that the caller chose. The engine has no clock.
+/// A point in time, in nanoseconds since an origin that the caller chooses. The engine has no clock.
 ///
 /// ```
 /// use adverb_proto::Time;
@@ -18,23 +18,23 @@ use core::time::Duration;
 pub struct Time(u64);
 
 impl Time {
-    /// The moment from which the caller counts.
+    /// The origin.
     pub const ZERO: Time = Time(0);
-    /// The end of time.
+    /// The last point in time.
     pub const MAX: Time = Time(u64::MAX);
 
-    /// This many nanoseconds after [`ZERO`](Time::ZERO).
+    /// Creates the time that is `nanos` nanoseconds after [`ZERO`](Time::ZERO).
     pub const fn from_nanos(nanos: u64) -> Time {
         Time(nanos)
     }
 
-    /// Nanoseconds since [`ZERO`](Time::ZERO).
+    /// Returns the number of nanoseconds since [`ZERO`](Time::ZERO).
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 }
 
-/// Saturates at the end of time, which 64 bits of nanoseconds put 584 years away.
+/// Saturates at [`MAX`](Time::MAX), 584 years after [`ZERO`](Time::ZERO).
 impl Add<Duration> for Time {
     type Output = Time;
 
@@ -43,7 +43,7 @@ impl Add<Duration> for Time {
     }
 }
 
-/// How long after `earlier`; zero if it isn't.
+/// Returns the duration since `earlier`; zero if `earlier` is later.
 impl Sub for Time {
     type Output = Duration;
 

@@ -1,38 +1,40 @@
-//! A packet to be sent: headers, and where its payload lies.
+//! Packets to send: their headers and the location of their payload.
 
 use adverb_wire::{EmitError, Header, MAX_HEADER_LEN};
 
 use crate::memory::{Fault, Memory, Span};
 use crate::path::Path;
 
-/// A packet to be sent. The engine hasn't touched its payload: whoever sends the packet gathers it, before anything
-/// else is done with the device or its memory.
+/// A packet to send.
+///
+/// The engine hasn't read the payload. The caller gathers it before the next call of the device and before the memory
+/// changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
     /// The headers.
     pub header: Header,
-    /// From where, to where.
+    /// The addresses, and the fields of the IP header.
     pub path: &'a Path,
     /// The payload.
     pub payload: Payload<'a>,
-    /// Whether the sender heeds congestion, so that switches may mark the packet: the IP header's ECN bits are then
-    /// to be `10`, and else `00` (Annex A17.9).
+    /// Whether the queue pair reacts to congestion, so that switches may mark the packet. The ECN bits of the IP header
+    /// must be `10` if so, and `00` otherwise (Annex A17.9).
     pub ecn_capable: bool,
 }
 
-/// Where a payload lies.
+/// The location of a payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// In registered memory, in this order.
+    /// Ranges of registered memory, in this order.
     Spans(&'a [Span]),
-    /// In the queue pair: it was posted inline. The second piece follows the first.
+    /// Bytes that were posted inline, in two pieces: the second follows the first.
     Inline(&'a [u8], &'a [u8]),
-    /// Here: the eight bytes of an atomic write.
+    /// The eight bytes of an atomic write.
     Word([u8; 8]),
 }
 
 impl Payload<'_> {
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Payload::Spans(spans) => spans.iter().map(|span| span.length as usize).sum(),
@@ -41,7 +43,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -50,7 +52,7 @@ impl Payload<'_> {
     ///
     /// # Errors
     ///
-    /// If memory can't be read; `out` then holds some of the bytes.
+    /// Returns [`Fault`] if memory is not readable. `out` then contains a part of the bytes.
     pub fn gather(&self, memory: &impl Memory, out: &mut Vec<u8>) -> Result<(), Fault> {
         match self {
             Payload::Spans(spans) => {
@@ -69,14 +71,14 @@ impl Payload<'_> {
 }
 
 impl Transmit<'_> {
-    /// Writes the whole packet behind what `out` holds: headers, payload, padding and ICRC, as the payload of a UDP
-    /// datagram. For links that need no better; others gather without copying.
+    /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. This
+    /// copies the payload; a fast link gathers it instead.
     ///
     /// `identification` is that of the IPv4 header: 0 on an ordinary UDP socket.
     ///
     /// # Errors
     ///
-    /// If memory can't be read. `out` is then as it was.
+    /// Returns [`WriteError::Memory`] if memory is not readable. `out` is unchanged then.
     pub fn write_to(
         &self,
         memory: &impl Memory,

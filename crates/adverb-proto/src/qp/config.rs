@@ -1,4 +1,4 @@
-//! What a queue pair is made with, and what it is told on its way to work.
+//! The configuration of a queue pair and its state transitions.
 
 use core::fmt;
 
@@ -12,65 +12,68 @@ use crate::path::Path;
 use crate::srq::Srq;
 use crate::types::{Access, PathMtu, QpState, Transport};
 
-/// What a queue pair is made with.
+/// The configuration of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct QpConfig {
-    /// What it promises about delivery.
+    /// The transport service.
     pub transport: Transport,
-    /// The domain of the memory that it may use.
+    /// The protection domain.
     pub pd: Pd,
-    /// Where send requests complete.
+    /// The completion queue of send requests.
     pub send_cq: Cq,
-    /// Where receive requests complete.
+    /// The completion queue of receive requests.
     pub recv_cq: Cq,
-    /// Where receive requests come from, if they are shared with others.
+    /// The shared receive queue, if the queue pair uses one.
     pub srq: Option<Srq>,
-    /// How many send requests may be outstanding.
+    /// The maximum number of outstanding send requests.
     pub max_send_wr: u32,
-    /// How many receive requests may be outstanding.
+    /// The maximum number of outstanding receive requests.
     pub max_recv_wr: u32,
-    /// How many segments a send request may have.
+    /// The maximum number of segments of a send request.
     pub max_send_sge: u32,
-    /// How many segments a receive request may have.
+    /// The maximum number of segments of a receive request.
     pub max_recv_sge: u32,
-    /// How many bytes may be posted inline.
+    /// The maximum number of inline bytes of a send request.
     pub max_inline: u32,
-    /// Whether every send request makes a completion, as if it were signalled.
+    /// Whether every send request is signaled.
     pub signal_all: bool,
-    /// Whether acknowledgements carry credits, and are believed (vol. 1, 9.7.7). With shared receives they carry
-    /// none: those are nobody's own.
+    /// Whether acknowledgements carry end-to-end credits, and the requester respects them (vol. 1, 9.7.7). A queue pair
+    /// with a shared receive queue sends no credits.
     pub credits: bool,
-    /// How many packets may be unacknowledged before sending pauses.
+    /// The maximum number of unacknowledged packets.
     pub window: u32,
-    /// How many bytes of answers to READs may be under way, each packet counted with 512 more than it carries. Nothing
-    /// else holds them back: a longer READ is asked for in parts, so that what receives its packets can hold them all.
+    /// The maximum number of bytes of outstanding READ responses. Each packet counts 512 bytes more than its payload. A
+    /// longer READ is requested in parts, so that its responses fit in the receiving socket's buffer.
     pub read_window: u32,
-    /// How many short requests go together at most. While half as many are unacknowledged, short ones wait for each other,
-    /// until as many are there as are unacknowledged, or as this says, or the acknowledgement is: then they go. Nothing waits
-    /// behind a request of more than a packet, or before one, or if it is solicited. 0 is never.
+    /// The maximum number of short requests that are coalesced; 0 disables coalescing.
+    ///
+    /// While at least half as many requests are unacknowledged, short requests are held back. They are sent together
+    /// when their number reaches that of the unacknowledged requests or this limit, or when the acknowledgement
+    /// arrives. A short request is a SEND or WRITE of less than one packet that isn't solicited. A request is held back
+    /// only if it, the request before it and the last queued one are short, and an acknowledgement timeout is set.
     pub coalesce_limit: u32,
-    /// What to do about congestion.
+    /// The congestion control.
     pub congestion: Congestion,
 }
 
 impl QpConfig {
-    /// A reliable connection with room for 128 requests either way.
+    /// Returns the configuration of a reliable connection with queues of 128 requests.
     pub const fn rc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Rc, pd, send_cq, recv_cq)
     }
 
-    /// An unreliable connection with room for 128 requests either way.
+    /// Returns the configuration of an unreliable connection with queues of 128 requests.
     pub const fn uc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Uc, pd, send_cq, recv_cq)
     }
 
-    /// Datagrams, with room for 128 requests either way.
+    /// Returns the configuration of a datagram queue pair with queues of 128 requests.
     pub const fn ud(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Ud, pd, send_cq, recv_cq)
     }
 
-    /// Any transport, with room for 128 requests either way.
+    /// Returns a configuration with queues of 128 requests.
     pub const fn new(transport: Transport, pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig {
             transport,
@@ -93,96 +96,96 @@ impl QpConfig {
     }
 }
 
-/// The next state of a queue pair, with what it must be told for it (vol. 1, 10.3.1 and 11.2.5).
+/// A state transition of a queue pair, with its attributes (vol. 1, 10.3.1 and 11.2.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Transition {
-    /// From reset: receives may be posted.
+    /// Reset to init: receives may be posted.
     Init(Init),
-    /// From init, for connections: the peer is known, and messages are received.
+    /// Init to ready to receive, for connections: messages of the peer are received.
     ReadyToReceive(ReadyToReceive),
-    /// From init, for datagrams: they are received from anyone who knows the queue key.
+    /// Init to ready to receive, for datagrams: they are received from any sender that has the queue key.
     ReceiveDatagrams,
-    /// From ready to receive: messages are sent too.
+    /// Ready to receive to ready to send: messages are sent, too.
     ReadyToSend(ReadyToSend),
-    /// From ready to receive or to send, and to the same: what a peer may do through this queue pair changes (vol. 1,
-    /// 11.2.5.2). Packets that have come were checked by what it was before.
+    /// Ready to receive or ready to send to the same state: changes the peer's rights through this queue pair (vol. 1,
+    /// 11.2.5.2). Packets received before were checked against the old rights.
     Access(Access),
-    /// From ready to send: finish what was begun, and begin nothing new.
+    /// Ready to send to send queue drained: started requests are finished, and no request is started.
     Drain,
-    /// From drained or draining, or from an error of the send queue alone: go on.
+    /// Send queue drained, draining or in error to ready to send.
     Resume,
-    /// From any state but reset: give everything back.
+    /// Any state but reset to error: flushes all requests.
     Error,
-    /// From any state: forget everything.
+    /// Any state to reset: discards all requests without completions.
     Reset,
 }
 
-/// What a queue pair is told in [`Transition::Init`].
+/// The attributes of [`Transition::Init`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Init {
-    /// What a peer may do through this queue pair; its regions must allow it too.
+    /// The peer's rights through this queue pair. The memory regions must allow them, too.
     pub access: Access,
-    /// The partition.
+    /// The partition key.
     pub pkey: u16,
-    /// The queue key that datagrams must bring; connections have none.
+    /// The queue key of a datagram queue pair; unused by connections.
     pub qkey: u32,
 }
 
 impl Init {
-    /// For a connection in the default partition, with these rights for the peer.
+    /// Returns the attributes of a connection in the default partition, with these rights of the peer.
     pub const fn new(access: Access) -> Init {
         Init { access, pkey: DEFAULT_PKEY, qkey: 0 }
     }
 
-    /// For datagrams in the default partition that bring this queue key.
+    /// Returns the attributes of a datagram queue pair in the default partition.
     pub const fn datagrams(qkey: u32) -> Init {
         Init { access: Access::empty(), pkey: DEFAULT_PKEY, qkey }
     }
 }
 
-/// What a queue pair is told in [`Transition::ReadyToReceive`].
+/// The attributes of [`Transition::ReadyToReceive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadyToReceive {
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// Between which addresses.
+    /// The addresses of both ends.
     pub path: Path,
-    /// The payload of one packet.
+    /// The path MTU.
     pub path_mtu: PathMtu,
-    /// The number of the first packet that the peer will send.
+    /// The sequence number of the peer's first packet.
     pub psn: Psn,
-    /// How many READs and atomics the peer may have outstanding. Only reliable connections look at it.
+    /// The maximum number of outstanding READs and atomics of the peer. Only reliable connections use this.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer waits that finds no receive posted. Only reliable connections look at it.
+    /// The RNR backoff demanded of the peer while no receive is posted. Only reliable connections use this.
     pub min_rnr_timer: RnrTimer,
 }
 
 impl ReadyToReceive {
-    /// For an unreliable connection.
+    /// Returns the attributes of an unreliable connection.
     pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> ReadyToReceive {
         let min_rnr_timer = RnrTimer::MAX;
         ReadyToReceive { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
     }
 }
 
-/// What a queue pair is told in [`Transition::ReadyToSend`].
+/// The attributes of [`Transition::ReadyToSend`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadyToSend {
-    /// The number of the first packet.
+    /// The sequence number of the first packet.
     pub psn: Psn,
-    /// How long to wait for an acknowledgement; [`Timeout::ZERO`] is for ever.
+    /// The acknowledgement timeout; [`Timeout::ZERO`] means none.
     pub timeout: Timeout,
-    /// How often to try again when none comes, 0 to 7. (7 isn't for ever, whatever `rxe_comp.c` makes of it.)
+    /// The maximum number of retransmissions without progress, 0 to 7. Unlike in `rxe_comp.c`, 7 is a limit, too.
     pub retry_count: u8,
-    /// How often to try again when the peer has no receive posted, 0 to 7; 7 is for ever (vol. 1, 9.7.5).
+    /// The maximum number of retransmissions after RNR NAKs, 0 to 7; 7 means no limit (vol. 1, 9.7.5).
     pub rnr_retry: u8,
-    /// How many READs and atomics to have outstanding: no more than the peer's `max_dest_rd_atomic`.
+    /// The maximum number of outstanding READs and atomics: at most the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
 }
 
 impl ReadyToSend {
-    /// Without acknowledgements: for an unreliable connection, or for datagrams.
+    /// Returns the attributes of an unreliable connection or a datagram queue pair.
     pub const fn unreliable(psn: Psn) -> ReadyToSend {
         ReadyToSend { psn, timeout: Timeout::ZERO, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 }
     }

@@ -1,7 +1,7 @@
-//! What may be done to memory.
+//! Access rights to memory.
 
 bitflags::bitflags! {
-    /// What may be done to a memory region or window, and by whom. Local reading is always allowed.
+    /// Access rights to a memory region or window. Local reads are always allowed.
     ///
     /// The values are those of `ibv_access_flags`.
     ///
@@ -14,40 +14,40 @@ bitflags::bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
-        /// The local device may write: needed for receive buffers and the targets of READ and atomics.
+        /// The local device may write. Receive buffers and the targets of READ and atomics need this.
         const LOCAL_WRITE = 1 << 0;
         /// A peer may write.
         const REMOTE_WRITE = 1 << 1;
         /// A peer may read.
         const REMOTE_READ = 1 << 2;
-        /// A peer may do atomic operations.
+        /// A peer may execute atomic operations.
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const WINDOW_BIND = 1 << 4;
-        /// Addresses count from the region's start, not from its virtual address.
+        /// Addresses are offsets from the region's start, not virtual addresses.
         const ZERO_BASED = 1 << 5;
-        /// Pages are brought in when they are needed, and not pinned.
+        /// Pages are not pinned, but faulted in when they are needed (on-demand paging).
         const ON_DEMAND = 1 << 6;
         /// The memory is in huge pages.
         const HUGE_PAGES = 1 << 7;
-        /// A peer may flush to where others see it.
+        /// A peer may flush its writes to global visibility.
         const FLUSH_GLOBAL = 1 << 8;
-        /// A peer may flush to where it outlasts a loss of power.
+        /// A peer may flush its writes to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// The device may reorder its accesses for speed; ignored where it can't.
+        /// The device may reorder its accesses for speed. Devices without this ability ignore it.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// Everything that a peer may be allowed to do.
+    /// All rights of a peer.
     pub const REMOTE: Access = Access::REMOTE_WRITE
         .union(Access::REMOTE_READ)
         .union(Access::REMOTE_ATOMIC)
         .union(Access::FLUSH_GLOBAL)
         .union(Access::FLUSH_PERSISTENT);
 
-    /// Whether a peer may do anything.
+    /// Whether a peer has any right.
     pub const fn is_remote(self) -> bool {
         self.intersects(Access::REMOTE)
     }
@@ -57,7 +57,7 @@ impl Access {
         self.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC))
     }
 
-    /// Whether these rights can go together: remote writing and atomics need local writing (vol. 1, 10.6.3).
+    /// Whether the combination is valid: remote writes and atomics need local write access (vol. 1, 10.6.3).
     pub const fn is_consistent(self) -> bool {
         !self.is_remotely_writable() || self.contains(Access::LOCAL_WRITE)
     }

@@ -1,4 +1,4 @@
-//! Completions in their plain form.
+//! Completions.
 
 use adverb_wire::Qpn;
 
@@ -13,29 +13,29 @@ pub enum ArmFor {
     Solicited,
 }
 
-/// What became of a request, in plain form.
+/// A completion: the outcome of a request.
 ///
-/// A failure has no operation and no length: devices leave them undefined, and here they can't be read.
+/// A failure has no operation and no length, because devices leave them undefined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// What the request was given.
+    /// The id of the request, chosen by its poster.
     pub wr_id: u64,
     /// The queue pair.
     pub qpn: Qpn,
-    /// Success with its details, or failure with its own.
+    /// The details of the success or of the failure.
     pub outcome: Result<Success, Failure>,
 }
 
-/// What a request that succeeded says.
+/// The details of a request that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Success {
-    /// What was done.
+    /// The completed operation.
     pub operation: CompletedOperation,
-    /// How many bytes came: for receives, and for READs and atomics.
+    /// The number of bytes received, for receives, READs and atomics.
     pub length: u32,
 }
 
-/// What was done.
+/// The operation that a completion reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CompletedOperation {
@@ -49,37 +49,37 @@ pub enum CompletedOperation {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
-    /// An eight-byte write that is never seen in part.
+    /// An atomic eight-byte write.
     AtomicWrite,
     /// A flush of the peer's memory.
     Flush,
-    /// A window was bound.
+    /// The binding of a memory window.
     BindWindow,
-    /// A local key was invalidated.
+    /// The invalidation of a local key.
     LocalInvalidate,
-    /// A message was received.
+    /// The receipt of a message.
     Recv {
-        /// Immediate data, if it had any.
+        /// The immediate data, if the message carried any.
         immediate: Option<u32>,
-        /// The key that it invalidated, if it did.
+        /// The key that the message invalidated, if it did.
         invalidated: Option<u32>,
-        /// Who sent it, for a datagram.
+        /// The sending queue pair, for a datagram.
         source: Option<Qpn>,
-        /// Whether the first 40 bytes of the buffer are a route header: always so in RoCE datagrams.
+        /// Whether the first 40 bytes of the buffer are a global route header (GRH). RoCE datagrams always have one.
         has_grh: bool,
     },
-    /// A peer's RDMA WRITE with immediate data consumed this receive request; its buffer wasn't touched.
+    /// The receipt of a peer's RDMA WRITE with immediate data. It consumed the receive request, but not its buffer.
     RecvWrite {
         /// The immediate data.
         immediate: u32,
     },
 }
 
-/// What a request that failed says.
+/// The details of a request that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// Why.
+    /// The reason.
     pub status: Status,
-    /// What the device's maker calls it.
+    /// The device vendor's code for the reason.
     pub vendor_error: u32,
 }

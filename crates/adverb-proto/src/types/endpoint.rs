@@ -24,8 +24,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Describes a queue pair whose LID and MTU are unknown: the LID is 0, which suits RoCE, and the MTU is 4096 bytes, so
-    /// that a connection uses the MTU of the local port.
+    /// Describes a queue pair whose LID and MTU are unknown: the LID is 0, which suits RoCE, and the MTU is 4096 bytes,
+    /// so that a connection uses the MTU of the local port.
     ///
     /// ```
     /// use adverb_proto::types::{Endpoint, Gid, Psn, Qpn};

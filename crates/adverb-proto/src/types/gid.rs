@@ -3,8 +3,10 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// A global identifier: 128 bits that address a port. In RoCE it is an IP address, IPv4 in its IPv6-mapped form. One that
-/// begins with 100:: may be that of a software device and say its UDP port, too ([`udp_address`](Gid::udp_address)).
+/// A global identifier (GID): 128 bits that address a port.
+///
+/// In RoCE it is an IP address; IPv4 addresses are IPv6-mapped. A GID within 100::/64 can also carry the UDP port of a
+/// software device: see [`udp_address`](Gid::udp_address).
 ///
 /// ```
 /// use adverb_proto::types::Gid;
@@ -19,35 +21,35 @@ use core::net::{IpAddr, Ipv6Addr};
 pub struct Gid([u8; 16]);
 
 impl Gid {
-    /// All zeros: no GID.
+    /// The GID of all zeros, which stands for no GID.
     pub const ZERO: Gid = Gid([0; 16]);
 
-    /// The GID of these bytes.
+    /// Creates a GID from its bytes.
     pub const fn new(bytes: [u8; 16]) -> Gid {
         Gid(bytes)
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub const fn bytes(self) -> [u8; 16] {
         self.0
     }
 
-    /// The GID as an IP address: IPv4 where it is a mapped one.
+    /// Returns the GID as an IP address. An IPv6-mapped IPv4 address becomes IPv4.
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
 
-    /// Whether it is all zeros: an unused entry of a table.
+    /// Whether the GID is all zeros, as in an unused entry of a GID table.
     pub fn is_zero(self) -> bool {
         self == Gid::ZERO
     }
 
-    /// Whether it is only good within one link: rarely what one wants to connect to.
+    /// Whether the GID is a link-local address, which is valid within one link only.
     pub fn is_link_local(self) -> bool {
         Ipv6Addr::from(self.0).is_unicast_link_local()
     }
 
-    /// Whether it stands for a group.
+    /// Whether the GID is a multicast group.
     pub fn is_multicast(self) -> bool {
         match self.ip() {
             IpAddr::V4(v4) => v4.is_multicast(),

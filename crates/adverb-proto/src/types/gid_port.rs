@@ -1,18 +1,18 @@
 //! GIDs that carry a UDP port.
 //!
-//! A GID in RoCE is an IP address, and packets to it go to UDP port 4791. So an address has room for one device, unless a
-//! GID can say another port. Adverb's say it within 100::/64, to which nobody routes anything (RFC 6666):
+//! A GID in RoCE is an IP address, and packets to it go to UDP port 4791. So an address can have only one device,
+//! unless a GID can carry another port. Adverb encodes the port within 100::/64, which is never routed (RFC 6666):
 //!
 //! ```text
 //! bytes  0  1   2 … 9   10 11   12 13 14 15
 //!        01 00    0      port   IPv4 address, or 0.0.0.1 for ::1
 //! ```
 //!
-//! - The port is one of [`Gid::PORTS`]; whatever else is in that network is the IPv6 address that it looks like.
-//! - IPv6 addresses but ::1 have no such form: they would fill the GID. A network has plenty of them.
-//! - Who receives at such a port also sends from it, so that receivers of datagrams can tell whom to answer. RoCEv2's other
-//!   senders use source ports from 0xC000 on (Annex A17.9), which are none of these.
-//! - Only Adverb knows of this: adapters and Linux's soft-RoCE send to port 4791 of whatever the GID looks like.
+//! - The port is one of [`Gid::PORTS`]; any other address in that network is an ordinary IPv6 address.
+//! - Of the IPv6 addresses, only ::1 can be encoded: others would fill the GID.
+//! - A device that receives at such a port also sends from it, so that receivers of datagrams can compute the sender's
+//!   GID. Other RoCEv2 senders use source ports from 0xC000 on (Annex A17.9), which are outside this range.
+//! - Only Adverb supports this encoding: adapters and Linux's soft-RoCE send to port 4791 of the IPv6 address.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::RangeInclusive;
@@ -21,18 +21,18 @@ use adverb_wire::ROCE_PORT;
 
 use super::Gid;
 
-/// What such GIDs begin with.
+/// The prefix of such GIDs.
 const PREFIX: [u8; 10] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What stands for ::1.
+/// The encoding of ::1.
 const LOCALHOST_V6: Ipv4Addr = Ipv4Addr::new(0, 0, 0, 1);
 
 impl Gid {
-    /// The UDP ports that a GID can say beside 4791.
+    /// The UDP ports that a GID can carry instead of 4791.
     pub const PORTS: RangeInclusive<u16> = ROCE_PORT + 1..=ROCE_PORT + 256;
 
-    /// Where packets to this GID go: to port 4791 of the address that it is, or, for those of a software device that
-    /// couldn't have that port, to the address and the port that it says.
+    /// Returns the address and UDP port that packets to this GID are sent to: the address and port that the GID
+    /// carries, or port 4791 of the GID's own address.
     ///
     /// ```
     /// use adverb_proto::types::Gid;
@@ -57,13 +57,13 @@ impl Gid {
         SocketAddr::new(self.ip(), ROCE_PORT)
     }
 
-    /// Whether it says a port of its own, so that only Adverb can send there.
+    /// Whether the GID carries a UDP port, so that only Adverb can send to it.
     pub fn has_port(self) -> bool {
         self.udp_address().port() != ROCE_PORT
     }
 }
 
-/// The GID of whoever receives at this address and UDP port, or has sent a packet from there.
+/// Returns the GID of the device that receives at this address and UDP port, or sent a packet from there.
 impl From<SocketAddr> for Gid {
     fn from(address: SocketAddr) -> Gid {
         let ip = address.ip();

@@ -1,26 +1,26 @@
-//! Work requests in their plain form.
+//! Work requests.
 
 use adverb_wire::Qpn;
 
-/// A piece of registered memory: the plain form of a scatter or gather element, in the layout of `ibv_sge`.
+/// A range of registered memory: a scatter/gather element, in the layout of `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Segment {
-    /// The address, in the region's own terms.
+    /// The address of the first byte, as the region counts.
     pub addr: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u32,
     /// The local key of the region.
     pub lkey: u32,
 }
 
-/// A place in a peer's memory.
+/// An address in a peer's memory, with its key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddress {
-    /// The address, in the peer's terms.
+    /// The address, as the peer's device counts.
     pub addr: u64,
-    /// The remote key of its region or window.
+    /// The remote key of the region or window.
     pub rkey: u32,
 }
 
@@ -52,99 +52,99 @@ impl RemoteMemory {
     }
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SendOperation {
-    /// A message into the peer's next receive buffer.
+    /// Sends a message to the peer's next receive buffer.
     Send,
-    /// A message with 32 bits beside it.
+    /// Sends a message with 32 bits of immediate data.
     SendWithImm(u32),
-    /// A message that also invalidates a remote key of the peer's.
+    /// Sends a message and invalidates a remote key of the peer's memory.
     SendInvalidate(u32),
-    /// Bytes into the peer's memory.
+    /// Writes to the peer's memory.
     Write(RemoteAddress),
-    /// Bytes into the peer's memory, and 32 bits that consume a receive request there.
+    /// Writes to the peer's memory and completes a receive request of the peer with 32 bits of immediate data.
     WriteWithImm(RemoteAddress, u32),
-    /// Bytes from the peer's memory.
+    /// Reads from the peer's memory.
     Read(RemoteAddress),
-    /// If the 64-bit word there is `compare`, make it `swap`; its old value comes back either way.
+    /// Replaces a 64-bit word of the peer's memory by `swap` if it equals `compare`, and returns the old value.
     CompareSwap {
         /// The word.
         remote: RemoteAddress,
-        /// What it must be.
+        /// The expected value.
         compare: u64,
-        /// What it becomes then.
+        /// The new value.
         swap: u64,
     },
-    /// Add to the 64-bit word there, wrapping; its old value comes back.
+    /// Adds to a 64-bit word of the peer's memory, wrapping, and returns the old value.
     FetchAdd {
         /// The word.
         remote: RemoteAddress,
-        /// What to add.
+        /// The addend.
         add: u64,
     },
-    /// Put eight bytes at an aligned place of the peer's memory, never to be seen in part (Annex A19.5).
+    /// Writes eight bytes atomically to an aligned address of the peer's memory (Annex A19.5).
     AtomicWrite {
-        /// The place.
+        /// The address.
         remote: RemoteAddress,
-        /// The bytes, as they come to lie in memory.
+        /// The bytes, in the order of memory.
         bytes: [u8; 8],
     },
-    /// Bring earlier writes to where others see them, or where they outlast a loss of power (Annex A19.4).
+    /// Flushes earlier writes to global visibility or to persistence (Annex A19.4).
     Flush(FlushRange),
-    /// Make a local key, of a region or a window, invalid.
+    /// Invalidates a local key, of a region or a window.
     LocalInvalidate(u32),
-    /// Give a window a range and rights.
+    /// Binds a memory window to a range of a region.
     BindWindow(WindowBind),
 }
 
-/// Which bytes of a peer's memory to flush, and how far.
+/// A range of a peer's memory to flush, and the kind of flush.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlushRange {
-    /// Where the range begins, and the key.
+    /// The first byte of the range, and the key.
     pub remote: RemoteAddress,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u32,
-    /// The whole region of the key is meant, not just the range.
+    /// Whether to flush the whole region of the key instead of the range.
     pub whole_region: bool,
-    /// Everyone at the peer must see the bytes.
+    /// Whether the bytes must become visible to every agent of the peer's system.
     pub global: bool,
-    /// The bytes must outlast a loss of power.
+    /// Whether the bytes must become persistent.
     pub persistent: bool,
 }
 
-/// Which range of which region a memory window shows, and with what rights.
+/// The binding of a memory window: a range of a region, and access rights to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WindowBind {
     /// The window's new key.
     pub rkey: u32,
     /// The region's local key.
     pub lkey: u32,
-    /// Where the range begins.
+    /// The address of the first byte of the range.
     pub addr: u64,
-    /// How long it is.
+    /// The length of the range, in bytes.
     pub length: u64,
-    /// What a peer may do there.
+    /// The rights of a peer.
     pub access: super::Access,
 }
 
 bitflags::bitflags! {
-    /// How a send request is to be treated. The values are those of `ibv_send_flags`.
+    /// The flags of a send request. The values are those of `ibv_send_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct SendFlags: u32 {
-        /// Wait until earlier READs and atomics of this queue pair are done.
+        /// The request starts after all earlier READs and atomics of the queue pair have completed.
         const FENCE = 1 << 0;
-        /// Make a completion; without it only a failure makes one.
+        /// The request produces a completion. An unsignaled request produces one only if it fails.
         const SIGNALED = 1 << 1;
-        /// Wake the peer, if it waits for solicited events only.
+        /// The message makes a completion event at the peer, also where the queue is armed for solicited events only.
         const SOLICITED = 1 << 2;
-        /// Take the bytes at once, so that the buffer may be used again when the post returns.
+        /// The payload is copied when the request is posted, so that the buffer can be reused at once.
         const INLINE = 1 << 3;
     }
 }
 
-/// To whom a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Destination<Handle> {
     /// The address handle.
@@ -155,32 +155,32 @@ pub struct Destination<Handle> {
     pub qkey: u32,
 }
 
-/// A send request in its plain form.
+/// A send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendRequest<'a, Handle> {
-    /// Comes back in the completion.
+    /// The id that the completion carries.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: SendOperation,
-    /// How.
+    /// The flags.
     pub flags: SendFlags,
-    /// The bytes to send, or the place for those that come back.
+    /// The memory of the bytes to send, or of the bytes that a READ or an atomic returns.
     pub segments: &'a [Segment],
-    /// To whom, on a datagram queue pair.
+    /// The destination, on a datagram queue pair.
     pub destination: Option<Destination<Handle>>,
 }
 
-/// A receive request in its plain form.
+/// A receive request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// The id that the completion carries.
     pub wr_id: u64,
-    /// Where the message goes.
+    /// The memory for the message.
     pub segments: &'a [Segment],
 }
 
 impl RecvRequest<'_> {
-    /// How many bytes there is room for.
+    /// Returns the total length of the segments, in bytes.
     pub fn length(&self) -> u64 {
         self.segments.iter().map(|segment| u64::from(segment.length)).sum()
     }

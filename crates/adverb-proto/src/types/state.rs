@@ -2,15 +2,15 @@
 
 use core::fmt;
 
-/// What a queue pair promises about delivery.
+/// The transport service of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Transport {
-    /// Reliable connection: everything arrives, once and in order, or the queue pair fails.
+    /// Reliable connection (RC): every message is delivered once and in order, or the queue pair fails.
     Rc,
-    /// Unreliable connection: messages arrive whole and in order, or not at all.
+    /// Unreliable connection (UC): messages are delivered whole and in order, or not at all.
     Uc,
-    /// Unreliable datagram: single packets, to and from anyone.
+    /// Unreliable datagram (UD): messages of one packet, to and from any queue pair.
     Ud,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Where a queue pair is in its life (vol. 1, 10.3.1).
+/// The state of a queue pair (vol. 1, 10.3.1).
 ///
 /// ```
 /// use adverb_proto::types::QpState;
@@ -35,24 +35,24 @@ impl fmt::Display for Transport {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpState {
-    /// Just created: nothing may be posted.
+    /// Just created: no request may be posted.
     Reset,
-    /// Receives may be posted; nothing is received yet.
+    /// Initialized: receives may be posted, but packets are dropped.
     Init,
     /// Ready to receive (RTR).
     ReadyToReceive,
-    /// Ready to send (RTS): the state of work.
+    /// Ready to send (RTS): the fully operational state.
     ReadyToSend,
-    /// Send queue drained or draining (SQD): what was begun is finished, nothing new is begun.
+    /// Send queue drained or draining (SQD): started requests are finished, and no request is started.
     SendQueueDrained,
-    /// Send queue error (SQE): UC and UD only; receiving goes on.
+    /// Send queue error (SQE), of UC and UD only: sending has stopped, receiving continues.
     SendQueueError,
-    /// Error: everything that is posted comes back flushed.
+    /// Error: every posted request completes with the status [`Flushed`](super::Status::Flushed).
     Error,
 }
 
 impl QpState {
-    /// Whether send requests may be posted: in Error they come back flushed at once (vol. 1, 10.3.1).
+    /// Whether send requests may be posted. In the error state they are flushed at once (vol. 1, 10.3.1).
     pub const fn may_post_send(self) -> bool {
         matches!(
             self,
