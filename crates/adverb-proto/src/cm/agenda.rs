@@ -1,15 +1,15 @@
-//! When connections and questions want to be looked at again.
+//! Timers of connections and SIDR queries, and retransmissions.
 
 use std::collections::BTreeSet;
 
 use crate::Time;
 
-/// Times by id, at most one each. Whoever has an id keeps its time, so that it can be taken out.
+/// Timers by ID, at most one per ID. The owner of an ID keeps its current time, which is needed to move the timer.
 #[derive(Debug, Default)]
 pub(super) struct Agenda(BTreeSet<(Time, u32)>);
 
 impl Agenda {
-    /// Moves the time of an id.
+    /// Moves the timer of an ID from `held` to `time`, and updates `held`.
     pub(super) fn set(&mut self, id: u32, held: &mut Option<Time>, time: Option<Time>) {
         if *held == time {
             return;
@@ -23,12 +23,12 @@ impl Agenda {
         *held = time;
     }
 
-    /// The earliest time.
+    /// Returns the time of the earliest timer.
     pub(super) fn next(&self) -> Option<Time> {
         self.0.first().map(|(time, _)| *time)
     }
 
-    /// An id whose time has come. It stays in until its time is moved.
+    /// Returns an ID whose timer is due. The timer stays set until it is moved.
     pub(super) fn due(&self, now: Time) -> Option<u32> {
         self.0.first().filter(|(time, _)| *time <= now).map(|(_, id)| *id)
     }
@@ -38,11 +38,12 @@ impl Agenda {
     }
 }
 
-/// A message that is repeated until it is answered, at growing intervals. It never ends a wait: deadlines do.
+/// A message that is retransmitted at growing intervals until it is answered. Deadlines end the wait, not the last
+/// retransmission.
 #[derive(Clone, Debug)]
 pub(super) struct Repetition<T> {
     pub(super) message: T,
-    /// When next.
+    /// The time of the next retransmission.
     pub(super) at: Time,
     interval: core::time::Duration,
     longest: core::time::Duration,
@@ -50,7 +51,7 @@ pub(super) struct Repetition<T> {
     done: u8,
 }
 
-/// Intervals double up to this many times the first.
+/// The interval doubles until it is this many times the first one.
 const SLOWEST: u32 = 8;
 
 impl<T> Repetition<T> {
@@ -65,12 +66,12 @@ impl<T> Repetition<T> {
         }
     }
 
-    /// The next time, if there is one.
+    /// Returns the time of the next retransmission, if there is one.
     pub(super) fn next(&self) -> Option<Time> {
         (self.left > 0).then_some(self.at)
     }
 
-    /// The message, if it is to be sent again now.
+    /// Returns the message if its retransmission is due, and schedules the next one.
     pub(super) fn take(&mut self, now: Time) -> Option<&T> {
         if self.left == 0 || self.at > now {
             return None;
@@ -82,12 +83,12 @@ impl<T> Repetition<T> {
         Some(&self.message)
     }
 
-    /// Ends the retransmissions once there were this many.
+    /// Limits the total number of retransmissions to `count`.
     pub(super) fn limit(&mut self, count: u8) {
         self.left = self.left.min(count.saturating_sub(self.done));
     }
 
-    /// Waits until then, at least, before the next.
+    /// Delays the next retransmission until `time` at least.
     pub(super) fn hold_until(&mut self, time: Time) {
         self.at = self.at.max(time);
     }

@@ -1,4 +1,4 @@
-//! What a manager makes of the messages that come.
+//! Handling of received messages.
 
 use adverb_wire::cm::{
     AdditionalInfo, Drep, Dreq, Mad, Message, MessageKind, Mra, Rej, RejectReason, Rep, Req, Rtu,
@@ -16,8 +16,9 @@ use crate::mutation::mutant;
 use crate::types::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
-    /// Takes in what has come to queue pair 1: the payload of an unreliable datagram with the right Q_Key, and between
-    /// which addresses it came. What isn't a message of the connection manager is counted and dropped.
+    /// Handles a datagram that queue pair 1 received with the Q_Key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY): `payload`
+    /// is its payload, and `ends` are its addresses. A payload that is not a CM message is counted as
+    /// [malformed](super::Statistics::malformed) and dropped.
     pub fn handle(&mut self, now: Time, ends: Ends, payload: &[u8], random: &mut impl FnMut() -> u32) {
         let (Ok(Mad { transaction_id, message }), true) = (Mad::parse(payload), ends.is_one_family()) else {
             self.out.statistics.malformed += 1;
@@ -37,7 +38,7 @@ impl Manager {
         }
     }
 
-    /// Somebody wants to connect (vol. 1, 12.9.8; `cm_req_handler` and `cm_match_req` in `cm.c`).
+    /// Handles a connection request (vol. 1, 12.9.8; `cm_req_handler` and `cm_match_req` in `cm.c`).
     fn handle_req(
         &mut self,
         now: Time,
@@ -81,7 +82,7 @@ impl Manager {
             || self.table.len() >= self.config.max_connections
             || self.out.events.len() >= self.config.max_connections
         {
-            // Whoever means it asks again.
+            // A live peer retransmits its REQ.
             self.out.statistics.overflows += 1;
             return;
         }
@@ -139,12 +140,11 @@ impl Manager {
         self.out.events.push_back(Event::Request(Box::new(request)));
     }
 
-    /// A REQ that has come before gets the answer that it got before (vol. 1, 12.9.8; `cm_dup_req_handler` in
-    /// `cm.c`).
+    /// Repeats the response to a duplicate REQ (vol. 1, 12.9.8; `cm_dup_req_handler` in `cm.c`).
     fn answer_duplicate_req(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let answer = match (connection.state, connection.deadline) {
-            // The application takes its time; the peer is to give it that.
+            // The application has not decided yet: the MRA makes the peer wait.
             (State::ReqReceived, Some(deadline)) if !connection.active => {
                 compose::mra(connection, MessageKind::Req, deadline - now)
             }
@@ -200,8 +200,8 @@ impl Manager {
         self.out.send(connection.ends, compose::dreq(&self.config, connection, Qpn::truncate(0)));
     }
 
-    /// Two peers have asked each other. The one with the greater name stays the one that asked, the other becomes the
-    /// one that was (vol. 1, 12.10.4).
+    /// Resolves a peer-to-peer collision, where both sides sent a REQ. The side with the greater GUID (then the greater
+    /// queue pair number) stays active, and the other becomes passive (vol. 1, 12.10.4).
     fn meet(&mut self, ends: Ends, transaction_id: u64, req: &Req, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let Some(offer) = connection.offer else { return };
@@ -249,11 +249,11 @@ impl Manager {
         self.out.send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Req, reason, info));
     }
 
-    /// The peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
+    /// Handles a REP: the peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
     fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
         let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
             self.out.statistics.strays += 1;
-            // Who accepts what isn't asked for any longer must be told, or it waits for nothing.
+            // Without the REJ, the peer would wait until its deadline for an RTU.
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
@@ -265,7 +265,8 @@ impl Manager {
             return self.take_rep(now, ends, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
-        // Nothing before it is established: a peer that were asked to wait wouldn't repeat itself soon, should the RTU be lost.
+        // A REP that was received before the connection is established gets no MRA: the peer would then retransmit the
+        // REP later, which delays recovery from a lost RTU.
         let answer = match connection.state {
             State::TimeWait => match &connection.farewell {
                 Some(farewell) => **farewell,
@@ -319,12 +320,12 @@ impl Manager {
         self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
     }
 
-    /// The peer knows that the connection stands (`cm_rtu_handler` in `cm.c`).
+    /// Handles an RTU: the peer considers the connection established (`cm_rtu_handler` in `cm.c`).
     fn handle_rtu(&mut self, ends: Ends, transaction_id: u64, rtu: &Rtu) {
         let found = self.table.get(rtu.remote_comm_id);
         let Some(connection) = found.filter(|found| found.is_with(ends, rtu.local_comm_id)) else {
             self.out.statistics.strays += 1;
-            // The peer takes for established what isn't there: it had better know.
+            // The REJ ends the peer's connection, which has no counterpart here.
             let ids = (rtu.local_comm_id, rtu.remote_comm_id);
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
@@ -347,7 +348,7 @@ impl Manager {
         }
     }
 
-    /// The peer needs more time (`cm_mra_handler` in `cm.c`). It gets no more than this side's deadline.
+    /// Handles an MRA: the peer needs more time (`cm_mra_handler` in `cm.c`). This side's deadline still applies.
     fn handle_mra(&mut self, now: Time, ends: Ends, mra: &Mra) {
         let wait = mra.service_timeout.duration() + self.config.response_timeout.duration();
         let Some(connection) = self.table.get_mut(mra.remote_comm_id) else { return };
@@ -365,8 +366,8 @@ impl Manager {
         }
     }
 
-    /// The peer says no, or no longer (`cm_rej_handler` and `cm_acquire_rejected_id` in `cm.c`). A REJ is never
-    /// answered.
+    /// Handles a REJ: the peer rejects or aborts the connection (`cm_rej_handler` and `cm_acquire_rejected_id` in
+    /// `cm.c`). A REJ is never answered.
     fn handle_rej(&mut self, now: Time, ends: Ends, rej: &Rej) {
         let names_adapter = rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout;
         let id = if names_adapter {
@@ -391,7 +392,7 @@ impl Manager {
             return;
         };
         let (id, state) = (connection.local_id, connection.state);
-        // Whoever knows both IDs must name both; the answer to a REQ needs only the one in it.
+        // A peer that knows both IDs must name both; the REJ of a REQ needs only the one in the REQ.
         if connection.remote_id.is_some_and(|remote_id| rej.local_comm_id != remote_id) {
             self.out.statistics.strays += 1;
             return;
@@ -422,8 +423,8 @@ impl Manager {
         self.out.events.push_back(Event::Rejected(Box::new(rejection)));
     }
 
-    /// The peer ends the connection (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). It hears yes at once, and as
-    /// often as it asks.
+    /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). Every DREQ gets a DREP at
+    /// once, including duplicates.
     fn handle_dreq(&mut self, now: Time, ends: Ends, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);
         let Some(connection) = found.filter(|found| found.is_with(ends, dreq.local_comm_id)) else {
@@ -435,7 +436,7 @@ impl Manager {
             return;
         }
         match connection.state {
-            // If it stands for the peer, then it stood, even where this side hadn't heard.
+            // The peer established the connection before it sent the DREQ, even if this side received no RTU.
             State::RepReceived | State::RepSent | State::Established | State::DreqSent => {
                 self.out.send(ends, compose::drep(transaction_id, dreq));
                 self.out.events.push_back(Event::Disconnected(ConnectionId(dreq.remote_comm_id)));
@@ -449,8 +450,8 @@ impl Manager {
         }
     }
 
-    /// The peer agrees to the end (`cm_drep_handler` in `cm.c`), or answers a [probe](Manager::probe): it has no such
-    /// connection.
+    /// Handles a DREP: the peer confirms a disconnect (`cm_drep_handler` in `cm.c`), or answers a
+    /// [probe](Manager::probe) because it has no such connection.
     fn handle_drep(&mut self, now: Time, ends: Ends, drep: &Drep) {
         let found = self.table.get(drep.remote_comm_id);
         let found = found.filter(|found| found.is_with(ends, drep.local_comm_id));
@@ -468,7 +469,7 @@ impl Manager {
     }
 }
 
-/// What a REQ says of the peer.
+/// Copies the peer's attributes from its REQ.
 fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
     connection.transaction_id = transaction_id;
     connection.remote_id = Some(req.local_comm_id);
@@ -485,7 +486,7 @@ fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
     connection.rnr_retry = req.rnr_retry_count.into();
 }
 
-/// Whether a REQ can be taken here, and if not why.
+/// Returns the transport of a valid REQ, or the reason to reject it.
 fn examine(
     ends: Ends,
     req: &Req,
@@ -501,8 +502,9 @@ fn examine(
     if transport != wanted {
         return Err(plain(RejectReason::InvalidTransportType));
     }
-    // Its path must be the way that it came: answers go there, and nowhere else. A wrong partition is the same to
-    // Linux, which finds no entry of its tables for such a path (`cm_init_av_by_path` in `cm.c`).
+    // The path must match the addresses that the REQ was received with: responses are sent only there. A wrong
+    // partition gets the same reason, because Linux finds no GID table entry for such a path (`cm_init_av_by_path` in
+    // `cm.c`).
     let path = &req.primary_path;
     if Gid::from(ends.local).bytes() != path.remote_gid.octets()
         || Gid::from(ends.remote).bytes() != path.local_gid.octets()

@@ -14,13 +14,13 @@ use super::{CallError, Config, Connect, Offer};
 use crate::mutation::mutant;
 use crate::types::{Gid, Qpn, Transport};
 
-/// The transaction of what this side begins (`cm_form_tid` in `cm.c`).
+/// Returns the transaction ID of an exchange that this side starts (`cm_form_tid` in `cm.c`).
 pub(super) fn transaction_id(config: &Config, local_id: u32) -> u64 {
     let prefix = config.ca_guid ^ config.ca_guid >> 32;
     prefix << 32 | u64::from(local_id)
 }
 
-/// The request that opens a connection.
+/// Builds the REQ that opens a connection.
 pub(super) fn req(config: &Config, connection: &Connection, connect: &Connect<'_>) -> Result<Mad, CallError> {
     let Connect { ends, offer, .. } = connect;
     let req = Req {
@@ -51,7 +51,7 @@ pub(super) fn req(config: &Config, connection: &Connection, connect: &Connect<'_
         srq: offer.shared_receives,
         extended_transport: Bits::ZERO,
         primary_path: Path {
-            // Beyond the subnet, and without LIDs: what `cm_format_req` in `cm.c` sends for RoCE.
+            // Not subnet-local, and permissive LIDs: `cm_format_req` in `cm.c` sends these values for RoCE.
             local_lid: 0xffff,
             remote_lid: 0xffff,
             local_gid: Gid::from(ends.local).bytes().into(),
@@ -71,11 +71,11 @@ pub(super) fn req(config: &Config, connection: &Connection, connect: &Connect<'_
     Ok(Mad { transaction_id: connection.transaction_id, message: Message::Req(req) })
 }
 
-/// A rate limit that limits no software.
+/// The code of a static rate of 10 Gb/s, which software devices ignore.
 const RATE_10G: u32 = 3;
 const HOP_LIMIT: u8 = 64;
 
-/// The consent to a request.
+/// Builds the REP that accepts a REQ.
 pub(super) fn rep(
     config: &Config,
     connection: &Connection,
@@ -113,7 +113,7 @@ pub(super) fn rtu(connection: &Connection) -> Mad {
     Mad { transaction_id: connection.transaction_id, message: Message::Rtu(rtu) }
 }
 
-/// A refusal, of what the peer said last (`cm_format_rej` in `cm.c`).
+/// Builds a REJ of the message that the peer sent last (`cm_format_rej` in `cm.c`).
 pub(super) fn rej(
     connection: &Connection,
     reason: RejectReason,
@@ -136,14 +136,14 @@ pub(super) fn rej(
     Mad { transaction_id: connection.transaction_id, message: Message::Rej(rej) }
 }
 
-/// The REJ of one who waits no longer. A peer whose ID isn't known yet finds the connection by the adapter's name, so
-/// that is always said (`cm_acquire_rejected_id` in `cm.c`).
+/// Builds the REJ of a side whose deadline passed. It always carries the CA GUID, because a peer whose ID is not known
+/// here yet finds the connection by it (`cm_acquire_rejected_id` in `cm.c`).
 pub(super) fn rej_timeout(config: &Config, connection: &Connection) -> Mad {
     let info = AdditionalInfo::new(&config.ca_guid.to_be_bytes()).unwrap_or_default();
     rej(connection, RejectReason::Timeout, info, PrivateData::EMPTY)
 }
 
-/// The answer comes later.
+/// Builds an MRA: the response takes until `wait` from now.
 pub(super) fn mra(connection: &Connection, acknowledged: MessageKind, wait: Duration) -> Mad {
     let mra = Mra {
         local_comm_id: connection.local_id,
@@ -166,8 +166,8 @@ pub(super) fn dreq(config: &Config, connection: &Connection, remote_qpn: Qpn) ->
     Mad { transaction_id, message: Message::Dreq(dreq) }
 }
 
-/// The consent to a DREQ, also to one of a connection that nobody knows any more: for its sender that comes to the
-/// same (`cm_issue_drep` in `cm.c`).
+/// Builds the DREP that confirms a DREQ, also for an unknown connection: in both cases the connection has ended
+/// (`cm_issue_drep` in `cm.c`).
 pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
     let drep = Drep {
         local_comm_id: dreq.remote_comm_id,
@@ -177,7 +177,7 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
     Mad { transaction_id, message: Message::Drep(drep) }
 }
 
-/// The refusal of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
+/// Builds the REJ of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
 pub(super) fn rej_stray(
     transaction_id: u64,
     ids: (u32, u32),
@@ -197,7 +197,7 @@ pub(super) fn rej_stray(
     Mad { transaction_id, message: Message::Rej(rej) }
 }
 
-/// An address as a REJ for a wrong one carries it.
+/// Returns the GID of an address as the additional information of a REJ.
 pub(super) fn gid_info(address: IpAddr) -> AdditionalInfo {
     AdditionalInfo::new(&Gid::from(address).bytes()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A connection, from the first message to the end of its timewait.
+//! The state of one connection, from the first message to the end of timewait.
 
 use core::fmt;
 
@@ -11,22 +11,22 @@ use crate::path::Path;
 use crate::qp::{ReadyToReceive, ReadyToSend};
 use crate::types::{PathMtu, Psn, Qpn, Transport};
 
-/// How far a connection has come (vol. 1, 12.9.7).
+/// The state of a connection (vol. 1, 12.9.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
-    /// This side has asked, and waits for an answer.
+    /// This side sent a REQ and waits for the response.
     ReqSent,
-    /// The peer has accepted; the application is to establish the connection.
+    /// The peer accepted. The application must establish or reject the connection.
     RepReceived,
-    /// The peer has asked; the application is to accept or reject.
+    /// The peer sent a REQ. The application must accept or reject it.
     ReqReceived,
-    /// This side has accepted, and waits to hear that the peer knows.
+    /// This side accepted with a REP and waits for the RTU.
     RepSent,
-    /// It stands.
+    /// The connection is established.
     Established,
-    /// This side has ended it, and waits to hear that the peer knows.
+    /// This side sent a DREQ and waits for the DREP.
     DreqSent,
-    /// It is over, but packets of it may still be under way.
+    /// The connection has ended, but its packets may still be in the network.
     TimeWait,
 }
 
@@ -44,78 +44,79 @@ impl fmt::Display for State {
     }
 }
 
-/// What a queue pair must be told to carry a connection, in the words of [`Transition`](crate::Transition).
+/// The attributes that a queue pair needs to carry a connection, for the [`Transition`](crate::Transition)s to
+/// ready-to-receive and ready-to-send.
 ///
-/// Where the two sides offered different numbers, these are what both can do.
+/// The limits on outstanding READs and atomics are the smaller ones of both sides' offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Ready {
-    /// The kind of queue pair.
+    /// The transport of the queue pair.
     pub transport: Transport,
-    /// The partition.
+    /// The partition key.
     pub pkey: u16,
-    /// For ready-to-receive.
+    /// The attributes for ready-to-receive.
     pub ready_to_receive: ReadyToReceive,
-    /// For ready-to-send.
+    /// The attributes for ready-to-send.
     pub ready_to_send: ReadyToSend,
 }
 
-/// A connection as the manager knows it.
+/// The manager's record of a connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Changed by the table only, which counts.
+    /// Changed only by the table, which counts connections by state.
     pub(super) state: State,
     /// Whether this side sent the REQ.
     pub(super) active: bool,
-    /// Whether both sides may send it.
+    /// Whether both sides may send a REQ.
     pub(super) peer_to_peer: bool,
     pub(super) listener: Option<ListenerId>,
     pub(super) local_id: u32,
     pub(super) remote_id: Option<u32>,
     pub(super) ends: Ends,
-    /// Of the REQ, which the messages up to the RTU repeat.
+    /// The transaction ID of the REQ, which all messages up to the RTU repeat.
     pub(super) transaction_id: u64,
     pub(super) service: ServiceId,
     pub(super) remote_guid: u64,
     pub(super) remote_qpn: Option<Qpn>,
     pub(super) offer: Option<Offer>,
-    /// The first packet that the peer is asked to send.
+    /// The PSN of the first packet that the peer sends.
     pub(super) receive_psn: Psn,
-    /// The first packet that the peer asks for.
+    /// The PSN of the first packet that this side sends.
     pub(super) send_psn: Psn,
     pub(super) transport: Transport,
     pub(super) path_mtu: PathMtu,
     pub(super) pkey: u16,
-    /// As many as the peer would use and offers, seen from this side.
+    /// The peer's limits on outstanding READs and atomics, from this side's point of view.
     pub(super) remote_depths: Depths,
     pub(super) ack_timeout: Timeout,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
-    /// What is repeated until it is answered.
+    /// The message that is retransmitted until it is answered.
     pub(super) repetition: Option<Repetition<Box<Mad>>>,
-    /// When this wait ends, at the latest.
+    /// The end of the current wait.
     pub(super) deadline: Option<Time>,
-    /// In timewait: the last word, for a peer that repeats itself.
+    /// In timewait: the response to further messages from the peer.
     pub(super) farewell: Option<Box<Mad>>,
     /// The time of the last DREQ that asked whether the peer still has this connection.
     pub(super) last_probe: Option<Time>,
-    /// Its place in the agenda.
+    /// The time under which the connection is in the agenda.
     pub(super) timer: Option<Time>,
 }
 
 impl Connection {
-    /// When it wants to be looked at again.
+    /// Returns the time of the next retransmission or of the deadline, whichever is earlier.
     pub(super) fn next(&self) -> Option<Time> {
         let repetition = self.repetition.as_ref().and_then(Repetition::next);
         [repetition, self.deadline].into_iter().flatten().min()
     }
 
-    /// How many READs and atomics both sides can have, given what this side can.
+    /// Returns the limits on outstanding READs and atomics that both sides support.
     pub(super) fn depths(&self, offer: &Offer) -> Depths {
         self.remote_depths.min(offer.depths)
     }
 
-    /// What the queue pair must be told, if the peer is known.
+    /// Returns the attributes for the queue pair, or `None` if the peer's queue pair is unknown.
     pub(super) fn ready(&self, offer: &Offer) -> Option<Ready> {
         let remote_qpn = self.remote_qpn?;
         let depths = self.depths(offer);
@@ -141,7 +142,7 @@ impl Connection {
         })
     }
 
-    /// Whether the peer's half of an exchange names this connection: both IDs, and the right address.
+    /// Whether a message with these addresses and this peer's communication ID belongs to this connection.
     pub(super) fn is_with(&self, ends: Ends, remote_id: u32) -> bool {
         self.ends == ends && self.remote_id == Some(remote_id)
     }

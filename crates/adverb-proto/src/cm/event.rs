@@ -1,4 +1,4 @@
-//! What an application is told.
+//! Events for the application.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -8,16 +8,16 @@ use adverb_wire::cm::{AdditionalInfo, Ece, Path, RejectReason, ServiceId, SidrSt
 use super::{Depths, Ends};
 use crate::types::{PathMtu, Qpn, Transport};
 
-/// A connection, on its way to be one, or just over. The number is its local communication ID, which is random, so
-/// that the id of a connection that is gone names nothing.
+/// The ID of a connection, from the first message to the end of timewait. It is the local communication ID, which is
+/// random, so the ID of a connection that no longer exists is unlikely to name another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId(pub(super) u32);
 
-/// A listener.
+/// The ID of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(pub(super) u32);
 
-/// A question for a datagram queue pair: ours to a peer, or a peer's to us.
+/// The ID of a SIDR query, which this side or a peer sent for a UD queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct QueryId(pub(super) u32);
 
@@ -28,90 +28,92 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Something that the application must be told.
+/// An event for the application.
 ///
-/// Each call of [`connect`](super::Manager::connect) and [`accept`](super::Manager::accept) ends with exactly one of
-/// [`Established`](Event::Established), [`Rejected`](Event::Rejected), [`Unreachable`](Event::Unreachable) and
-/// [`Disconnected`](Event::Disconnected), by its deadline; unless the application itself
-/// [rejects](super::Manager::reject) or [abandons](super::Manager::abandon) the connection first. After
-/// `Established` there is one `Disconnected`.
+/// Each call of [`connect`](super::Manager::connect) and [`accept`](super::Manager::accept) has exactly one outcome by
+/// its deadline: [`Established`](Event::Established), [`Rejected`](Event::Rejected),
+/// [`Unreachable`](Event::Unreachable) or [`Disconnected`](Event::Disconnected). There is no outcome if the application
+/// [rejects](super::Manager::reject) or [abandons](super::Manager::abandon) the connection first. `Established` is
+/// followed by one `Disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A peer asks for a connection: accept or reject it.
+    /// A peer requests a connection: accept or reject it.
     Request(Box<Request>),
-    /// The peer takes the connection: bring the queue pair to ready-to-send, and
+    /// The peer accepted the connection: move the queue pair to ready-to-send and
     /// [establish](super::Manager::establish) the connection, or reject it.
     Accepted(Box<Acceptance>),
-    /// The connection stands.
+    /// The connection is established.
     Established(ConnectionId),
-    /// The peer doesn't want the connection, or no longer.
+    /// The connection was rejected before it was established: by the peer, or as stale, because the peer requested
+    /// another connection for the same queue pair.
     Rejected(Box<Rejection>),
-    /// Nobody answered in time.
+    /// The connection was not established by the deadline: the peer did not answer, or the application did not decide
+    /// in time.
     Unreachable(ConnectionId),
-    /// The connection is over, because the peer, or this side, said so.
+    /// The connection has ended, because the peer or this side disconnected.
     Disconnected(ConnectionId),
-    /// The queue pair's number may be used for a new connection.
+    /// Timewait is over: the queue pair number may be used for a new connection.
     TimewaitOver {
-        /// The connection that was.
+        /// The connection that ended.
         id: ConnectionId,
-        /// The number.
+        /// The queue pair number.
         qpn: Qpn,
     },
-    /// A peer asks for a datagram queue pair: answer or refuse.
+    /// A peer queries for a UD queue pair: answer or refuse.
     Query(Box<Query>),
-    /// A peer's datagram queue pair is known.
+    /// A peer answered a query with its UD queue pair.
     Resolved(Box<Resolution>),
-    /// A peer has no such datagram queue pair, or doesn't tell.
+    /// A peer refused a query.
     Refused {
-        /// The question.
+        /// The query.
         id: QueryId,
-        /// Why.
+        /// The reason.
         status: SidrStatus,
-        /// What the peer's application sent along, and zeros.
+        /// The private data of the peer's application, padded with zeros.
         private_data: Vec<u8>,
     },
-    /// A peer didn't tell its datagram queue pair in time.
+    /// A peer did not answer a query by the deadline.
     NoAnswer(QueryId),
 }
 
-/// A peer's wish for a connection.
+/// A peer's connection request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The connection to be.
+    /// The requested connection.
     pub id: ConnectionId,
-    /// Who is asked.
+    /// The listener that the request is for.
     pub listener: ListenerId,
-    /// Between which addresses.
+    /// The addresses of both sides.
     pub ends: Ends,
-    /// What the peer wants to connect to.
+    /// The service that the peer connects to.
     pub service: ServiceId,
-    /// From which port the peer says it comes, in a port space of IP.
+    /// The peer's address with the source port that the peer states, if the service is a TCP or UDP port.
     pub source: Option<SocketAddr>,
-    /// The kind of queue pair.
+    /// The transport of the queue pair.
     pub transport: Transport,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The payload of one packet.
+    /// The path MTU.
     pub path_mtu: PathMtu,
-    /// As many as the peer would use, and offers.
+    /// The peer's limits on outstanding READs and atomics, from this side's point of view.
     pub depths: Depths,
-    /// How often this side is to try again when no acknowledgement comes.
+    /// The number of retries that this side's queue pair uses when no acknowledgement arrives.
     pub retry_count: u8,
-    /// How often this side is to try again when no receive is posted; 7 is for ever.
+    /// The number of retries that this side's queue pair uses after an RNR NAK; 7 means unlimited.
     pub rnr_retry: u8,
-    /// The peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub shared_receives: bool,
-    /// The vendor's options.
+    /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
-    /// The peer's way to us: traffic class, hop limit, acknowledgement timeout.
+    /// The path of the request, from the peer's point of view: traffic class, hop limit, acknowledgement timeout.
     pub path: Path,
-    /// What the peer's application sent along, and zeros: messages carry no length.
+    /// The private data of the peer's application, padded with zeros: messages do not carry its length.
     pub private_data: Vec<u8>,
 }
 
-/// A peer's consent to a connection.
+/// A peer's acceptance of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Acceptance {
@@ -119,62 +121,62 @@ pub struct Acceptance {
     pub id: ConnectionId,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// As many as both sides can have.
+    /// The limits on outstanding READs and atomics that both sides support.
     pub depths: Depths,
-    /// The vendor's options.
+    /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
-    /// The peer's queue pair has a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub shared_receives: bool,
-    /// What the peer's application sent along, and zeros.
+    /// The private data of the peer's application, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
-/// A peer's refusal.
+/// A peer's rejection of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Rejection {
-    /// The connection that will not be.
+    /// The rejected connection.
     pub id: ConnectionId,
-    /// Why.
+    /// The reason.
     pub reason: RejectReason,
-    /// More about the reason.
+    /// Additional information, whose meaning depends on the reason.
     pub info: AdditionalInfo,
-    /// What the peer's application sent along, and zeros.
+    /// The private data of the peer's application, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
-/// A peer's question for a datagram queue pair.
+/// A peer's query for a UD queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Query {
-    /// The question.
+    /// The query.
     pub id: QueryId,
-    /// Who is asked.
+    /// The listener that the query is for.
     pub listener: ListenerId,
-    /// Between which addresses.
+    /// The addresses of both sides.
     pub ends: Ends,
     /// The service.
     pub service: ServiceId,
-    /// From which port the peer says it comes, in a port space of IP.
+    /// The peer's address with the source port that the peer states, if the service is a TCP or UDP port.
     pub source: Option<SocketAddr>,
-    /// What the peer's application sent along, and zeros.
+    /// The private data of the peer's application, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
-/// A peer's datagram queue pair.
+/// A peer's UD queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Resolution {
-    /// The question.
+    /// The query that it answers.
     pub id: QueryId,
-    /// Between which addresses.
+    /// The addresses of both sides.
     pub ends: Ends,
     /// The queue pair to send to.
     pub qpn: Qpn,
     /// The Q_Key to send with.
     pub qkey: u32,
-    /// The vendor's options.
+    /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
-    /// What the peer's application sent along, and zeros.
+    /// The private data of the peer's application, padded with zeros.
     pub private_data: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! The connection manager: what an application asks of it.
+//! The connection manager and the calls of the application.
 
 use std::collections::VecDeque;
 
@@ -18,11 +18,14 @@ use crate::types::{Psn, Qpn, Transport};
 ///
 /// After each call and each message, poll in this order:
 ///
-/// 1. [`poll_transmit`](Manager::poll_transmit) until it gives nothing, and send what it gives.
-/// 2. [`poll_event`](Manager::poll_event) until it gives nothing. Answering an event may make more of both.
-/// 3. [`poll_timeout`](Manager::poll_timeout): when to call [`handle_timeout`](Manager::handle_timeout) at the latest.
+/// 1. [`poll_transmit`](Manager::poll_transmit) until it returns `None`, and send each message.
+/// 2. [`poll_event`](Manager::poll_event) until it returns `None`. Calls that handle an event may queue more messages
+///    and events.
+/// 3. [`poll_timeout`](Manager::poll_timeout), and call [`handle_timeout`](Manager::handle_timeout) at that time at the
+///    latest.
 ///
-/// Randomness is an argument, because communication IDs and sequence numbers that can be guessed let strangers meddle.
+/// The caller supplies randomness as an argument, for communication IDs and packet sequence numbers. It must be
+/// unpredictable: an attacker that guesses these values can forge messages of a connection.
 #[derive(Debug)]
 pub struct Manager {
     pub(super) config: Config,
@@ -32,64 +35,64 @@ pub struct Manager {
     next_listener: u32,
 }
 
-/// A message to be sent: the payload of an unreliable datagram from queue pair 1 to queue pair 1, with the Q_Key
+/// A message to send: the payload of an unreliable datagram from queue pair 1 to queue pair 1, with the Q_Key
 /// [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {
-    /// From where to where.
+    /// The addresses of both sides.
     pub ends: Ends,
-    /// What: [`emit`](Mad::emit) makes it bytes.
+    /// The message. [`emit`](Mad::emit) encodes it.
     pub mad: Mad,
 }
 
-/// What a manager has counted.
+/// Statistics of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Messages that came and could be read.
+    /// Valid messages received.
     pub received: u64,
-    /// What came and was no message.
+    /// Received datagrams that are not valid messages.
     pub malformed: u64,
-    /// Messages that had come before.
+    /// Received messages that are duplicates.
     pub duplicates: u64,
-    /// Messages that belong to no connection, or to another than they say.
+    /// Received messages that match no connection or query.
     pub strays: u64,
-    /// Established connections whose peers were asked whether they still have them, because a message named the
-    /// peer's queue pair for another connection.
+    /// Probes of established connections. A probe is sent because a message named the peer's queue pair for another
+    /// connection.
     pub probes: u64,
-    /// Requests dropped because too many wait already.
+    /// Requests dropped because a backlog or a [limit](Config) was reached.
     pub overflows: u64,
     /// Messages sent.
     pub sent: u64,
-    /// Of those, messages sent again because no answer came.
+    /// Messages retransmitted because no response arrived.
     pub retransmitted: u64,
-    /// Messages not sent because nobody takes them away.
+    /// Messages dropped because 4096 others were waiting for [`poll_transmit`](Manager::poll_transmit).
     pub unsent: u64,
 }
 
-/// What a manager holds: for finding leaks.
+/// The numbers of objects that a manager holds, for finding leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ResourceCounts {
-    /// Connections, those in timewait included.
+    /// Connections, including those in timewait.
     pub connections: usize,
-    /// Connections that a peer asked for and that aren't established.
+    /// Connections that a peer requested and that are not established.
     pub half_open: usize,
-    /// Ways to find a connection.
+    /// Entries of all indexes over connections, sources and queries.
     pub index_entries: usize,
-    /// Questions for datagram queue pairs, either way.
+    /// SIDR queries that this side or peers sent.
     pub queries: usize,
-    /// Times to look at something again.
+    /// Timers.
     pub timers: usize,
     /// Listeners.
     pub listeners: usize,
-    /// Events that nobody has polled.
+    /// Events not polled yet.
     pub events: usize,
-    /// Messages that nobody has polled.
+    /// Messages not polled yet.
     pub datagrams: usize,
 }
 
-/// What goes out: messages and events.
+/// Messages and events not polled yet.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     datagrams: VecDeque<Datagram>,
@@ -98,10 +101,11 @@ pub(super) struct Outbox {
 }
 
 /// The maximum number of times that a REP is retransmitted while many connections are half open. One makes up for a
-/// lost RTU: the peer sends that again.
+/// lost RTU, which the peer then repeats.
 const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
 
-/// How many messages wait at most. Who doesn't take them away loses them, as a network does.
+/// The maximum number of messages that wait for transmission. Further messages are dropped, as if the network lost
+/// them.
 const MOST_DATAGRAMS: usize = 4096;
 
 impl Outbox {
@@ -116,7 +120,7 @@ impl Outbox {
 }
 
 impl Manager {
-    /// A manager with nothing in it.
+    /// Creates a manager without connections and listeners.
     pub fn new(config: Config) -> Manager {
         Manager {
             config,
@@ -127,17 +131,19 @@ impl Manager {
         }
     }
 
-    /// What it was made with.
+    /// Returns the configuration.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Listens for peers that want to be connected, or want to know a datagram queue pair.
+    /// Listens for connection requests or SIDR queries.
+    ///
+    /// A listener bound to an address takes precedence over one for any IPv4 address, and that one over a listener for
+    /// any address.
     ///
     /// # Errors
     ///
-    /// If somebody listens there already. Listeners at one address and at any can be side by side: the more exact one
-    /// is asked.
+    /// Returns [`CallError::ServiceInUse`] if another listener has the same service and the same bind.
     pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, CallError> {
         let id = self.next_listener;
         if !self.table.listen(id, listen) {
@@ -147,11 +153,12 @@ impl Manager {
         Ok(ListenerId(id))
     }
 
-    /// Listens no longer. Requests whose events nobody has polled are rejected; others don't need the listener.
+    /// Stops listening. Connection requests whose events were not polled yet are rejected, and SIDR
+    /// queries are dropped without an answer. Requests that were polled are not affected.
     ///
     /// # Errors
     ///
-    /// If there is no such listener.
+    /// Returns [`CallError::Unknown`] if the listener does not exist.
     pub fn close(&mut self, now: Time, listener: ListenerId) -> Result<(), CallError> {
         let mut untaken = Vec::new();
         self.out.events.retain(|event| match event {
@@ -168,14 +175,22 @@ impl Manager {
         if self.table.close(listener.0) { Ok(()) } else { Err(CallError::Unknown) }
     }
 
-    /// Asks a peer for a connection. By the deadline there is one [outcome](Event).
+    /// Sends a connection request to a peer. There is one [outcome](Event) by the deadline.
     ///
-    /// The queue pair should be in the state init: it gets ready when the peer has [accepted](Event::Accepted).
+    /// The queue pair should be in the init state. The application moves it to ready-to-receive and ready-to-send when
+    /// the peer has [accepted](Event::Accepted).
     ///
     /// # Errors
     ///
-    /// If the queue pair has a connection already or is in timewait, the private data is too long, a value is out of
-    /// its range, or there are too many connections.
+    /// Returns:
+    ///
+    /// - [`CallError::QpInUse`] if the queue pair has a connection, or is in timewait.
+    /// - [`CallError::UnsupportedTransport`] if the transport is UD.
+    /// - [`CallError::AddressFamilyMismatch`] if one address is IPv4 and the other IPv6.
+    /// - [`CallError::OutOfRange`] if the queue pair number, the path MTU or a retry count is out of range.
+    /// - [`CallError::PrivateDataTooLong`] if the private data is too long.
+    /// - [`CallError::ServiceInUse`] if a peer-to-peer request to the same address and service is pending.
+    /// - [`CallError::TooMany`] if there are [`Config::max_connections`] connections.
     pub fn connect(
         &mut self,
         now: Time,
@@ -232,24 +247,31 @@ impl Manager {
         Ok(ConnectionId(local_id))
     }
 
-    /// What the queue pair must be told for this connection: once a [request](Event::Request) or an
-    /// [acceptance](Event::Accepted) has come. `offer` is what it is, or will be, accepted with.
+    /// Returns the attributes for the queue pair of a connection. They are known after [`Event::Request`] or
+    /// [`Event::Accepted`]. `offer` is the offer that this side passed to `connect`, or will pass to `accept`.
     ///
     /// # Errors
     ///
-    /// If there is no such connection, or the peer isn't known yet.
+    /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if the peer's
+    /// queue pair is not known yet.
     pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         connection.ready(offer).ok_or(CallError::WrongState(connection.state))
     }
 
-    /// Accepts a peer's request, with a queue pair that is ready to receive: the peer may send as soon as it knows. By
-    /// the deadline there is one [outcome](Event).
+    /// Accepts a peer's request. The queue pair must be ready to receive, because the peer may send as soon as it
+    /// receives the REP. There is one [outcome](Event) by the deadline.
     ///
     /// # Errors
     ///
-    /// If the request is gone, or was answered, or the queue pair has a connection or is of another kind, or the
-    /// private data (at most 196 bytes) is too long. Then the request still waits for an answer.
+    /// After an error the request is still pending. Returns:
+    ///
+    /// - [`CallError::Unknown`] if the request does not exist, or has ended.
+    /// - [`CallError::WrongState`] if the request was accepted or rejected already, or the connection is peer-to-peer.
+    /// - [`CallError::UnsupportedTransport`] if the request is for another transport.
+    /// - [`CallError::QpInUse`] if the queue pair has a connection, or is in timewait.
+    /// - [`CallError::OutOfRange`] if the queue pair number or the RNR retry count is out of range.
+    /// - [`CallError::PrivateDataTooLong`] if the private data is longer than 196 bytes.
     pub fn accept(
         &mut self,
         now: Time,
@@ -282,13 +304,14 @@ impl Manager {
         self.table.settle(id);
     }
 
-    /// Completes a connection that the peer has [accepted](Event::Accepted), with a queue pair that is ready to send.
-    /// The connection is [established](Event::Established) then; of two peers that connected to each other, one still
-    /// waits to hear from the other.
+    /// Completes a connection that the peer has [accepted](Event::Accepted). The queue pair must be ready to send. The
+    /// connection is then [established](Event::Established). Of two peer-to-peer sides, the passive one is established
+    /// only when the peer's RTU arrives.
     ///
     /// # Errors
     ///
-    /// If there is no such connection, or nobody has accepted it.
+    /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if the peer has
+    /// not accepted it.
     pub fn establish(&mut self, now: Time, id: ConnectionId) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         match (connection.state, connection.offer) {
@@ -306,14 +329,16 @@ impl Manager {
         Ok(())
     }
 
-    /// Says no to a peer that asked for, or accepted, a connection. There is no outcome then.
+    /// Rejects a connection that a peer requested or accepted. It then has no outcome.
     ///
-    /// A reason of the application's own is [`RejectReason::ConsumerReject`], and its private data (at most 148 bytes)
-    /// may say more.
+    /// Applications use the reason [`RejectReason::ConsumerReject`] for their own reasons, and may explain them in the
+    /// private data.
     ///
     /// # Errors
     ///
-    /// If there is no such connection, or nothing to say no to, or too much private data.
+    /// Returns [`CallError::Unknown`] if the connection does not exist, [`CallError::WrongState`] if there is no
+    /// request or acceptance to reject, and [`CallError::PrivateDataTooLong`] if the private data is longer than 148
+    /// bytes.
     pub fn reject(
         &mut self,
         now: Time,
@@ -331,14 +356,15 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection that stands. [`Disconnected`](Event::Disconnected) comes when the peer agrees, or at the
-    /// deadline. The queue pair should be in error by now.
+    /// Disconnects an established connection. [`Event::Disconnected`] follows when the peer confirms, or at the
+    /// deadline. The application should move the queue pair to the error state first.
     ///
-    /// It may be being ended already, by an earlier call: then only the deadline may come earlier.
+    /// If an earlier call is still disconnecting, this call can only move the deadline to an earlier time.
     ///
     /// # Errors
     ///
-    /// If there is no such connection, or it doesn't stand (any longer): then `Disconnected` came already.
+    /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if it is not
+    /// established. `Event::Disconnected` was reported already if it was established before.
     pub fn disconnect(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         if let Some(connection) = self.table.get_mut(id.0).filter(|known| known.state == State::DreqSent) {
             connection.deadline = Some(connection.deadline.map_or(deadline, |at| at.min(deadline)));
@@ -359,13 +385,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Wants nothing more of a connection, however far it has come: what a program does that drops it. The peer is told.
-    /// There is no outcome then, except that a connection that stands is [disconnected](Manager::disconnect) by the
+    /// Ends a connection in any state, as an application does that drops its handle. The peer is notified. The
+    /// connection then has no outcome, except that an established one is [disconnected](Manager::disconnect) by the
     /// deadline.
     ///
     /// # Errors
     ///
-    /// If there is no such connection.
+    /// Returns [`CallError::Unknown`] if the connection does not exist.
     pub fn abandon(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         match connection.state {
@@ -379,8 +405,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The first packet has come for a queue pair: its peer knows that the connection stands, whatever became of the
-    /// message that was to say so (vol. 1, 12.9.6; `cm_establish` in `cm.c`).
+    /// Reports that a queue pair received its first packet. The peer therefore considers the connection established,
+    /// even if its RTU was lost (vol. 1, 12.9.6; `cm_establish` in `cm.c`).
     pub fn communication_established(&mut self, qpn: Qpn) {
         if let Some(id) = self.table.by_local_qp(qpn)
             && self.table.get(id).is_some_and(|connection| connection.state == State::RepSent)
@@ -389,32 +415,33 @@ impl Manager {
         }
     }
 
-    /// Whether a queue pair's number may be used for a new connection: it has none, nor is its last one in timewait.
+    /// Whether a queue pair number may be used for a new connection: it has no connection, not even one in timewait.
     pub fn is_free(&self, qpn: Qpn) -> bool {
         self.table.by_local_qp(qpn).is_none()
     }
 
-    /// How far a connection has come, or `None` if it is gone.
+    /// Returns the state of a connection, or `None` if it does not exist.
     pub fn state(&self, id: ConnectionId) -> Option<State> {
         self.table.get(id.0).map(|connection| connection.state)
     }
 
-    /// The next message to be sent.
+    /// Returns the next message to send.
     pub fn poll_transmit(&mut self) -> Option<Datagram> {
         self.out.datagrams.pop_front()
     }
 
-    /// The oldest thing that the application must be told.
+    /// Returns the oldest event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.out.events.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Manager::handle_timeout) at the latest, if at all.
+    /// Returns the time at which to call [`handle_timeout`](Manager::handle_timeout) at the latest, or `None` if no
+    /// timer is set.
     pub fn poll_timeout(&self) -> Option<Time> {
         [self.table.next(), self.queries.next()].into_iter().flatten().min()
     }
 
-    /// Does what is due by `now`.
+    /// Handles the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(id) = self.table.due(now) {
             self.wake(now, id);
@@ -422,12 +449,12 @@ impl Manager {
         self.queries.handle_timeout(now, &mut self.out);
     }
 
-    /// What has been counted.
+    /// Returns the statistics.
     pub const fn statistics(&self) -> &Statistics {
         &self.out.statistics
     }
 
-    /// What the manager holds.
+    /// Returns the numbers of objects that the manager holds.
     pub fn resource_counts(&self) -> ResourceCounts {
         let counts = self.table.counts();
         let (queries, query_timers, query_entries) = self.queries.counts();
@@ -448,7 +475,7 @@ impl Manager {
         }
     }
 
-    /// Whether a queue pair can have a connection.
+    /// Checks that a queue pair can get a connection.
     fn check(&self, offer: &Offer) -> Result<(), CallError> {
         if offer.transport == Transport::Ud {
             return Err(CallError::UnsupportedTransport(offer.transport));
@@ -484,7 +511,7 @@ impl Manager {
         self.table.settle(id);
     }
 
-    /// The time of a wait is up.
+    /// Handles a deadline that has passed.
     fn give_up(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let told = ConnectionId(id);
@@ -517,8 +544,8 @@ impl Manager {
         self.out.events.push_back(Event::Established(ConnectionId(id)));
     }
 
-    /// A connection is over; its numbers rest for a while. The last word is said now, and to a peer that repeats
-    /// itself.
+    /// Moves a connection to timewait and sends `farewell`, which is also the response to further messages from the
+    /// peer.
     pub(super) fn end(&mut self, now: Time, id: u32, farewell: Option<Mad>) {
         if let Some(connection) = self.enter_timewait(now, id, farewell)
             && let Some(farewell) = farewell
@@ -528,8 +555,8 @@ impl Manager {
         }
     }
 
-    /// Ends a connection whose peer didn't answer, with a REJ for it. After a REP the peer's address may be spoofed: while
-    /// many connections are half open, the REJ waits for a message of the peer's.
+    /// Ends a connection whose peer didn't answer, with a REJ. After a REP the peer's address may be spoofed: while
+    /// many connections are half open, the REJ is sent only if the peer sends another message.
     fn end_unanswered(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let rej = compose::rej_timeout(&self.config, connection);
@@ -540,13 +567,13 @@ impl Manager {
         }
     }
 
-    /// Whether only a REQ, whose source may be spoofed, vouches for a peer, and many such connections are half open.
+    /// Whether the peer is known only by a REQ, whose source may be spoofed, while many connections are half open.
     fn is_in_doubt(&self, connection: &Connection) -> bool {
         connection.state == State::RepSent
             && self.table.half_open().is_crowded(connection.ends.remote, self.config.max_half_open)
     }
 
-    /// Moves a connection to timewait, with the answer to a peer that sends something about it.
+    /// Moves a connection to timewait. `farewell` is the response to further messages from the peer.
     fn enter_timewait(&mut self, now: Time, id: u32, farewell: Option<Mad>) -> Option<&Connection> {
         let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
         let connection = self.table.change(id, State::TimeWait, Some(now + rest))?;
@@ -555,8 +582,7 @@ impl Manager {
     }
 }
 
-/// Whether a queue pair of this number can have a connection: not those for management, nor the one that stands for a
-/// group.
+/// Whether a queue pair with this number can have a connection: management queue pairs and the multicast number can't.
 pub(super) fn is_connectable(qpn: Qpn) -> bool {
     qpn.get() > 1 && qpn != Qpn::MULTICAST
 }

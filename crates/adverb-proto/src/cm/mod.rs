@@ -1,11 +1,12 @@
-//! The connection manager: how two queue pairs find each other, as a pure state machine (vol. 1, chapter 12).
+//! The connection manager (CM), which connects pairs of queue pairs, as a pure state machine (vol. 1, chapter 12).
 //!
-//! A [`Manager`] is to connections what a [`Device`](crate::Device) is to packets: calls, messages and time go in,
-//! messages and [events](Event) come out. It makes no queue pairs; it says what they must be told ([`Ready`]).
-//! Messages are management datagrams, the payload of unreliable datagrams between the queue pairs 1 of two adapters.
+//! A [`Manager`] takes calls, received messages and the time, and produces messages and [events](Event). It creates no
+//! queue pairs: it returns the attributes that they need ([`Ready`]). Messages are management datagrams (MADs), the
+//! payload of unreliable datagrams between the queue pairs 1 of two adapters.
 //!
-//! It speaks to Linux's `rdma_cm` ([`drivers/infiniband/core/cm.c` and `cma.c`][linux], which comments here cite) as
-//! well as to itself: services are ports of TCP or UDP, and requests begin with IP addresses (Annex A11).
+//! The peer may be another [`Manager`] or Linux's `rdma_cm` ([`drivers/infiniband/core/cm.c` and `cma.c`][linux], which
+//! comments here cite). A service that is a TCP or UDP port is compatible with `rdma_cm`: its requests start with a
+//! header of IP addresses (Annex A11).
 //!
 //! ```
 //! use adverb_proto::Time;
@@ -31,7 +32,7 @@
 //! connect.private_data = b"hello";
 //! let connecting = client.connect(now, &connect, &mut random).unwrap();
 //!
-//! // The fabric: what one side sends, the other gets.
+//! // The network: delivers the messages of one side to the other.
 //! let mut carry = |from: &mut Manager, to: &mut Manager| {
 //!     while let Some(datagram) = from.poll_transmit() {
 //!         let ends = Ends { local: datagram.ends.remote, remote: datagram.ends.local };
@@ -56,28 +57,28 @@
 //! assert_eq!(server.poll_event(), Some(Event::Established(request.id)));
 //! ```
 //!
-//! # Whom it believes
+//! # Forged messages
 //!
-//! Any host can send any bytes to queue pair 1. A message about an established connection is believed only if it comes
-//! from the peer's address and names both communication IDs, which are random. A message gets at most one answer, of
-//! the same size, sent to its source; and messages that are answers themselves (REJ, DREP, MRA, SIDR_REP) are never
-//! answered, so that nothing goes round.
+//! Any host can send any bytes to queue pair 1. A message about an established connection is accepted only if it comes
+//! from the peer's address and names both communication IDs, which are random. A message gets at most one response, of
+//! the same size, sent to its source. Messages that are responses themselves (REJ, DREP, MRA, SIDR_REP) are never
+//! answered, so two managers can't answer each other in a loop.
 //!
 //! One exception sends a second message: a REQ or REP that names a queue pair of the peer's which already has an
-//! established connection. The peer may have restarted and lost that connection, or a stranger may have forged the
+//! established connection. The peer may have restarted and lost that connection, or another host may have forged the
 //! message. It is rejected as stale, and at most once per response timeout a probe follows: a DREQ with both
 //! communication IDs and queue pair number 0. A peer without the connection answers with a DREP, which ends it here,
 //! and its next REQ succeeds. A peer that has the connection drops the probe because of the wrong number. So a forged
 //! REQ ends nothing.
 //!
-//! Tables are [bounded](Config): a flood of requests in strangers' names fills those for half open connections, which
-//! empty themselves with time, and touches no connection that stands. Once half of those slots are occupied, an IPv4
+//! Tables are [bounded](Config). A flood of requests with spoofed sources occupies only the slots of half-open
+//! connections, which expire, and affects no established connection. Once half of these slots are occupied, an IPv4
 //! address or an IPv6 /64 gets at most a sixteenth of them.
 //!
 //! A REQ from a spoofed address makes this side send to that address: a REP, its retransmissions, and a REJ when the
 //! deadline passes. While half of the slots are occupied, or a sixteenth by that source, the REP is retransmitted at
-//! most once and the REJ is only sent if the peer shows itself. A peer that lost the REP repeats its REQ, and each
-//! repetition gets the REP again.
+//! most once, and the REJ is sent only if the peer sends another message. A peer that did not receive the REP
+//! retransmits its REQ, and each retransmission gets the REP again.
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core
 

@@ -1,4 +1,4 @@
-//! What a manager is made with, and what goes into its calls.
+//! The configuration of a manager, and the parameters of its calls.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -11,16 +11,16 @@ use super::State;
 use crate::Time;
 use crate::types::{Gid, PathMtu, Qpn, Transport};
 
-/// The Q_Key that `rdma_cm` gives the datagram queue pairs of the UDP port space, unless something else is asked for
-/// (`RDMA_UDP_QKEY` in Linux's `include/rdma/rdma_cm.h`).
+/// The default Q_Key of UD queue pairs in the UDP port space of `rdma_cm` (`RDMA_UDP_QKEY` in Linux's
+/// `include/rdma/rdma_cm.h`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
-/// Between which addresses messages go.
+/// The addresses of both sides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ends {
-    /// Ours.
+    /// The address of this side.
     pub local: IpAddr,
-    /// The peer's.
+    /// The address of the peer.
     pub remote: IpAddr,
 }
 
@@ -29,48 +29,54 @@ impl Ends {
         is_ipv4(self.local) == is_ipv4(self.remote)
     }
 
-    /// Whether the IP header of a request names these ends. Beside an address that says a port, IPv4 addresses are mapped.
+    /// Whether the IP header of a request names these addresses. If one address encodes a UDP port, IPv4 addresses in
+    /// the header are mapped to IPv6.
     pub(super) fn are_named_by(&self, header: &CmaHeader) -> bool {
         Gid::from(header.source().ip()) == Gid::from(self.remote)
             && Gid::from(header.destination()) == Gid::from(self.local)
     }
 
-    /// The peer's end as the IP header of a request says it.
+    /// Returns the peer's address with the port from the IP header of a request.
     pub(super) fn source(&self, header: &CmaHeader) -> SocketAddr {
         SocketAddr::new(self.remote, header.source().port())
     }
 }
 
-/// How a manager behaves, and how much it holds at most.
+/// The configuration and the limits of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// The name of this adapter. Peers hold connections apart by it and a queue pair number, and reject a number that
-    /// they have seen before: so make it random, and anew for each manager.
+    /// The GUID of this adapter. Peers distinguish connections by GUID and queue pair number, and reject a pair that
+    /// they still have. Choose a random GUID for each manager, so that a restarted one isn't taken for its predecessor.
     pub ca_guid: u64,
-    /// The largest path MTU that the link can carry. A request for more is rejected, because both sides must use the
-    /// same.
+    /// The maximum path MTU that the link supports. A request with a larger one is rejected, because both sides must
+    /// use the same.
     pub path_mtu: PathMtu,
-    /// The partition.
+    /// The partition key.
     pub pkey: u16,
-    /// How long to wait for an answer before a message is repeated; peers are told.
+    /// The time to wait for a response before the first retransmission of a message. The interval doubles with each
+    /// retransmission, up to eight times this value. A REQ carries it.
     pub response_timeout: Timeout,
-    /// How often a message is repeated, 0 to 15; peers are told.
+    /// The maximum number of retransmissions of a message, 0 to 15. A REQ carries it.
     pub max_retries: u8,
-    /// How long the numbers of a connection that is over aren't used again: longer than a packet may live.
+    /// The time in timewait, during which the queue pair number and the communication ID of an ended connection are not
+    /// reused. It should exceed the maximum lifetime of a packet.
     pub timewait: Duration,
-    /// How long a request may wait for the application before it is rejected.
+    /// The time that the application has to answer a request before it is rejected.
     pub request_timeout: Duration,
-    /// How many connections there may be, those in timewait included.
+    /// The maximum number of connections, including those in timewait. It also limits SIDR queries, and the number of
+    /// unpolled events beyond which requests are dropped.
     pub max_connections: usize,
-    /// How many of them may be half open: asked for by a peer and not established. Anybody can ask in anybody's name.
-    /// Once half of these slots are occupied, an IPv4 address or an IPv6 /64 gets at most a sixteenth.
+    /// The maximum number of half-open connections, which a peer requested and which are not established, and likewise
+    /// of peers' SIDR queries. A sender can spoof the source of a request: therefore, once half of these slots are
+    /// occupied, an IPv4 address or an IPv6 /64 gets at most a sixteenth of them.
     pub max_half_open: usize,
 }
 
 impl Config {
-    /// One with this name, for links that carry 1024 bytes a packet; room for 65,536 connections, 1,024 of them half
-    /// open; answers are waited for 268 ms, 15 times.
+    /// Creates a configuration with this GUID and the defaults: path MTU 1024, the default partition, a response
+    /// timeout of 268 ms with 15 retransmissions, 537 ms of timewait, 5 s to answer a request, 65,536 connections,
+    /// 1,024 of them half open.
     pub const fn new(ca_guid: u64) -> Config {
         Config {
             ca_guid,
@@ -86,41 +92,43 @@ impl Config {
     }
 }
 
-/// At which of its machine's addresses a listener listens.
+/// The local addresses that a listener is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Bind {
-    /// At this one.
+    /// One address.
     Address(IpAddr),
-    /// At any of IPv4.
+    /// Any IPv4 address.
     AnyV4,
-    /// At any.
+    /// Any address.
     Any,
 }
 
-/// What a listener listens for.
+/// The parameters of a listener: see [`Manager::listen`](super::Manager::listen).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listen {
-    /// What peers connect to.
+    /// The service that peers connect to.
     pub service: ServiceId,
-    /// At which addresses.
+    /// The addresses to listen on.
     pub bind: Bind,
-    /// Which kind of queue pair: [`Transport::Ud`] listens for those who ask for a datagram queue pair.
+    /// The transport of the queue pairs. A listener for [`Transport::Ud`] receives SIDR queries instead of connection
+    /// requests.
     pub transport: Transport,
-    /// How many requests may wait for an answer. More are dropped, and their peers ask again.
+    /// The maximum number of requests that wait for the application. Further ones are dropped, and peers retransmit
+    /// them.
     pub backlog: usize,
 }
 
-/// How many READs and atomics may be outstanding, seen from this side.
+/// The maximum numbers of outstanding READs and atomics, from this side's point of view.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Depths {
-    /// Of the peer's, at this side (its responder resources).
+    /// The maximum number of the peer's READs and atomics that this side serves (its responder resources).
     pub max_dest_rd_atomic: u8,
-    /// Of this side's, at the peer (its initiator depth).
+    /// The maximum number of this side's READs and atomics that the peer serves (this side's initiator depth).
     pub max_rd_atomic: u8,
 }
 
 impl Depths {
-    /// The smaller of both.
+    /// Returns the smaller limit of each kind.
     pub fn min(self, other: Depths) -> Depths {
         Depths {
             max_dest_rd_atomic: self.max_dest_rd_atomic.min(other.max_dest_rd_atomic),
@@ -129,33 +137,35 @@ impl Depths {
     }
 }
 
-/// What this side brings to a connection.
+/// The queue pair and the attributes that this side offers for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Offer {
-    /// The queue pair.
+    /// The queue pair number.
     pub qpn: Qpn,
-    /// Its kind: reliable or unreliable connection.
+    /// The transport: RC or UC.
     pub transport: Transport,
-    /// As many as this side can have.
+    /// The maximum numbers of READs and atomics that this side supports.
     pub depths: Depths,
-    /// How often the peer is to try again when no acknowledgement comes, 0 to 7. Only a request says so.
+    /// The number of retries when no acknowledgement arrives, 0 to 7. The connector's value applies to both queue
+    /// pairs: a REQ carries it, a REP doesn't.
     pub retry_count: u8,
-    /// How often the peer is to try again when no receive is posted, 0 to 7; 7 is for ever.
+    /// The number of retries of the peer's queue pair after an RNR NAK, 0 to 7; 7 means unlimited.
     pub rnr_retry: u8,
-    /// How long both sides are to wait for acknowledgements. Only a request says so.
+    /// The acknowledgement timeout. The connector's value applies to both queue pairs: a REQ carries it, a REP doesn't.
     pub ack_timeout: Timeout,
-    /// How long a peer waits that finds no receive posted. Messages don't say it, packets do.
+    /// The RNR backoff that this side's queue pair demands when no receive is posted. CM messages don't carry it: RNR
+    /// NAKs do.
     pub min_rnr_timer: RnrTimer,
-    /// The queue pair has a shared receive queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub shared_receives: bool,
-    /// The vendor's options.
+    /// The vendor options (enhanced connection establishment).
     pub ece: Ece,
 }
 
 impl Offer {
-    /// A reliable connection of this queue pair: up to 16 READs and atomics either way, six retries of either kind,
-    /// 67 ms for an acknowledgement.
+    /// Creates an offer of an RC queue pair with the defaults: 16 outstanding READs and atomics in each direction, six
+    /// retries and six RNR retries, an acknowledgement timeout of 67 ms, an RNR backoff of 0.64 ms.
     pub const fn new(qpn: Qpn) -> Offer {
         Offer {
             qpn,
@@ -171,33 +181,33 @@ impl Offer {
     }
 }
 
-/// Whom to connect to, and with what.
+/// The parameters of a connection request: see [`Manager::connect`](super::Manager::connect).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Connect<'a> {
-    /// Between which addresses.
+    /// The addresses of both sides.
     pub ends: Ends,
-    /// What to connect to.
+    /// The service to connect to.
     pub service: ServiceId,
-    /// The port that the peer is told it comes from, in a port space of IP.
+    /// The source port that the request states, if the service is a TCP or UDP port.
     pub source_port: u16,
-    /// What this side brings.
+    /// The queue pair and its attributes.
     pub offer: Offer,
-    /// The payload of one packet; at most that of the [manager's link](Config::path_mtu).
+    /// The path MTU, at most [`Config::path_mtu`].
     pub path_mtu: PathMtu,
-    /// The traffic class of the packets, both ways.
+    /// The traffic class of packets in both directions.
     pub traffic_class: u8,
-    /// For the peer's application: at most 56 bytes in a port space of IP, otherwise 92.
+    /// The private data for the peer's application: at most 56 bytes if the service is a TCP or UDP port, otherwise 92.
     pub private_data: &'a [u8],
-    /// When it must have come to an end, one way or the other.
+    /// The deadline, by which there is an [outcome](super::Event).
     pub deadline: Time,
-    /// Neither side listens: each connects to the other, and the same service, at about the same time
-    /// (vol. 1, 12.10.4). Linux knows nothing of it.
+    /// Whether the connection is peer-to-peer: neither side listens, and both connect to each other with the same
+    /// service at about the same time (vol. 1, 12.10.4). Linux doesn't support it.
     pub peer_to_peer: bool,
 }
 
 impl<'a> Connect<'a> {
-    /// To this service at the other end, with a path MTU of 1024 bytes.
+    /// Creates a request for this service, with a path MTU of 1024 bytes, source port 0 and no private data.
     pub const fn new(ends: Ends, service: ServiceId, offer: Offer, deadline: Time) -> Connect<'a> {
         Connect {
             ends,
@@ -213,23 +223,24 @@ impl<'a> Connect<'a> {
     }
 }
 
-/// Whose datagram queue pair to ask for.
+/// The parameters of a SIDR query: see [`Manager::resolve`](super::Manager::resolve).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resolve<'a> {
-    /// Between which addresses.
+    /// The addresses of both sides.
     pub ends: Ends,
-    /// What takes the datagrams.
+    /// The service whose UD queue pair is resolved.
     pub service: ServiceId,
-    /// The port that the peer is told it comes from, in a port space of IP.
+    /// The source port that the query states, if the service is a TCP or UDP port.
     pub source_port: u16,
-    /// For the peer's application: at most 180 bytes in a port space of IP, otherwise 216.
+    /// The private data for the peer's application: at most 180 bytes if the service is a TCP or UDP port, otherwise
+    /// 216.
     pub private_data: &'a [u8],
-    /// When it must have come to an end.
+    /// The deadline, by which there is an outcome.
     pub deadline: Time,
 }
 
-/// Private data as a message carries it: behind an IP header if the service is a port of IP (Annex A11; `cma_hdr` in
-/// Linux's `cma.c`).
+/// Returns private data as a message carries it: after an IP header if the service is a TCP or UDP port (Annex A11;
+/// `cma_hdr` in Linux's `cma.c`).
 pub(super) fn private_data<const N: usize>(
     ends: Ends,
     service: ServiceId,
@@ -239,7 +250,7 @@ pub(super) fn private_data<const N: usize>(
     let data = if has_ip_header(service) {
         let mapped = |address: IpAddr| IpAddr::V6(Gid::from(address).bytes().into());
         let (local, remote) = match ends {
-            // One of them says a port, in the form of IPv6.
+            // One address encodes a UDP port, in the form of an IPv6 address.
             _ if ends.local.is_ipv4() != ends.remote.is_ipv4() => (mapped(ends.local), mapped(ends.remote)),
             Ends { local, remote } => (local, remote),
         };
@@ -252,12 +263,13 @@ pub(super) fn private_data<const N: usize>(
     data.map_err(CallError::PrivateDataTooLong)
 }
 
-/// Whether packets to an address are IPv4's, though it may say a port.
+/// Whether packets to an address are IPv4 packets. An IPv6 address that encodes a UDP port may stand for an IPv4
+/// address.
 pub(super) fn is_ipv4(address: IpAddr) -> bool {
     Gid::from(address).udp_address().is_ipv4()
 }
 
-/// Whether requests for this service begin with an IP header.
+/// Whether requests for this service start with an IP header.
 pub(super) fn has_ip_header(service: ServiceId) -> bool {
     matches!(service.port_space(), Some(PortSpace::Tcp | PortSpace::Udp))
 }
@@ -278,14 +290,13 @@ pub enum CallError {
     PrivateDataTooLong(DataTooLong),
     /// The queue pair has a connection, or is still in timewait after its last one.
     QpInUse(Qpn),
-    /// Another listener has the service ID.
+    /// Another listener has the same service and the same bind, or a peer-to-peer request for the service is pending.
     ServiceInUse(ServiceId),
     /// One address is IPv4 and the other IPv6.
     AddressFamilyMismatch,
-    /// The queue pair's transport does not support the call: UD queue pairs are not connected, and RC and UC queue pairs
-    /// are not resolved by service ID.
+    /// The transport is UD, whose queue pairs are not connected, or differs from the one that the peer requested.
     UnsupportedTransport(Transport),
-    /// The connection manager holds its maximum number of connections, requests or listeners.
+    /// The manager holds [`Config::max_connections`] connections or queries.
     TooMany,
     /// The named value is out of range.
     OutOfRange(&'static str),

@@ -1,4 +1,4 @@
-//! Questions for datagram queue pairs: service ID resolution (vol. 1, 12.11).
+//! Queries for UD queue pairs: service ID resolution (SIDR; vol. 1, 12.11).
 
 use core::net::SocketAddr;
 use std::collections::{BTreeMap, HashMap};
@@ -18,16 +18,16 @@ use crate::Time;
 use crate::hash::NumberHasher;
 use crate::types::{Qpn, Transport};
 
-/// The questions, ours and those of peers.
+/// The queries that this side and peers sent.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
     entries: HashMap<u32, Entry, NumberHasher>,
-    /// Peers' questions, by whom they come from and the peer's name for them.
+    /// Peers' queries, by addresses and the peer's request ID.
     by_peer: BTreeMap<(Ends, u32), u32>,
-    /// How many of them wait for an answer, by who was asked.
+    /// The number of peers' queries that wait for the application, by listener.
     waiting: BTreeMap<ListenerId, usize>,
     agenda: Agenda,
-    /// Slots of peers' questions, by source.
+    /// Slots that peers' queries occupy, by source.
     sources: Sources,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Queries {
 struct Entry {
     stage: Stage,
     ends: Ends,
-    /// Of a peer's question: the peer's name for it.
+    /// The request ID of the querying side.
     request_id: u32,
     service: ServiceId,
     transaction_id: u64,
@@ -45,21 +45,25 @@ struct Entry {
 
 #[derive(Debug)]
 enum Stage {
-    /// This side asked.
+    /// This side sent the query.
     Asked(Repetition<Box<Mad>>),
-    /// A peer asked, and the application is to answer.
+    /// A peer sent the query, and the application has to answer.
     Waiting(ListenerId),
-    /// A peer asked, and was told; it may not have heard.
+    /// A peer sent the query, and this is the response, which may get lost.
     Answered(Box<Mad>),
 }
 
 impl Manager {
-    /// Asks a peer for the queue pair that takes a service's datagrams. By the deadline there is one of
+    /// Queries a peer for the UD queue pair of a service. By the deadline there is one of
     /// [`Resolved`](Event::Resolved), [`Refused`](Event::Refused) and [`NoAnswer`](Event::NoAnswer).
     ///
     /// # Errors
     ///
-    /// If the private data is too long, the addresses are of two families, or there are too many questions.
+    /// Returns:
+    ///
+    /// - [`CallError::AddressFamilyMismatch`] if one address is IPv4 and the other IPv6.
+    /// - [`CallError::PrivateDataTooLong`] if the private data is too long.
+    /// - [`CallError::TooMany`] if there are [`Config::max_connections`](super::Config::max_connections) queries.
     pub fn resolve(
         &mut self,
         now: Time,
@@ -87,13 +91,14 @@ impl Manager {
         Ok(QueryId(id))
     }
 
-    /// Answers a peer's [question](Event::Query): this queue pair takes the service's datagrams, with this Q_Key, which
-    /// in `rdma_cm`'s UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
+    /// Answers a peer's [query](Event::Query) with the UD queue pair of the service and its Q_Key, which in `rdma_cm`'s
+    /// UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
     ///
     /// # Errors
     ///
-    /// If the question is gone, because nobody answered it in time, or was answered; or there are more than 136 bytes
-    /// of private data.
+    /// Returns [`CallError::Unknown`] if the query does not exist, was answered already, or was not answered within
+    /// [`Config::request_timeout`](super::Config::request_timeout), and [`CallError::PrivateDataTooLong`] if the
+    /// private data is longer than 136 bytes.
     pub fn answer(
         &mut self,
         now: Time,
@@ -106,11 +111,11 @@ impl Manager {
         self.respond(now, id, SidrStatus::Valid, qpn, qkey, private_data)
     }
 
-    /// Refuses a peer's question.
+    /// Refuses a peer's [query](Event::Query).
     ///
     /// # Errors
     ///
-    /// If the question is gone, or was answered; or there are more than 136 bytes of private data.
+    /// Returns the same errors as [`answer`](Manager::answer).
     pub fn refuse_query(
         &mut self,
         now: Time,
@@ -144,7 +149,7 @@ impl Manager {
         Ok(())
     }
 
-    /// A peer asks (`cm_sidr_req_handler` in `cm.c`).
+    /// Handles a peer's query (`cm_sidr_req_handler` in `cm.c`).
     pub(super) fn handle_sidr_req(
         &mut self,
         now: Time,
@@ -225,7 +230,7 @@ impl Queries {
         self.agenda.next()
     }
 
-    /// Questions, times, and ways to find one.
+    /// Returns the numbers of queries, timers and index entries.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         (self.entries.len(), self.agenda.len(), self.by_peer.len() + self.waiting.len() + self.sources.len())
     }
@@ -277,7 +282,7 @@ impl Queries {
         }
     }
 
-    /// A peer has answered (`cm_sidr_rep_handler` in `cm.c`).
+    /// Handles the response to a query (`cm_sidr_rep_handler` in `cm.c`).
     pub(super) fn handle_response(&mut self, ends: Ends, response: &SidrRep, out: &mut Outbox) {
         let id = response.request_id;
         let is_asked = self.entries.get(&id).is_some_and(|entry| {
@@ -318,7 +323,7 @@ impl Entry {
     }
 }
 
-/// One question less waits for this listener.
+/// Counts a query that no longer waits for this listener.
 fn leave(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
     if let Some(count) = waiting.get_mut(&listener) {
         *count -= 1;
@@ -328,7 +333,7 @@ fn leave(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
     }
 }
 
-/// An answer that tells no queue pair.
+/// Returns a response without a queue pair.
 fn bare(request_id: u32, service_id: ServiceId, status: SidrStatus) -> SidrRep {
     SidrRep {
         request_id,

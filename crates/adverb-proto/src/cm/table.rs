@@ -1,4 +1,4 @@
-//! The connections, and the ways to find one.
+//! The connections and listeners, with their indexes.
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, HashMap};
@@ -15,16 +15,17 @@ use crate::hash::NumberHasher;
 use crate::mutation::mutant;
 use crate::types::Qpn;
 
-/// The connections, and the ways to find one. Keys that peers choose are in trees, where no choice is a bad one.
+/// The connections and listeners, with their indexes. Keys that peers choose are in trees, which can't be degraded by a
+/// choice of keys.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     connections: HashMap<u32, Box<Connection>, NumberHasher>,
-    /// By the peer's address, adapter and communication ID: a REQ seen before.
+    /// By the peer's address, GUID and communication ID: finds duplicate REQs.
     remote_ids: BTreeMap<(IpAddr, u64, u32), u32>,
-    /// By the peer's address, adapter and queue pair: a stale connection.
+    /// By the peer's address, GUID and queue pair: finds stale connections.
     remote_qps: BTreeMap<(IpAddr, u64, Qpn), u32>,
     local_qps: HashMap<u32, u32, NumberHasher>,
-    /// Those that wait for a peer that connects too.
+    /// Peer-to-peer connections that wait for the peer.
     peers: BTreeMap<(IpAddr, ServiceId), u32>,
     listeners: BTreeMap<u32, Listener>,
     services: BTreeMap<(ServiceId, Bind), u32>,
@@ -35,11 +36,11 @@ pub(super) struct Table {
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) listen: Listen,
-    /// Requests that wait for an answer.
+    /// The number of requests that wait for the application.
     pub(super) waiting: usize,
 }
 
-/// How many there are of each.
+/// The sizes of the table's parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) connections: usize,
@@ -76,7 +77,7 @@ impl Table {
         &self.half_open
     }
 
-    /// A number that no connection has. Zero stands for none (`cm_format_rej` in `cm.c`).
+    /// Returns an ID that no connection has. 0 means none (`cm_format_rej` in `cm.c`).
     pub(super) fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
         let mut id = random();
         while id == 0 || self.connections.contains_key(&id) {
@@ -109,7 +110,7 @@ impl Table {
         self.peers.get(&(address, service)).copied()
     }
 
-    /// Takes in a connection, in whatever state it is, and enters what is known of it.
+    /// Inserts a connection in any state, and indexes it.
     pub(super) fn insert(&mut self, connection: Connection) {
         let id = connection.local_id;
         self.count(&connection, true);
@@ -118,7 +119,7 @@ impl Table {
         self.settle(id);
     }
 
-    /// Enters what has become known of a connection into the ways to find it.
+    /// Indexes a connection by its attributes that are known by now.
     pub(super) fn enter(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else { return };
         let (address, guid) = (connection.ends.remote, connection.remote_guid);
@@ -138,7 +139,7 @@ impl Table {
         }
     }
 
-    /// Moves a connection to another state. What the old one waited for is no longer waited for.
+    /// Moves a connection to another state, with a new deadline and without retransmissions.
     pub(super) fn change(
         &mut self,
         id: u32,
@@ -149,8 +150,8 @@ impl Table {
         self.count(&connection, false);
         self.leave_peers(&connection);
         if state == State::TimeWait {
-            // Only this side's numbers are kept back. A peer may use its own again as soon as it likes: packets of
-            // the old connection don't reach the new one's queue pair here (`cm_enter_timewait` in `cm.c`).
+            // Only this side's numbers are reserved. A peer may reuse its queue pair number at once: packets of the old
+            // connection don't reach the queue pair of the new one here (`cm_enter_timewait` in `cm.c`).
             self.leave_remote_qp(&connection);
         }
         connection.state = state;
@@ -162,7 +163,7 @@ impl Table {
         self.get_mut(id)
     }
 
-    /// Forgets a connection.
+    /// Removes a connection.
     pub(super) fn remove(&mut self, id: u32) -> Option<Box<Connection>> {
         let mut connection = self.connections.remove(&id)?;
         self.count(&connection, false);
@@ -186,7 +187,7 @@ impl Table {
         Some(connection)
     }
 
-    /// After each change of what a connection waits for: its place in the agenda.
+    /// Updates the timer of a connection. Call it after each change of a deadline or a retransmission.
     pub(super) fn settle(&mut self, id: u32) {
         if let Some(connection) = self.connections.get_mut(&id) {
             let next = connection.next();
@@ -218,7 +219,7 @@ impl Table {
         true
     }
 
-    /// Who listens for a service at one of our addresses: the one that was most exact about it.
+    /// Returns the listener for a service at a local address: the one with the most specific bind.
     pub(super) fn listener(&self, service: ServiceId, address: IpAddr) -> Option<(u32, &Listener)> {
         let binds = [Some(Bind::Address(address)), is_ipv4(address).then_some(Bind::AnyV4), Some(Bind::Any)];
         let id = binds.into_iter().flatten().find_map(|bind| self.services.get(&(service, bind)))?;
@@ -252,7 +253,7 @@ impl Table {
     }
 }
 
-/// Takes a key out if it leads here.
+/// Removes a key if it maps to `id`.
 fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: &K, id: u32) {
     if map.get(key) == Some(&id) {
         map.remove(key);
