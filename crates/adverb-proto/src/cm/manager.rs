@@ -153,8 +153,8 @@ impl Manager {
         Ok(ListenerId(id))
     }
 
-    /// Stops listening. Connection requests whose events were not polled yet are rejected, and SIDR
-    /// queries are dropped without an answer. Requests that were polled are not affected.
+    /// Stops listening. Connection requests whose events were not polled yet are rejected, and SIDR queries are
+    /// dropped without an answer. Requests that were polled are not affected.
     ///
     /// # Errors
     ///

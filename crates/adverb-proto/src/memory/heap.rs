@@ -1,8 +1,8 @@
-//! Memory that is just vectors: for tests, simulations and examples.
+//! Registered memory in vectors, for tests, simulations and examples.
 
 use super::{Backing, Fault, Memory, Span};
 
-/// Memory in vectors, one per [`Backing`], which counts from 0.
+/// Registered memory in vectors, one per [`Backing`]. Backings are numbered from 0.
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Memory, Span};
@@ -18,18 +18,18 @@ pub struct HeapMemory {
 }
 
 impl HeapMemory {
-    /// Takes these bytes in.
+    /// Adds a backing with these bytes.
     pub fn add(&mut self, bytes: Vec<u8>) -> Backing {
         self.backings.push(bytes);
         Backing(self.backings.len() as u64 - 1)
     }
 
-    /// The bytes of a backing; none if there is no such backing.
+    /// Returns the bytes of a backing, or an empty slice if it does not exist.
     pub fn bytes(&self, backing: Backing) -> &[u8] {
         usize::try_from(backing.0).ok().and_then(|index| self.backings.get(index)).map_or(&[], Vec::as_slice)
     }
 
-    /// The bytes of a backing, to change them; none if there is no such backing.
+    /// Returns the bytes of a backing for writing, or an empty slice if it does not exist.
     pub fn bytes_mut(&mut self, backing: Backing) -> &mut [u8] {
         let index = usize::try_from(backing.0).ok();
         index.and_then(|index| self.backings.get_mut(index)).map_or(&mut [], Vec::as_mut_slice)

@@ -1,4 +1,4 @@
-//! Protection domains, and the keys under which regions are known.
+//! Protection domains, memory regions and their keys.
 
 use core::fmt;
 use std::collections::HashMap;
@@ -12,68 +12,69 @@ use crate::mutation::mutant;
 use crate::slots::FreeSlots;
 use crate::types::{Access, Segment};
 
-/// A protection domain: queue pairs and regions work together only within one (vol. 1, 10.2.3).
+/// A protection domain: a queue pair can use only the regions and windows of its own domain (vol. 1, 10.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pd(u32);
 
-/// What a region is to be.
+/// The attributes of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// The first address, as requests name it. It need not be the address where the bytes are.
+    /// The first address of the region in requests. It may differ from the address of the bytes.
     pub addr: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u64,
-    /// What may be done to them, and by whom.
+    /// The access that the region grants to this side and to peers.
     pub access: Access,
-    /// Where they are kept; the region begins there at offset 0.
+    /// The backing that holds the bytes. The region starts at its offset 0.
     pub backing: Backing,
-    /// Whether a peer may invalidate the key with a SEND.
+    /// Whether a peer may invalidate the key by a SEND with invalidate.
     pub remote_invalidate: RemoteInvalidate,
 }
 
-/// Whether a peer may make a key invalid (vol. 1, 10.6.5).
+/// Whether a peer may invalidate a key (vol. 1, 10.6.5).
 ///
-/// Off by default: a region may serve several peers, and one shouldn't take it from the others.
+/// The default is `Denied`: several peers may use a region, and one of them should not revoke it for the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RemoteInvalidate {
-    /// A SEND with invalidate that names the key is refused.
+    /// A SEND with invalidate that names the key fails.
     #[default]
     Denied,
-    /// Any peer with a queue pair in the domain may do it.
+    /// Any peer of a queue pair in the protection domain may invalidate the key.
     Allowed,
 }
 
 /// The table of protection domains and keys.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
-    /// How many things hold each domain; `None` where one was destroyed.
+    /// The number of objects in each domain, or `None` if the domain was destroyed.
     domains: Vec<Option<u32>>,
     free_domains: FreeSlots,
     regions: HashMap<u32, Region, NumberHasher>,
     pub(super) windows: Windows,
-    /// What was deregistered, for a planted fault that still uses it.
+    /// Deregistered regions, for a mutation that still uses them.
     #[cfg(feature = "mutants")]
     buried: HashMap<u32, Region, NumberHasher>,
 }
 
-/// A region under its key. The local and the remote key are the same number: rights tell who may use it for what.
+/// A region. Its local and remote keys are the same number: the access rights restrict each use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Region {
     pub(super) registration: Registration,
     pd: Pd,
-    /// How many windows show a part of it.
+    /// The number of windows that are bound to the region.
     pub(super) windows: u32,
-    /// Invalidated keys stay, so that nobody else is given the number, until their owner deregisters them.
+    /// Whether the key was not invalidated. An invalidated key stays in the table until it is deregistered, so that no
+    /// other region gets the number.
     valid: bool,
 }
 
 impl Keys {
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     pub(crate) fn create_domain(&mut self) -> Pd {
         Pd(self.free_domains.occupy(&mut self.domains, 0))
     }
 
-    /// Ends a protection domain, if nothing belongs to it.
+    /// Destroys a protection domain that has no objects.
     pub(crate) fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
         match self.domains.get(pd.0 as usize) {
             Some(Some(0)) => {
@@ -85,7 +86,7 @@ impl Keys {
         }
     }
 
-    /// Counts one more thing that belongs to a domain.
+    /// Counts one more object in a domain.
     pub(crate) fn hold_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
         match self.domains.get_mut(pd.0 as usize) {
             Some(Some(users)) => {
@@ -96,17 +97,17 @@ impl Keys {
         }
     }
 
-    /// Counts one thing fewer.
+    /// Counts one object less in a domain.
     pub(crate) fn release_domain(&mut self, pd: Pd) {
         if let Some(Some(users)) = self.domains.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);
         }
     }
 
-    /// Registers memory, and gives its key.
+    /// Registers memory and returns its key.
     ///
-    /// Keys are all that stands between a peer and memory, so `random` must not be guessable: a cryptographic
-    /// generator, or a seed in a simulation.
+    /// A peer that has the key can access the memory, so `random` must be unpredictable: a cryptographically secure
+    /// generator, except in a simulation.
     pub(crate) fn register(
         &mut self,
         pd: Pd,
@@ -123,7 +124,7 @@ impl Keys {
             return Err(RegisterError::TooMany);
         }
         self.hold_domain(pd).map_err(|_| RegisterError::UnknownDomain)?;
-        // Key 0 is what people send who have no key.
+        // Key 0 is never assigned: it stands for no key.
         let key = loop {
             let key = random();
             if key != 0 && !self.has_region(key) && !self.windows.has(key) {
@@ -134,11 +135,11 @@ impl Keys {
         Ok(key)
     }
 
-    /// Ends a registration. Requests under way that use the key fail from now on: it is looked up for each packet.
-    /// Says what was registered.
+    /// Deregisters a region and returns its attributes. Outstanding requests that use the key fail from now on, because
+    /// each packet looks the key up.
     pub(crate) fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         let region = *self.regions.get(&key).ok_or(DeregisterError::UnknownKey)?;
-        // Whoever has a window's key must not reach what isn't registered any more (vol. 1, 11.2.8).
+        // The key of a window must not give access to deregistered memory (vol. 1, 11.2.8).
         if region.windows > 0 {
             return Err(DeregisterError::WindowsBound { window_count: region.windows });
         }
@@ -153,30 +154,31 @@ impl Keys {
         self.regions.contains_key(&key)
     }
 
-    /// A region of a domain, to be changed.
+    /// Returns a region of a domain whose key is valid.
     pub(super) fn valid_region(&mut self, pd: Pd, key: u32) -> Result<&mut Region, Denied> {
         let region = self.regions.get_mut(&key).filter(|region| region.valid).ok_or(Denied::Key)?;
         if region.pd == pd { Ok(region) } else { Err(Denied::Domain) }
     }
 
-    /// A window shows a region no more.
+    /// Counts one window less that is bound to a region.
     pub(super) fn release_region(&mut self, key: u32) {
         if let Some(region) = self.regions.get_mut(&key) {
             region.windows -= 1;
         }
     }
 
-    /// How many windows there are.
+    /// Returns the number of windows.
     pub(crate) fn window_count(&self) -> usize {
         self.windows.len()
     }
 
-    /// How many regions are registered, the invalidated among them.
+    /// Returns the number of regions, including those with invalidated keys.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// The bytes that a peer asks for, if it may (vol. 1, 9.7.4 and 10.6.3; `rxe_resp.c`, `check_rkey`).
+    /// Translates a range that a peer's request names, after checking key, domain, access and bounds (vol. 1, 9.7.4 and
+    /// 10.6.3; `rxe_resp.c`, `check_rkey`).
     #[inline]
     pub(crate) fn remote(&self, pd: Pd, qpn: Qpn, range: Range, need: Access) -> Result<Span, Denied> {
         match self.regions.get(&range.key) {
@@ -185,7 +187,7 @@ impl Keys {
         }
     }
 
-    /// The bytes that a peer asks for, whether or not the key is still registered: a planted fault.
+    /// Translates a range even if its region was deregistered: a mutation.
     #[cfg(feature = "mutants")]
     pub(crate) fn remote_even_if_gone(
         &self,
@@ -203,7 +205,7 @@ impl Keys {
         }
     }
 
-    /// The bytes of a part of a local segment (vol. 1, 10.6.3).
+    /// Translates a part of a local segment (vol. 1, 10.6.3).
     #[inline]
     pub(crate) fn local(&self, pd: Pd, segment: &Segment, part: Part, need: Access) -> Result<Span, Denied> {
         let addr = segment.addr.checked_add(u64::from(part.offset)).ok_or(Denied::Bounds)?;
@@ -211,7 +213,7 @@ impl Keys {
         region.check(pd, Range { addr, length: part.length, key: segment.lkey }, need)
     }
 
-    /// All that a key shows, for a FLUSH of the whole (Annex A19.4).
+    /// Returns the whole region or window of a key, for a FLUSH of the whole (Annex A19.4).
     pub(crate) fn whole(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
         let Some(region) = self.regions.get(&key) else {
             return self.whole_window(pd, qpn, key, need);
@@ -229,7 +231,7 @@ impl Keys {
         Ok(Whole { backing, start: 0, length })
     }
 
-    /// Makes a key invalid on its owner's behalf (vol. 1, 10.6.5: local invalidate).
+    /// Invalidates a key for its owner (vol. 1, 10.6.5: local invalidate).
     pub(crate) fn invalidate_local(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         if !self.has_region(key) {
             return self.invalidate_window(pd, qpn, key);
@@ -242,7 +244,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Makes a key invalid on a peer's behalf (vol. 1, 9.4.1: SEND with invalidate).
+    /// Invalidates a key for a peer (vol. 1, 9.4.1: SEND with invalidate).
     pub(crate) fn invalidate_remote(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         if !self.has_region(key) {
             return self.invalidate_window(pd, qpn, key);
@@ -258,7 +260,7 @@ impl Keys {
         Ok(())
     }
 
-    /// How many things hold any domain: for finding leaks.
+    /// Returns the number of objects in all domains, for finding leaks.
     pub(crate) fn domain_users(&self) -> u32 {
         self.domains.iter().flatten().sum()
     }
@@ -277,7 +279,7 @@ impl Region {
         if !access.contains(need) && !mutant!(SkipRightsCheck) {
             return Err(Denied::Access);
         }
-        // Subtracting first: neither the offset nor what is left behind it can wrap, whatever a peer asks for.
+        // The order of the subtractions keeps offset and remainder from wrapping for any range that a peer names.
         let offset = range.addr.checked_sub(addr).ok_or(Denied::Bounds)?;
         let left = length.checked_sub(offset).ok_or(Denied::Bounds)?;
         let slack = u64::from(mutant!(BoundsOffByOne));
@@ -288,10 +290,10 @@ impl Region {
     }
 }
 
-/// As many regions as leave random keys sparse: a guess hits one in 256 at most.
+/// The maximum number of regions. A random key is then valid with a probability of at most 1/256.
 const MAX_REGIONS: usize = 1 << 24;
 
-/// A range of addresses under a key.
+/// A range of addresses and its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) addr: u64,
@@ -306,18 +308,18 @@ pub(crate) struct Part {
     pub(crate) length: u32,
 }
 
-/// Why memory may not be touched.
+/// The reason why an access is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Denied {
-    /// No such key, or it was invalidated.
+    /// The key does not exist, or was invalidated.
     Key,
     /// The region belongs to another protection domain.
     Domain,
-    /// The region hasn't the right.
+    /// The region does not grant the access.
     Access,
-    /// The range isn't within the region.
+    /// The range is not within the region.
     Bounds,
-    /// Windows show a part of the region.
+    /// Windows are bound to the region.
     Shown,
 }
 
@@ -331,7 +333,7 @@ pub enum RegisterError {
     InvalidAccess,
     /// The protection domain does not exist.
     UnknownDomain,
-    /// The maximum number of regions is reached. With more of them, a peer could guess keys.
+    /// The maximum number of regions, 2^24, is reached. With more of them, a peer could guess keys.
     TooMany,
 }
 

@@ -1,8 +1,8 @@
-//! Registered memory: how bytes are reached, and who may reach them.
+//! Registered memory: regions, their keys, and access to their bytes.
 //!
-//! The engine holds no bytes. A region is a range of addresses with rights, under a random key, and stands for a
-//! [`Backing`]: whatever the caller keeps the bytes in. What a peer writes goes through the caller's [`Memory`];
-//! what is sent is named as [`Span`]s and gathered by whoever sends it.
+//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. It refers to a
+//! [`Backing`], in which the caller keeps the bytes. The engine writes a peer's data through the caller's [`Memory`].
+//! It describes data to send as [`Span`]s, from which the sender of the packet copies.
 
 mod heap;
 mod keys;
@@ -13,77 +13,77 @@ pub use keys::{DeregisterError, DomainError, Pd, RegisterError, Registration, Re
 pub(crate) use keys::{Keys, Part, Range};
 pub use windows::WindowError;
 
-/// What the caller keeps a region's bytes in: an index, a handle, a pointer. It means nothing to the engine.
+/// The caller's identifier of the storage of a region: an index, a handle, a pointer. The engine does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backing(pub u64);
 
-/// Some bytes of registered memory, checked against the rights of their region.
+/// A range of registered memory that was checked against the access rights of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// Where the bytes are kept.
+    /// The backing that holds the bytes.
     pub backing: Backing,
-    /// Where in there they begin.
+    /// The offset of the first byte in the backing.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub length: u32,
 }
 
-/// How the engine reaches the bytes of registered memory.
+/// The engine's access to the bytes of registered memory.
 ///
-/// Every place that it names has been checked: it lies within a region that was registered with that backing, and
-/// the region has the right. An implementation may still fail, for instance where a page can't be brought in.
+/// The engine has checked each span: it lies within a region that was registered with this backing, and the region
+/// grants the access. An implementation may still fail, for example if a page can't be faulted in.
 pub trait Memory {
-    /// Puts bytes at the beginning of `span`, which is exactly as long.
+    /// Writes `bytes` to `span`, which has the same length.
     ///
     /// # Errors
     ///
-    /// If the bytes can't be written.
+    /// Returns [`Fault`] if the bytes can't be written.
     fn write(&mut self, span: Span, bytes: &[u8]) -> Result<(), Fault>;
 
-    /// Copies the bytes of `span` into `out`, which is exactly as long.
+    /// Copies the bytes of `span` into `out`, which has the same length.
     ///
     /// # Errors
     ///
-    /// If the bytes can't be read.
+    /// Returns [`Fault`] if the bytes can't be read.
     fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault>;
 
-    /// Copies the bytes of `span` behind those that `out` holds.
+    /// Appends the bytes of `span` to `out`.
     ///
     /// # Errors
     ///
-    /// If the bytes can't be read; what is behind `out`'s bytes then doesn't matter.
+    /// Returns [`Fault`] if the bytes can't be read. `out` may then have unspecified bytes after its previous contents.
     fn append_to(&self, span: Span, out: &mut Vec<u8>) -> Result<(), Fault> {
         let start = out.len();
         out.resize(start + span.length as usize, 0);
         self.read(span, &mut out[start..])
     }
 
-    /// If the native 64-bit word there is `compare`, makes it `swap`; says what it was.
+    /// Replaces a native-endian 64-bit word with `swap` if it equals `compare`, and returns its previous value.
     ///
     /// # Errors
     ///
-    /// If the word can't be reached, or isn't aligned where it really is.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
     fn compare_swap(&mut self, word: Span, compare: u64, swap: u64) -> Result<u64, Fault>;
 
-    /// Adds to the native 64-bit word there, wrapping; says what it was.
+    /// Adds `add` to a native-endian 64-bit word, wrapping around, and returns its previous value.
     ///
     /// # Errors
     ///
-    /// If the word can't be reached, or isn't aligned where it really is.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
     fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault>;
 
-    /// Puts eight bytes there at once, so that nobody sees some of them without the others.
+    /// Writes eight bytes atomically: no reader sees only some of them.
     ///
     /// # Errors
     ///
-    /// If the word can't be reached, or isn't aligned where it really is.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
     fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault>;
 
-    /// Brings what was written there to where everyone sees it, or where it outlasts a loss of power.
+    /// Makes earlier writes to `span` globally visible, or persistent if `persistent` is set.
     ///
     /// # Errors
     ///
-    /// If that can't be done.
+    /// Returns [`Fault`] if the flush fails.
     fn flush(&mut self, span: Span, persistent: bool) -> Result<(), Fault>;
 }
 

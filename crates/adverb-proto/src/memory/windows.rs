@@ -1,5 +1,4 @@
-//! Memory windows of type 2B: parts of regions that a peer may reach through one queue pair (vol. 1, 10.6.7;
-//! `rxe_mw.c`).
+//! Memory windows of type 2B: parts of regions that the peer of one queue pair may access (vol. 1, 10.6.7; `rxe_mw.c`).
 
 use core::fmt;
 use std::collections::{HashMap, HashSet};
@@ -14,39 +13,39 @@ use crate::types::{Access, WindowBind};
 
 /// The windows of a device.
 ///
-/// A key has 24 bits that name the window, and 8 that its owner chooses anew with each binding, so that a peer who kept
-/// an old key reaches nothing (vol. 1, 10.6.3).
+/// A key consists of the 24-bit index of the window and 8 bits that the owner changes with each binding, so that a peer
+/// can't use the key of an earlier binding (vol. 1, 10.6.3).
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     by_index: HashMap<u32, Window, NumberHasher>,
-    /// Which are bound on a queue pair.
+    /// The indexes of the windows that are bound on a queue pair.
     by_queue_pair: HashMap<u32, HashSet<u32, NumberHasher>, NumberHasher>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Window {
     pd: Pd,
-    /// The key of the last binding, or the one that it was made with.
+    /// The key of the last binding, or the key from the creation of the window.
     key: u32,
     bound: Option<Bound>,
 }
 
-/// What a window shows.
+/// The binding of a window.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     qpn: Qpn,
     /// The key of the region.
     region: u32,
     backing: Backing,
-    /// Where in the backing the window begins.
+    /// The offset of the window in the backing.
     start: u64,
-    /// The address that a peer gives for its first byte.
+    /// The address of the first byte in a peer's requests.
     addr: u64,
     length: u64,
     access: Access,
 }
 
-/// A part of a backing that a key shows.
+/// The part of a backing that a key gives access to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
     pub(crate) backing: Backing,
@@ -54,14 +53,14 @@ pub(crate) struct Whole {
     pub(crate) length: u64,
 }
 
-/// How many of a key's bits its owner chooses.
+/// The number of key bits that the owner chooses.
 const OWNERS_BITS: u32 = 8;
 
-/// So many that a free name is found soon.
+/// The maximum number of windows: a quarter of the indexes, so that a random index is likely free.
 const MAX_WINDOWS: usize = 1 << 22;
 
 impl Windows {
-    /// Whether a key is, or may become, one of a window.
+    /// Whether a key has the index of a window.
     pub(super) fn has(&self, key: u32) -> bool {
         self.by_index.contains_key(&(key >> OWNERS_BITS))
     }
@@ -70,7 +69,7 @@ impl Windows {
         self.by_index.len()
     }
 
-    /// What a key shows to a peer of this queue pair.
+    /// Returns the binding of a key, after checking that the peer of this queue pair may use it with this access.
     fn bound(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<&Bound, Denied> {
         let window = self.by_index.get(&(key >> OWNERS_BITS)).ok_or(Denied::Key)?;
         if window.key != key && !mutant!(StaleWindowKey) {
@@ -88,7 +87,7 @@ impl Windows {
 }
 
 impl Keys {
-    /// Makes a window, which shows nothing yet, and gives its key.
+    /// Creates an unbound window and returns its key.
     pub(crate) fn create_window(
         &mut self,
         pd: Pd,
@@ -101,7 +100,7 @@ impl Keys {
         let key = loop {
             let key = random();
             let first = key >> OWNERS_BITS << OWNERS_BITS;
-            // None of the keys that it may get is a region's, nor 0, which is what people send who have no key.
+            // None of the window's possible keys may be a region's key, or 0, which stands for no key.
             let taken = (0..1 << OWNERS_BITS).any(|bits| self.has_region(first | bits));
             if first != 0 && !taken && !self.windows.has(key) {
                 break key;
@@ -111,7 +110,7 @@ impl Keys {
         Ok(key)
     }
 
-    /// Ends a window, and what it shows. Any of its keys names it.
+    /// Destroys a window and its binding. Any of its keys names it.
     pub(crate) fn destroy_window(&mut self, key: u32) -> Result<(), WindowError> {
         let window = self.windows.by_index.get(&(key >> OWNERS_BITS)).ok_or(WindowError::UnknownWindow)?;
         let pd = window.pd;
@@ -121,15 +120,15 @@ impl Keys {
         Ok(())
     }
 
-    /// Gives a window a range, rights and a new key (vol. 1, 10.6.7 and 11.4.1; `rxe_mw.c`,
-    /// `rxe_check_bind_mw`). Says whether it was allowed.
+    /// Binds a window to a range, with access rights and a new key (vol. 1, 10.6.7 and 11.4.1; `rxe_mw.c`,
+    /// `rxe_check_bind_mw`).
     pub(crate) fn bind(&mut self, pd: Pd, qpn: Qpn, bind: &WindowBind) -> Result<(), Denied> {
         let &WindowBind { rkey, lkey, addr, length, access } = bind;
         let window = self.windows.by_index.get(&(rkey >> OWNERS_BITS)).ok_or(Denied::Key)?;
         if window.pd != pd {
             return Err(Denied::Domain);
         }
-        // One that is bound must be invalidated first, and the next key must be another.
+        // A bound window must be invalidated first, and the new key must differ.
         if window.bound.is_some() || window.key == rkey {
             return Err(Denied::Key);
         }
@@ -139,7 +138,8 @@ impl Keys {
         }
         let region = self.valid_region(pd, lkey)?;
         let registration = &region.registration;
-        // A window may give a peer what its region doesn't, except what the device itself may not do.
+        // A window may grant a peer access that its region doesn't grant, except access that the device itself doesn't
+        // have.
         let flushes = rights & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
         let mut need = Access::WINDOW_BIND | flushes;
         need.set(Access::LOCAL_WRITE, rights.is_remotely_writable());
@@ -164,7 +164,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Makes a window show nothing.
+    /// Removes the binding of a window.
     fn unbind(&mut self, index: u32) {
         let Some(window) = self.windows.by_index.get_mut(&index) else { return };
         let Some(bound) = window.bound.take() else { return };
@@ -174,7 +174,7 @@ impl Keys {
         self.release_region(bound.region);
     }
 
-    /// Ends all that windows show through a queue pair: it is no more, or soon another peer's.
+    /// Removes all bindings on a queue pair, which is destroyed or may get another peer.
     pub(crate) fn unbind_all(&mut self, qpn: Qpn) {
         if mutant!(WindowOutlivesQueuePair) {
             return;
@@ -189,7 +189,7 @@ impl Keys {
         }
     }
 
-    /// Makes a window's key invalid, at the wish of its owner or of the peer that it was for (vol. 1, 10.6.5).
+    /// Invalidates a window's key for its owner or its peer (vol. 1, 10.6.5).
     pub(super) fn invalidate_window(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         self.windows.bound(pd, qpn, key, Access::empty())?;
         if !mutant!(WindowOutlivesInvalidation) {
@@ -198,7 +198,7 @@ impl Keys {
         Ok(())
     }
 
-    /// The bytes that a peer asks for through a window.
+    /// Translates a range that a peer's request names by a window's key.
     pub(super) fn through_window(
         &self,
         pd: Pd,
@@ -207,7 +207,7 @@ impl Keys {
         need: Access,
     ) -> Result<Span, Denied> {
         let bound = self.windows.bound(pd, qpn, range.key, need)?;
-        // As for regions: nothing can wrap, whatever a peer asks for.
+        // As for regions, nothing can wrap for any range that a peer names.
         let offset = range.addr.checked_sub(bound.addr).ok_or(Denied::Bounds)?;
         let left = bound.length.checked_sub(offset).ok_or(Denied::Bounds)?;
         let slack = u64::from(mutant!(WindowBoundsOffByOne));
@@ -217,7 +217,7 @@ impl Keys {
         Ok(Span { backing: bound.backing, offset: bound.start + offset, length: range.length })
     }
 
-    /// All that a window shows.
+    /// Returns the whole window.
     pub(super) fn whole_window(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
         let &Bound { backing, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
         Ok(Whole { backing, start, length })
@@ -232,7 +232,7 @@ pub enum WindowError {
     UnknownDomain,
     /// The window does not exist.
     UnknownWindow,
-    /// The maximum number of windows is reached. With more of them, a peer could guess keys.
+    /// The maximum number of windows, 2^22, is reached.
     TooMany,
 }
 
