@@ -1,4 +1,4 @@
-//! A device: queue pairs, completion queues and keys, and the way of each packet to its queue pair.
+//! The device: queue pairs, completion queues and keys, and the dispatch of packets to queue pairs.
 
 mod multicast;
 mod shared;
@@ -31,26 +31,24 @@ use crate::transmit::{Payload, Transmit};
 use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
 
-/// A device without wires: what an RDMA adapter does between the doorbell and the completion.
+/// The engine of an RDMA adapter, without links: it executes work requests and handles packets.
 ///
-/// It has no clock, no socket and no thread; its caller brings them. Work goes in with `post_*`, packets and time go
-/// in with `handle_*`, and what comes of them is asked for with `poll_*`. After posting or handling anything, poll in
-/// this order:
+/// The device has no clock, no socket and no thread; the caller provides them. `post_*` takes work requests, `handle_*`
+/// takes packets and time, and `poll_*` returns the results. After posting or handling, poll in this order:
 ///
-/// 1. [`poll_transmit`](Device::poll_transmit) until it gives nothing, sending each packet before asking for the
-///    next. Packets handled before are acknowledged together, so handle all that have come, then poll.
+/// 1. [`poll_transmit`](Device::poll_transmit) until it returns `None`. Send each packet before polling the next one.
+///    One acknowledgement covers all packets handled before, so handle all received packets, then poll.
 /// 2. [`poll_completion`](Device::poll_completion), [`poll_cq_event`](Device::poll_cq_event) and
-///    [`poll_queue_event`](Device::poll_queue_event): sending can complete
-///    requests too.
-/// 3. [`poll_timeout`](Device::poll_timeout): when to call [`handle_timeout`](Device::handle_timeout) at the latest.
+///    [`poll_queue_event`](Device::poll_queue_event): sending can complete requests, too.
+/// 3. [`poll_timeout`](Device::poll_timeout) for the time of the next [`handle_timeout`](Device::handle_timeout).
 ///
-/// Nobody watches a `Device<()>`, and that costs nothing; others give a [`EventSink`].
+/// `S` is an [`EventSink`] that observes the device. The sink `()` ignores events at no cost.
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
 /// use adverb_proto::types::{Access, PathMtu, SendFlags, SendOperation, SendRequest};
 /// use adverb_proto::types::{RemoteAddress, Segment};
-/// use adverb_proto::{RxMeta, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
+/// use adverb_proto::{Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, RxMeta, Time, Transition};
 /// use adverb_wire::cm::Timeout;
 /// use adverb_wire::{Packet, Psn, RnrTimer};
 ///
@@ -155,7 +153,7 @@ macro_rules! context {
 }
 
 impl<S: EventSink> Device<S> {
-    /// A device with nothing in it, watched by `sink`.
+    /// Creates a device that passes its trace events to `sink`.
     pub fn new(sink: S) -> Device<S> {
         Device {
             qps: Vec::new(),
@@ -180,34 +178,35 @@ impl<S: EventSink> Device<S> {
         }
     }
 
-    /// What the port carries: no connection may have packets with more payload, and datagrams have no more than this.
-    /// At first it is 4096 bytes. Queue pairs that are ready already aren't changed.
+    /// Sets the MTU of the port, which limits the path MTU of connections and the length of datagrams. The default is
+    /// 4096 bytes. Queue pairs that are already ready to receive keep theirs.
     pub fn limit_mtu(&mut self, mtu: PathMtu) {
         self.mtu = mtu;
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     pub fn create_domain(&mut self) -> Pd {
         self.keys.create_domain()
     }
 
-    /// Ends a protection domain.
+    /// Destroys a protection domain.
     ///
     /// # Errors
     ///
-    /// If there is no such domain, or queue pairs or regions still belong to it.
+    /// Returns an error if the domain does not exist, or if objects still belong to it.
     pub fn destroy_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
         self.keys.destroy_domain(pd)
     }
 
-    /// Registers memory, and gives its key, which is both local and remote.
+    /// Registers memory and returns its key, which is both the local and the remote key.
     ///
-    /// Keys are all that stands between a peer and memory, so `random` must not be guessable: a cryptographic
-    /// generator, or a seed in a simulation.
+    /// Only the key protects memory from peers, so `random` must be unpredictable: a cryptographic generator, except in
+    /// simulations.
     ///
     /// # Errors
     ///
-    /// If the range is empty or wraps, the rights don't go together, or there is no such domain.
+    /// Returns an error if the range is empty or wraps, the combination of access rights is invalid, the protection
+    /// domain does not exist, or the maximum number of regions is reached.
     pub fn register(
         &mut self,
         pd: Pd,
@@ -217,21 +216,21 @@ impl<S: EventSink> Device<S> {
         self.keys.register(pd, registration, random)
     }
 
-    /// Ends a registration, also for requests under way, and says what was registered.
+    /// Deregisters memory and returns its attributes. Outstanding requests that use it fail.
     ///
     /// # Errors
     ///
-    /// If there is no region of this key, or memory windows show a part of it.
+    /// Returns an error if no region has this key, or if memory windows are bound to the region.
     pub fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         self.keys.deregister(key)
     }
 
-    /// Makes a completion queue with room for this many completions. It takes memory as it fills.
+    /// Creates a completion queue for `capacity` completions. It allocates memory as it fills.
     pub fn create_cq(&mut self, capacity: u32) -> Cq {
         Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::new(capacity)))
     }
 
-    /// Ends a completion queue, and says whether it did: not if there is none, or queue pairs complete there.
+    /// Destroys a completion queue. Returns `false` if the queue does not exist, or if queue pairs use it.
     pub fn destroy_cq(&mut self, cq: Cq) -> bool {
         let is_unused = matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.users == 0);
         if is_unused {
@@ -240,8 +239,8 @@ impl<S: EventSink> Device<S> {
         is_unused
     }
 
-    /// Gives a completion queue room for this many completions, and says whether it did: not if there is none, or more
-    /// than that are in it.
+    /// Changes the capacity of a completion queue. Returns `false` if the queue does not exist, or holds more
+    /// completions than `capacity`.
     pub fn resize_cq(&mut self, cq: Cq, capacity: u32) -> bool {
         match self.cqs.get_mut(cq.0 as usize) {
             Some(Some(cq)) => cq.resize(capacity),
@@ -249,19 +248,20 @@ impl<S: EventSink> Device<S> {
         }
     }
 
-    /// Arms a completion queue: its next completion makes one [event](Device::poll_cq_event). Completions that are queued
-    /// already don't, so poll again after this.
+    /// Arms a completion queue: its next completion makes one [event](Device::poll_cq_event). Completions that are
+    /// queued already make none, so poll once more after this.
     pub fn arm_cq(&mut self, cq: Cq, arm_for: ArmFor) {
         if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
             cq.arm(arm_for);
         }
     }
 
-    /// Makes a queue pair, and gives its number, which `random` chooses: one that a stranger can't guess.
+    /// Creates a queue pair and returns its number, which is random so that attackers can't guess it.
     ///
     /// # Errors
     ///
-    /// If the domain, a completion queue or the shared receive queue isn't there.
+    /// Returns an error if the protection domain, a completion queue or the shared receive queue does not exist, or if
+    /// too many queue pair numbers are in use.
     pub fn create_qp(
         &mut self,
         config: QpConfig,
@@ -282,12 +282,13 @@ impl<S: EventSink> Device<S> {
         self.create_numbered(qpn, config)
     }
 
-    /// Makes the queue pair of the general service interface, number 1, where connection managers talk (vol. 1,
-    /// 13.5.1). It is for datagrams, and its queue key is [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
+    /// Creates queue pair 1, the general service interface (GSI) that connection managers use (vol. 1, 13.5.1). Its
+    /// transport must be UD, and its queue key is [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
     ///
     /// # Errors
     ///
-    /// As [`create_qp`](Device::create_qp); and if there is one already, or it isn't to be for datagrams.
+    /// Returns the errors of [`create_qp`](Device::create_qp), and [`CreateQpError::InvalidGsi`] if queue pair 1 exists
+    /// or the transport is not UD.
     pub fn create_gsi(&mut self, config: QpConfig) -> Result<Qpn, CreateQpError> {
         if self.slot(Qpn::GSI).is_some() || config.transport != Transport::Ud {
             return Err(CreateQpError::InvalidGsi);
@@ -335,9 +336,10 @@ impl<S: EventSink> Device<S> {
         Ok(qpn)
     }
 
-    /// Ends a queue pair, in whatever state it is, and says whether there was one. What was posted to it is
-    /// forgotten without a completion; completions that were made stay. A request of a shared receive queue that a
-    /// message was using goes back there, as its first.
+    /// Destroys a queue pair in any state. Returns `false` if it does not exist.
+    ///
+    /// Its requests are discarded without completions; queued completions stay. A request of a shared receive queue
+    /// that a partially received message uses returns to the front of that queue.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
@@ -366,11 +368,12 @@ impl<S: EventSink> Device<S> {
         true
     }
 
-    /// Takes a queue pair into another state.
+    /// Moves a queue pair to another state.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, no such way from its state, or a value is out of its range.
+    /// Returns an error if the queue pair does not exist, its state does not allow the transition, or a value is out of
+    /// range.
     pub fn modify_qp(&mut self, now: Time, qpn: Qpn, transition: &Transition) -> Result<(), ModifyError> {
         let slot = self.slot(qpn).ok_or(ModifyError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(ModifyError::UnknownQp) };
@@ -382,12 +385,12 @@ impl<S: EventSink> Device<S> {
         modified
     }
 
-    /// Posts a send request. Its bytes are read when its packets are sent, and again if they have to be sent again.
+    /// Posts a send request. Its bytes are read when its packets are sent or retransmitted.
     ///
     /// # Errors
     ///
-    /// If the queue pair isn't there, isn't in a state for it, or is full, or it wasn't made for such a request. A
-    /// request that is refused is never executed.
+    /// Returns an error if the queue pair does not exist, its state does not allow posting, its queue is full, or its
+    /// transport or limits do not allow the request. The request is not executed then.
     #[inline]
     pub fn post_send<Handle: AddressVector>(
         &mut self,
@@ -398,12 +401,12 @@ impl<S: EventSink> Device<S> {
         self.post(now, qpn, request, None)
     }
 
-    /// Posts a send request whose bytes are taken now. The request has the flag `INLINE`, and its segments, which
-    /// say where the bytes came from, aren't looked at.
+    /// Posts a send request with the flag `INLINE`, and copies `bytes` as its payload. The request's segments are
+    /// ignored.
     ///
     /// # Errors
     ///
-    /// As [`post_send`](Device::post_send); and if there are too many bytes.
+    /// Returns the errors of [`post_send`](Device::post_send), and [`PostError::InvalidInline`] if `bytes` is too long.
     pub fn post_send_inline<Handle: AddressVector>(
         &mut self,
         now: Time,
@@ -434,7 +437,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// # Errors
     ///
-    /// If the queue pair isn't there, isn't in a state for it, or is full, or the request has too many segments.
+    /// Returns an error if the queue pair does not exist, its state does not allow posting, its queue is full, or the
+    /// request has too many segments.
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
@@ -443,11 +447,10 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Takes in a packet that has come. Whatever it holds, the worst that comes of it is that a queue pair goes into
-    /// error.
+    /// Handles a received packet. A packet with arbitrary content can at worst move a queue pair to the error state.
     ///
-    /// Its length and opcode were checked when it was parsed. Then its queue pair, its addresses and partition, and
-    /// its ICRC are, in this order, and the queue pair checks the rest.
+    /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition and ICRC, in
+    /// this order, and the queue pair checks the rest.
     pub fn handle_packet(
         &mut self,
         now: Time,
@@ -459,8 +462,8 @@ impl<S: EventSink> Device<S> {
         self.handle(now, arrival, received, Some(packet), memory);
     }
 
-    /// Takes in a packet that never was bytes in a row: one that comes from a device in the same memory, whose
-    /// payload lies where the sender has it. There is no ICRC to be checked, and nothing was copied.
+    /// Handles a packet whose header and payload are separate: a packet of a device in the same process, whose payload
+    /// is still in the sender's memory. The packet has no ICRC, and its payload was not copied.
     pub fn handle_parts(
         &mut self,
         now: Time,
@@ -557,7 +560,7 @@ impl<S: EventSink> Device<S> {
         self.settle(now, slot);
     }
 
-    /// The next packet to be sent, if there is one. Ask again until there is none.
+    /// Returns the next packet to send. Poll until this returns `None`.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
         let (slot, Outgoing { header, payload, payload_len }) = loop {
             let slot = *self.ready.front()?;
@@ -605,47 +608,48 @@ impl<S: EventSink> Device<S> {
         Some(Transmit { header, path, payload, ecn_capable })
     }
 
-    /// Whether there may be something to be sent.
+    /// Whether [`poll_transmit`](Device::poll_transmit) may return a packet.
     #[inline]
     pub fn may_transmit(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Whether all that is to be sent is a few acknowledgements, and nobody waits for a NAK or an answer: who is about to
-    /// post something may send them together.
+    /// Whether the packets to send are only a few acknowledgements, without a NAK or a READ or atomic response. A
+    /// caller that is about to post a request can delay them and send all together.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= FEW && self.ready.iter().all(only)
     }
 
-    /// Whether a queue has completions.
+    /// Whether a completion queue has completions.
     #[inline]
     pub fn has_completions(&self, cq: Cq) -> bool {
         matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.len() > 0)
     }
 
-    /// The oldest completion of a queue.
+    /// Takes the oldest completion of a completion queue.
     #[inline]
     pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
         self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
     }
 
-    /// Returns the oldest completion event: an [armed](Device::arm_cq) queue that got a completion.
+    /// Takes the oldest completion event: an [armed](Device::arm_cq) completion queue that got a completion.
     pub fn poll_cq_event(&mut self) -> Option<Cq> {
         self.cq_events.pop_front()
     }
 
-    /// Returns the oldest asynchronous event of a queue.
+    /// Takes the oldest asynchronous event of a queue.
     pub fn poll_queue_event(&mut self) -> Option<QueueEvent> {
         self.queue_events.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Device::handle_timeout) at the latest, if at all. It may be early.
+    /// Returns the latest time for the next call of [`handle_timeout`](Device::handle_timeout), if a timer is set. It
+    /// can be earlier than the first expiry.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// Does what is due by `now`.
+    /// Handles all timers that have expired at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(slot) = self.timers.pop(now) {
             if let Some(qp) = self.qps[slot as usize].as_mut() {
@@ -658,17 +662,17 @@ impl<S: EventSink> Device<S> {
         }
     }
 
-    /// What has been counted.
+    /// Returns the counters.
     pub const fn statistics(&self) -> &Statistics {
         &self.stats
     }
 
-    /// Who watches.
+    /// Returns the event sink.
     pub const fn sink(&self) -> &S {
         &self.sink
     }
 
-    /// Who watches, to be changed.
+    /// Returns the event sink, mutably.
     pub const fn sink_mut(&mut self) -> &mut S {
         &mut self.sink
     }
@@ -708,10 +712,10 @@ impl<S: EventSink> Device<S> {
     }
 }
 
-/// How many queue pairs are looked at when it is said whether they only acknowledge.
+/// The maximum number of ready queue pairs that [`Device::is_only_acknowledging`] checks.
 const FEW: usize = 4;
 
-/// How many packets in a row one queue pair sends while others wait.
+/// The maximum number of packets that a queue pair sends in a row while others are ready.
 const BURST: u32 = 16;
 
 /// Half of the queue pair numbers.

@@ -1,20 +1,20 @@
-//! Faults planted on purpose, one selected at a time, so that a simulation can show that its oracles find them.
+//! Mutations: deliberate bugs, selected one at a time, so that a simulation can show that its oracles find them.
 //!
-//! Only the feature `mutants` compiles any of this. Each fault is one place in the engine that asks
-//! `mutant!(Name)`; without the feature that is the constant `false`.
+//! Only the feature `mutants` compiles them. Each mutation is a place in the engine with the condition `mutant!(Name)`,
+//! which is the constant `false` without the feature.
 
-/// Declares the faults once.
+/// Declares the mutations.
 #[cfg(feature = "mutants")]
 macro_rules! mutations {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A fault that can be planted.
+        /// A mutation: a deliberate bug.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Mutation {
             $($(#[$doc])* $name,)*
         }
 
         impl Mutation {
-            /// All of them.
+            /// All mutations.
             pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
         }
     };
@@ -22,7 +22,7 @@ macro_rules! mutations {
 
 #[cfg(feature = "mutants")]
 mutations! {
-    /// The responder takes a packet from the future as if it were the expected one.
+    /// The responder accepts a packet ahead of the expected sequence number.
     SkipPsnCheck,
     /// Sequence numbers are compared without regard to their wrap.
     PsnWithoutWrap,
@@ -32,13 +32,13 @@ mutations! {
     ReexecuteDuplicateWrite,
     /// A duplicate SEND in one packet consumes another receive request.
     DuplicateSendConsumesReceive,
-    /// A range may reach one byte behind its region.
+    /// A range may exceed its region by one byte.
     BoundsOffByOne,
-    /// The protection domain of a key isn't looked at.
+    /// The protection domain of a key isn't checked.
     SkipDomainCheck,
-    /// The rights of a region aren't looked at.
+    /// The access rights of a region aren't checked.
     SkipRightsCheck,
-    /// The packets of a WRITE behind its first aren't checked again.
+    /// Only the first packet of a WRITE is checked.
     NoAccessRecheck,
     /// A SEND with invalidate leaves the key valid.
     InvalidateNothing,
@@ -48,43 +48,43 @@ mutations! {
     IgnoreIcrc,
     /// The retransmission timer is never started.
     LoseRetransmitTimer,
-    /// A timer that found nothing to do isn't started again when there is.
+    /// A timer that expired while the queue pair was idle isn't restarted.
     TimerNotRearmed,
     /// Fences are ignored.
     IgnoreFence,
-    /// More READs and atomics are sent than the peer has room for.
+    /// The requester exceeds the peer's limit of outstanding READs and atomics.
     IgnoreReadLimit,
     /// The message count in acknowledgements counts one message too many after a READ.
     WrongMsn,
-    /// Congestion notifications are counted, and nothing else.
+    /// Congestion notifications are counted, but don't cut the rate.
     IgnoreCnp,
     /// Marked packets cause no notification.
     NeverNotify,
     /// Each marked packet causes a notification, however soon after another.
     NotifyAlways,
-    /// The rate, once cut, stays so.
+    /// The rate never grows after a cut.
     NeverRecover,
-    /// The rate is computed, and not kept to.
+    /// The rate is computed, but not enforced.
     IgnorePace,
-    /// An acknowledgement names the packet behind the last one executed.
+    /// An acknowledgement carries the sequence number after the last executed one.
     AckOneTooMany,
     /// A request completes twice.
     DoubleCompletion,
-    /// A failed request that asked for no completion gets none.
+    /// An unsignaled request that fails produces no completion.
     SilentFailure,
-    /// An error forgets the receive queue.
+    /// The error state doesn't flush the receive queue.
     FlushForgetsReceives,
-    /// An error forgets the last request of the send queue.
+    /// The error state doesn't flush the last request of the send queue.
     FlushForgetsLastSend,
-    /// A replayed READ begins with the first byte of the original.
+    /// The response to a duplicate READ starts with the first byte of the original.
     ReplayFromStart,
-    /// A READ that is asked for again forgets what it has received.
+    /// A retransmitted READ discards the responses received before.
     ReadRetryForgetsProgress,
-    /// Going back resumes one packet too late.
+    /// A retransmission starts one packet too late.
     GoBackTooShort,
     /// An acknowledgement beyond an outstanding READ completes it.
     IgnoreImpliedNak,
-    /// A receiver-not-ready NAK is taken for an acknowledgement.
+    /// An RNR NAK is treated as an acknowledgement.
     RnrNakIsAck,
     /// The last packet of a WRITE is placed one byte late.
     LastPacketMisplaced,
@@ -96,47 +96,47 @@ mutations! {
     FirstPacketCompletesMessage,
     /// The second segment of a request is read from its first.
     SegmentsConfused,
-    /// A message of an unreliable connection goes on as if no packet of it were missing.
+    /// A gap in a message of an unreliable connection is ignored.
     IgnoreUcGap,
-    /// A datagram's queue key isn't looked at.
+    /// The queue key of a datagram isn't checked.
     SkipQueueKeyCheck,
-    /// A datagram's route header is zeros.
+    /// The global route header of a datagram is all zeros.
     NoRouteHeader,
-    /// A shared receive queue never tells that it is nearly empty.
+    /// A shared receive queue never makes a limit event.
     SrqLimitForgotten,
-    /// A range may reach one byte behind its window.
+    /// A range may exceed its window by one byte.
     WindowBoundsOffByOne,
-    /// A window is reached with the key of an earlier binding.
+    /// The key of an earlier binding still gives access to a window.
     StaleWindowKey,
-    /// A window is reached through any queue pair.
+    /// Any queue pair gives access to a window.
     WindowForAnyQueuePair,
-    /// A window still shows what it did after it was invalidated.
+    /// An invalidated window still gives access.
     WindowOutlivesInvalidation,
-    /// A late packet of an unreliable connection is taken for a new message.
+    /// A late packet of an unreliable connection starts a new message.
     LateUcPacketAccepted,
-    /// What unreliable connections lose isn't counted.
+    /// Losses of unreliable connections aren't counted.
     LossesUncounted,
-    /// A datagram to a group goes to all members but one.
+    /// A multicast datagram reaches all members of the group but one.
     GroupForgetsOne,
-    /// A shared receive completes under the number of another.
+    /// A shared receive completes with the id of another.
     SrqRequestsConfused,
     /// Windows stay bound when their queue pair is destroyed or reset.
     WindowOutlivesQueuePair,
     /// A destroyed queue pair keeps the shared receive request that it was using.
     SrqRequestLost,
-    /// The connection manager takes a repeated REQ for a new one.
+    /// The connection manager treats a duplicate REQ as a new one.
     CmDuplicateRequestIsNew,
-    /// The connection manager doesn't answer a repeated REP, so that a lost RTU stays lost.
+    /// The connection manager doesn't reply to a duplicate REP, so that a lost RTU stays lost.
     CmLostRtuStaysLost,
-    /// The connection manager tells of an established connection again when the RTU comes again.
+    /// The connection manager makes a second established event for a duplicate RTU.
     CmEstablishedTwice,
-    /// The connection manager answers a REJ that belongs to nothing with a REJ.
+    /// The connection manager replies with a REJ to a REJ of an unknown connection.
     CmRejAnsweredByRej,
-    /// The connection manager's REP asks for the sequence number that the REQ asked for.
+    /// The connection manager's REP carries the starting sequence number of the REQ.
     CmPsnOfTheWrongSide,
-    /// The connection manager uses numbers again as soon as a connection is over.
+    /// The connection manager reuses numbers without timewait.
     CmNoTimewait,
-    /// The connection manager keeps a peer's communication ID when a connection is gone.
+    /// The connection manager keeps a peer's communication ID after the connection has ended.
     CmRemoteIdLeaks,
 }
 
@@ -150,7 +150,7 @@ mod selected {
         static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
     }
 
-    /// Plants a fault for every engine of this thread, or none.
+    /// Selects the mutation of every engine in this thread, or none.
     pub fn select(mutation: Option<Mutation>) {
         SELECTED.set(mutation);
     }
@@ -165,7 +165,7 @@ pub(crate) use selected::is_selected;
 #[cfg(feature = "mutants")]
 pub use selected::select;
 
-/// Whether this fault is planted.
+/// Whether this mutation is selected.
 #[cfg(feature = "mutants")]
 macro_rules! mutant {
     ($name:ident) => {
@@ -173,7 +173,7 @@ macro_rules! mutant {
     };
 }
 
-/// Whether this fault is planted: never.
+/// Whether this mutation is selected: never without the feature.
 #[cfg(not(feature = "mutants"))]
 macro_rules! mutant {
     ($name:ident) => {

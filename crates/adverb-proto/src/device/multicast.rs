@@ -45,15 +45,16 @@ impl Groups {
 }
 
 impl<S: EventSink> Device<S> {
-    /// Makes a datagram queue pair receive what is sent to a group. Others may receive it too, and the link must be
-    /// told to let such packets in.
+    /// Attaches a datagram queue pair to a multicast group. Any number of queue pairs can be attached to one group. The
+    /// caller must configure the link to receive the group's packets.
     ///
-    /// Datagrams to a group are sent to its address, to [`Qpn::MULTICAST`], with the queue key that all members have.
-    /// Whether the members on the sender's own device get them too is up to the link.
+    /// A datagram to a group is sent to the group's address and [`Qpn::MULTICAST`], with the queue key that all members
+    /// share. The link decides whether members on the sender's own device receive it, too.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, it isn't for datagrams, the address isn't a group's, or it is attached already.
+    /// Returns an error if the queue pair does not exist, is not UD or is attached already, or if the address is not a
+    /// multicast address.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
         if !group.is_multicast() {
             return Err(MulticastError::NotMulticast);
@@ -71,11 +72,11 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Ends what [`attach_multicast`](Device::attach_multicast) began. Destroying the queue pair does too.
+    /// Detaches a queue pair from a multicast group. Destroying the queue pair detaches it, too.
     ///
     /// # Errors
     ///
-    /// If there is no such queue pair, or it isn't attached to the group.
+    /// Returns an error if the queue pair does not exist or is not attached to the group.
     pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
         let slot = self.slot(qpn).ok_or(MulticastError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(MulticastError::UnknownQp) };
@@ -85,13 +86,13 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Whether any queue pair is attached to a group.
+    /// Whether any queue pair is attached to the group.
     pub fn has_members(&self, group: Gid) -> bool {
         self.groups.members.contains_key(&group)
     }
 
-    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2). Drops a packet that was sent
-    /// to a group's address but not to [`Qpn::MULTICAST`].
+    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2). Drops a packet that was
+    /// sent to a group's address but not to [`Qpn::MULTICAST`].
     pub(super) fn handle_multicast(
         &mut self,
         now: Time,

@@ -7,21 +7,21 @@ use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
 use crate::types::RecvRequest;
 
 impl<S: EventSink> Device<S> {
-    /// Makes a shared receive queue. It takes memory as it fills.
+    /// Creates a shared receive queue. It allocates memory as it fills.
     ///
     /// # Errors
     ///
-    /// If there is no such domain.
+    /// Returns [`SrqError::UnknownDomain`] if the protection domain does not exist.
     pub fn create_srq(&mut self, config: SrqConfig) -> Result<Srq, SrqError> {
         self.keys.hold_domain(config.pd).map_err(|_| SrqError::UnknownDomain)?;
         Ok(Srq(self.free_srqs.occupy(&mut self.srqs, SharedQueue::new(config))))
     }
 
-    /// Ends a shared receive queue. What was posted to it is forgotten without a completion.
+    /// Destroys a shared receive queue and discards its requests without completions.
     ///
     /// # Errors
     ///
-    /// If there is none, or queue pairs share it.
+    /// Returns an error if the queue does not exist, or if queue pairs use it.
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), SrqError> {
         let queue = self.shared_queue(srq)?;
         if queue.users > 0 {
@@ -33,29 +33,29 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Posts a receive request for whichever queue pair a message comes to first. It completes in the receive
-    /// completion queue of that one.
+    /// Posts a receive request for the first queue pair that needs one. The request completes in the receive completion
+    /// queue of that queue pair.
     ///
     /// # Errors
     ///
-    /// If there is no such queue, or it is full, or the request has too many segments.
+    /// Returns an error if the queue does not exist or is full, or if the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
         self.shared_queue(srq)?.post(request)?;
         tell(&mut self.sink, now, || TraceEvent::PostedShared { srq, wr_id: request.wr_id });
         Ok(())
     }
 
-    /// Asks for one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when a message leaves fewer than `limit` requests in
-    /// the queue; 0 takes that back.
+    /// Arms a shared receive queue: it makes one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when a message
+    /// leaves fewer than `limit` requests in the queue. A limit of 0 disarms it.
     ///
     /// # Errors
     ///
-    /// If there is no such queue, or it can never hold so many.
+    /// Returns an error if the queue does not exist, or if the limit exceeds the queue's depth.
     pub fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), SrqError> {
         self.shared_queue(srq)?.arm(limit)
     }
 
-    /// How a shared receive queue stands, or `None` if there is none.
+    /// Returns the status of a shared receive queue, or `None` if it does not exist.
     pub fn query_srq(&self, srq: Srq) -> Option<SrqStatus> {
         let queue = self.srqs.get(srq.0 as usize)?.as_ref()?;
         Some(SrqStatus { requests: queue.len(), limit: queue.limit(), queue_pairs: queue.users })

@@ -1,4 +1,4 @@
-//! How a device and its queue pairs stand.
+//! The status of a device and its queue pairs.
 
 use core::fmt;
 
@@ -9,57 +9,58 @@ use crate::cq::CompletionQueue;
 use crate::event::EventSink;
 use crate::types::{QpState, Transport};
 
-/// What a device holds: for finding leaks.
+/// The numbers of objects that a device holds, to find leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ResourceCounts {
     /// Queue pairs.
     pub queue_pairs: usize,
-    /// Numbers by which queue pairs are found.
+    /// Entries of the index from queue pair numbers to queue pairs.
     pub numbers: usize,
-    /// Queue pairs that may have something to send.
+    /// Queue pairs that may have packets to send.
     pub ready: usize,
-    /// Timers that are set.
+    /// Timers.
     pub timers: usize,
-    /// Regions.
+    /// Memory regions.
     pub regions: usize,
-    /// Regions and queue pairs that belong to protection domains.
+    /// Objects that belong to protection domains: regions, windows, queue pairs and shared receive queues.
     pub domain_users: u32,
-    /// Completions that nobody has polled.
+    /// Completions not polled yet.
     pub completions: usize,
-    /// Events that nobody has polled, of completions and of queues.
+    /// Completion events and queue events not polled yet.
     pub events: usize,
-    /// Answers to READs and atomics that wait to be sent, or are kept because they may be asked for again. Whatever
-    /// the peer asks for, a queue pair has at most four of them for each READ or atomic that it lets be outstanding.
+    /// Responses to READs and atomics that are queued, or kept for duplicate requests. A queue pair has at most four of
+    /// them for each READ or atomic that it allows its peer to have outstanding.
     pub answers: usize,
     /// Memory windows.
     pub windows: usize,
     /// Shared receive queues.
     pub shared_queues: usize,
-    /// Multicast groups that somebody is attached to.
+    /// Multicast groups with attached queue pairs.
     pub groups: usize,
 }
 
-/// How a queue pair stands.
+/// The status of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpStatus {
-    /// What it promises about delivery.
+    /// The transport service.
     pub transport: Transport,
-    /// Its state.
+    /// The state.
     pub state: QpState,
-    /// The peer's number.
+    /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The number of the next new request packet.
+    /// The sequence number of the next new request packet.
     pub next_psn: Psn,
-    /// The number of the next packet that is expected of the peer.
+    /// The sequence number that is expected of the peer next.
     pub expected_psn: Psn,
-    /// How many send requests are outstanding.
+    /// The number of outstanding send requests.
     pub send_queue: usize,
-    /// How many receive requests are outstanding; of a shared queue's, those that messages under way use.
+    /// The number of outstanding receive requests. Of a shared receive queue, only requests in use by a partially
+    /// received message count.
     pub recv_queue: usize,
 }
 
 impl<S: EventSink> Device<S> {
-    /// How a queue pair stands, or `None` if there is none.
+    /// Returns the status of a queue pair, or `None` if it does not exist.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
         let qp = self.qps[self.slot(qpn)? as usize].as_ref()?;
         let (remote_qpn, next_psn, expected_psn) = qp.numbers();
@@ -74,7 +75,7 @@ impl<S: EventSink> Device<S> {
         })
     }
 
-    /// What the device holds. This counts, so it isn't for every packet.
+    /// Returns the numbers of objects that the device holds. This iterates over all queue pairs.
     pub fn resource_counts(&self) -> ResourceCounts {
         ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),
