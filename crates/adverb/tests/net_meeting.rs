@@ -206,14 +206,14 @@ fn who_has_another_key_or_none_is_refused_with_a_reason() {
             (
                 None,
                 Some(&key),
-                "refused: the listener wants a key (`Options::key`), and who connects has none",
+                "failed: the listener requires a key (`Options::key`), but the connector has none",
             ),
             (
                 Some(&key),
                 None,
-                "refused: who connects wants a key (`Options::key`), and the listener has none",
+                "failed: the connector requires a key (`Options::key`), but the listener has none",
             ),
-            (Some(&other), Some(&key), "refused: the two sides have different keys"),
+            (Some(&other), Some(&key), "failed: the two sides have different keys"),
         ] {
             let error = refused(&with(&client, clients), &with(&server, servers), address);
             assert!(error.contains(reason), "{bootstrap:?}: {error}");
