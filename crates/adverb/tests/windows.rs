@@ -76,10 +76,11 @@ fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
         window
     };
 
-    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "isn't bound");
+    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "is not bound");
     let local = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), local)), "only those");
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), Access::empty())), "only those");
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), local)), "must be one or more of");
+    let window =
+        says(refused(&owner, SendRequest::bind(window, slice(), Access::empty())), "must be one or more of");
     let empty = region.slice(0..0).unwrap();
     let window = says(refused(&owner, SendRequest::bind(window, empty, ALL)), "at least one byte");
     let without = owner.domain.region(64, Access::LOCAL_WRITE).unwrap().slice(0..64).unwrap();
@@ -90,7 +91,7 @@ fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
     let foreign = foreign.slice(0..64).unwrap();
     let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
     let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "but the memory window is in");
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inline()), "inlined");
+    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inline()), "can be inline");
     assert!(window.is_usable() && !window.is_bound());
 
     let window = bind(&owner, window, &region, ALL);
@@ -103,7 +104,7 @@ fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
     assert_eq!(window.remote(), remote, "what was refused changes nothing");
 
     let window = invalidate(&owner, window);
-    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "isn't bound");
+    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "is not bound");
     // A window is no message.
     let payload = SendRequest::local_invalidate(window).into_payload();
     let (reason, window) = refused(&owner, SendRequest::send(payload));
