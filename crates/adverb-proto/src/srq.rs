@@ -111,11 +111,11 @@ impl SharedQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqStatus {
     /// The number of queued requests. Requests in use by a partially received message are not counted.
-    pub requests: usize,
+    pub request_count: usize,
     /// The armed limit: fewer requests than this make an event. 0 if not armed, or after the event.
     pub limit: u32,
     /// The number of queue pairs that use the queue.
-    pub queue_pairs: u32,
+    pub queue_pair_count: u32,
 }
 
 /// The error of creating, using or destroying a shared receive queue.

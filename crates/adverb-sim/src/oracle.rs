@@ -307,10 +307,10 @@ impl World {
         if failed || status.state == QpState::Error {
             return;
         }
-        if status.send_queue != 0 || next < steps {
+        if status.send_queue_len != 0 || next < steps {
             return self.violate(format!(
                 "connection {connection} side {side} is stuck in state {} at step {next} of {steps} with {} requests",
-                status.state, status.send_queue
+                status.state, status.send_queue_len
             ));
         }
         self.finish_silent(connection, side);

@@ -153,7 +153,8 @@ impl Station {
 /// What the device holds.
 fn held(device: &Device) -> u64 {
     let held = device.resource_counts().unwrap_or_default();
-    let things = [held.queue_pairs, held.timers, held.regions, held.completions, held.answers, held.windows];
+    let things =
+        [held.queue_pairs, held.timers, held.regions, held.completions, held.responses, held.windows];
     things.into_iter().sum::<usize>() as u64
 }
 

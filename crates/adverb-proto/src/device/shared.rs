@@ -58,7 +58,7 @@ impl<S: EventSink> Device<S> {
     /// Returns the status of a shared receive queue, or `None` if it does not exist.
     pub fn query_srq(&self, srq: Srq) -> Option<SrqStatus> {
         let queue = self.srqs.get(srq.0 as usize)?.as_ref()?;
-        Some(SrqStatus { requests: queue.len(), limit: queue.limit(), queue_pairs: queue.users })
+        Some(SrqStatus { request_count: queue.len(), limit: queue.limit(), queue_pair_count: queue.users })
     }
 
     fn shared_queue(&mut self, srq: Srq) -> Result<&mut SharedQueue, SrqError> {

@@ -15,7 +15,7 @@ pub struct ResourceCounts {
     /// Queue pairs.
     pub queue_pairs: usize,
     /// Entries of the index from queue pair numbers to queue pairs.
-    pub numbers: usize,
+    pub index_entries: usize,
     /// Queue pairs that may have packets to send.
     pub ready: usize,
     /// Timers.
@@ -30,7 +30,7 @@ pub struct ResourceCounts {
     pub events: usize,
     /// Responses to READs and atomics that are queued, or kept for duplicate requests. A queue pair has at most four of
     /// them for each READ or atomic that it allows its peer to have outstanding.
-    pub answers: usize,
+    pub responses: usize,
     /// Memory windows.
     pub windows: usize,
     /// Shared receive queues.
@@ -53,10 +53,10 @@ pub struct QpStatus {
     /// The sequence number that is expected of the peer next.
     pub expected_psn: Psn,
     /// The number of outstanding send requests.
-    pub send_queue: usize,
+    pub send_queue_len: usize,
     /// The number of outstanding receive requests. Of a shared receive queue, only requests in use by a partially
     /// received message count.
-    pub recv_queue: usize,
+    pub recv_queue_len: usize,
 }
 
 impl<S: EventSink> Device<S> {
@@ -70,8 +70,8 @@ impl<S: EventSink> Device<S> {
             remote_qpn,
             next_psn,
             expected_psn,
-            send_queue: qp.send_queue_len(),
-            recv_queue: qp.recv_queue_len(),
+            send_queue_len: qp.send_queue_len(),
+            recv_queue_len: qp.recv_queue_len(),
         })
     }
 
@@ -79,14 +79,14 @@ impl<S: EventSink> Device<S> {
     pub fn resource_counts(&self) -> ResourceCounts {
         ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),
-            numbers: self.numbers.len(),
+            index_entries: self.numbers.len(),
             ready: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
             timers: self.timers.len(),
             regions: self.keys.len(),
             domain_users: self.keys.domain_users(),
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
             events: self.cq_events.len() + self.queue_events.len(),
-            answers: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
+            responses: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
             windows: self.keys.window_count(),
             shared_queues: self.srqs.iter().flatten().count(),
             groups: self.groups.len(),
@@ -98,17 +98,17 @@ impl fmt::Display for ResourceCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} queue pairs, {} numbers, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} events, {} answers, {} windows, {} shared queues, {} groups",
+            "{} queue pairs, {} index entries, {} ready, {} timers, {} regions, {} domain users, {} completions, \
+             {} events, {} responses, {} windows, {} shared queues, {} groups",
             self.queue_pairs,
-            self.numbers,
+            self.index_entries,
             self.ready,
             self.timers,
             self.regions,
             self.domain_users,
             self.completions,
             self.events,
-            self.answers,
+            self.responses,
             self.windows,
             self.shared_queues,
             self.groups,

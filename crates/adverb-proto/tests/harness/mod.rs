@@ -295,7 +295,7 @@ impl End {
 
     /// How many requests wait in the shared queue.
     pub(crate) fn shared_left(&self) -> usize {
-        self.device.query_srq(self.srq.unwrap()).unwrap().requests
+        self.device.query_srq(self.srq.unwrap()).unwrap().request_count
     }
 
     /// All packets that it wants to send now.

@@ -123,7 +123,7 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
         }
         assert!(end.memory.bytes(secret).iter().all(|byte| *byte == 7));
         let posted = end.device.query_qp(end.qpn).unwrap();
-        assert!(posted.send_queue <= 8 && posted.recv_queue <= 4);
+        assert!(posted.send_queue_len <= 8 && posted.recv_queue_len <= 4);
     }
 }
 
@@ -168,15 +168,18 @@ fn replays_do_not_pile_up() {
                 end.hear(psn, read, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().answers as u32, 3 * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, 3 * slots);
         for psn in slots..2 * slots {
             end.hear(psn, read, &[]);
             for _ in 0..100 {
                 end.hear(psn, read, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().answers as u32, 4 * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, 4 * slots);
         assert_eq!(end.says().len() as u32, 3 * slots);
-        assert_eq!((end.state(), end.device.resource_counts().answers as u32), (QpState::ReadyToSend, slots));
+        assert_eq!(
+            (end.state(), end.device.resource_counts().responses as u32),
+            (QpState::ReadyToSend, slots)
+        );
     }
 }

@@ -116,7 +116,7 @@ fn duplicate_send_is_acknowledged_and_consumes_nothing() {
     end.ask(0, SEND_ONLY, b"aaaa");
     assert_eq!(end.ask(0, SEND_ONLY, b"aaaa"), [(ack(1), 0)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    assert_eq!(end.device.query_qp(end.qpn).unwrap().recv_queue, 1);
+    assert_eq!(end.device.query_qp(end.qpn).unwrap().recv_queue_len, 1);
 }
 
 #[test]

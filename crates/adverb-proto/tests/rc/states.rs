@@ -167,7 +167,7 @@ fn reset_forgets_what_was_posted_without_a_completion() {
     assert_eq!(pair.a.statuses(), []);
     assert_eq!(pair.a.says(), []);
     let status = pair.a.device.query_qp(pair.a.qpn).unwrap();
-    assert_eq!((status.send_queue, status.recv_queue), (0, 0));
+    assert_eq!((status.send_queue_len, status.recv_queue_len), (0, 0));
     assert_eq!(pair.a.device.poll_timeout(), None);
 }
 
@@ -271,7 +271,12 @@ fn destroyed_queue_pair_leaves_nothing_behind() {
     assert!(!end.device.destroy_qp(end.qpn));
     let resource_counts = end.device.resource_counts();
     assert_eq!(
-        (resource_counts.queue_pairs, resource_counts.numbers, resource_counts.ready, resource_counts.timers),
+        (
+            resource_counts.queue_pairs,
+            resource_counts.index_entries,
+            resource_counts.ready,
+            resource_counts.timers
+        ),
         (0, 0, 0, 0)
     );
     assert_eq!(end.says(), []);

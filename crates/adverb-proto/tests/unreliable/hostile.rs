@@ -58,7 +58,7 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
         };
         let header = Header { solicited: random.below(2) == 0, ..Header::new(dest, psn, operation) };
         end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
-        let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue);
+        let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue_len);
         if left < 4 && end.srq.is_none() {
             let segments = [end.segment(0, random.pick(&[40, 64, 2048]))];
             let request = RecvRequest { wr_id: 1, segments: &segments };
@@ -103,7 +103,7 @@ fn shared_receives_are_neither_lost_nor_made_by_any_packets() {
             let mut end = solo_with(&Options { transport, shared: true, ..Options::default() });
             let key = end.key;
             attack(&mut end, 0x1357_9bdf + seed, 2000, &[key]);
-            let in_use = end.device.query_qp(end.qpn).unwrap().recv_queue;
+            let in_use = end.device.query_qp(end.qpn).unwrap().recv_queue_len;
             assert!(in_use <= 1);
             let before = end.shared_left();
             end.modify(Transition::Reset);

@@ -63,7 +63,7 @@ fn datagram_to_a_group_goes_to_every_attached_queue_pair() {
     assert_eq!(received, [(1, members[0]), (2, members[1])]);
     assert_eq!(end.bytes(GRH_LEN, 6), b"to all");
     assert_eq!(end.bytes(512 + GRH_LEN, 6), b"to all");
-    assert_eq!(end.device.query_qp(stranger).unwrap().recv_queue, 1);
+    assert_eq!(end.device.query_qp(stranger).unwrap().recv_queue_len, 1);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn destroyed_queue_pair_is_in_no_group() {
     assert_eq!(end.device.resource_counts().groups, 0);
     let later = member(&mut end, QKEY, 2, 0);
     hear_group(&mut end, b"hello");
-    assert_eq!(end.device.query_qp(later).unwrap().recv_queue, 1, "whoever has its slot isn't either");
+    assert_eq!(end.device.query_qp(later).unwrap().recv_queue_len, 1, "whoever has its slot isn't either");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn unsignalled_request_completes_silently() {
     end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments).unwrap();
     end.transmits();
     assert_eq!(end.statuses(), []);
-    assert_eq!(end.device.query_qp(end.qpn).unwrap().send_queue, 0);
+    assert_eq!(end.device.query_qp(end.qpn).unwrap().send_queue_len, 0);
 }
 
 #[test]

@@ -319,12 +319,12 @@ impl<'a> Attack<'a> {
         // For each slot: two replays that wait, behind them one first answer, and one that is saved.
         let answers: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
         let right = resource_counts.queue_pairs == queue_pairs
-            && resource_counts.numbers == queue_pairs
+            && resource_counts.index_entries == queue_pairs
             && resource_counts.ready <= queue_pairs
             && resource_counts.timers <= queue_pairs
             && resource_counts.regions == regions
             && resource_counts.domain_users as usize == regions + queue_pairs
-            && resource_counts.answers <= answers as usize
+            && resource_counts.responses <= answers as usize
             && resource_counts.events == 0;
         if !right {
             return Err(format!(
@@ -333,7 +333,7 @@ impl<'a> Attack<'a> {
         }
         for target in &self.targets {
             let status = self.device.query_qp(target.qpn).ok_or("a queue pair does not exist")?;
-            if status.send_queue.max(status.recv_queue) > target.max_wr as usize {
+            if status.send_queue_len.max(status.recv_queue_len) > target.max_wr as usize {
                 return Err(format!("{status:?} has more than {} requests", target.max_wr));
             }
         }

@@ -19,7 +19,7 @@ impl MessageWorld {
         }
         // Whoever wanted to be told of few receives was told, or there aren't few.
         let srq = self.nodes[node].srq;
-        let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.requests);
+        let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
         if let Some(limit) = self.nodes[node].armed
             && left < limit as usize
         {
@@ -432,13 +432,13 @@ impl MessageWorld {
     /// Every shared receive has completed, waits, or is in use.
     fn check_shared(&mut self) -> Result<(), String> {
         for (index, node) in self.nodes.iter().enumerate() {
-            let waiting = node.device.query_srq(node.srq).map_or(0, |status| status.requests);
+            let waiting = node.device.query_srq(node.srq).map_or(0, |status| status.request_count);
             let sharing = |(number, endpoint): &(usize, &Endpoint)| {
                 endpoint.node == index && self.plan.endpoints[*number].shared
             };
             let in_use: usize = (self.endpoints.iter().enumerate().filter(sharing))
                 .filter_map(|(_, endpoint)| node.device.query_qp(endpoint.qpn))
-                .map(|status| status.recv_queue)
+                .map(|status| status.recv_queue_len)
                 .sum();
             if node.shared.len() != waiting + in_use {
                 return Err(format!(

@@ -247,7 +247,7 @@ impl MessageWorld {
                 self.observe(node);
                 let srq = self.nodes[node].srq;
                 let limit = random.between(1, SHARED_DEPTH as u64) as u32;
-                let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.requests);
+                let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
                 if left >= limit as usize && self.nodes[node].device.arm_srq(srq, limit).is_ok() {
                     self.nodes[node].armed = Some(limit);
                 }

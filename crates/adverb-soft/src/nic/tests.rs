@@ -323,7 +323,7 @@ fn a_request_that_cant_be_posted_leaves_those_before_it() {
     let stopped = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
     assert_eq!(stopped.posted_count, 1);
     assert_eq!(stopped.error, Error::Post(adverb_proto::PostError::TooManySegments));
-    assert_eq!(nic.query_qp(other.qpn).unwrap().recv_queue, 1);
+    assert_eq!(nic.query_qp(other.qpn).unwrap().recv_queue_len, 1);
     drop(one);
 }
 

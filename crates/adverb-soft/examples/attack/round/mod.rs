@@ -74,8 +74,9 @@ pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) ->
 
 /// What must be as before when all was destroyed.
 fn counted(resource_counts: &ResourceCounts) -> [usize; 6] {
-    let ResourceCounts { queue_pairs, numbers, regions, answers, groups, windows, .. } = *resource_counts;
-    [queue_pairs, numbers, regions, answers, groups, windows]
+    let ResourceCounts { queue_pairs, index_entries, regions, responses, groups, windows, .. } =
+        *resource_counts;
+    [queue_pairs, index_entries, regions, responses, groups, windows]
 }
 
 struct Round<'a> {
@@ -402,7 +403,7 @@ impl<'a> Round<'a> {
         }
         let resource_counts = self.victim.resource_counts();
         // Each has at most four answers for each READ or atomic, of which there are four.
-        if resource_counts.answers > 16 * resource_counts.queue_pairs || resource_counts.events > 1024 {
+        if resource_counts.responses > 16 * resource_counts.queue_pairs || resource_counts.events > 1024 {
             return Err(format!("the attacked NIC holds too much: {resource_counts}"));
         }
         let cm = self.victim.cm().resource_counts();
