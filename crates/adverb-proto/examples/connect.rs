@@ -1,6 +1,6 @@
-//! A connection manager on an ordinary UDP socket, for talking to Linux's `rdma_cm` without an RDMA device, a kernel
-//! module or a privilege: it connects, is connected to, and finds datagram queue pairs. (Nothing is sent over a
-//! connection: there is no queue pair here, only its number.)
+//! A connection manager on an ordinary UDP socket. It connects to Linux's `rdma_cm`, accepts its connections and
+//! resolves its datagram queue pairs, without an RDMA device, a kernel module or privileges. The program has no queue
+//! pair, only a number for one, so it sends nothing over a connection.
 //!
 //! On the machine with the device, and then here:
 //!

@@ -92,7 +92,7 @@ use multicast::Groups;
 /// };
 /// device.post_send(now, qpn, &request).unwrap();
 ///
-/// // The fabric: each packet comes straight back.
+/// // The fabric returns each packet to the device.
 /// let arrival = RxMeta {
 ///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::IpId(0),
 ///     congested: false, route: Default::default(),

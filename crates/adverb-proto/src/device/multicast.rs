@@ -1,4 +1,4 @@
-//! Multicast groups: whom a datagram to a group goes to (vol. 1, 10.5; `rxe_mcast.c`).
+//! Multicast groups and their attached queue pairs (vol. 1, 10.5; `rxe_mcast.c`).
 
 use core::fmt;
 use std::collections::HashMap;

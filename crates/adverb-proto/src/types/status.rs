@@ -1,11 +1,11 @@
-//! How a request ended.
+//! Completion statuses.
 
 use core::fmt;
 
-/// Declares the statuses once: value, words, hint.
+/// Declares the statuses: code, description, hint.
 macro_rules! statuses {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $words:literal, $hint:expr;)*) => {
-        /// How a request ended (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
+        /// The status of a completed request (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
         ///
         /// ```
         /// use adverb_proto::types::Status;
@@ -19,12 +19,12 @@ macro_rules! statuses {
         #[non_exhaustive]
         pub enum Status {
             $($(#[$doc])* $variant,)*
-            /// A code that isn't known here.
+            /// A code that this list doesn't have.
             Other(u32),
         }
 
         impl Status {
-            /// The status with this code.
+            /// Returns the status with this code.
             pub const fn from_code(code: u32) -> Status {
                 match code {
                     $($code => Status::$variant,)*
@@ -32,7 +32,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// The code.
+            /// Returns the code.
             pub const fn code(self) -> u32 {
                 match self {
                     $(Status::$variant => $code,)*
@@ -40,7 +40,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// What happened, in words.
+            /// Describes the status.
             const fn words(self) -> &'static str {
                 match self {
                     $(Status::$variant => $words,)*
@@ -48,7 +48,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// What to look at, for a status that somebody can do something about.
+            /// Returns advice on how to find or remove the cause, for a status that the user can act on.
             pub const fn hint(self) -> Option<&'static str> {
                 match self {
                     $(Status::$variant => $hint,)*
@@ -60,65 +60,65 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Done.
+    /// The request succeeded.
     Success = 0, "success", None;
-    /// A message was longer than the buffer for it, or than what the transport allows.
+    /// A message was longer than its buffer, or than the transport allows.
     LocalLength = 1, "the message does not fit in the buffer (local length error)",
         Some("post receive buffers of the peer's maximum message size, plus 40 bytes for UD");
     /// The queue pair couldn't execute the request.
     LocalQpOperation = 2, "the queue pair could not execute the request (local QP operation error)",
         Some("check the request's segments and keys against the queue pair's limits");
-    /// Only for reliable datagrams, which RoCE doesn't have.
+    /// An error of reliable datagrams, which RoCE doesn't have.
     LocalEecOperation = 3, "local EEC operation error", None;
-    /// A segment of the request isn't in a region of its key.
+    /// A segment of the request is not within the memory region of its key.
     LocalProtection = 4, "a segment is outside its memory region, or its key is wrong (local protection error)",
         Some("check that the region is registered, belongs to the queue pair's protection domain, and has LOCAL_WRITE access");
-    /// The queue pair went into error before the request was executed.
+    /// The queue pair moved to the error state before the request was executed.
     Flushed = 5, "flushed: the queue pair entered the error state before the request was executed",
         Some("check the first failed completion of this queue pair with another status: it has the cause");
     /// A memory window couldn't be bound.
     WindowBind = 6, "the memory window could not be bound",
         Some("use a region that has WINDOW_BIND and all access flags of the window, and contains its range");
-    /// The peer's answer made no sense.
+    /// The peer sent an invalid response.
     BadResponse = 7, "the peer's response was invalid (bad response)", None;
-    /// A receive buffer couldn't be written by the device.
+    /// The device may not write the receive buffer.
     LocalAccess = 8, "the device has no access to the buffer (local access error)",
         Some("register receive buffers and the local memory of READ requests with LOCAL_WRITE");
-    /// The peer found the request invalid.
+    /// The peer rejected the request as invalid.
     RemoteInvalidRequest = 9, "the peer rejected the request as invalid (remote invalid request)",
         Some("check that the message fits in the peer's receive buffer, and that the peer's queue pair allows the operation");
-    /// The peer's memory doesn't allow the request.
+    /// The access rights of the peer's memory don't allow the request.
     RemoteAccess = 10, "the peer's memory does not allow the access (remote access error)",
         Some("check the remote key, the address range, the region's access flags, and that it is still registered");
     /// The peer couldn't complete the request.
     RemoteOperation = 11, "the peer could not complete the request (remote operation error)",
         Some("check the completions of the peer's queue pair for the cause");
-    /// No acknowledgement came, however often the request was sent.
+    /// The peer acknowledged neither the request nor its retransmissions.
     RetryExceeded = 12, "the peer did not acknowledge the request (transport retries exceeded)",
         Some("check that the peer is up, that its queue pair is ready to receive, and that path, GID and MTU are right");
-    /// The peer had no receive buffer, however often the request was sent.
+    /// The peer answered the request and its retransmissions with RNR NAKs: it had no receive posted.
     RnrRetryExceeded = 13, "the peer had no receive buffer (receiver-not-ready retries exceeded)",
         Some("post receive requests at the peer before sending, raise `rnr_retry`, or use credits");
-    /// Only for reliable datagrams, which RoCE doesn't have.
+    /// An error of reliable datagrams, which RoCE doesn't have.
     LocalRddViolation = 14, "local RDD violation", None;
-    /// Only for reliable datagrams, which RoCE doesn't have.
+    /// An error of reliable datagrams, which RoCE doesn't have.
     RemoteInvalidRdRequest = 15, "remote invalid RD request", None;
-    /// The peer gave the request up.
+    /// The peer aborted the request.
     RemoteAborted = 16, "the peer aborted the request (remote aborted)", None;
-    /// Only for reliable datagrams, which RoCE doesn't have.
+    /// An error of reliable datagrams, which RoCE doesn't have.
     InvalidEecNumber = 17, "invalid EEC number", None;
-    /// Only for reliable datagrams, which RoCE doesn't have.
+    /// An error of reliable datagrams, which RoCE doesn't have.
     InvalidEecState = 18, "invalid EEC state", None;
     /// The device has failed.
     Fatal = 19, "the device has failed (fatal error)",
         Some("check the kernel's log, then close the device and open it again");
-    /// No answer came in time.
+    /// The peer's response did not arrive in time.
     ResponseTimeout = 20, "the peer did not respond in time (response timeout)", None;
-    /// Something else.
+    /// Another error.
     General = 21, "general error", None;
     /// A tag-matching error.
     TagMatching = 22, "tag matching error", None;
-    /// A tag-matching rendezvous that the software has to finish.
+    /// A tag-matching rendezvous that software must finish.
     TagMatchingRendezvousIncomplete = 23, "tag matching rendezvous incomplete", None;
 }
 
