@@ -72,26 +72,26 @@ impl Dcqcn {
 /// A receiver of marked packets sends one notification in this time (the paper's 50 µs), however many are marked.
 pub(crate) const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Notifications that come sooner after one than this are duplicates of it.
+/// A notification within this time after another one is a duplicate.
 const REDUCTION_INTERVAL: Duration = Duration::from_micros(4);
 
-/// One, as [`Pacer::alpha`] counts.
+/// The value 1 of [`Pacer::alpha`], a fixed-point number.
 const ONE: u64 = 1 << 16;
 
-/// How much may be sent at once after a pause that took longer than it had to: timers aren't exact.
+/// The time for which sending may catch up after a pause that was too long, because timers aren't exact.
 const SLACK: Duration = Duration::from_micros(10);
 
-/// What a packet takes on a link beyond its payload: headers, checksums, gaps.
+/// The bytes that a packet takes on a link besides its payload: headers, checksums, gaps.
 const OVERHEAD: u64 = 90;
 
-/// The rate of a queue pair that was told of congestion.
+/// The rate control of a queue pair that has received a notification.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     constants: Dcqcn,
     rate: u64,
-    /// What recovery aims at.
+    /// The target rate of recovery.
     target: u64,
-    /// An estimate of how bad congestion is, up to [`ONE`].
+    /// The estimate of congestion, from 0 to [`ONE`].
     alpha: u64,
     reduced_at: Time,
     decay_at: Time,
@@ -99,9 +99,9 @@ pub(crate) struct Pacer {
     bytes_left: u64,
     timer_steps: u32,
     byte_steps: u32,
-    /// When the next packet may go.
+    /// The time at which the next packet may be sent.
     next: Time,
-    /// Whether a packet waits for that.
+    /// Whether a packet waits for that time.
     pub(crate) paused: bool,
 }
 
@@ -135,7 +135,7 @@ impl Pacer {
         self.rate
     }
 
-    /// A notification has come: cuts the rate, and starts recovery from the beginning.
+    /// Handles a notification: cuts the rate, and restarts recovery.
     pub(crate) fn congested(&mut self, now: Time) {
         if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.constants.line_rate {
             return;
@@ -155,8 +155,8 @@ impl Pacer {
         self.byte_steps = 0;
     }
 
-    /// Does what time does. It is caught up on when somebody asks, so that no timer runs for it; a pacer that was
-    /// forgotten for long has few steps to make, because they end where the rate is the line's.
+    /// Makes the steps that are due at `now`. This happens on use, so that no timer is needed. After a long idle time
+    /// few steps are needed, because they end at the line rate.
     fn pass_time(&mut self, now: Time) {
         let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.constants;
         while self.alpha > 0 && self.decay_at <= now {
@@ -176,8 +176,8 @@ impl Pacer {
         }
     }
 
-    /// One step of recovery: first half of what was lost, again and again; then also beyond it; then, when both time
-    /// and bytes say that all is well, faster and faster.
+    /// Makes one step of recovery: fast recovery halves the distance to the target, then additive increase raises the
+    /// target, then, after enough steps of both time and bytes, hyper increase raises it faster.
     fn increase(&mut self) {
         if mutant!(NeverRecover) {
             return;
@@ -209,12 +209,12 @@ impl Pacer {
         self.paused
     }
 
-    /// When it needn't any more.
+    /// The time at which it may be sent.
     pub(crate) const fn deadline(&self) -> Option<Time> {
         if self.paused { Some(self.next) } else { None }
     }
 
-    /// A packet with so much payload was sent.
+    /// Accounts for a sent packet.
     pub(crate) fn sent(&mut self, now: Time, payload_len: u32) {
         let bytes = u64::from(payload_len) + OVERHEAD;
         let Dcqcn { line_rate, byte_counter, .. } = self.constants;

@@ -14,21 +14,21 @@ pub(crate) struct CompletionQueue {
     entries: VecDeque<Completion>,
     capacity: u32,
     armed: Option<ArmFor>,
-    /// How many queue pairs complete here.
+    /// The number of queue pairs that use the queue.
     pub(crate) users: u32,
     overflowed: bool,
 }
 
-/// What became of a completion.
+/// The result of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pushed {
-    /// It is there.
+    /// The completion was added.
     Quietly,
-    /// It is there, and the queue was armed for it.
+    /// The completion was added, and the queue was armed for it.
     Event,
-    /// There was no room: the completion is lost, and this is the first one.
+    /// The queue was full: the completion is the first one lost.
     Overflow,
-    /// The queue has overflowed before.
+    /// The completion is lost, because the queue overflowed before.
     Lost,
 }
 
@@ -62,7 +62,7 @@ impl CompletionQueue {
         self.entries.pop_front()
     }
 
-    /// Changes how many fit, if all that are there do.
+    /// Changes the capacity, unless the queue holds more completions.
     pub(crate) fn resize(&mut self, capacity: u32) -> bool {
         let fits = self.entries.len() <= capacity as usize;
         if fits {

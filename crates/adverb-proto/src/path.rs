@@ -156,15 +156,15 @@ pub enum IcrcCheck {
     Trusted,
 }
 
-/// What checks the ICRCs of packets. It remembers how for the addresses that came last: a connection has only one
-/// peer, and datagrams often come several from one sender.
+/// The ICRC checker of received packets. It caches the flow of the last addresses: a connection has only one peer, and
+/// datagrams of one sender often arrive together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Incoming {
     cached: Option<(SocketAddr, SocketAddr, Flow)>,
 }
 
 impl Incoming {
-    /// Whether the packet is whole (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
+    /// Whether the packet is undamaged (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
     #[inline]
     pub(crate) fn is_intact(&mut self, arrival: &RxMeta, packet: &Packet<'_>) -> bool {
         if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {

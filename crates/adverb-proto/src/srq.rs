@@ -35,26 +35,26 @@ impl SrqConfig {
 pub(crate) struct SharedQueue {
     queue: RecvQueue,
     pub(crate) config: SrqConfig,
-    /// Fewer than this, and somebody is told, once; 0 is nobody.
+    /// The armed limit: fewer requests than this make one event. 0 if not armed.
     limit: u32,
-    /// How many queue pairs take receives from here.
+    /// The number of queue pairs that use the queue.
     pub(crate) users: u32,
 }
 
-/// What became of the wish for a receive.
+/// The result of taking a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// There is none.
+    /// The queue is empty.
     Nothing,
-    /// Here it is.
+    /// A request was taken.
     One,
-    /// Here it is, and so few are left that somebody is to be told.
+    /// A request was taken, and fewer than the armed limit are left.
     OneOfFew,
 }
 
 impl SharedQueue {
     pub(crate) fn new(mut config: SrqConfig) -> SharedQueue {
-        // As many as are counted in 16 bits, which is more than anybody posts.
+        // Segments are counted in 16 bits.
         config.max_sge = config.max_sge.min(u32::from(u16::MAX));
         SharedQueue { queue: RecvQueue::default(), config, limit: 0, users: 0 }
     }
@@ -70,20 +70,20 @@ impl SharedQueue {
         Ok(())
     }
 
-    /// Moves the oldest request to a queue pair, where a message begins that uses it.
+    /// Moves the oldest request to a queue pair, for a message that starts there.
     pub(crate) fn give_to(&mut self, queue: &mut RecvQueue) -> Taken {
         if !self.queue.give_to(queue) {
             return Taken::Nothing;
         }
         if self.len() < self.limit as usize && !mutant!(SrqLimitForgotten) {
-            // Told once for each time that it is asked for (vol. 1, 10.2.9).
+            // Each arming makes one event (vol. 1, 10.2.9).
             self.limit = 0;
             return Taken::OneOfFew;
         }
         Taken::One
     }
 
-    /// Takes back what a queue pair had taken, and won't use.
+    /// Takes back a request that the queue pair will not use.
     pub(crate) fn take_back(&mut self, queue: &mut RecvQueue) {
         if !mutant!(SrqRequestLost) {
             self.queue.take_back(queue);

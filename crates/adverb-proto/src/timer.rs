@@ -1,4 +1,4 @@
-//! When queue pairs want to be woken: one timer each, in a heap that knows where each one is.
+//! Timers of queue pairs: one for each, in a heap with an index of positions.
 //!
 //! A timer that moves to a later time isn't moved in the heap: it fires early, finds that it has time left, and is
 //! set again. So a queue pair that makes progress pays nothing per packet, and one timeout's worth of work per
@@ -10,7 +10,7 @@ use crate::Time;
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: Vec<(Time, u32)>,
-    /// Where each slot's timer is in the heap; `ABSENT` if it isn't set.
+    /// The position of each slot's timer in the heap; `ABSENT` if it isn't set.
     positions: Vec<u32>,
 }
 
@@ -37,12 +37,12 @@ impl Timers {
         }
     }
 
-    /// The earliest time of any timer: at or before what anybody wants.
+    /// Returns the earliest time of any timer, which can be earlier than its deadline.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.first().map(|(time, _)| *time)
     }
 
-    /// Takes out a timer whose time has come.
+    /// Removes a timer that has expired.
     pub(crate) fn pop(&mut self, now: Time) -> Option<u32> {
         let (time, slot) = *self.heap.first()?;
         if time > now {
@@ -52,7 +52,7 @@ impl Timers {
         Some(slot)
     }
 
-    /// How many are set.
+    /// Returns the number of timers.
     pub(crate) fn len(&self) -> usize {
         self.heap.len()
     }
