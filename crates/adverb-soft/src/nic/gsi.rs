@@ -1,4 +1,4 @@
-//! Queue pair 1, where connection managers talk: their messages are datagrams like any other.
+//! Queue pair 1 (GSI), which sends and receives the datagrams of the connection manager.
 
 use std::net::IpAddr;
 
@@ -21,19 +21,19 @@ use crate::memory::RegisteredMemory;
 pub(super) struct Gsi {
     pub(super) manager: Manager,
     pub(super) channels: CmEventChannels,
-    /// The adapter's unicast addresses: messages are taken and sent at these only.
+    /// The NIC's unicast addresses. Messages are received and sent only with these.
     addresses: Vec<IpAddr>,
     /// Messages that could not be sent.
     pub(super) unsendable: u64,
     cq: Cq,
-    /// Where receives lie, one behind another.
+    /// The memory of the receives.
     backing: Backing,
     key: u32,
-    /// A message that the queue pair had no room for.
+    /// A message that did not fit the send queue.
     unsent: Option<Datagram>,
-    /// Whether somebody called the manager, or something has come.
+    /// Whether the manager was called, or a message arrived.
     attention: bool,
-    /// When the manager wants to look at the clock.
+    /// The manager's next timeout.
     due: Time,
 }
 
@@ -89,29 +89,29 @@ impl Gsi {
         Ok(gsi)
     }
 
-    /// When the clock is to be looked at again.
+    /// Returns the time of the next call to [`serve`](Gsi::serve).
     pub(super) fn due(&self) -> Time {
-        // What there was no room for goes when the link takes more, which is tried again soon.
+        // An unsent message is retried when the link accepts more packets.
         if self.attention { Time::ZERO } else { self.due }
     }
 
-    /// Has it looked after soon.
+    /// Requests a call to [`serve`](Gsi::serve).
     pub(super) fn attend(&mut self) {
         self.attention = true;
     }
 
-    /// Whether this completion queue is its own: then something has come.
+    /// Whether this is the completion queue of queue pair 1.
     pub(super) fn is_announced_by(&self, cq: Cq) -> bool {
         self.cq == cq
     }
 
-    /// Whether there may be something to be done.
+    /// Whether [`serve`](Gsi::serve) may have work.
     #[inline]
     pub(super) fn wants(&self, now: Time) -> bool {
         self.attention || self.due <= now || self.unsent.is_some()
     }
 
-    /// Takes in what has come and does what is due, and says whether there is something to be sent.
+    /// Handles received messages and timeouts, and returns whether packets are to be sent.
     pub(super) fn serve(
         &mut self,
         now: Time,
@@ -120,17 +120,17 @@ impl Gsi {
         path: impl Fn(Ends) -> Option<Path>,
     ) -> bool {
         self.attention = false;
-        // Armed first, so that what comes meanwhile isn't overlooked.
+        // Armed first, so that no completion is missed.
         device.arm_cq(self.cq, ArmFor::Any);
         while let Some(completion) = device.poll_completion(self.cq) {
             if let Ok(success) = completion.outcome
                 && let Success { operation: CompletedOperation::Recv { source, .. }, length } = success
             {
-                // Answers go to queue pair 1: only who is there may ask.
+                // Replies go to queue pair 1, so only requests from queue pair 1 are accepted.
                 if source == Some(Qpn::GSI) && length == ROOM {
                     self.take_in(now, memory, completion.wr_id);
                 }
-                // It can fail only where the queue pair has failed, and then nothing comes any more.
+                // This fails only if the queue pair has failed, and then no more messages arrive.
                 _ = self.receive(device, now, completion.wr_id);
             }
         }
@@ -142,7 +142,7 @@ impl Gsi {
         }
         let mut sent = false;
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {
-            // No path leads from an address that isn't ours, or to an address of another family.
+            // There is no path from an address of another host, or to an address of another family.
             let path =
                 Some(datagram.ends).filter(|ends| self.addresses.contains(&ends.local)).and_then(&path);
             let Some(path) = path else {
@@ -162,7 +162,7 @@ impl Gsi {
                     self.unsent = Some(datagram);
                     break;
                 }
-                // It is lost, so that it doesn't hold up the messages behind it.
+                // The message is dropped, so that it doesn't block the next ones.
                 Err(_) => self.unsendable += 1,
             }
         }
@@ -170,7 +170,7 @@ impl Gsi {
         sent
     }
 
-    /// A number that no connection has or had a short while ago.
+    /// Returns a queue pair number that no connection uses or has used recently.
     pub(super) fn rested_number(&self, mut random: impl FnMut() -> u32) -> u32 {
         loop {
             let number = random();
@@ -180,7 +180,7 @@ impl Gsi {
         }
     }
 
-    /// Takes in the datagram of a receive.
+    /// Handles the datagram of a receive.
     fn take_in(&mut self, now: Time, memory: &RegisteredMemory, number: u64) {
         let mut bytes = [0; ROOM as usize];
         let span = Span { backing: self.backing, offset: number * u64::from(ROOM), length: ROOM };
@@ -204,13 +204,13 @@ impl Gsi {
     }
 }
 
-/// How many messages may come before they are looked at: more are lost, and sent again by who means them.
+/// The number of posted receives. Messages beyond it are lost, and their senders retransmit them.
 const RECEIVES: u32 = 256;
 
-/// How many messages may wait for the link.
+/// The depth of the send queue.
 const SENDS: u32 = 64;
 
-/// The room of a message behind its route header.
+/// The size of a receive: the route header and a message.
 const ROOM: u32 = (GRH_LEN + MAD_LEN) as u32;
 
 #[cfg(test)]

@@ -14,24 +14,24 @@ use nix::libc;
 use super::UdpStatistics;
 use crate::link::{MAX_TRAIN, TxPacket};
 
-/// How many packets go through one system call.
+/// The maximum number of packets per system call.
 const BATCH: usize = 64;
 
-/// The longest packet that RoCEv2 has: the largest path MTU, all headers, padding, ICRC.
+/// The maximum size of a RoCEv2 packet: the largest path MTU, all headers, padding, ICRC.
 const LONGEST: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
 
-/// The longest train: less than what an IP header can say.
+/// The maximum size of a GSO batch, below the maximum length of an IP packet.
 const LONGEST_TRAIN: usize = 65_000;
 
-/// Sends packets, from the first on, and says how many were taken: at least one, unless there are none.
+/// Sends packets in order, and returns the number of accepted packets: at least one, unless there are none.
 ///
-/// With `segmentation`, packets of one length to one place travel through the system as one *train*, which is taken apart
-/// at the end (`UDP_SEGMENT`; as late as in the network adapter). The kernel then gives the first one IPv4 identification
-/// 0, the second 1, and so on (`inet_gso_segment`), and their ICRCs are changed to match.
+/// With `segmentation`, packets of one length to one destination are sent as a GSO batch (`UDP_SEGMENT`), which the
+/// kernel or the NIC segments. The kernel then gives the first packet IPv4 ID 0, the second 1, and so on
+/// (`inet_gso_segment`), and their ICRCs are changed to match.
 ///
 /// # Errors
 ///
-/// If the first packet, or the train that it begins, can't be sent.
+/// Returns an error if the first packet, or the GSO batch that it begins, can't be sent.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     packets: &[TxPacket<'_>],
@@ -44,7 +44,7 @@ pub(super) fn send(
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
-    // Of each message: its first packet, and its first piece; and where the last one ends.
+    // The first packet and the first piece of each message, and the end of the last one.
     let mut starts = [(0, 0); BATCH + 1];
     let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
     while packet_count < packets.len() {
@@ -93,12 +93,12 @@ pub(super) fn send(
         }
     };
     let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
-    // Of one, how many bytes were sent.
+    // For one message, `sent` is its number of bytes.
     Ok(starts[if message_count == 1 { 1 } else { sent }].0)
 }
 
-/// How many of these packets, at least one, may go as a train: those that are like the first, and a last one that may be
-/// shorter.
+/// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
+/// be shorter.
 fn train_length(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
@@ -122,7 +122,7 @@ fn train_length(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     count
 }
 
-/// A datagram that came.
+/// A received datagram.
 pub(super) struct Datagram<'a> {
     pub(super) source: SocketAddr,
     pub(super) traffic_class: u8,
@@ -131,17 +131,17 @@ pub(super) struct Datagram<'a> {
     pub(super) bytes: &'a [u8],
 }
 
-/// What receives datagrams.
+/// A receiver of datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// Room for a batch of datagrams, or of trains.
+    /// Buffers for datagrams or GRO batches.
     buffers: Vec<[u8; BUFFER]>,
-    /// How many datagrams to ask for: twice as many as came last, because preparing for those that don't come costs, and
-    /// so does looking for them.
+    /// The number of datagrams to request: twice the number last received, because preparing unused messages costs
+    /// time, and so does another system call.
     ask: usize,
-    /// What the kernel's counter of overflows said last.
+    /// The last value of the kernel's overflow counter.
     overflows: u32,
-    /// Datagrams and GRO batches in the buffers, of which not all packets were handed over.
+    /// Datagrams and GRO batches in the buffers whose packets were not all passed on.
     held: VecDeque<Held>,
 }
 
@@ -149,9 +149,9 @@ pub(super) struct Receiver {
 #[derive(Debug)]
 struct Held {
     buffer: usize,
-    /// The bytes that weren't handed over.
+    /// The bytes that were not passed on.
     rest: Range<usize>,
-    /// The length of the packets, but for the last.
+    /// The length of all packets but the last.
     segment: usize,
     source: SocketAddr,
     traffic_class: u8,
@@ -159,17 +159,16 @@ struct Held {
     flow_label: u32,
 }
 
-/// Room for what a system call brings: a train may be as long as any datagram.
+/// The size of a buffer: a GRO batch may be as long as any datagram.
 const BUFFER: usize = 1 << 16;
 
-/// How many buffers there are. Memory that is never used costs nothing.
+/// The number of buffers. The kernel allocates their pages when they are first used.
 const BUFFERS: usize = 64;
 
-/// How many bytes are asked for at once: they are to be in the processor's cache when they are looked at, and those who
-/// sent them are to hear of it soon.
+/// The maximum number of bytes received at once, so that they stay in the CPU's cache and are acknowledged soon.
 const MOST_BYTES: usize = 256 << 10;
 
-/// How many packets are asked for at once: who receives messages must be able to keep up with giving them room.
+/// The maximum number of packets received at once, so that the application can post receives in time.
 const MOST_PACKETS: usize = 512;
 
 impl Receiver {
@@ -177,17 +176,17 @@ impl Receiver {
         Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0, held: VecDeque::new() }
     }
 
-    /// Whether packets were received and not handed over.
+    /// Whether received packets were not passed on.
     pub(super) fn is_holding(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Hands up to `max` packets that have come to `each`, without waiting, and returns how many came, those that were dropped
-    /// included.
+    /// Passes up to `max` received packets to `each` without blocking, and returns their number, including dropped
+    /// packets.
     ///
     /// # Errors
     ///
-    /// If the descriptor is closed or isn't a socket.
+    /// Returns an error if the descriptor is closed or isn't a socket.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -219,7 +218,7 @@ impl Receiver {
         Ok(count)
     }
 
-    /// Receives a batch of datagrams into the buffers, none of which is held. Returns how many were dropped.
+    /// Receives a batch of datagrams into the buffers, none of which is held. Returns the number of dropped datagrams.
     fn fetch(&mut self, socket: BorrowedFd<'_>, statistics: &mut UdpStatistics) -> io::Result<usize> {
         let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFERS];
         let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFERS];
@@ -241,7 +240,7 @@ impl Receiver {
         let came = unsafe {
             let (socket, first, no_time) = (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
             match self.ask {
-                // A header of many messages begins with that of one; and one is cheaper.
+                // `mmsghdr` begins with `msghdr`, and `recvmsg` is cheaper.
                 1 => libc::syscall(libc::SYS_recvmsg, socket, first, libc::MSG_DONTWAIT),
                 ask => libc::syscall(libc::SYS_recvmmsg, socket, first, ask, libc::MSG_DONTWAIT, no_time),
             }
@@ -251,11 +250,11 @@ impl Receiver {
             self.ask = 1;
             return match error.raw_os_error() {
                 Some(libc::EAGAIN) => Ok(0),
-                // There may be something.
+                // A signal interrupted the call: datagrams may be queued.
                 Some(libc::EINTR) => self.fetch(socket, statistics),
                 Some(libc::EBADF | libc::ENOTSOCK) => Err(error),
-                // An ICMP error that the kernel queued, or a lack of memory. The descriptor stays readable while datagrams
-                // are queued, so that the caller tries again.
+                // An ICMP error that the kernel queued, or a lack of memory. The descriptor stays readable while
+                // datagrams are queued, so that the caller tries again.
                 _ => {
                     statistics.receive_errors += 1;
                     Ok(0)
@@ -427,7 +426,7 @@ impl Control {
         Control { header, value }
     }
 
-    /// What a packet, or the train that it begins, wants other than usual, and how many bytes of that count.
+    /// Returns the control messages for a packet, or for the GSO batch that it begins, and their length in bytes.
     fn of(packet: &TxPacket<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 4], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
@@ -443,7 +442,7 @@ impl Control {
         if packet.traffic_class != 0 {
             add(Control::new(level, class, number(packet.traffic_class)));
         }
-        // Saying what is so anyway costs a tenth of a send. (It isn't for groups, which have a limit of their own.)
+        // A redundant control message costs a tenth of a send. (Multicast has its own default hop limit.)
         let is_usual = packet.hop_limit == usual_hops && !packet.destination.ip().is_multicast();
         if packet.hop_limit != 0 && !is_usual {
             add(Control::new(level, hops, number(packet.hop_limit)));
@@ -459,10 +458,10 @@ impl Control {
     }
 }
 
-/// The bits of a flow label, of what IPv6 calls flow information.
+/// The bits of the flow label in IPv6's flow information.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// Room for the control messages of a datagram: five numbers.
+/// A buffer for the control messages of a datagram: five numbers.
 #[repr(C, align(8))]
 struct Controls([u8; 5 * size_of::<Control>()]);
 
@@ -470,19 +469,19 @@ impl Controls {
     const EMPTY: Controls = Controls([0; 5 * size_of::<Control>()]);
 }
 
-/// What control messages say.
+/// The contents of control messages.
 #[derive(Default)]
 struct Said {
     traffic_class: u8,
     hop_limit: Option<u8>,
     flow_label: u32,
     overflows: Option<u32>,
-    /// The length of the packets in a train.
+    /// The length of the packets in a GRO batch.
     segment: Option<usize>,
 }
 
 impl Said {
-    /// What the control messages of a datagram say.
+    /// Reads the control messages of a datagram.
     ///
     /// # Safety
     ///

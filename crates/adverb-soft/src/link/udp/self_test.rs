@@ -1,4 +1,4 @@
-//! Whether packets leave as their ICRCs say.
+//! A self-test that packets leave with the IP header that their ICRCs are computed for.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -9,26 +9,26 @@ use nix::libc;
 use nix::sys::socket::sockopt::SetStruct;
 use nix::sys::socket::{MsgFlags, recv, setsockopt};
 
-/// What is sent. It isn't a packet, and nobody gets it: it goes to the socket that sends it.
+/// The payload of the test datagrams, which the socket sends to itself.
 const PAYLOAD: &[u8] = b"adverb: how does the kernel number this?";
 /// IPv4 without options, and UDP.
 const HEADERS: usize = 28;
-/// How long the kernel may take to show what it sent.
+/// The time within which the kernel returns a sent frame.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Sends datagrams, and looks at the frames that they became: a socket that asks for the times when its datagrams left
-/// gets these back with them. Says whether there was anything to see.
+/// Sends datagrams and checks the headers of the sent frames, which the kernel returns with transmit timestamps.
+/// Returns whether the kernel returned any.
 ///
 /// # Errors
 ///
-/// `Unsupported` if a frame has another identification than 0, or isn't marked "don't fragment".
+/// Returns `Unsupported` if a frame has an IP ID other than 0, or isn't marked "don't fragment".
 pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
     let SocketAddr::V4(local) = socket.local_addr()? else { return Ok(true) };
     if setsockopt(socket, Timestamping, &TIMESTAMPS).is_err() {
         return Ok(false);
     }
     let mut seen = false;
-    // A number that happens to be 0 once isn't 0 twice.
+    // An IP ID that is 0 by chance isn't 0 three times.
     for _ in 0..3 {
         socket.send_to(PAYLOAD, local)?;
         let Some(frame) = sent_frame(socket) else { break };
@@ -46,16 +46,16 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
         }
     }
     setsockopt(socket, Timestamping, &0)?;
-    // What it sent itself.
+    // Discard the test datagrams.
     while socket.recv(&mut [0; PAYLOAD.len()]).is_ok() {}
     Ok(seen)
 }
 
-/// The frame that the last datagram became, from its IP header on, if the kernel shows it.
+/// Returns the headers of the last sent frame, from the IP header on, if the kernel returns it.
 fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS]> {
     let start = Instant::now();
     loop {
-        // Something before the IP header depends on the interface: the payload tells where that ends.
+        // The length of the link-layer header depends on the interface, so the headers are found from the payload.
         let mut frame = [0; 256];
         match recv(socket.as_raw_fd(), &mut frame, MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT) {
             Ok(length) => {
@@ -70,7 +70,7 @@ fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS]> {
     }
 }
 
-/// Identification 0; of flags and fragment offset only "don't fragment".
+/// IP ID 0, the flag "don't fragment", and fragment offset 0.
 const DONT_FRAGMENT: u32 = 0x0000_4000;
 
 const TIMESTAMPS: u32 =
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_may_fragment_or_is_connected_is_refused() {
-        // What an ordinary socket sends isn't numbered as the ICRC needs it.
+        // An ordinary socket doesn't send the IP IDs that the ICRC needs.
         let socket = UdpSocket::bind("127.77.9.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();

@@ -14,17 +14,17 @@ use super::UdpConfig;
 /// The first of the UDP source ports of RoCEv2 (Annex A17.9: the upper two bits are 1).
 pub(super) const FIRST_SOURCE_PORT: u16 = 0xc000;
 
-/// How much may wait to be sent from one socket.
+/// The size of a socket's send buffer.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// The socket that receives, and how large its buffer became.
+/// Opens the receiving socket, and returns it with the size of its receive buffer.
 pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = bind(local)?;
     let buffer = receive_on(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
 }
 
-/// A socket that receives what is sent to a group on an interface, of which there may be others.
+/// Opens a socket that receives the packets of a multicast group on an interface. Other sockets may do the same.
 pub(super) fn group(
     group: IpAddr,
     local: IpAddr,
@@ -45,12 +45,12 @@ pub(super) fn group(
     match (group, local) {
         (IpAddr::V4(group), IpAddr::V4(local)) => {
             socket.join_multicast_v4(&group, &local)?;
-            // Not what others have joined on other interfaces.
+            // Without this, the socket also receives groups that other sockets joined on other interfaces.
             setsockopt(&socket, MulticastAll, &false)?;
         }
         (IpAddr::V6(group), IpAddr::V6(_)) => {
             socket.join_multicast_v6(&group, interface)?;
-            // Before Linux 4.20 there is no such thing.
+            // Linux before 4.20 doesn't have this option.
             let _ = setsockopt(&socket, MulticastAll6, &false);
         }
         _ => return Err(io::ErrorKind::InvalidInput.into()),
@@ -59,10 +59,10 @@ pub(super) fn group(
     Ok(socket)
 }
 
-/// Has a socket tell all that is to be known of what it receives; says how large its buffer became.
+/// Sets the options of a receiving socket, and returns the size of its receive buffer.
 fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
     let buffer = config.receive_buffer_bytes;
-    // Beyond the system's limit only with a privilege.
+    // Exceeding the system's limit needs a privilege.
     if setsockopt(socket, RcvBufForce, &buffer).is_err() {
         setsockopt(socket, RcvBuf, &buffer)?;
     }
@@ -73,27 +73,25 @@ fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Resu
         setsockopt(socket, ReceiveTrafficClass, &true)?;
         setsockopt(socket, ReceiveHopLimit, &true)?;
         setsockopt(socket, ReceiveFlowLabel, &true)?;
-        // The packets of others have no UDP checksum, because the ICRC is stronger.
+        // Other devices' packets have no UDP checksum, because the ICRC is stronger.
         setsockopt(socket, NoChecksum6, &true)?;
     }
     setsockopt(socket, CountOverflows, &true)?;
     if config.gso {
-        // Before Linux 5.0 there is no such thing; trains are then taken apart before they come.
+        // Linux before 5.0 has no GRO for UDP, and segments GSO batches before delivery.
         let _ = setsockopt(socket, ReceiveTrains, &true);
     }
     Ok(getsockopt(socket, RcvBuf)?)
 }
 
-/// The sockets that send, with their ports.
-///
-/// What goes to groups goes out by this interface.
+/// Opens the sending sockets, and returns them with their ports. They send multicast packets on `interface`.
 pub(super) fn sending(
     at: impl Fn(u16) -> SocketAddr,
     count: u16,
     interface: u32,
 ) -> io::Result<Vec<(u16, UdpSocket)>> {
     let mut sockets = Vec::with_capacity(usize::from(count));
-    // The ports are also those that the system gives to whoever asks for any: others may have some of them.
+    // These are also the system's ephemeral ports, so other programs may have some of them.
     for port in FIRST_SOURCE_PORT..=u16::MAX {
         if sockets.len() == usize::from(count) {
             break;
@@ -114,12 +112,12 @@ pub(super) fn sending(
     Ok(sockets)
 }
 
-/// Has a socket send as packets are to be sent, from this address; what goes to groups by this interface.
+/// Sets the options of a sending socket. It sends multicast packets on `interface`.
 pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::Result<()> {
     if let IpAddr::V4(local) = local {
         let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
         setsockopt(socket, MulticastInterface, &local)?;
-        // Not what ICMP claims about the path, but what the interface can do. And see the module's documentation.
+        // The interface's MTU applies, not the path MTU that ICMP reports. See also the module's documentation.
         setsockopt(socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
     } else {
         setsockopt(socket, MulticastInterface6, &interface.cast_signed())?;
@@ -128,9 +126,9 @@ pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::
     Ok(setsockopt(socket, SndBuf, &SEND_BUFFER)?)
 }
 
-/// Leaves a socket that only sends as little room as possible for what it receives, which nobody will read.
+/// Minimizes the receive buffer of a socket that only sends.
 pub(super) fn deafen(socket: &UdpSocket) {
-    // It only saves memory.
+    // A failure only costs memory.
     let _ = setsockopt(socket, RcvBuf, &0);
 }
 
