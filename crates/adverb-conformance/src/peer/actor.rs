@@ -1,4 +1,4 @@
-//! One of the two ends: does with its device what it is asked to.
+//! An end that executes commands with its device.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use super::message::{
 use super::store::Store;
 use crate::fixture::{PATIENCE, QKEY, check, expect, fill};
 
-/// How many requests a queue holds.
+/// The depth of a queue.
 const DEPTH: u32 = 64;
 
-/// How long it must have been quiet until nothing more will come: longer than a network holds packets.
+/// The time without completions after which no more are expected, longer than a network delays packets.
 const QUIET: Duration = Duration::from_millis(150);
 
-/// One of the two ends.
+/// An end that executes commands.
 pub(super) struct Actor {
     port: Port,
     stage: Option<Stage>,
-    /// While no stage has it.
+    /// The memory, while no stage uses it.
     store: Option<Store>,
 }
 
@@ -35,7 +35,7 @@ impl Actor {
         Actor { port, stage: None, store: None }
     }
 
-    /// Does something, and says what came of it.
+    /// Executes a command, and returns the answer.
     pub(super) fn obey(&mut self, command: Command) -> Answer {
         self.try_to(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
     }
@@ -62,19 +62,19 @@ impl Actor {
     }
 }
 
-/// A queue pair and what belongs to it: what one case needs.
+/// A queue pair and the other objects of a case.
 struct Stage {
     transport: Transport,
-    // A window goes before the queue pair that it is bound to.
+    // A window is dropped before the queue pair that it is bound to.
     window: Option<MemoryWindow>,
     qp: QueuePair,
     cq: CompletionQueue,
     store: Store,
-    /// Completions of receives that came while those of sends were waited for, and the other way round.
+    /// Completions of receives that arrived while sends were awaited, and the other way round.
     early: Vec<Completion>,
 }
 
-/// What marks a completion as a receive's; those of sends have their places in a batch.
+/// The tag of receives. The tag of a send is its index in a batch.
 const RECV: u64 = 1 << 63;
 
 impl Stage {
@@ -135,7 +135,7 @@ impl Stage {
             return Ok(self.qp.move_to_rts()?);
         }
         let mtu = PathMtu::at_most(connect.mtu.into()).context("invalid MTU")?;
-        // As patient as can be: Linux's rxe counts losses between two acknowledgements, whatever arrives meanwhile.
+        // The maximum number of retries: Linux's rxe counts losses between two ACKs, whatever arrives meanwhile.
         let options = ConnectOptions::new().mtu(mtu).max_rd_atomic(connect.max_rd_atomic).retry_count(7);
         Ok(self.qp.connect_with(&connect.peer, &options)?)
     }
@@ -148,7 +148,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The next completion of a receive, or of a send; `None` if none comes in time.
+    /// Returns the next completion of a receive or of a send, or `None` if none arrives in time.
     fn next(&mut self, is_recv: bool, deadline: Instant) -> Result<Option<Completion>> {
         loop {
             let wanted = |completion: &Completion| (completion.tag() & RECV != 0) == is_recv;
@@ -177,7 +177,7 @@ impl Stage {
                 "{:x?} was invalidated, not {invalidated:x?}",
                 came.invalidated
             );
-            // In order, where nothing is lost and nothing overtakes.
+            // Messages arrive in order, unless the network loses or reorders packets.
             let candidates = if self.transport == Transport::Rc { &missing[..1] } else { &missing[..] };
             let place = candidates.iter().position(|index| came.matches(&batch, *index, kind).is_ok());
             let Some(place) = place else {
@@ -218,7 +218,7 @@ impl Stage {
         let recipient = recipient.as_ref().map(|peer| self.qp.ud_destination(peer, QKEY)).transpose()?;
         for index in 0..batch.count {
             let mut bytes = self.store.take(batch.len as usize)?;
-            // What is read has to be unlike what was there.
+            // The buffer must differ from the bytes to be read.
             fill(&mut bytes, if *action == Action::Read { !batch.seed } else { batch.seed_of(index) });
             let place = memory.at(batch.offset_of(index) as u64);
             let request = match (action, batch.immediate_of(index)) {
@@ -247,7 +247,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Operations on one word, each of which depends on the one before it; some that must not change it.
+    /// Executes atomics on one word, each of which depends on the one before. Some must not change it.
     fn atomics(&mut self, atomics: &Atomics) -> Result<u64> {
         let Atomics { swap, count, mut word, memory } = *atomics;
         ensure!(count <= DEPTH, "the batch exceeds the queue's depth");
@@ -306,7 +306,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The completion of the next send, which is that one.
+    /// Returns the completion of the next send, and checks that it has this index.
     fn sent(&mut self, index: u32) -> Result<Completion> {
         let completion = self.next(false, Instant::now() + PATIENCE)?;
         let completion =
@@ -319,7 +319,7 @@ impl Stage {
         Ok(completion)
     }
 
-    /// What a receive got.
+    /// Returns the contents of a receive.
     fn receive(&mut self, completion: Completion) -> Result<Came> {
         let operation = completion.success().context("a receive")?.operation;
         if let CompletedOperation::RecvWrite { immediate } = operation {
@@ -344,7 +344,7 @@ impl Stage {
     }
 }
 
-/// What came into a receive.
+/// The contents of a receive.
 struct Came {
     bytes: Vec<u8>,
     immediate: Option<u32>,
@@ -353,7 +353,7 @@ struct Came {
 }
 
 impl Came {
-    /// Whether it is this message of a batch.
+    /// Checks that this is the message of a batch with this index.
     fn matches(&self, batch: &Batch, index: u32, kind: Kind) -> Result<()> {
         let immediate = batch.immediate_of(index);
         ensure!(self.kind == kind, "a receive is of a {:?}, not of a {kind:?}", self.kind);

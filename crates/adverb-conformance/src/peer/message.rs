@@ -1,4 +1,4 @@
-//! What the two ends say to each other: a line of JSON each.
+//! The messages between the two ends, each a line of JSON.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,49 +10,49 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version of these words.
+/// The version of the protocol.
 pub(super) const VERSION: u32 = 1;
 
-/// How long the other end may take for whatever it was asked: longer than it waits for a completion.
+/// The maximum time for an answer, longer than the other end waits for a completion.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// More than any message needs.
+/// The maximum length of a line, more than any message needs.
 const LONGEST_LINE: u64 = 1 << 16;
 
-/// What an end is asked to do.
+/// A command to an end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// The first word, from both.
+    /// The greeting of both ends, with their versions.
     Hello(u32),
-    /// Make a queue pair, and memory for the peer: [`Answer::Opened`].
+    /// Create a queue pair, and memory for the peer. The answer is [`Answer::Opened`].
     Open(Transport),
-    /// Connect it.
+    /// Connect the queue pair.
     Connect(Connect),
-    /// Have so many receives posted, those that wait already counted.
+    /// Post receives until this many are outstanding.
     Offer { count: u32, room: u32 },
-    /// Take what comes into them: [`Answer::Heard`].
+    /// Wait for the receives. The answer is [`Answer::Heard`].
     Hear(Hear),
-    /// Have zeros in memory, where messages are to come.
+    /// Clear the memory of the expected messages.
     Clear(Batch),
-    /// Have the bytes of messages lie in memory, each in its slot.
+    /// Write the bytes of messages to memory, each to its slot.
     Fill(Batch),
-    /// Look whether they do: [`Answer::Heard`].
+    /// Check the messages in memory. The answer is [`Answer::Heard`].
     Look(Look),
     /// Post requests, and wait for their completions.
     Perform(Perform),
-    /// Do atomics: [`Answer::Word`], what the word must be now.
+    /// Execute atomics. The answer is [`Answer::Word`] with the expected word.
     Atomics(Atomics),
-    /// Set the first word of memory, and say what it was: [`Answer::Word`].
+    /// Set the first word of memory. The answer is [`Answer::Word`] with the previous word.
     Exchange(u64),
-    /// Bind a window to the memory: [`Answer::Window`].
+    /// Bind a window to the memory. The answer is [`Answer::Window`].
     Bind,
-    /// Give back what there is.
+    /// Release all objects.
     Close,
-    /// The last word.
+    /// End the session.
     Bye,
 }
 
-/// What it says to that.
+/// The answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Done,
@@ -63,7 +63,7 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// Of which kind a queue pair is.
+/// The transport of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Transport {
     Rc,
@@ -71,7 +71,7 @@ pub(super) enum Transport {
     Ud,
 }
 
-/// What there is at one end.
+/// The objects and capabilities of an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Opened {
     pub(super) endpoint: Endpoint,
@@ -82,7 +82,7 @@ pub(super) struct Opened {
     pub(super) memory_windows: bool,
 }
 
-/// How to connect.
+/// The parameters of a connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Connect {
     pub(super) peer: Endpoint,
@@ -90,17 +90,17 @@ pub(super) struct Connect {
     pub(super) max_rd_atomic: u8,
 }
 
-/// Messages: how many, how long, and what is in them.
+/// A batch of messages: their number, length and contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Batch {
-    /// The first one's seed; those behind it count up.
+    /// The seed of the first message. The seeds of the next ones count up.
     pub(super) seed: u64,
     pub(super) count: u32,
     pub(super) len: u32,
     pub(super) immediate: Immediate,
 }
 
-/// Which messages of a batch have immediate data.
+/// The messages of a batch that have immediate data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Immediate {
     None,
@@ -113,89 +113,89 @@ impl Batch {
         self.seed + u64::from(index)
     }
 
-    /// The immediate data of a message.
+    /// Returns the immediate data of a message.
     pub(super) fn immediate_of(&self, index: u32) -> Option<u32> {
         let has_some = match self.immediate {
             Immediate::None => false,
             Immediate::EveryOther => index % 2 == 1,
             Immediate::All => true,
         };
-        // All of its bytes count, whatever the order.
+        // The product uses all four bytes, so that a wrong byte order is found.
         has_some.then(|| (self.seed_of(index) as u32).wrapping_mul(0x9e37_79b9))
     }
 
-    /// Where in memory a message has its slot.
+    /// Returns the offset of a message's slot in memory.
     pub(super) fn offset_of(&self, index: u32) -> usize {
         index as usize * self.slot()
     }
 
-    /// How much memory a message has: more than it needs, so that what is written behind it is found.
+    /// Returns the size of a slot: more than a message needs, so that writes beyond its end are found.
     fn slot(&self) -> usize {
         (self.len as usize).next_multiple_of(64) + 64
     }
 
-    /// How much memory all of them have.
+    /// Returns the size of all slots.
     pub(super) fn span(&self) -> usize {
         self.count as usize * self.slot()
     }
 }
 
-/// What is to be heard.
+/// The expected receives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Hear {
     pub(super) batch: Batch,
     pub(super) kind: Kind,
-    /// Whether some may be missing.
+    /// Whether messages may be missing.
     pub(super) lossy: bool,
-    /// The key that the messages are to have made invalid.
+    /// The key that the messages must invalidate.
     pub(super) invalidated: Option<u32>,
 }
 
-/// What a receive is to tell of.
+/// The expected operation of a receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Kind {
-    /// A message: its bytes are in the receive.
+    /// A message, with its bytes in the receive.
     Message,
-    /// A write into memory: only those with immediate data are heard of.
+    /// A write to memory. Only writes with immediate data complete a receive.
     Write,
 }
 
-/// What came: which messages of a batch, by their places.
+/// The messages of a batch that arrived, by their indexes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Heard {
     pub(super) indices: Vec<u32>,
 }
 
-/// What is to be found in memory.
+/// The expected contents of memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Look {
     pub(super) batch: Batch,
-    /// Whether packets may be missing in the end.
+    /// Whether packets may be missing.
     pub(super) lossy: bool,
-    /// How much there is in a packet.
+    /// The payload of a packet in bytes.
     pub(super) mtu: u16,
-    /// Those that must be whole all the same.
+    /// The messages that must be complete in any case.
     pub(super) whole: Vec<u32>,
 }
 
-/// What is to be posted.
+/// The requests to post.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Perform {
     pub(super) action: Action,
     pub(super) batch: Batch,
-    /// The peer's memory: for writes and reads.
+    /// The peer's memory, for writes and reads.
     pub(super) memory: RemoteMemory,
-    /// To whom, if it isn't connected.
+    /// The destination of datagrams.
     pub(super) recipient: Option<Endpoint>,
-    /// Whether the peer must refuse it.
+    /// Whether the peer must refuse the requests.
     pub(super) refused: bool,
 }
 
-/// What is done with each message.
+/// The operation of each request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Action {
     Send,
-    /// With the key that is to be invalid.
+    /// A SEND that invalidates this key.
     SendInvalidate(u32),
     Write,
     Read,
@@ -206,12 +206,12 @@ pub(super) enum Action {
 pub(super) struct Atomics {
     pub(super) swap: bool,
     pub(super) count: u32,
-    /// What the word is before them.
+    /// The word before the operations.
     pub(super) word: u64,
     pub(super) memory: RemoteMemory,
 }
 
-/// The stream between the two.
+/// The TCP stream between the two ends.
 pub(super) struct Wire {
     reader: BufReader<TcpStream>,
 }
@@ -223,7 +223,7 @@ impl Wire {
         Ok(Wire { reader: BufReader::new(stream) })
     }
 
-    /// Reads the other's first word.
+    /// Reads the greeting of the other end.
     pub(super) fn greet(&mut self) -> Result<()> {
         let Command::Hello(version) = self.receive()? else { bail!("the peer sent no greeting") };
         ensure!(

@@ -1,4 +1,4 @@
-//! What is tried over reliable connections: everything arrives, in order, just once, whatever the network does.
+//! Cases over reliable connections: all messages arrive once and in order, on any network.
 
 use anyhow::{Result, ensure};
 
@@ -6,19 +6,19 @@ use super::Settings;
 use super::message::{Action, Atomics, Batch, Command, Hear, Immediate, Kind, Look, Perform, Transport};
 use super::script::{Script, Stage};
 
-/// So many packets make a long message: more than devices have under way at once.
+/// The number of packets of a long message, more than devices have in flight.
 const MANY: u32 = 150;
 
-/// How many atomics are done.
+/// The number of atomics.
 const ATOMICS: u32 = 48;
 
-/// How often everything is done: where packets are lost, often enough that some are.
+/// Returns the number of repetitions: on a lossy network, enough that packets are lost.
 fn rounds(settings: Settings) -> usize {
     if settings.lossy { 3 } else { 1 }
 }
 
 impl Stage {
-    /// How many messages of which length: at each length something changes. So many are posted at once.
+    /// Returns the batches: the number and length of the messages posted at once.
     fn plan(&self, settings: Settings) -> Vec<(u32, u32)> {
         let mtu = self.mtu();
         [(8, 0), (8, 1), (8, mtu), (8, mtu + 1), (2, MANY * mtu + 3)].repeat(rounds(settings))
@@ -41,7 +41,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Each message takes a right back that was good until then.
+    /// Sends messages that each invalidate a valid key.
     pub(super) fn rc_send_invalidate(&mut self) -> Result<()> {
         let stage = self.open(Transport::Rc)?;
         stage.need("memory windows", |opened| opened.memory_windows)?;
@@ -66,10 +66,10 @@ impl Script<'_> {
             self.hear_all(batch, Kind::Message, Some(window.rkey))?;
         }
         if self.settings.lossy {
-            // A refusal is said once, and might be lost: who tries for ever would wait for ever.
+            // A NAK is sent once and may be lost: a requester that retries forever would wait forever.
             return Ok(());
         }
-        // Last, because it ends the connection.
+        // The refused request is last, because it ends the connection.
         let batch = self.batch(1, 64, Immediate::None);
         let perform =
             Perform { action: Action::Write, batch, memory: window, recipient: None, refused: true };
@@ -123,7 +123,7 @@ impl Script<'_> {
         let expected = self.act_word(Command::Atomics(atomics))?;
         let found = self.word(0)?;
         ensure!(found == expected, "the final word is {found:#x}, not {expected:#x}");
-        // Nothing beside the word changed.
+        // No byte beside the word may change.
         let nothing = Batch { count: 0, ..batch };
         self.heard(Command::Look(Look {
             batch: nothing,

@@ -93,7 +93,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Makes a queue pair at each end, and connects them.
+    /// Creates a queue pair at each end, and connects them.
     pub(super) fn open(&mut self, transport: Transport) -> Result<Stage> {
         let from: Opened = expect_answer!(self.from.ask(Command::Open(transport))?, Opened)?;
         let to: Opened = expect_answer!(self.to.ask(Command::Open(transport))?, Opened)?;
@@ -106,39 +106,39 @@ impl<'a> Script<'a> {
         Ok(Stage { transport, from, to, mtu })
     }
 
-    /// The next messages, unlike all before them.
+    /// Returns the next messages, which differ from all earlier ones.
     pub(super) fn batch(&mut self, count: u32, len: u32, immediate: Immediate) -> Batch {
         let seed = self.seed;
         self.seed += u64::from(count);
         Batch { seed, count, len, immediate }
     }
 
-    /// Has the end that acts do something.
+    /// Sends a command to the requester.
     pub(super) fn act(&mut self, command: Command) -> Result<()> {
         self.from.done(command)
     }
 
-    /// Has the end that is acted upon do something.
+    /// Sends a command to the responder.
     pub(super) fn prepare(&mut self, command: Command) -> Result<()> {
         self.to.done(command)
     }
 
-    /// Has the end that acts do atomics.
+    /// Executes atomics at the requester.
     pub(super) fn act_word(&mut self, command: Command) -> Result<u64> {
         expect_answer!(self.from.ask(command)?, Word)
     }
 
-    /// Asks the end that is acted upon for its word.
+    /// Returns the responder's word.
     pub(super) fn word(&mut self, new: u64) -> Result<u64> {
         expect_answer!(self.to.ask(Command::Exchange(new))?, Word)
     }
 
-    /// Has the end that is acted upon give a right.
+    /// Binds a window at the responder.
     pub(super) fn window(&mut self) -> Result<adverb::memory::RemoteMemory> {
         expect_answer!(self.to.ask(Command::Bind)?, Window)
     }
 
-    /// Asks the end that is acted upon what it got.
+    /// Returns the messages that arrived at the responder.
     pub(super) fn heard(&mut self, command: Command) -> Result<Heard> {
         expect_answer!(self.to.ask(command)?, Heard)
     }
@@ -151,7 +151,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Two queue pairs that are connected.
+/// Two connected queue pairs.
 pub(super) struct Stage {
     pub(super) transport: Transport,
     pub(super) from: Opened,

@@ -1,4 +1,4 @@
-//! The memory of one end, which outlasts cases: registering it takes a while.
+//! The memory of an end. It is kept between cases, because registration is slow.
 
 use adverb::memory::{Buffer, MemoryRegion};
 use adverb::verbs::{Access, ProtectionDomain};
@@ -8,17 +8,17 @@ use super::Port;
 use super::message::Batch;
 use crate::fixture::{ALL, READ_WRITE, pattern, read, same};
 
-/// How much memory the peer may use.
+/// The size of the memory for the peer.
 const MEMORY: usize = 2 << 20;
 
-/// So much behind what is used is looked at, too.
+/// The number of bytes after the slots that are checked, too.
 const MARGIN: usize = 4096;
 
 /// Memory for the peer, and buffers for requests.
 pub(super) struct Store {
     pub(super) domain: ProtectionDomain,
     pub(super) memory: MemoryRegion,
-    /// Where bytes may be that aren't 0.
+    /// The range of bytes that may not be 0.
     used: usize,
     buffers: Vec<Buffer>,
 }
@@ -33,7 +33,7 @@ impl Store {
         Ok(Store { domain, memory, used: 0, buffers: Vec::new() })
     }
 
-    /// A buffer of just so many bytes, whatever they are.
+    /// Returns a buffer of this length, with any contents.
     pub(super) fn take(&mut self, len: usize) -> Result<Buffer> {
         let fits = |buffer: &Buffer| buffer.capacity() >= len;
         let mut buffer = match self.buffers.iter().position(fits) {
@@ -44,12 +44,12 @@ impl Store {
         Ok(buffer)
     }
 
-    /// Keeps a buffer for another time.
+    /// Keeps a buffer for reuse.
     pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
         self.buffers.extend(buffer);
     }
 
-    /// Has zeros in memory where a batch has its slots, and a little farther.
+    /// Clears the slots of a batch, and some bytes after them.
     pub(super) fn clear(&mut self, batch: &Batch) -> Result<()> {
         ensure!(batch.span() <= self.memory.len(), "the batch exceeds the memory");
         self.memory.write(0, &vec![0; self.used])?;
@@ -57,7 +57,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the messages of a batch, each into its slot.
+    /// Writes the messages of a batch to their slots.
     pub(super) fn write(&mut self, batch: &Batch) -> Result<()> {
         for index in 0..batch.count {
             self.memory.write(batch.offset_of(index), &pattern(batch.len as usize, batch.seed_of(index)))?;
@@ -65,8 +65,8 @@ impl Store {
         Ok(())
     }
 
-    /// Which messages of a batch lie whole in memory. Of those that `may_lack` packets, nothing but whole packets may
-    /// lie there, of `mtu` bytes; beside all of them nothing at all.
+    /// Returns the messages of a batch that are complete in memory. Messages that `may_lack` packets must consist of
+    /// complete packets of `mtu` bytes. All other bytes must be 0.
     pub(super) fn find(&self, batch: &Batch, mtu: usize, may_lack: impl Fn(u32) -> bool) -> Result<Vec<u32>> {
         let seen = read(&self.memory, 0, self.used)?;
         let mut expected = vec![0; seen.len()];

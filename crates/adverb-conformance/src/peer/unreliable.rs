@@ -1,21 +1,21 @@
-//! What is tried without reliability: a message arrives whole or not at all.
+//! Cases over unreliable transports: a message arrives completely or not at all.
 
 use anyhow::{Result, ensure};
 
 use super::message::{Action, Batch, Command, Hear, Heard, Immediate, Kind, Look, Perform, Transport};
 use super::script::{Counts, Script, Stage};
 
-/// So many packets make a long message.
+/// The number of packets of a long message.
 const MANY: u32 = 6;
 
-/// How many packets are sent before the other end is asked what arrived: nothing but its memory holds them back.
+/// The number of packets sent before the other end reports the arrived messages. Only its receive buffer limits them.
 const BURST: u32 = 12;
 
-/// What a datagram has before it in the receive.
+/// The header before a datagram in the receive.
 const ROUTE_HEADER: u32 = 40;
 
 impl Stage {
-    /// How many messages of which length.
+    /// Returns the number and length of the messages of each batch.
     fn bursts(&self) -> Vec<(u32, u32)> {
         let mtu = self.mtu();
         let long = MANY * mtu - 1;
@@ -52,7 +52,7 @@ impl Script<'_> {
             self.prepare(Command::Clear(batch))?;
             self.prepare(Command::Offer { count: BURST, room: 1 })?;
             self.perform(&stage, Action::Write, batch)?;
-            // Those that are told of must be whole.
+            // Messages that complete a receive must be complete.
             let Heard { indices: whole } = self.hear_some(batch, Kind::Write)?;
             let (lossy, mtu) = (self.settings.lossy, stage.mtu.bytes());
             let heard = self.heard(Command::Look(Look { batch, lossy, mtu, whole }))?;
@@ -86,7 +86,7 @@ impl Script<'_> {
         self.heard(Command::Hear(Hear { batch, kind, lossy, invalidated: None }))
     }
 
-    /// However much is lost, it isn't half of it: then it wouldn't be the network.
+    /// Checks that more than half of the messages arrived: a network doesn't lose more.
     fn enough_arrived(&self) -> Result<()> {
         let Counts { sent, arrived, .. } = self.counts;
         ensure!(2 * arrived > sent, "of {sent} messages only {arrived} arrived");
