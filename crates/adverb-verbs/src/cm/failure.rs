@@ -103,11 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn a_port_without_listener_is_said_in_words() {
+    fn port_without_listener_has_a_hint() {
         let error = rejected(peer(), RejectReason::InvalidServiceId, Vec::new());
         assert_eq!(
             error.to_string(),
-            "192.0.2.7:7471 rejected the connection: invalid service ID (8)\n  hint: nobody listens on port 7471 there"
+            "192.0.2.7:7471 rejected the connect request: invalid service ID (8)\n  hint: check the port: no program on the host \
+             listens on port 7471"
         );
     }
 
