@@ -38,12 +38,12 @@ use crate::readiness::readable_by_tasks;
 ///
 /// # Cancel safety
 ///
-/// Dropping the future leaves nothing behind.
+/// Dropping the future cancels the connection attempt.
 pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
     Connector::new().connect(address).await
 }
 
-/// A builder of connections to listeners.
+/// A builder for connections to a listener.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Connector {
@@ -63,31 +63,30 @@ impl Connector {
         self
     }
 
-    /// Adds another address of the same program, as `host:port`.
+    /// Adds an alternate address of the peer, as `host:port`.
     ///
-    /// The connector tries it if the addresses passed to [`connect`](Connector::connect) are unreachable, and when a
-    /// connection [reconnects](Options::reconnect). Host names are resolved again each time. The route to each
-    /// address determines the local device, unless the options name one.
+    /// The connector tries the alternate address if the addresses passed to [`connect`](Connector::connect) are
+    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves host names again each time. The
+    /// route to each address determines the local device, unless [`Options::device`] sets one.
     pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
         self.alternate_addr.push(address.into());
         self
     }
 
-    /// Connects to a listener. If the host name has several addresses, they are tried one after the other.
+    /// Connects to a listener. If the host name has several addresses, the connector tries one after the other.
     ///
     /// # Errors
     ///
     /// - Returns [`Error::Unreachable`] if no listener answers within [`Options::connect_timeout`].
-    /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not speak Adverb's
-    ///   protocol.
+    /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not use Adverb's protocol.
     /// - Returns [`Error::CmRejected`] if the peer's connection manager rejects the request, for example because no
-    ///   listener has the port.
+    ///   listener is bound to the port.
     /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind.
+    /// Dropping the future cancels the connection attempt.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
         let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
@@ -149,11 +148,11 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     }
 }
 
-/// A listener, which accepts connections at an address.
+/// A listening endpoint, which accepts connections at an address.
 ///
-/// It listens at a TCP port, over which both sides exchange the attributes of their queue pairs, and if its device
-/// has a connection manager, at the same port number of the connection manager: see [`Bootstrap`](super::Bootstrap).
-/// Everything after that goes over the queue pairs.
+/// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
+/// device has a connection manager, the listener also listens on the same port number of the connection manager: see
+/// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
 /// Connections that it has accepted do not depend on it.
@@ -162,14 +161,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, with the default options. Port 0 selects a free port.
+    /// Creates a listener at an address, with the default options. Port 0 selects a free port.
     ///
     /// The listener opens its devices in this call, and opens no others later. At a wildcard address (`0.0.0.0`,
     /// `[::]`) it serves all RDMA hardware, the software devices that this process has open, and the software device
     /// `soft` for loopback addresses. It opens no software device at a routable address: to serve one, bind to that
-    /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that
-    /// dials an address without a device, with an error that says so. Addresses and devices that appear after the
-    /// call are not served.
+    /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that dials
+    /// an address without a device, with an error that names this cause. The listener does not serve addresses and
+    /// devices that appear after the call.
     ///
     /// # Errors
     ///
@@ -178,12 +177,12 @@ impl Listener {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind.
+    /// If the future is dropped, no listener is created.
     pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
         Listener::bind_with(address, &Options::new()).await
     }
 
-    /// Listens at an address, with these options.
+    /// Creates a listener at an address, with these options.
     ///
     /// # Errors
     ///
@@ -191,7 +190,7 @@ impl Listener {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind.
+    /// If the future is dropped, no listener is created.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
         let options = options.clone();
@@ -201,21 +200,21 @@ impl Listener {
         Ok(Listener { listening: Arc::new(listening) })
     }
 
-    /// Returns the address at which the listener listens.
+    /// Returns the address to which the listener is bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.listening.address()
     }
 
-    /// Waits for a connection. Several tasks may wait at the same time.
+    /// Waits until a peer connects, and returns the connection. Several tasks may wait at the same time.
     ///
-    /// A peer whose handshake fails, or does not finish within [`Options::connect_timeout`], is logged, and the call
-    /// continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file descriptors run
-    /// out, the listener drops handshakes without progress for a second.
+    /// If a handshake fails, or does not finish within [`Options::connect_timeout`], the listener logs the reason, and
+    /// the call continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file
+    /// descriptors run out, the listener drops handshakes that have made no progress for a second.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the listener is stopped, before or during the call, or if the system cannot accept
-    /// another connection, for example for lack of file descriptors.
+    /// another connection, for example because the process has no file descriptors left.
     ///
     /// # Cancel safety
     ///
@@ -232,18 +231,18 @@ impl Listener {
         }
     }
 
-    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and peers that
-    /// were not accepted yet are rejected. Accepted connections continue.
+    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and the listener
+    /// rejects peers that it has not accepted yet. Accepted connections continue.
     pub fn stop(&self) {
         self.listening.stop();
     }
 
-    /// Listens again at the same address and port, after the listener was [stopped](Listener::stop). Otherwise, it
-    /// has no effect.
+    /// Listens again at the same address and port, after the listener was [stopped](Listener::stop). The call has no
+    /// effect if the listener is listening.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the port is in use by now.
+    /// Returns [`Error::Verb`] if another socket uses the port.
     pub fn start(&self) -> Result<()> {
         self.listening.start()
     }
@@ -270,13 +269,12 @@ impl fmt::Debug for Listener {
 /// A connection to a peer, which carries messages in order in both directions. Many tasks may use it at the same
 /// time.
 ///
-/// Messages have up to [`max_message_size`](Options::max_message_size) bytes, which the receiver sets. A send waits
-/// while the peer has granted no credits; so a slow receiver slows its sender, and memory stays bounded.
+/// The receiver's [`max_message_size`](Options::max_message_size) limits the size of a message. A send waits until the
+/// peer grants credits, so a slow receiver slows its sender, and memory use is bounded.
 ///
-/// Dropping a connection ends it at once; [`close`](Connection::close) first waits until the peer has received
-/// everything. If the peer has closed the connection, a task of the runtime keeps its queue pair after the drop until
-/// the peer knows that its last messages have arrived. That takes no time unless packets are lost, and two seconds at
-/// most.
+/// Dropping a connection aborts it; [`close`](Connection::close) first waits until the peer has received everything. If
+/// the peer has closed the connection, a task of the runtime keeps the queue pair after the drop, until the peer knows
+/// that its last messages have arrived. This time is short unless packets are lost, and at most two seconds.
 ///
 /// ```
 /// use adverb::net::{Listener, connect};
@@ -302,8 +300,8 @@ impl fmt::Debug for Listener {
 ///
 /// # Cancellation
 ///
-/// A dropped future frees no memory that the device uses: buffers stay allocated until their requests are complete,
-/// and the connection continues. The documentation of each method says what else happens.
+/// A dropped future frees no memory that the device uses: buffers stay allocated until their requests are complete, and
+/// the connection continues. The section "Cancel safety" of each method describes all other effects.
 pub struct Connection {
     link: Arc<Link>,
     /// Readable when the completion queue has an event.
@@ -339,7 +337,7 @@ impl Connection {
         Ok(Connection { link, events, news: Notify::new(), runtime: Handle::current() })
     }
 
-    /// Sends a message. Returns when the message is in flight, which does not mean that the peer has received it.
+    /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
     ///
     /// A byte slice is copied. A [`RegisteredBuf`](adverb_verbs::memory::RegisteredBuf), for example from this
     /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
@@ -353,13 +351,13 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the registered buffer, unless the connection has taken the message. After a timeout it may
-    /// have: then the message is sent when there are credits.
+    /// The error contains the registered buffer, unless the connection has queued the message. After a timeout, the
+    /// message may be queued: the connection then sends it when the peer grants credits.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the whole message is sent, or nothing. A message that the connection has taken is
-    /// sent when there are credits and the connection is used again.
+    /// If the future is dropped, either the whole message is sent, or none of it. A message that the connection has
+    /// queued is sent when the peer has granted credits and a call uses the connection.
     pub async fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_message(message.into(), None).await
     }
@@ -381,11 +379,11 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
-    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less than
+    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less CPU time than
     /// [`send`](Connection::send).
     ///
-    /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits
-    /// for this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.
+    /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits on
+    /// this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.
     ///
     /// # Errors
     ///
@@ -415,7 +413,7 @@ impl Connection {
         self.wait(timeout, waiting, |link, state| link.is_flushed(state)).await
     }
 
-    /// Sends a message, if there are credits for it.
+    /// Sends a message without waiting, if the peer has granted credits for it.
     ///
     /// # Errors
     ///
@@ -444,12 +442,12 @@ impl Connection {
         self.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number)).await
     }
 
-    /// Waits for a message. Returns `None` after the last message, when the peer has shut down or closed the
-    /// connection.
+    /// Waits for a message, and returns it. Returns `None` after the last message, when the peer has shut down or
+    /// closed the connection.
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::Disconnected`] if the connection has ended otherwise.
+    /// - Returns [`Error::Disconnected`] if the connection has ended in any other way.
     /// - Returns [`Error::Timeout`] if no message arrives within [`Options::timeout`].
     ///
     /// # Cancel safety
@@ -472,8 +470,8 @@ impl Connection {
         self.wait(timeout, "waiting for a message", |link, state| link.try_recv(state)).await
     }
 
-    /// Ends this side's direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages. This
-    /// side can still receive.
+    /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
+    /// This side can still receive.
     ///
     /// # Errors
     ///
@@ -481,13 +479,13 @@ impl Connection {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the direction may or may not be ended. The method can be called again; if the
-    /// direction is ended, it then returns [`Error::Disconnected`].
+    /// If the future is dropped, the direction may or may not be shut down. The method can be called again, and returns
+    /// [`Error::Disconnected`] if the direction is already shut down.
     pub async fn shutdown(&self) -> Result<()> {
         self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout).await
     }
 
-    /// Closes the connection after the peer has received everything that was sent.
+    /// Waits until the peer has received all sent messages, and closes the connection.
     ///
     /// Eager messages count as received when they are in the peer's memory, even if its program has not read them
     /// yet. A rendezvous message counts as received when the peer has read it.
@@ -495,11 +493,11 @@ impl Connection {
     /// # Errors
     ///
     /// - Returns [`Error::Timeout`] if the peer does not receive everything within [`Options::connect_timeout`].
-    /// - Returns [`Error::Disconnected`] if the connection had ended.
+    /// - Returns [`Error::Disconnected`] if the connection has already ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the connection at once.
+    /// Dropping the future aborts the connection.
     pub async fn close(self) -> Result<()> {
         let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
         let closed = self.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
@@ -521,8 +519,8 @@ impl Connection {
     /// Returns the messages that the peer may not have received, after a connection with [`Options::reconnect`] has
     /// ended.
     ///
-    /// The call takes the messages, so the next call returns none. Without that option the connection keeps no
-    /// messages, and the result is empty.
+    /// The call removes the messages from the connection, so the next call returns none. Without that option the
+    /// connection keeps no messages, and the result is empty.
     pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
         self.link.take_unacknowledged()
     }

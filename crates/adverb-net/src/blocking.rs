@@ -35,7 +35,7 @@ pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
     Connector::new().connect(address)
 }
 
-/// A builder of connections to listeners.
+/// A builder for connections to a listener.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Connector {
@@ -55,25 +55,24 @@ impl Connector {
         self
     }
 
-    /// Adds another address of the same program, as `host:port`.
+    /// Adds an alternate address of the peer, as `host:port`.
     ///
-    /// The connector tries it if the addresses passed to [`connect`](Connector::connect) are unreachable, and when a
-    /// connection [reconnects](Options::reconnect). Host names are resolved again each time. The route to each
-    /// address determines the local device, unless the options name one.
+    /// The connector tries the alternate address if the addresses passed to [`connect`](Connector::connect) are
+    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves host names again each time. The
+    /// route to each address determines the local device, unless [`Options::device`] sets one.
     pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
         self.alternate_addr.push(address.into());
         self
     }
 
-    /// Connects to a listener. If the host name has several addresses, they are tried one after the other.
+    /// Connects to a listener. If the host name has several addresses, the connector tries one after the other.
     ///
     /// # Errors
     ///
     /// - Returns [`Error::Unreachable`] if no listener answers within [`Options::connect_timeout`].
-    /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not speak Adverb's
-    ///   protocol.
+    /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not use Adverb's protocol.
     /// - Returns [`Error::CmRejected`] if the peer's connection manager rejects the request, for example because no
-    ///   listener has the port.
+    ///   listener is bound to the port.
     /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
@@ -130,11 +129,11 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     waited.map(drop).map_err(bootstrap::not_watched)
 }
 
-/// A listener, which accepts connections at an address.
+/// A listening endpoint, which accepts connections at an address.
 ///
-/// It listens at a TCP port, over which both sides exchange the attributes of their queue pairs, and if its device
-/// has a connection manager, at the same port number of the connection manager: see [`Bootstrap`](super::Bootstrap).
-/// Everything after that goes over the queue pairs.
+/// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
+/// device has a connection manager, the listener also listens on the same port number of the connection manager: see
+/// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
 /// Connections that it has accepted do not depend on it.
@@ -143,14 +142,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address, with the default options. Port 0 selects a free port.
+    /// Creates a listener at an address, with the default options. Port 0 selects a free port.
     ///
     /// The listener opens its devices in this call, and opens no others later. At a wildcard address (`0.0.0.0`,
     /// `[::]`) it serves all RDMA hardware, the software devices that this process has open, and the software device
     /// `soft` for loopback addresses. It opens no software device at a routable address: to serve one, bind to that
-    /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that
-    /// dials an address without a device, with an error that says so. Addresses and devices that appear after the
-    /// call are not served.
+    /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that dials
+    /// an address without a device, with an error that names this cause. The listener does not serve addresses and
+    /// devices that appear after the call.
     ///
     /// # Errors
     ///
@@ -160,7 +159,7 @@ impl Listener {
         Listener::bind_with(address, &Options::new())
     }
 
-    /// Listens at an address, with these options.
+    /// Creates a listener at an address, with these options.
     ///
     /// # Errors
     ///
@@ -170,21 +169,21 @@ impl Listener {
         Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options)?) })
     }
 
-    /// Returns the address at which the listener listens.
+    /// Returns the address to which the listener is bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.listening.address()
     }
 
-    /// Waits for a connection. Several threads may wait at the same time.
+    /// Waits until a peer connects, and returns the connection. Several threads may wait at the same time.
     ///
-    /// A peer whose handshake fails, or does not finish within [`Options::connect_timeout`], is logged, and the call
-    /// continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file descriptors run
-    /// out, the listener drops handshakes without progress for a second.
+    /// If a handshake fails, or does not finish within [`Options::connect_timeout`], the listener logs the reason, and
+    /// the call continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file
+    /// descriptors run out, the listener drops handshakes that have made no progress for a second.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the listener is stopped, before or during the call, or if the system cannot accept
-    /// another connection, for example for lack of file descriptors.
+    /// another connection, for example because the process has no file descriptors left.
     pub fn accept(&self) -> Result<Connection> {
         let accepting = self.listening.accepting();
         loop {
@@ -199,18 +198,18 @@ impl Listener {
         }
     }
 
-    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and peers that
-    /// were not accepted yet are rejected. Accepted connections continue.
+    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and the listener
+    /// rejects peers that it has not accepted yet. Accepted connections continue.
     pub fn stop(&self) {
         self.listening.stop();
     }
 
-    /// Listens again at the same address and port, after the listener was [stopped](Listener::stop). Otherwise, it
-    /// has no effect.
+    /// Listens again at the same address and port, after the listener was [stopped](Listener::stop). The call has no
+    /// effect if the listener is listening.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the port is in use by now.
+    /// Returns [`Error::Verb`] if another socket uses the port.
     pub fn start(&self) -> Result<()> {
         self.listening.start()
     }
@@ -237,12 +236,12 @@ impl fmt::Debug for Listener {
 /// A connection to a peer, which carries messages in order in both directions. Many threads may use it at the same
 /// time.
 ///
-/// Messages have up to [`max_message_size`](Options::max_message_size) bytes, which the receiver sets. A send waits
-/// while the peer has granted no credits; so a slow receiver slows its sender, and memory stays bounded.
+/// The receiver's [`max_message_size`](Options::max_message_size) limits the size of a message. A send waits until the
+/// peer grants credits, so a slow receiver slows its sender, and memory use is bounded.
 ///
-/// Dropping a connection ends it at once; [`close`](Connection::close) first waits until the peer has received
-/// everything. If the peer has closed the connection, dropping it waits until the peer knows that its last messages
-/// have arrived. That takes no time unless packets are lost, and two seconds at most.
+/// Dropping a connection aborts it; [`close`](Connection::close) first waits until the peer has received everything. If
+/// the peer has closed the connection, the drop waits until the peer knows that its last messages have arrived. This
+/// wait is short unless packets are lost, and takes at most two seconds.
 ///
 /// ```
 /// use adverb::net::blocking::{Listener, connect};
@@ -268,7 +267,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Sends a message. Returns when the message is in flight, which does not mean that the peer has received it.
+    /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
     ///
     /// A byte slice is copied. A [`RegisteredBuf`](adverb_verbs::memory::RegisteredBuf), for example from this
     /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
@@ -282,8 +281,8 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the registered buffer, unless the connection has taken the message. After a timeout it may
-    /// have: then the message is sent when there are credits.
+    /// The error contains the registered buffer, unless the connection has queued the message. After a timeout, the
+    /// message may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_timeout(message.into(), None, self.link.options.timeout)
     }
@@ -301,11 +300,11 @@ impl Connection {
         self.send_timeout(message.into(), Some(immediate), self.link.options.timeout)
     }
 
-    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less than
+    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less CPU time than
     /// [`send`](Connection::send).
     ///
-    /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits
-    /// for this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.
+    /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits on
+    /// this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.
     ///
     /// ```
     /// # use adverb::net::blocking::{Listener, connect};
@@ -348,7 +347,7 @@ impl Connection {
         self.link.wait(timeout, waiting, |link, state| link.is_flushed(state))
     }
 
-    /// Sends a message, if there are credits for it.
+    /// Sends a message without waiting, if the peer has granted credits for it.
     ///
     /// # Errors
     ///
@@ -376,12 +375,12 @@ impl Connection {
         self.link.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number))
     }
 
-    /// Waits for a message. Returns `None` after the last message, when the peer has shut down or closed the
-    /// connection.
+    /// Waits for a message, and returns it. Returns `None` after the last message, when the peer has shut down or
+    /// closed the connection.
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::Disconnected`] if the connection has ended otherwise.
+    /// - Returns [`Error::Disconnected`] if the connection has ended in any other way.
     /// - Returns [`Error::Timeout`] if no message arrives within [`Options::timeout`].
     pub fn recv(&self) -> Result<Option<Message>> {
         self.recv_timeout(self.link.options.timeout)
@@ -396,8 +395,8 @@ impl Connection {
         self.link.wait(timeout, "waiting for a message", |link, state| link.try_recv(state))
     }
 
-    /// Ends this side's direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages. This
-    /// side can still receive.
+    /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
+    /// This side can still receive.
     ///
     /// # Errors
     ///
@@ -406,7 +405,7 @@ impl Connection {
         self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout)
     }
 
-    /// Closes the connection after the peer has received everything that was sent.
+    /// Waits until the peer has received all sent messages, and closes the connection.
     ///
     /// Eager messages count as received when they are in the peer's memory, even if its program has not read them
     /// yet. A rendezvous message counts as received when the peer has read it.
@@ -414,7 +413,7 @@ impl Connection {
     /// # Errors
     ///
     /// - Returns [`Error::Timeout`] if the peer does not receive everything within [`Options::connect_timeout`].
-    /// - Returns [`Error::Disconnected`] if the connection had ended.
+    /// - Returns [`Error::Disconnected`] if the connection has already ended.
     pub fn close(self) -> Result<()> {
         let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
         self.link.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
@@ -430,8 +429,8 @@ impl Connection {
     /// Returns the messages that the peer may not have received, after a connection with [`Options::reconnect`] has
     /// ended.
     ///
-    /// The call takes the messages, so the next call returns none. Without that option the connection keeps no
-    /// messages, and the result is empty.
+    /// The call removes the messages from the connection, so the next call returns none. Without that option the
+    /// connection keeps no messages, and the result is empty.
     pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
         self.link.take_unacknowledged()
     }

@@ -2,9 +2,9 @@
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::net`.
 //!
-//! [`blocking`] has the API for threads. With the feature `tokio`, which is on by default, this module has the same
-//! API for tasks. The caller opens no device, creates no queue pair and registers no memory: listeners and connectors
-//! do that.
+//! The module [`blocking`] contains the API for threads. With the feature `tokio`, which is on by default, this module
+//! contains the same API for tasks. The caller opens no device, creates no queue pair and registers no memory:
+//! listeners and connectors do.
 //!
 //! # Messages
 //!
@@ -26,8 +26,8 @@
 //!
 //! # Progress
 //!
-//! A connection has no background thread: the calls that use it drive it. The exception is a connection that has
-//! failed and is [reconnecting](Options::reconnect), which has a thread until it is established again.
+//! A connection has no background thread: the calls that use the connection drive it. The exception is a connection
+//! that has failed and is [reconnecting](Options::reconnect): a thread reconnects it, and then ends.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

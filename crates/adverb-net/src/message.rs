@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 /// A received message: its bytes, and its immediate data if the sender attached any.
 ///
-/// The bytes are registered memory with a single owner, so a message can be sent on without a copy. Short messages
+/// The bytes are registered memory with a single owner, so a message can be forwarded without a copy. Short messages
 /// that arrive together share one buffer, which returns to the pool when the last of them is dropped. Copy a message
 /// that you keep for long.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl From<Message> for SendData<'_> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct UnacknowledgedMessage {
-    /// Number of messages that this side sent before it over this connection.
+    /// Zero-based index of the message among all messages that this side has sent over this connection.
     pub index: u64,
     /// Bytes of the message.
     pub buffer: RegisteredBuf,
@@ -118,7 +118,7 @@ pub struct UnacknowledgedMessage {
     pub immediate: Option<u32>,
 }
 
-/// An error of a send, or of a write to a peer's memory, with the buffer that was not sent.
+/// The error of a failed send, or of a failed write to a peer's memory, with the buffer that was not sent.
 ///
 /// The operator `?` converts it into an [`Error`], and drops the buffer.
 ///
@@ -143,8 +143,8 @@ pub struct UnacknowledgedMessage {
 pub struct SendError {
     /// Cause of the failure.
     pub error: Error,
-    /// Registered memory that was to be sent. `None` if the data was a byte slice, or if the connection had taken the
-    /// message: then the message may be queued or in flight.
+    /// Registered memory that was to be sent. `None` if the data was a byte slice, or if the message is queued or in
+    /// flight.
     pub buffer: Option<RegisteredBuf>,
 }
 

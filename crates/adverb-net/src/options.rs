@@ -16,7 +16,7 @@ use super::protocol::{
 /// Default of [`Options::max_message_size`].
 const DEFAULT_LONGEST_MESSAGE: u32 = 64 << 20;
 
-/// Options of a connection. Each side chooses its own; the two sides do not have to agree.
+/// Options of a connection. Each side sets its own options; the options of the two sides may differ.
 ///
 /// ```
 /// use std::time::Duration;
@@ -94,9 +94,9 @@ impl Options {
         self
     }
 
-    /// Sets the size of the receive ring in bytes: the amount of eager messages that the peer may send before this
-    /// side reads them. The default is 256 KiB. The value is clamped to the range from 512 bytes to 16 MiB, and
-    /// rounded down to a multiple of 16 bytes.
+    /// Sets the size of the receive ring in bytes. It limits the eager messages that the peer may send before this side
+    /// reads them. The default is 256 KiB. The value is clamped to the range from 512 bytes to 16 MiB, and rounded down
+    /// to a multiple of 16 bytes.
     pub fn recv_ring_size(mut self, bytes: u32) -> Options {
         self.recv_ring_size = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
         self
@@ -109,8 +109,8 @@ impl Options {
         self
     }
 
-    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB; the peer's ring limits it to a
-    /// quarter of the ring.
+    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. The maximum is a quarter of the
+    /// peer's receive ring.
     ///
     /// This side copies messages up to this size into the peer's ring. The peer's device reads longer messages from
     /// this side's memory (rendezvous).
@@ -119,10 +119,11 @@ impl Options {
         self
     }
 
-    /// Sets the maximum number of bytes in received messages that wait for the application to receive them. The
-    /// default is 4 MiB.
+    /// Sets the maximum number of bytes in messages that have arrived, but that the application has not received yet.
+    /// The default is 4 MiB.
     ///
-    /// Each message counts as 64 bytes more than its size. One message is always buffered, whatever its size.
+    /// The limit counts each message with 64 bytes more than its size. The connection always buffers one message,
+    /// whatever its size.
     pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
         self.recv_buffer_limit = bytes;
         self
@@ -148,7 +149,7 @@ impl Options {
         self
     }
 
-    /// Sets the key that the peer must have too. By default, there is no key.
+    /// Sets the key, which the peer must have too. By default, a connection has no key.
     ///
     /// Each side proves to the other that it has the key before either side sends an address of its memory or grants
     /// access to it. A side with a key rejects a peer that has another key or none.
@@ -183,7 +184,7 @@ impl Options {
     }
 
     /// Sets the time limit of the other calls that wait: for a message, for credits to send one, for a one-sided
-    /// operation. By default, there is none.
+    /// operation. By default, there is no time limit.
     pub fn timeout(mut self, timeout: Duration) -> Options {
         self.timeout = timeout;
         self
@@ -192,9 +193,10 @@ impl Options {
     /// Sets the silence after which a waiting call probes the peer. The default is 5 s, and `Duration::MAX` disables
     /// the probes.
     ///
-    /// The peer's device answers the probe, whatever its program does. If it does not answer, the connection ends
-    /// within about another second. If the connection manager of RDMA hardware established the connection, the kernel
-    /// also reports the end of the peer's program at once.
+    /// The peer's device answers the probe, even if the peer's program hangs. If the device does not answer, the
+    /// connection ends about two seconds after the probe: the probe is retransmitted six times, with an ACK timeout of
+    /// 268 ms. The InfiniBand specification allows hardware to wait up to four times as long. If the connection manager
+    /// of RDMA hardware established the connection, the kernel also reports the end of the peer's program at once.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self
@@ -204,16 +206,16 @@ impl Options {
     /// enable it.
     ///
     /// A connection that fails is reconnected over the same path, or over
-    /// [another](super::blocking::Connector::alternate_addr). Calls that use the connection notice the failure, as
-    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not noticed. From then on, a
-    /// thread reconnects: the connector dials again, and the listener accepts, if it still exists. The accepting side
-    /// must have noticed the failure too, or a caller must be in [`accept`](super::blocking::Listener::accept); so
-    /// set the keepalive to a small part of this time limit.
+    /// [another](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
+    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. A thread then
+    /// reconnects the connection: the connector dials again, and the listener accepts, if it still exists. The
+    /// accepting side must have detected the failure too, or a caller must be waiting in
+    /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small part of this time limit.
     ///
-    /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while
-    /// both programs run, and waiting calls keep waiting. One-sided operations in flight fail, because it is unknown
-    /// whether the peer's device has executed them. Exposed memory is exposed again, and the peer must look it up
-    /// again with [`remote_region`](super::blocking::Connection::remote_region).
+    /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while both
+    /// programs run, and waiting calls keep waiting. One-sided operations in flight fail, because it is unknown whether
+    /// the peer's device has executed them. This side announces exposed memory again, and the peer must find it again
+    /// with [`remote_region`](super::blocking::Connection::remote_region).
     ///
     /// The connection ends if the time limit expires, or if the peer does not know the connection because its program
     /// was restarted. [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) then returns the
@@ -232,19 +234,19 @@ impl Options {
 
 /// The channel over which two sides exchange the attributes of their queue pairs.
 ///
-/// Each channel leads to the same kind of connection, over the same device.
+/// The channel has no effect on the established connection, which uses the same device in each case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Bootstrap {
-    /// Whichever channel reaches the peer.
+    /// The connection manager or TCP, chosen by the device and by the channels that reach the peer.
     ///
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
-    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not answer there.
-    /// A connector over a software device uses TCP only, because several processes of one machine can share an
-    /// address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such a connector
-    /// must set the same option: after a refused TCP connection it does not try the connection manager, where
-    /// connecting to a missing listener fails after seconds instead of at once.
+    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not answer there. A
+    /// connector over a software device uses TCP only, because several processes of one machine can share an address
+    /// for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such a connector must set
+    /// the same option. It does not try the connection manager after a refused TCP connection, because that attempt
+    /// takes seconds to fail if there is no listener.
     #[default]
     Auto,
     /// The RDMA connection manager (`rdma_cm`), at the same port number in its own port space. No TCP connection is

@@ -28,7 +28,7 @@ impl RemoteAccess {
     /// Permission to execute atomic operations: fetch-and-add, and compare-and-swap.
     pub const ATOMIC: RemoteAccess = RemoteAccess(4);
 
-    /// Whether all permissions in `other` are in this set.
+    /// Whether this set contains all permissions in `other`.
     pub const fn contains(self, other: RemoteAccess) -> bool {
         self.0 & other.0 == other.0
     }

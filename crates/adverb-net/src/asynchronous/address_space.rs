@@ -14,11 +14,12 @@ use crate::{RemoteAccess, SendData, SendError};
 
 /// One-sided access, by address.
 impl Connection {
-    /// Exposes memory to the peer at addresses that the caller chooses, from `base` on. The memory stays exposed
+    /// Exposes memory to the peer at addresses that the caller chooses, starting at `base`. The memory stays exposed
     /// until the connection ends.
     ///
     /// The peer [reads and writes](AddressSpace) the memory by address, without a name or a key for each buffer. The
-    /// method may be called for several pieces of memory; where their addresses overlap, the last piece counts.
+    /// method may be called for several pieces of memory; if their addresses overlap, operations access the piece that
+    /// was exposed last.
     ///
     /// [`Pages`](adverb_verbs::memory::Pages) are safe to expose. To expose other memory, such as an arena that the
     /// program has pointers into, implement the unsafe trait [`Memory`], which lists the requirements. The returned
@@ -26,8 +27,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// - Returns an error if the memory cannot be registered. The offset of `base` within its page must equal that of
-    ///   the memory, which is 0 for `Pages`.
+    /// - Returns an error if the memory cannot be registered, or if the offset of `base` within its page differs from
+    ///   that of the memory. For `Pages`, `base` must be the start of a page.
     /// - Returns the errors of [`send`](Connection::send).
     ///
     /// # Cancel safety
@@ -44,19 +45,20 @@ impl Connection {
         Ok(region)
     }
 
-    /// Waits until the peer has exposed memory at addresses, and returns its address space.
+    /// Waits until the peer has exposed memory at addresses, and returns the peer's address space.
     ///
     /// The peer announces exposed memory in order with its messages: memory that the peer exposed before it sent a
     /// message is available once that message is received.
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::Disconnected`] if the connection ends before, or if the peer shuts down its direction.
+    /// - Returns [`Error::Disconnected`] if the connection ends, or the peer shuts down its sending direction, during
+    ///   the wait.
     /// - Returns [`Error::Timeout`] if the peer does not expose memory within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind.
+    /// Dropping the future has no effect on the connection.
     pub async fn address_space(&self) -> Result<AddressSpace<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose addresses");
         self.wait(timeout, waiting, |link, state| link.has_addresses(state)).await?;
@@ -65,11 +67,11 @@ impl Connection {
 }
 
 /// The memory that the peer [exposes at addresses](Connection::expose_addresses). Operations on it run no code of the
-/// peer.
+/// peer's program.
 ///
 /// The application chooses the addresses, and both sides use them without exchanging keys. Unlike access by physical
-/// address, which some devices once had, this reaches only memory that was exposed on purpose. Operations on other
-/// addresses, or without permission, return an error on this side.
+/// address, which some devices offered, operations can access only memory that the peer has exposed. Operations on
+/// other addresses, or without permission, return an error on this side.
 ///
 /// ```
 /// use adverb::memory::Pages;
@@ -102,16 +104,16 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::InvalidRequest`] if the peer has not exposed the whole range in one piece, or has not
-    ///   granted read access.
+    /// - Returns [`Error::InvalidRequest`] if the range is not within one exposed piece of memory, or if the peer has
+    ///   not granted read access.
     /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
     /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected during the operation.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
         let (remote, range) = self.find(&addresses)?;
         remote.read(range).await
@@ -125,8 +127,8 @@ impl AddressSpace<'_> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the
-    /// device is done with them.
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
+    /// has completed the operations.
     pub async fn read_many(
         &self,
         addresses: impl IntoIterator<Item = Range<u64>>,
@@ -144,12 +146,12 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`read`](AddressSpace::read), for writing.
+    /// Returns the same errors as [`read`](AddressSpace::read), where the required permission is write access.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let bytes = bytes.into();
         // An end that wraps around lies before the start, and so in no exposed memory.
@@ -186,19 +188,19 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unaligned`] if the word is not aligned, and the errors of [`read`](AddressSpace::read), for
-    /// atomic operations.
+    /// Returns [`Error::Unaligned`] if the word is not aligned, and the same errors as [`read`](AddressSpace::read),
+    /// where the required permission is atomic access.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn fetch_add(&self, address: u64, add: u64) -> Result<u64> {
         let (remote, range) = self.find(&(address..address.wrapping_add(8)))?;
         remote.fetch_add(range.start, add).await
     }
 
-    /// Replaces the 64-bit word at an address by `swap` if it equals `compare`, and returns the previous value.
+    /// Replaces the 64-bit word at an address with `swap` if the word equals `compare`, and returns the previous value.
     ///
     /// # Errors
     ///
@@ -206,8 +208,8 @@ impl AddressSpace<'_> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64> {
         let (remote, range) = self.find(&(address..address.wrapping_add(8)))?;
         remote.compare_swap(range.start, compare, swap).await

@@ -37,19 +37,20 @@ impl Connection {
         Ok(region)
     }
 
-    /// Waits until the peer has exposed memory under this name, and returns it.
+    /// Waits until the peer has exposed memory under this name, and returns the region.
     ///
     /// The peer announces exposed memory in order with its messages. If the messages before the announcement exceed
-    /// [`Options::recv_buffer_limit`], they must be received first.
+    /// [`Options::recv_buffer_limit`], the caller must receive them first.
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::Disconnected`] if the connection ends before, or if the peer shuts down its direction.
+    /// - Returns [`Error::Disconnected`] if the connection ends, or the peer shuts down its sending direction, during
+    ///   the wait.
     /// - Returns [`Error::Timeout`] if the peer does not expose the memory within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind.
+    /// Dropping the future has no effect on the connection.
     pub async fn remote_region(&self, name: &str) -> Result<RemoteRegion<'_>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
         let memory = self.wait(timeout, waiting, |link, state| link.announced(state, name)).await?;
@@ -57,10 +58,10 @@ impl Connection {
     }
 }
 
-/// Memory that the peer exposes. Operations on it run no code of the peer.
+/// Memory that the peer exposes. Operations on it run no code of the peer's program.
 ///
-/// Operations that are out of bounds, or that the peer has not permitted, return an error on this side. A request
-/// that the peer's device rejects would end the connection.
+/// Operations that are out of bounds, or that the peer has not permitted, return an error before a request is posted,
+/// because a request that the peer's device rejects would end the connection.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteRegion<'a> {
     pub(super) connection: &'a Connection,
@@ -82,13 +83,14 @@ impl RemoteRegion<'_> {
     /// - Returns [`Error::InvalidRequest`] if the peer has not granted read access, or if the range ends before it
     ///   starts.
     /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
-    /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected since this region was found.
+    /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected after
+    ///   [`Connection::remote_region`] returned this region.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
         let mut asked = self.memory.read(&self.connection.link, &range)?;
         self.connection.finish_read(&mut asked).await
@@ -102,8 +104,8 @@ impl RemoteRegion<'_> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the
-    /// device is done with them.
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
+    /// has completed the operations.
     pub async fn read_many(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -118,12 +120,12 @@ impl RemoteRegion<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`read`](RemoteRegion::read), for writing.
+    /// Returns the same errors as [`read`](RemoteRegion::read), where the required permission is write access.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
         match self.connection.finish(&mut asked).await {
@@ -157,19 +159,19 @@ impl RemoteRegion<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the errors of
-    /// [`read`](RemoteRegion::read), for atomic operations.
+    /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the same errors as
+    /// [`read`](RemoteRegion::read), where the required permission is atomic access.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
         self.connection.finish(&mut asked).await.map(word)
     }
 
-    /// Replaces the 64-bit word at an offset by `swap` if it equals `compare`, and returns the previous value.
+    /// Replaces the 64-bit word at an offset with `swap` if the word equals `compare`, and returns the previous value.
     ///
     /// # Errors
     ///
@@ -177,8 +179,8 @@ impl RemoteRegion<'_> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the operation may or may not be executed. Its buffer stays allocated until the
-    /// device is done.
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
     pub async fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
         self.connection.finish(&mut asked).await.map(word)

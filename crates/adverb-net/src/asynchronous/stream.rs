@@ -23,17 +23,18 @@ use crate::bootstrap;
 use crate::link::{Link, State, Taken};
 use crate::wait::Patience;
 
-/// A connection as a byte stream like TCP's, for code that reads and writes TCP streams, such as hyper and tonic.
+/// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
+/// tonic.
 ///
 /// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
 ///   peer reads too slowly. Queued bytes are sent when there are credits, even without a flush. A long write is
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
-/// - **Shutting down** ends this side's direction, and waits until the peer's device has all written bytes. Reading
-///   continues.
-/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut
-///   down or dropped its stream. If the peer dies or becomes unreachable, reading returns an error after
-///   [`Options::keepalive`] and about a second. [`AsyncBufRead`] provides the bytes in place, without a copy.
+/// - **Shutting down** ends the sending direction, and waits until the peer's device has received all written bytes.
+///   Reading continues.
+/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut down
+///   or dropped its stream. If the peer dies or becomes unreachable, reading returns an error about two seconds after a
+///   [keepalive](Options::keepalive) probe. [`AsyncBufRead`] provides the bytes in place, without a copy.
 /// - **Dropping** the stream closes the connection like [`Connection::close`], in a task of its own. The peer
 ///   receives the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If
 ///   the runtime has shut down, the connection ends at once.
@@ -65,8 +66,8 @@ use crate::wait::Patience;
 ///
 /// # Cancel safety
 ///
-/// A read that is no longer polled has taken no byte, and a write that is no longer polled has sent none. The remarks
-/// of tokio's `read_exact` and `write_all` still apply.
+/// If a pending read is dropped, no byte is consumed. If a pending write is dropped, no byte is sent. For tokio's
+/// `read_exact` and `write_all`, the cancel safety that tokio documents applies.
 #[derive(Debug)]
 pub struct Stream {
     reader: ReadHalf,
@@ -81,7 +82,7 @@ pub struct ReadHalf {
     wait: Wait,
 }
 
-/// The writing half of a [`Stream`]: see [`Stream::into_split`]. Dropping it ends this side's direction.
+/// The writing half of a [`Stream`]: see [`Stream::into_split`]. Dropping this half shuts down the sending direction.
 pub struct WriteHalf {
     shared: Arc<Shared>,
     wait: Wait,

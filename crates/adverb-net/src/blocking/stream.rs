@@ -13,16 +13,16 @@ use super::Connection;
 use crate::Options;
 use crate::link::{Link, Taken};
 
-/// A connection as a byte stream like TCP's.
+/// A byte stream over a connection, like a TCP stream.
 ///
 /// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
 ///   peer reads too slowly. Queued bytes are sent when this side next writes, flushes or reads. A long write is
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
-/// - [**Shutting down**](Stream::shutdown) ends this side's direction. Reading continues.
-/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut
-///   down or dropped its stream. If the peer dies or becomes unreachable, reading returns an error after
-///   [`Options::keepalive`] and about a second. [`BufRead`] provides the bytes in place, without a copy.
+/// - [**Shutting down**](Stream::shutdown) ends the sending direction. Reading continues.
+/// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut down
+///   or dropped its stream. If the peer dies or becomes unreachable, reading returns an error about two seconds after a
+///   [keepalive](Options::keepalive) probe. [`BufRead`] provides the bytes in place, without a copy.
 /// - **Dropping** the stream closes the connection like [`Connection::close`], which waits for up to
 ///   [`Options::connect_timeout`]: the peer receives the written bytes and the end of the stream.
 ///
@@ -63,7 +63,8 @@ pub struct ReadHalf {
 
 /// The writing half of a [`Stream`]: see [`Stream::into_split`].
 ///
-/// Dropping it ends this side's direction, and waits up to [`Options::connect_timeout`] if there are no credits.
+/// Dropping this half shuts down the sending direction. If there are no credits, the drop waits for up to
+/// [`Options::connect_timeout`].
 pub struct WriteHalf {
     shared: Arc<Shared>,
 }
@@ -94,7 +95,7 @@ impl Stream {
         (self.reader, self.writer)
     }
 
-    /// Ends this side's direction, and waits until the peer's device has all written bytes.
+    /// Shuts down the sending direction, and waits until the peer's device has received all written bytes.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl ReadHalf {
 }
 
 impl WriteHalf {
-    /// Ends this side's direction, like [`Stream::shutdown`].
+    /// Shuts down the sending direction, like [`Stream::shutdown`].
     ///
     /// # Errors
     ///
