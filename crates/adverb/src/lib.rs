@@ -23,15 +23,15 @@
 //! ```
 //!
 //! - [`manual`] explains Adverb, beginning with a first connection.
-//! - [`net`] has connections: listeners, connectors, messages, streams, and access to a peer's memory. It needs no knowledge
-//!   of RDMA.
-//! - [`verbs`] has devices, queue pairs and completion queues, with every option of RDMA, and without undefined behavior from
-//!   safe code.
-//! - [`memory`] has the memory that requests read and write.
+//! - [`net`] contains connections: listeners, connectors, messages, streams, and access to a peer's memory. Its callers
+//!   need no knowledge of RDMA.
+//! - [`verbs`] contains devices, queue pairs and completion queues, with every option of RDMA. Safe code cannot cause
+//!   undefined behavior.
+//! - [`memory`] contains the types of memory that requests read and write.
 //!
-//! The API is the same on every device: one that rdma-core drives, or the software NIC (`Device::open("soft")`), which works on
-//! any Linux machine, without privilege, and sends RoCEv2 packets from UDP sockets. Adverb loads rdma-core at run time, when a
-//! program first asks for a device, so programs build and start without it.
+//! The API is the same for devices that rdma-core drives and for the software NIC (`Device::open("soft")`), which works
+//! on any Linux machine, without privileges, and sends RoCEv2 packets from UDP sockets. Adverb loads rdma-core at run
+//! time, when a program first uses a device, so programs build and start without rdma-core.
 //!
 //! # Features
 //!
@@ -39,7 +39,7 @@
 //! |---|---|---|
 //! | `ibv` | yes | devices that rdma-core drives |
 //! | `soft` | yes | the software NIC |
-//! | `tokio` | yes | asynchronous connections; without it, [`blocking`] has them for threads |
+//! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
