@@ -5,14 +5,14 @@ use libc::c_uint;
 use crate::{__be16, __be32, ibv_context, ibv_gid, ibv_pd};
 
 shapes! {
-    /// A global route. RoCE always uses global routes.
+    /// The global route of an address handle. RoCE requires a global route.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_global_route {
         /// The peer's GID.
         pub dgid: ibv_gid,
         /// The flow label, 20 bits. In RoCEv2 it determines the UDP source port.
         pub flow_label: u32,
-        /// The index of the local GID.
+        /// The index of the local GID in the port's GID table.
         pub sgid_index: u8,
         /// The hop limit.
         pub hop_limit: u8,
@@ -20,7 +20,7 @@ shapes! {
         pub traffic_class: u8,
     }
 
-    /// A global route header (GRH): the first 40 bytes of the receive buffer of a datagram.
+    /// A global route header (GRH), which fills the first 40 bytes of a datagram's receive buffer.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_grh {
         /// The version 6 in the upper four bits, then the traffic class and the flow label.
@@ -39,7 +39,7 @@ shapes! {
 
     /// A static rate limit.
     pub enum ibv_rate: c_uint {
-        /// The rate of the port.
+        /// The full rate of the port.
         IBV_RATE_MAX = 0,
         /// 2.5 Gbit/s.
         IBV_RATE_2_5_GBPS = 2,
@@ -92,7 +92,7 @@ shapes! {
     /// The attributes of an address handle: the path to a peer.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_ah_attr {
-        /// The global route, valid if `is_global` is set.
+        /// The global route, valid if `is_global` is nonzero.
         pub grh: ibv_global_route,
         /// The peer's LID.
         pub dlid: u16,
@@ -102,9 +102,9 @@ shapes! {
         pub src_path_bits: u8,
         /// The rate limit, an [`ibv_rate`].
         pub static_rate: u8,
-        /// Whether `grh` is valid.
+        /// Whether packets have a global route header. If so, the field `grh` is valid.
         pub is_global: u8,
-        /// The port.
+        /// The number of the local port.
         pub port_num: u8,
     }
 

@@ -16,8 +16,9 @@ pub use route::*;
 symbols! {
     /// The loaded librdmacm.
     ///
-    /// As in [`Ibverbs`](crate::Ibverbs), each field is a symbol, and the method of the same name calls it. Unless
-    /// documented otherwise, a function returns 0, or -1 with errno set.
+    /// As in [`Ibverbs`](crate::Ibverbs), each field is a symbol that the library exports, and the method of the same
+    /// name calls the symbol. Unless documented otherwise, a function returns 0 on success; on failure it returns -1
+    /// and sets errno.
     pub struct RdmaCm from "librdmacm.so.1";
 
     called {
@@ -33,12 +34,12 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `channel` is alive, no identifier uses it, its events are acknowledged, and it isn't used
-        /// afterwards.
+        /// `channel` is alive, no identifier uses the channel, all its events are acknowledged, and the channel isn't
+        /// used afterwards.
         fn rdma_destroy_event_channel(channel: *mut rdma_event_channel);
 
-        /// Creates an identifier, the connection manager's counterpart of a socket. Without a channel, calls on the
-        /// identifier block until they complete.
+        /// Creates an identifier, the connection manager's counterpart of a socket. If `channel` is NULL, calls on
+        /// the identifier block until they complete.
         ///
         /// # Safety
         ///
@@ -54,21 +55,21 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `id` is alive, its queue pair is destroyed, and it isn't used afterwards.
+        /// `id` is alive, its queue pair is destroyed, and `id` isn't used afterwards.
         fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
 
         /// Binds an identifier to a local address.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `addr` is a socket address with the length of its family.
+        /// `id` is alive, and `addr` points to a complete socket address of its address family.
         fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
 
         /// Resolves an address to a local device and port.
         ///
         /// # Safety
         ///
-        /// `id` is alive, `src_addr` is NULL or a socket address, and `dst_addr` is a socket address.
+        /// `id` is alive, `src_addr` is NULL or points to a socket address, and `dst_addr` points to a socket address.
         fn rdma_resolve_addr(
             id: *mut rdma_cm_id,
             src_addr: *mut sockaddr,
@@ -87,8 +88,8 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `id` is alive and has a device, `pd` is NULL or alive and of that device, `qp_init_attr` is valid for reads
-        /// and writes, and the objects that it refers to are alive.
+        /// `id` is alive and has a device. `pd` is NULL, or alive and created on that device. `qp_init_attr` is valid
+        /// for reads and writes, and the objects that it refers to are alive.
         fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> c_int;
 
         /// Creates a queue pair on an identifier with extended attributes.
@@ -105,11 +106,11 @@ symbols! {
         /// `id` is alive and has a queue pair, which isn't used afterwards.
         fn rdma_destroy_qp(id: *mut rdma_cm_id);
 
-        /// Requests a connection, or the queue pair and Q_Key of a datagram peer.
+        /// Sends a connection request. For datagrams, sends a request for the peer's queue pair number and Q_Key.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `conn_param` is NULL, or it and its private data are valid for reads.
+        /// `id` is alive. `conn_param` is NULL, or both `conn_param` and its private data are valid for reads.
         fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
 
         /// Listens for connection requests.
@@ -123,15 +124,16 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `id` is that of the request and alive, and `conn_param` is NULL, or it and its private data are valid for
-        /// reads.
+        /// `id` is alive and is the identifier of the connection request. `conn_param` is NULL, or both `conn_param`
+        /// and its private data are valid for reads.
         fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int;
 
         /// Rejects a connection request.
         ///
         /// # Safety
         ///
-        /// `id` is that of the request and alive, and `private_data` is valid for reads of `private_data_len` bytes.
+        /// `id` is alive and is the identifier of the connection request, and `private_data` is valid for reads of
+        /// `private_data_len` bytes.
         fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int;
 
         /// Notifies the connection manager of a queue pair's event, such as
@@ -142,7 +144,7 @@ symbols! {
         /// `id` is alive.
         fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int;
 
-        /// Disconnects, and moves the queue pair created on the identifier to the error state.
+        /// Disconnects a connection, and moves the queue pair created on its identifier to the error state.
         ///
         /// # Safety
         ///
@@ -153,14 +155,14 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `addr` is a socket address.
+        /// `id` is alive, and `addr` points to a socket address.
         fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int;
 
         /// Leaves a multicast group.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `addr` is a socket address.
+        /// `id` is alive, and `addr` points to a socket address.
         fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
 
         /// Reads the next event, and waits for it unless the channel's file descriptor is non-blocking.
@@ -175,17 +177,18 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `event` was read, and neither it nor the private data that it points to is used afterwards.
+        /// `event` was returned by [`rdma_get_cm_event`](Self::rdma_get_cm_event), and neither the event nor its
+        /// private data is used afterwards.
         fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
 
-        /// Returns the local port, or zero.
+        /// Returns the local port, or zero if the identifier has no local address.
         ///
         /// # Safety
         ///
         /// `id` is alive.
         fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16;
 
-        /// Returns the peer's port, or zero.
+        /// Returns the peer's port, or zero if the identifier has no peer address.
         ///
         /// # Safety
         ///
@@ -199,11 +202,12 @@ symbols! {
         /// There are no requirements: the library returns a constant string for every value.
         fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char;
 
-        /// Sets an option.
+        /// Sets an option of an identifier.
         ///
         /// # Safety
         ///
-        /// `id` is alive, and `optval` is valid for reads of `optlen` bytes, of the option's type.
+        /// `id` is alive, and `optval` is valid for reads of `optlen` bytes, which contain a value of the option's
+        /// type.
         fn rdma_set_option(
             id: *mut rdma_cm_id,
             level: c_int,
@@ -234,7 +238,7 @@ symbols! {
 }
 
 impl RdmaCm {
-    /// Completes a connection whose queue pair the caller manages, once the queue pair is ready to receive.
+    /// Completes a connection whose queue pair the caller manages. The queue pair must be ready to receive.
     ///
     /// # Safety
     ///
@@ -251,7 +255,7 @@ impl RdmaCm {
     ///
     /// # Safety
     ///
-    /// `id` is alive, `qp_attr` is valid for reads and writes, and `qp_attr_mask` for writes.
+    /// `id` is alive, `qp_attr` is valid for reads and writes, and `qp_attr_mask` is valid for writes.
     pub unsafe fn rdma_init_qp_attr(
         &self,
         id: *mut rdma_cm_id,
@@ -265,7 +269,7 @@ impl RdmaCm {
         }
     }
 
-    /// Joins a multicast group, optionally as sender only.
+    /// Joins a multicast group as sender and receiver, or as sender only.
     ///
     /// # Safety
     ///
@@ -283,7 +287,7 @@ impl RdmaCm {
         }
     }
 
-    /// Rejects a connection request because of its vendor options (ECE).
+    /// Rejects a connection request because of its enhanced connection establishment (ECE) options.
     ///
     /// # Safety
     ///
@@ -301,11 +305,11 @@ impl RdmaCm {
         }
     }
 
-    /// Sets the vendor options (ECE) of a connection request or of its acceptance.
+    /// Sets the enhanced connection establishment (ECE) options of a connection request or of its acceptance.
     ///
     /// # Safety
     ///
-    /// `id` is alive, and `ece` valid for reads.
+    /// `id` is alive, and `ece` is valid for reads.
     pub unsafe fn rdma_set_local_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
         match self.rdma_set_local_ece {
             // SAFETY: the caller upholds what is asked for above.
@@ -314,11 +318,11 @@ impl RdmaCm {
         }
     }
 
-    /// Fills in the vendor options (ECE) of the peer.
+    /// Writes the peer's enhanced connection establishment (ECE) options to `ece`.
     ///
     /// # Safety
     ///
-    /// `id` is alive, and `ece` valid for writes.
+    /// `id` is alive, and `ece` is valid for writes.
     pub unsafe fn rdma_get_remote_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
         match self.rdma_get_remote_ece {
             // SAFETY: the caller upholds what is asked for above.

@@ -1,4 +1,4 @@
-//! Open devices: their operations, and the lookup of extended operations.
+//! Device contexts (open devices) and their operations.
 
 use core::mem::offset_of;
 
@@ -18,8 +18,8 @@ shapes! {
 
     /// The provider's operations for posting and polling.
     ///
-    /// libibverbs fills in every operation; an operation that the device lacks returns EOPNOTSUPP. The fields with the
-    /// prefix `_compat` are unused slots of a former interface.
+    /// libibverbs fills in every operation. If the device lacks an operation, the function returns EOPNOTSUPP. The
+    /// fields with the prefix `_compat` are unused slots of a former interface.
     #[derive(Clone, Copy)]
     pub struct ibv_context_ops {
         /// An unused slot.
@@ -44,20 +44,20 @@ shapes! {
         pub _compat_rereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
         /// An unused slot.
         pub _compat_dereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Allocates a memory window: [`ibv_alloc_mw`](crate::ibv_alloc_mw).
+        /// The implementation of [`ibv_alloc_mw`](crate::ibv_alloc_mw).
         pub alloc_mw: Option<unsafe extern "C" fn(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw>,
-        /// Binds a memory window of type 1: [`ibv_bind_mw`](crate::ibv_bind_mw).
+        /// The implementation of [`ibv_bind_mw`](crate::ibv_bind_mw).
         pub bind_mw: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int,
         >,
-        /// Frees a memory window: [`ibv_dealloc_mw`](crate::ibv_dealloc_mw).
+        /// The implementation of [`ibv_dealloc_mw`](crate::ibv_dealloc_mw).
         pub dealloc_mw: Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int>,
         /// An unused slot.
         pub _compat_create_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Polls completions: [`ibv_poll_cq`](crate::ibv_poll_cq).
+        /// The implementation of [`ibv_poll_cq`](crate::ibv_poll_cq).
         pub poll_cq:
             Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
-        /// Arms a completion queue: [`ibv_req_notify_cq`](crate::ibv_req_notify_cq).
+        /// The implementation of [`ibv_req_notify_cq`](crate::ibv_req_notify_cq).
         pub req_notify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
         /// An unused slot.
         pub _compat_cq_event: Option<unsafe extern "C" fn() -> *mut c_void>,
@@ -73,7 +73,7 @@ shapes! {
         pub _compat_query_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
         /// An unused slot.
         pub _compat_destroy_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Posts to a shared receive queue: [`ibv_post_srq_recv`](crate::ibv_post_srq_recv).
+        /// The implementation of [`ibv_post_srq_recv`](crate::ibv_post_srq_recv).
         pub post_srq_recv: Option<
             unsafe extern "C" fn(
                 srq: *mut ibv_srq,
@@ -89,7 +89,7 @@ shapes! {
         pub _compat_modify_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
         /// An unused slot.
         pub _compat_destroy_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-        /// Posts to a send queue: [`ibv_post_send`](crate::ibv_post_send).
+        /// The implementation of [`ibv_post_send`](crate::ibv_post_send).
         pub post_send: Option<
             unsafe extern "C" fn(
                 qp: *mut ibv_qp,
@@ -97,7 +97,7 @@ shapes! {
                 bad_wr: *mut *mut ibv_send_wr,
             ) -> c_int,
         >,
-        /// Posts to a receive queue: [`ibv_post_recv`](crate::ibv_post_recv).
+        /// The implementation of [`ibv_post_recv`](crate::ibv_post_recv).
         pub post_recv: Option<
             unsafe extern "C" fn(
                 qp: *mut ibv_qp,
@@ -129,9 +129,9 @@ shapes! {
         pub async_fd: c_int,
         /// The number of completion vectors.
         pub num_comp_vectors: c_int,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub mutex: pthread_mutex_t,
-        /// [`__VERBS_ABI_IS_EXTENDED`] if the context is the last field of a [`verbs_context`].
+        /// The value [`__VERBS_ABI_IS_EXTENDED`] if the context is the last field of a [`verbs_context`].
         pub abi_compat: *mut c_void,
     }
 
@@ -171,17 +171,18 @@ shapes! {
     pub opaque ibv_xrcd;
     /// The attributes for opening an XRC domain; opaque in this crate.
     pub opaque ibv_xrcd_init_attr;
-    /// Internal to the library.
+    /// Data internal to the library; opaque in this crate.
     pub opaque verbs_ex_private;
 
-    /// An open device with its extended operations, which precede the [`ibv_context`] that callers hold.
+    /// A device context with extended operations. The extended operations precede the [`ibv_context`] whose address
+    /// callers hold.
     ///
-    /// New fields are added at the start, so the position of an operation is its distance from the end. An operation
-    /// exists if `sz`, the size of this struct in the library, includes it. Operations newer than `query_port` aren't
-    /// declared, because the library exports symbols for them.
+    /// The library adds new fields at the start of the struct, so the position of a field is counted from the end. A
+    /// field exists if `sz`, the size of the struct in the library, includes it. This crate doesn't declare
+    /// operations newer than `query_port`, because the library exports symbols for them.
     #[allow(non_snake_case, reason = "C's own names")]
     pub struct verbs_context grows_at_its_head {
-        /// Queries a port's attributes.
+        /// The implementation of [`ibv_query_port`](crate::Ibverbs::ibv_query_port).
         pub query_port: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -190,7 +191,7 @@ shapes! {
                 port_attr_len: size_t,
             ) -> c_int,
         >,
-        /// Gives advice about on-demand memory.
+        /// The implementation of [`ibv_advise_mr`](crate::ibv_advise_mr).
         pub advise_mr: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -200,9 +201,9 @@ shapes! {
                 num_sges: u32,
             ) -> c_int,
         >,
-        /// Allocates a null memory region.
+        /// The implementation of [`ibv_alloc_null_mr`](crate::ibv_alloc_null_mr).
         pub alloc_null_mr: Option<unsafe extern "C" fn(pd: *mut ibv_pd) -> *mut ibv_mr>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub read_counters: Option<
             unsafe extern "C" fn(
                 counters: *mut ibv_counters,
@@ -211,7 +212,7 @@ shapes! {
                 flags: u32,
             ) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub attach_counters_point_flow: Option<
             unsafe extern "C" fn(
                 counters: *mut ibv_counters,
@@ -219,16 +220,16 @@ shapes! {
                 flow: *mut ibv_flow,
             ) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub create_counters: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_counters_init_attr,
             ) -> *mut ibv_counters,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub destroy_counters: Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub reg_dm_mr: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -238,44 +239,44 @@ shapes! {
                 access: c_uint,
             ) -> *mut ibv_mr,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub alloc_dm: Option<
             unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub free_dm: Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub modify_flow_action_esp: Option<
             unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub destroy_flow_action: Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub create_flow_action_esp: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 attr: *mut ibv_flow_action_esp_attr,
             ) -> *mut ibv_flow_action,
         >,
-        /// Sets a queue pair's rate limit.
+        /// The implementation of [`ibv_modify_qp_rate_limit`](crate::ibv_modify_qp_rate_limit).
         pub modify_qp_rate_limit:
             Option<unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int>,
-        /// Creates a parent domain.
+        /// The implementation of [`ibv_alloc_parent_domain`](crate::ibv_alloc_parent_domain).
         pub alloc_parent_domain: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 attr: *mut ibv_parent_domain_init_attr,
             ) -> *mut ibv_pd,
         >,
-        /// Frees a thread domain.
+        /// The implementation of [`ibv_dealloc_td`](crate::ibv_dealloc_td).
         pub dealloc_td: Option<unsafe extern "C" fn(td: *mut ibv_td) -> c_int>,
-        /// Creates a thread domain.
+        /// The implementation of [`ibv_alloc_td`](crate::ibv_alloc_td).
         pub alloc_td: Option<
             unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td,
         >,
-        /// Modifies a completion queue's event moderation.
+        /// The implementation of [`ibv_modify_cq`](crate::ibv_modify_cq).
         pub modify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub post_srq_ops: Option<
             unsafe extern "C" fn(
                 srq: *mut ibv_srq,
@@ -283,41 +284,41 @@ shapes! {
                 bad_op: *mut *mut ibv_ops_wr,
             ) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub destroy_rwq_ind_table: Option<
             unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub create_rwq_ind_table: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_rwq_ind_table_init_attr,
             ) -> *mut ibv_rwq_ind_table,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub destroy_wq: Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub modify_wq: Option<unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> c_int>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub create_wq: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 wq_init_attr: *mut ibv_wq_init_attr,
             ) -> *mut ibv_wq,
         >,
-        /// Reads the device's clock.
+        /// The implementation of [`ibv_query_rt_values_ex`](crate::ibv_query_rt_values_ex).
         pub query_rt_values:
             Option<unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int>,
-        /// Creates an extended completion queue.
+        /// The implementation of [`ibv_create_cq_ex`](crate::ibv_create_cq_ex).
         pub create_cq_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 init_attr: *mut ibv_cq_init_attr_ex,
             ) -> *mut ibv_cq_ex,
         >,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub r#priv: *mut verbs_ex_private,
-        /// Queries a device's extended attributes.
+        /// The implementation of [`ibv_query_device_ex`](crate::Ibverbs::ibv_query_device_ex).
         pub query_device_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
@@ -326,50 +327,50 @@ shapes! {
                 attr_size: size_t,
             ) -> c_int,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub ibv_destroy_flow: Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> c_int>,
         /// An unused slot.
         pub ABI_placeholder2: Option<unsafe extern "C" fn()>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub ibv_create_flow: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow,
         >,
         /// An unused slot.
         pub ABI_placeholder1: Option<unsafe extern "C" fn()>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub open_qp: Option<
             unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp,
         >,
-        /// Creates a queue pair with extended attributes.
+        /// The implementation of [`ibv_create_qp_ex`](crate::Ibverbs::ibv_create_qp_ex).
         pub create_qp_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
             ) -> *mut ibv_qp,
         >,
-        /// Queries a shared receive queue's number.
+        /// The implementation of [`ibv_get_srq_num`](crate::ibv_get_srq_num).
         pub get_srq_num: Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int>,
-        /// Creates a shared receive queue with extended attributes.
+        /// The implementation of [`ibv_create_srq_ex`](crate::Ibverbs::ibv_create_srq_ex).
         pub create_srq_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
             ) -> *mut ibv_srq,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub open_xrcd: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,
                 xrcd_init_attr: *mut ibv_xrcd_init_attr,
             ) -> *mut ibv_xrcd,
         >,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub close_xrcd: Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> c_int>,
         /// An unused slot.
         pub _ABI_placeholder3: u64,
         /// The size of this struct in the library, in bytes.
         pub sz: size_t,
-        /// The plain context.
+        /// The device context.
         pub context: ibv_context,
     }
 }
@@ -377,12 +378,13 @@ shapes! {
 /// The value of [`ibv_context::abi_compat`] if a context is the last field of a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
 
-/// Returns the extended context that contains a context, or NULL if there is none.
+/// Returns the [`verbs_context`] that contains a context, or NULL if the context is not part of one.
 ///
 /// # Safety
 ///
-/// `context` is open or constructed by the caller. If `abi_compat` is [`__VERBS_ABI_IS_EXTENDED`], it is the last field
-/// of a [`verbs_context`], or of its last `sz` bytes.
+/// `context` is an open device context, or one that the caller constructed. If the field `abi_compat` of the context is
+/// [`__VERBS_ABI_IS_EXTENDED`], the context is the last field of a [`verbs_context`], of which the last `sz` bytes are
+/// valid.
 #[inline]
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
     // SAFETY: `context` points to a context; the result isn't read here.

@@ -19,7 +19,7 @@ shapes! {
     pub struct ibv_cq {
         /// The device context.
         pub context: *mut ibv_context,
-        /// The channel, or NULL.
+        /// The completion channel, or NULL.
         pub channel: *mut ibv_comp_channel,
         /// The consumer's context pointer.
         pub cq_context: *mut c_void,
@@ -27,9 +27,9 @@ shapes! {
         pub handle: u32,
         /// The number of entries.
         pub cqe: c_int,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub mutex: pthread_mutex_t,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub cond: pthread_cond_t,
         /// The number of acknowledged completion events.
         pub comp_events_completed: u32,
@@ -46,40 +46,41 @@ shapes! {
         pub moderate: ibv_moderate_cq,
     }
 
-    /// Event moderation: an event is generated when either limit is reached.
+    /// The event moderation of a completion queue. The device generates an event when either limit is reached.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_moderate_cq {
-        /// The number of completions.
+        /// The maximum number of completions per event.
         pub cq_count: u16,
-        /// The time in microseconds.
+        /// The maximum delay of an event in microseconds.
         pub cq_period: u16,
     }
 
     // ibv_modify_cq_attr.attr_mask
     pub const u32 {
-        /// `moderate` is modified.
+        /// The mask bit of the field `moderate`.
         IBV_CQ_ATTR_MODERATE = 1 << 0,
     }
 }
 
-/// Polls up to `num_entries` completions. Returns their number, or a negative number on failure.
+/// Polls up to `num_entries` completions. Returns the number of completions, or a negative number on failure.
 ///
 /// # Safety
 ///
-/// `cq` is alive, its context has the operation, and `wc` is valid for writes of `num_entries` completions.
+/// `cq` is alive, its device context implements `poll_cq`, and `wc` is valid for writes of `num_entries` completions.
 #[inline]
 pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe { (*(*cq).context).ops.poll_cq.unwrap_unchecked()(cq, num_entries, wc) }
 }
 
-/// Requests an event at the next completion, or at the next solicited one. Returns 0 or an errno value.
+/// Arms a completion queue: the next completion, or the next solicited completion, generates an event. Returns 0 or an
+/// errno value.
 ///
 /// A completion that is already in the queue generates no event, so the caller must poll once more after this call.
 ///
 /// # Safety
 ///
-/// `cq` is alive, and its context has the operation.
+/// `cq` is alive, and its device context implements `req_notify_cq`.
 #[inline]
 pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
@@ -90,7 +91,7 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
 ///
 /// # Safety
 ///
-/// `cq` is alive, and `attr` valid for reads.
+/// `cq` is alive, and `attr` is valid for reads.
 #[inline]
 pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     // SAFETY: the caller upholds what is asked for above.

@@ -13,7 +13,7 @@ shapes! {
         pub cqe: u32,
         /// The consumer's context pointer.
         pub cq_context: *mut c_void,
-        /// The channel, or NULL.
+        /// The completion channel, or NULL.
         pub channel: *mut ibv_comp_channel,
         /// The completion vector.
         pub comp_vector: u32,
@@ -29,15 +29,15 @@ shapes! {
 
     // ibv_cq_init_attr_ex.comp_mask
     pub const u32 {
-        /// The field `flags` is valid.
+        /// The mask bit of the field `flags`.
         IBV_CQ_INIT_ATTR_MASK_FLAGS = 1 << 0,
-        /// The field `parent_domain` is valid.
+        /// The mask bit of the field `parent_domain`.
         IBV_CQ_INIT_ATTR_MASK_PD = 1 << 1,
     }
 
     // ibv_cq_init_attr_ex.flags
     pub const u32 {
-        /// Only one thread uses the queue at a time, so it needs no lock.
+        /// Only one thread uses the queue at a time, so the queue needs no lock.
         IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1 << 0,
         /// The consumer guarantees that the queue doesn't overrun.
         IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1,
@@ -61,11 +61,11 @@ shapes! {
         IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6,
         /// Enables [`ibv_wc_read_completion_ts`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
-        /// The VLAN tag of a raw packet.
+        /// Enables reading the VLAN tag of a raw packet.
         IBV_WC_EX_WITH_CVLAN = 1 << 8,
-        /// The tag of the flow steering rule that matched.
+        /// Enables reading the tag of the flow steering rule that matched.
         IBV_WC_EX_WITH_FLOW_TAG = 1 << 9,
-        /// The tag matching information.
+        /// Enables reading the tag matching information.
         IBV_WC_EX_WITH_TM_INFO = 1 << 10,
         /// Enables [`ibv_wc_read_completion_wallclock_ns`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
@@ -76,18 +76,18 @@ shapes! {
     /// The attributes of a poll; no attribute is defined yet.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_poll_cq_attr {
-        /// Must be zero.
+        /// The mask of optional fields, which must be zero.
         pub comp_mask: u32,
     }
 
     /// Tag matching information; opaque in this crate.
     pub opaque ibv_wc_tm_info;
 
-    /// An extended completion queue. Its first fields are those of an [`ibv_cq`].
+    /// An extended completion queue. The first fields are those of an [`ibv_cq`].
     pub struct ibv_cq_ex {
         /// The device context.
         pub context: *mut ibv_context,
-        /// The channel, or NULL.
+        /// The completion channel, or NULL.
         pub channel: *mut ibv_comp_channel,
         /// The consumer's context pointer.
         pub cq_context: *mut c_void,
@@ -95,9 +95,9 @@ shapes! {
         pub handle: u32,
         /// The number of entries.
         pub cqe: c_int,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub mutex: pthread_mutex_t,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub cond: pthread_cond_t,
         /// The number of acknowledged completion events.
         pub comp_events_completed: u32,
@@ -139,11 +139,11 @@ shapes! {
         pub read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
         /// The implementation of [`ibv_wc_read_completion_ts`].
         pub read_completion_ts: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub read_cvlan: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub read_flow_tag: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-        /// Unused by this crate.
+        /// A function that this crate does not use.
         pub read_tm_info: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
         /// The implementation of [`ibv_wc_read_completion_wallclock_ns`].
         pub read_completion_wallclock_ns: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
@@ -171,15 +171,16 @@ pub unsafe fn ibv_create_cq_ex(
     }
 }
 
-/// Casts to a plain completion queue, for the functions that arm, resize and destroy queues.
+/// Casts an extended completion queue to an [`ibv_cq`], for the functions that arm, resize and destroy queues.
 #[must_use]
 #[inline]
 pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
     cq.cast()
 }
 
-/// Starts a poll. Returns 0 if there is a completion, ENOENT if there is none, or another errno value. After 0, the
-/// caller may call [`ibv_next_poll`] and must call [`ibv_end_poll`]; otherwise it must call neither.
+/// Starts a poll. Returns 0 if there is a completion, ENOENT if there is none, or another errno value. If the result
+/// is 0, the caller may call [`ibv_next_poll`] and must call [`ibv_end_poll`]. Otherwise the caller must call
+/// neither.
 ///
 /// # Safety
 ///
@@ -190,11 +191,11 @@ pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) ->
     unsafe { (*cq).start_poll.unwrap_unchecked()(cq, attr) }
 }
 
-/// Moves to the next completion. Returns 0 if there is one, ENOENT if there is none, or another errno value.
+/// Moves to the next completion. Returns 0 if there is a completion, ENOENT if there is none, or another errno value.
 ///
 /// # Safety
 ///
-/// A poll is in progress.
+/// A poll of `cq` is in progress.
 #[inline]
 pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
@@ -205,7 +206,7 @@ pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
 ///
 /// # Safety
 ///
-/// A poll is in progress.
+/// A poll of `cq` is in progress.
 #[inline]
 pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
@@ -220,7 +221,8 @@ macro_rules! readers {
             ///
             /// # Safety
             ///
-            /// A poll is in progress, and the queue was created with the flag of this field, if it has one.
+            /// A poll of `cq` is in progress, and the queue was created with the flag that enables this function, if
+            /// there is such a flag.
             #[inline]
             pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $ty {
                 // SAFETY: the caller says that the queue was made so that the provider fills this in.
@@ -231,7 +233,7 @@ macro_rules! readers {
 }
 
 readers! {
-    /// Reads the opcode of a completed request. It is valid only if the status is success.
+    /// Reads the opcode of a completed request. The opcode is valid only if the status is success.
     fn ibv_wc_read_opcode = read_opcode -> ibv_wc_opcode;
     /// Reads the vendor-specific error code.
     fn ibv_wc_read_vendor_err = read_vendor_err -> u32;
@@ -241,9 +243,9 @@ readers! {
     fn ibv_wc_read_imm_data = read_imm_data -> __be32;
     /// Reads the remote key that the peer invalidated.
     fn ibv_wc_read_invalidated_rkey = read_imm_data -> u32;
-    /// Reads the local queue pair.
+    /// Reads the number of the local queue pair.
     fn ibv_wc_read_qp_num = read_qp_num -> u32;
-    /// Reads the source queue pair of a datagram.
+    /// Reads the number of the source queue pair of a datagram.
     fn ibv_wc_read_src_qp = read_src_qp -> u32;
     /// Reads the `IBV_WC_*` flags.
     fn ibv_wc_read_wc_flags = read_wc_flags -> c_uint;

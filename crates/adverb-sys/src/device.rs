@@ -28,7 +28,7 @@ shapes! {
 
     /// The transport of a device.
     pub enum ibv_transport_type: c_int {
-        /// A type unknown to the library.
+        /// A transport unknown to the library.
         IBV_TRANSPORT_UNKNOWN = -1,
         /// InfiniBand's transport, over InfiniBand or RoCE.
         IBV_TRANSPORT_IB = 0,
@@ -45,23 +45,23 @@ shapes! {
     /// Two unused function pointers.
     #[derive(Clone, Copy)]
     pub struct _ibv_device_ops {
-        /// Unused.
+        /// An unused function pointer.
         pub _dummy1: Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
-        /// Unused.
+        /// An unused function pointer.
         pub _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
     }
 
     /// An RDMA device.
     pub struct ibv_device {
-        /// Unused.
+        /// Unused function pointers.
         pub _ops: _ibv_device_ops,
         /// The node type.
         pub node_type: ibv_node_type,
         /// The transport.
         pub transport_type: ibv_transport_type,
-        /// The kernel's name, such as `mlx5_0`.
+        /// The kernel's name of the device, such as `mlx5_0`.
         pub name: [c_char; 64],
-        /// The name of its character device, such as `uverbs0`.
+        /// The name of the character device, such as `uverbs0`.
         pub dev_name: [c_char; 64],
         /// The sysfs directory of the character device.
         pub dev_path: [c_char; 256],
@@ -88,7 +88,7 @@ shapes! {
         pub node_guid: __be64,
         /// The system image GUID, shared by all parts of an adapter.
         pub sys_image_guid: __be64,
-        /// The maximum size of a memory region.
+        /// The maximum size of a memory region in bytes.
         pub max_mr_size: u64,
         /// The supported page sizes: bit n is set for 2ⁿ bytes.
         pub page_size_cap: u64,
@@ -102,7 +102,7 @@ shapes! {
         pub max_qp: c_int,
         /// The maximum number of requests in a work queue.
         pub max_qp_wr: c_int,
-        /// The `IBV_DEVICE_*` flags of the lower 32 bits.
+        /// The lower 32 bits of the `IBV_DEVICE_*` flags.
         pub device_cap_flags: c_uint,
         /// The maximum number of segments of a request.
         pub max_sge: c_int,
@@ -118,13 +118,15 @@ shapes! {
         pub max_pd: c_int,
         /// The maximum number of RDMA READs and atomics outstanding per queue pair as responder.
         pub max_qp_rd_atom: c_int,
-        /// The same limit for an end-to-end context (reliable datagrams only).
+        /// The maximum number of RDMA READs and atomics outstanding per end-to-end context as responder (reliable
+        /// datagrams only).
         pub max_ee_rd_atom: c_int,
         /// The maximum number of RDMA READs and atomics outstanding on the device as responder.
         pub max_res_rd_atom: c_int,
         /// The maximum number of RDMA READs and atomics outstanding per queue pair as requester.
         pub max_qp_init_rd_atom: c_int,
-        /// The same limit for an end-to-end context (reliable datagrams only).
+        /// The maximum number of RDMA READs and atomics outstanding per end-to-end context as requester (reliable
+        /// datagrams only).
         pub max_ee_init_rd_atom: c_int,
         /// The scope of atomic operations.
         pub atomic_cap: ibv_atomic_cap,
@@ -166,23 +168,23 @@ shapes! {
 
     // ibv_device_attr.device_cap_flags
     pub const c_uint {
-        /// Work queues can be resized.
+        /// Resizing of work queues.
         IBV_DEVICE_RESIZE_MAX_WR = 1 << 0,
-        /// Counting of packets with a wrong P_Key.
+        /// A counter of packets with a wrong P_Key.
         IBV_DEVICE_BAD_PKEY_CNTR = 1 << 1,
-        /// Counting of packets with a wrong Q_Key.
+        /// A counter of packets with a wrong Q_Key.
         IBV_DEVICE_BAD_QKEY_CNTR = 1 << 2,
-        /// Raw packets can be multicast.
+        /// Multicast of raw packets.
         IBV_DEVICE_RAW_MULTI = 1 << 3,
         /// Automatic path migration.
         IBV_DEVICE_AUTO_PATH_MIG = 1 << 4,
-        /// A queue pair can change its port.
+        /// Changes of the port of a queue pair.
         IBV_DEVICE_CHANGE_PHY_PORT = 1 << 5,
-        /// Checking the port of an address handle.
+        /// Checks of the port of an address handle.
         IBV_DEVICE_UD_AV_PORT_ENFORCE = 1 << 6,
-        /// Specifying the current state when a queue pair is modified.
+        /// Specification of the current state when a queue pair is modified.
         IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7,
-        /// Ports can be shut down.
+        /// Shutdown of ports.
         IBV_DEVICE_SHUTDOWN_PORT = 1 << 8,
         /// Initialization types.
         IBV_DEVICE_INIT_TYPE = 1 << 9,
@@ -192,9 +194,9 @@ shapes! {
         IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11,
         /// RNR NAKs on reliable connections.
         IBV_DEVICE_RC_RNR_NAK_GEN = 1 << 12,
-        /// Shared receive queues can be resized.
+        /// Resizing of shared receive queues.
         IBV_DEVICE_SRQ_RESIZE = 1 << 13,
-        /// Notification after several completions.
+        /// Completion events after a number of completions.
         IBV_DEVICE_N_NOTIFY_CQ = 1 << 14,
         /// Memory windows.
         IBV_DEVICE_MEM_WINDOW = 1 << 17,
@@ -218,7 +220,7 @@ shapes! {
 
     // ibv_device_attr_ex.device_cap_flags_ex, besides those above
     pub const u64 {
-        /// Keeping the frame check sequence of raw packets.
+        /// Delivery of the frame check sequence of raw packets.
         IBV_DEVICE_RAW_SCATTER_FCS = 1 << 34,
         /// Padding of PCI writes to a cache line.
         IBV_DEVICE_PCI_WRITE_END_PADDING = 1 << 36,
@@ -238,7 +240,7 @@ shapes! {
     /// The input of `ibv_query_device_ex`; no attribute is defined yet.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_query_device_ex_input {
-        /// Must be zero.
+        /// The mask of optional fields, which must be zero.
         pub comp_mask: u32,
     }
 
@@ -254,49 +256,49 @@ shapes! {
     /// The on-demand paging capabilities by transport, as `IBV_ODP_SUPPORT_*` flags.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_odp_caps_per_transport inside ibv_odp_caps.per_transport_caps {
-        /// Reliable connections.
+        /// The flags of reliable connections.
         pub rc_odp_caps: u32,
-        /// Unreliable connections.
+        /// The flags of unreliable connections.
         pub uc_odp_caps: u32,
-        /// Datagrams.
+        /// The flags of unreliable datagrams.
         pub ud_odp_caps: u32,
     }
 
     // ibv_odp_caps.general_caps
     pub const u64 {
-        /// Registration of memory without pinning.
+        /// On-demand paging (ODP): registration of memory without pinning.
         IBV_ODP_SUPPORT = 1 << 0,
-        /// Implicit registration of the whole address space.
+        /// Implicit on-demand paging: registration of the whole address space.
         IBV_ODP_SUPPORT_IMPLICIT = 1 << 1,
     }
 
     // ibv_odp_caps_per_transport
     pub const u32 {
-        /// SEND from on-demand memory.
+        /// SEND from memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_SEND = 1 << 0,
-        /// Receives into on-demand memory.
+        /// Receives into memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_RECV = 1 << 1,
-        /// RDMA WRITE.
+        /// RDMA WRITE on memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_WRITE = 1 << 2,
-        /// RDMA READ.
+        /// RDMA READ on memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_READ = 1 << 3,
-        /// Atomics.
+        /// Atomics on memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
-        /// Receives into on-demand memory through a shared receive queue.
+        /// Receives through a shared receive queue into memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_SRQ_RECV = 1 << 5,
     }
 
     pub const u32 since "58" {
-        /// FLUSH.
+        /// FLUSH of memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_FLUSH = 1 << 6,
-        /// ATOMIC WRITE.
+        /// ATOMIC WRITE on memory registered with on-demand paging (ODP).
         IBV_ODP_SUPPORT_ATOMIC_WRITE = 1 << 7,
     }
 
     /// The capabilities of TCP segmentation offload (TSO).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tso_caps {
-        /// The maximum size of a packet to segment; zero if TSO isn't supported.
+        /// The maximum size of a packet to segment, in bytes; zero if TSO isn't supported.
         pub max_tso: u32,
         /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
@@ -317,23 +319,23 @@ shapes! {
         pub rx_hash_function: u8,
     }
 
-    /// The limits of rate limiting, in kbit/s.
+    /// The limits of packet pacing.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_packet_pacing_caps {
-        /// The minimum rate.
+        /// The minimum rate in kbit/s.
         pub qp_rate_limit_min: u32,
-        /// The maximum rate.
+        /// The maximum rate in kbit/s.
         pub qp_rate_limit_max: u32,
         /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
     }
 
-    /// Tag matching (TM).
+    /// The capabilities of tag matching (TM).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tm_caps {
         /// The maximum length of a rendezvous header in bytes.
         pub max_rndv_hdr_size: u32,
-        /// The number of buffers in the tag list.
+        /// The maximum number of buffers in the tag list.
         pub max_num_tags: u32,
         /// The flags of the supported transports.
         pub flags: u32,
@@ -352,60 +354,60 @@ shapes! {
         pub max_cq_period: u16,
     }
 
-    /// PCI atomics: for each operation, flags for 4, 8 and 16 bytes.
+    /// The capabilities of PCI atomics: for each operation, flags for 4, 8 and 16 bytes.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_pci_atomic_caps {
-        /// Fetch-and-add.
+        /// The flags of fetch-and-add.
         pub fetch_add: u16,
-        /// Swap.
+        /// The flags of swap.
         pub swap: u16,
-        /// Compare-and-swap.
+        /// The flags of compare-and-swap.
         pub compare_swap: u16,
     }
 
     /// The extended attributes of a device.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_device_attr_ex {
-        /// The plain attributes.
+        /// The attributes that [`ibv_query_device`](crate::Ibverbs::ibv_query_device) returns.
         pub orig_attr: ibv_device_attr,
-        /// Must be zero.
+        /// The mask of optional fields, which must be zero.
         pub comp_mask: u32,
-        /// On-demand paging.
+        /// The on-demand paging capabilities.
         pub odp_caps: ibv_odp_caps,
-        /// The mask of valid bits of completion timestamps; zero if they aren't supported.
+        /// The mask of valid bits of completion timestamps; zero if the device doesn't support timestamps.
         pub completion_timestamp_mask: u64,
         /// The frequency of the timestamp clock in kHz.
         pub hca_core_clock: u64,
         /// All `IBV_DEVICE_*` flags.
         pub device_cap_flags_ex: u64,
-        /// TCP segmentation offload.
+        /// The capabilities of TCP segmentation offload (TSO).
         pub tso_caps: ibv_tso_caps,
-        /// Receive-side scaling.
+        /// The capabilities of receive-side scaling (RSS).
         pub rss_caps: ibv_rss_caps,
         /// The maximum number of work queues.
         pub max_wq_type_rq: u32,
-        /// Rate limits.
+        /// The limits of packet pacing.
         pub packet_pacing_caps: ibv_packet_pacing_caps,
         /// The raw packet capability flags.
         pub raw_packet_caps: u32,
-        /// Tag matching (TM).
+        /// The capabilities of tag matching (TM).
         pub tm_caps: ibv_tm_caps,
-        /// Completion event moderation.
+        /// The limits of completion event moderation.
         pub cq_mod_caps: ibv_cq_moderation_caps,
-        /// The maximum size of device memory.
+        /// The maximum size of device memory in bytes.
         pub max_dm_size: u64,
-        /// Atomics over PCI.
+        /// The capabilities of PCI atomics.
         pub pci_atomic_caps: ibv_pci_atomic_caps,
         /// The on-demand paging capabilities of XRC.
         pub xrc_odp_caps: u32,
-        /// The number of ports if it exceeds 255.
+        /// The number of ports, if it exceeds 255.
         pub phys_port_cnt_ex: u32,
     }
 
     /// The values of `ibv_query_rt_values_ex`.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_values_ex {
-        /// The mask of requested values on input, of returned values on output.
+        /// The mask of requested values on input, and of returned values on output.
         pub comp_mask: u32,
         /// The raw clock, with ticks in `tv_nsec`.
         pub raw_clock: timespec,
@@ -413,13 +415,14 @@ shapes! {
 
     // ibv_values_ex.comp_mask
     pub const u32 {
-        /// The raw clock of completion timestamps.
+        /// The mask bit of the field `raw_clock`, the clock of completion timestamps.
         IBV_VALUES_MASK_RAW_CLOCK = 1 << 0,
     }
 }
 
 impl Ibverbs {
-    /// Queries a device's extended attributes, or the plain ones if it has no others. Returns 0 or an errno value.
+    /// Queries a device's extended attributes. If the device doesn't support this query, only `orig_attr` is filled in,
+    /// and all other attributes are zero. Returns 0 or an errno value.
     ///
     /// # Safety
     ///
@@ -451,7 +454,7 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// `device` is in a list that isn't freed yet, or open.
+    /// `device` is in a device list that isn't freed yet, or a context of the device is open.
     pub unsafe fn ibv_get_device_index(&self, device: *mut ibv_device) -> c_int {
         match self.ibv_get_device_index {
             // SAFETY: the caller vouches for the device.
@@ -460,11 +463,11 @@ impl Ibverbs {
         }
     }
 
-    /// Opens a device from another process's file descriptor. Returns NULL and sets errno on failure.
+    /// Opens a device through the file descriptor of another process's context. Returns NULL and sets errno on failure.
     ///
     /// # Safety
     ///
-    /// `cmd_fd` is the `cmd_fd` of a context, and the result owns it.
+    /// `cmd_fd` is the field `cmd_fd` of a device context. The returned context owns the file descriptor.
     pub unsafe fn ibv_import_device(&self, cmd_fd: c_int) -> *mut ibv_context {
         match self.ibv_import_device {
             // SAFETY: the caller vouches for the descriptor.
@@ -481,7 +484,7 @@ impl Ibverbs {
 ///
 /// # Safety
 ///
-/// `context` is open, and `values` valid for reads and writes.
+/// `context` is open, and `values` is valid for reads and writes.
 #[inline]
 pub unsafe fn ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     // SAFETY: the caller upholds what is asked for above.

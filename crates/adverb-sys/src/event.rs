@@ -5,7 +5,7 @@ use libc::{c_int, c_uint};
 use crate::{ibv_cq, ibv_qp, ibv_srq, ibv_wq};
 
 shapes! {
-    /// The type of an event.
+    /// The type of an asynchronous event.
     pub enum ibv_event_type: c_uint {
         /// A completion queue overran or failed.
         IBV_EVENT_CQ_ERR = 0,
@@ -27,7 +27,7 @@ shapes! {
         IBV_EVENT_DEVICE_FATAL = 8,
         /// A port became active.
         IBV_EVENT_PORT_ACTIVE = 9,
-        /// A port is no longer active.
+        /// A port became inactive.
         IBV_EVENT_PORT_ERR = 10,
         /// A port's LID changed.
         IBV_EVENT_LID_CHANGE = 11,
@@ -74,7 +74,7 @@ shapes! {
         pub srq: *mut ibv_srq,
         /// A work queue.
         pub wq: *mut ibv_wq,
-        /// A port.
+        /// The number of a port.
         pub port_num: c_int,
     }
 }

@@ -8,7 +8,7 @@ use libc::{c_int, c_uint, size_t, ssize_t};
 use crate::{__be64, Ibverbs, ibv_context};
 
 shapes! {
-    /// A global identifier (GID): 16 bytes. In RoCEv2 they are an IPv6 address or an IPv4-mapped IPv6 address.
+    /// A global identifier (GID) of 16 bytes. In RoCEv2, a GID is an IPv6 address or an IPv4-mapped IPv6 address.
     #[derive(Clone, Copy)]
     pub union ibv_gid {
         /// The bytes in network order.
@@ -26,7 +26,7 @@ shapes! {
         pub interface_id: __be64,
     }
 
-    /// The type of a GID, which determines the protocol of packets sent from it.
+    /// The type of a GID, which determines the protocol of packets sent from that GID.
     pub enum ibv_gid_type: c_uint {
         /// InfiniBand.
         IBV_GID_TYPE_IB = 0,
@@ -43,9 +43,9 @@ shapes! {
         pub gid: ibv_gid,
         /// The index in the port's GID table.
         pub gid_index: u32,
-        /// The port.
+        /// The number of the port.
         pub port_num: u32,
-        /// An [`ibv_gid_type`].
+        /// The type of the GID, an [`ibv_gid_type`].
         pub gid_type: u32,
         /// The index of the network interface that the GID belongs to, or zero.
         pub ndev_ifindex: u32,
@@ -53,7 +53,7 @@ shapes! {
 }
 
 impl ibv_gid {
-    /// The bytes in network order.
+    /// Returns the bytes in network order.
     #[must_use]
     #[inline]
     pub const fn octets(&self) -> [u8; 16] {
@@ -88,7 +88,7 @@ impl Ibverbs {
     ///
     /// # Safety
     ///
-    /// `context` is open, and `entry` valid for writes.
+    /// `context` is open, and `entry` is valid for writes.
     pub unsafe fn ibv_query_gid_ex(
         &self,
         context: *mut ibv_context,
@@ -106,13 +106,16 @@ impl Ibverbs {
         }
     }
 
-    /// Queries all nonempty entries of a device's GID tables. Returns their number, or a negative errno value. The call
-    /// fails if there are more than `max_entries` entries, with -EOPNOTSUPP if the library is older than rdma-core 32,
-    /// and with -EINVAL if `max_entries` exceeds 2047, because the kernel accepts at most 65,535 bytes.
+    /// Queries all nonempty entries of a device's GID tables. Returns the number of entries, or a negative errno
+    /// value.
+    ///
+    /// The call fails if there are more than `max_entries` entries. It fails with -EOPNOTSUPP if the library is older
+    /// than rdma-core 32, and with -EINVAL if `max_entries` exceeds 2047, because the kernel accepts at most 65,535
+    /// bytes.
     ///
     /// # Safety
     ///
-    /// `context` is open, and `entries` valid for writes of `max_entries` entries.
+    /// `context` is open, and `entries` is valid for writes of `max_entries` entries.
     pub unsafe fn ibv_query_gid_table(
         &self,
         context: *mut ibv_context,

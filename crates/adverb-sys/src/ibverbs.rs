@@ -12,8 +12,9 @@ use crate::{
 symbols! {
     /// The loaded libibverbs.
     ///
-    /// Each field is a symbol that the library exports. The method of the same name behaves like the C header: most
-    /// call the symbol, some call a newer function. A test may copy the struct and replace functions.
+    /// Each field is a symbol that the library exports. The method of the same name has the behavior of the
+    /// C header: most methods call the symbol, others call a newer function. A test may copy the struct and replace
+    /// functions.
     pub struct Ibverbs from "libibverbs.so.1";
 
     called {
@@ -23,42 +24,44 @@ symbols! {
         /// # Safety
         ///
         /// `num_devices` is NULL or valid for writes. The caller passes the result to
-        /// [`ibv_free_device_list`](Self::ibv_free_device_list) once, and afterwards uses only opened devices.
+        /// [`ibv_free_device_list`](Self::ibv_free_device_list) once. After that, the caller uses only devices that it
+        /// has opened.
         fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
 
         /// Frees a list of devices.
         ///
         /// # Safety
         ///
-        /// `list` comes from [`ibv_get_device_list`](Self::ibv_get_device_list), and isn't used afterwards.
+        /// `list` was returned by [`ibv_get_device_list`](Self::ibv_get_device_list), and isn't used afterwards.
         fn ibv_free_device_list(list: *mut *mut ibv_device);
 
         /// Returns the kernel's name of a device, such as `mlx5_0`.
         ///
         /// # Safety
         ///
-        /// `device` is in a list that isn't freed yet, or open. The result is valid as long as the device.
+        /// `device` is in a device list that isn't freed yet, or a context of the device is open. The returned string
+        /// is valid as long as the device is.
         fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
 
         /// Returns the node GUID of a device.
         ///
         /// # Safety
         ///
-        /// `device` is in a list that isn't freed yet, or open.
+        /// `device` is in a device list that isn't freed yet, or a context of the device is open.
         fn ibv_get_device_guid(device: *mut ibv_device) -> __be64;
 
         /// Opens a device. Returns NULL and sets errno on failure.
         ///
         /// # Safety
         ///
-        /// `device` is in a list that isn't freed yet.
+        /// `device` is in a device list that isn't freed yet.
         fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
 
         /// Closes a device. Returns 0, or -1 with errno set.
         ///
         /// # Safety
         ///
-        /// `context` is open, all objects created in it are destroyed, and it isn't used afterwards.
+        /// `context` is open, all objects created in the context are destroyed, and `context` isn't used afterwards.
         fn ibv_close_device(context: *mut ibv_context) -> c_int;
 
         /// Reads the next asynchronous event, and waits for it unless the file descriptor is non-blocking. Returns 0,
@@ -80,21 +83,21 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `context` is open, and `device_attr` valid for writes.
+        /// `context` is open, and `device_attr` is valid for writes.
         fn ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int;
 
         /// Queries an entry of the GID table. An empty entry is all zeros. Returns 0 or -1.
         ///
         /// # Safety
         ///
-        /// `context` is open, and `gid` valid for writes.
+        /// `context` is open, and `gid` is valid for writes.
         fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
 
         /// Queries an entry of the P_Key table. Returns 0 or -1.
         ///
         /// # Safety
         ///
-        /// `context` is open, and `pkey` valid for writes.
+        /// `context` is open, and `pkey` is valid for writes.
         fn ibv_query_pkey(context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut __be16) -> c_int;
 
         /// Creates a protection domain. Returns NULL and sets errno on failure.
@@ -115,8 +118,8 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `mr` is alive and no request uses it. If `flags` changes `pd` or the memory, they meet the requirements of
-        /// [`ibv_reg_mr`](Self::ibv_reg_mr).
+        /// `mr` is alive, and no outstanding request uses the region. If `flags` changes the protection domain or the
+        /// memory, the new ones meet the requirements of [`ibv_reg_mr`](Self::ibv_reg_mr).
         fn ibv_rereg_mr(
             mr: *mut ibv_mr,
             flags: c_int,
@@ -188,7 +191,8 @@ symbols! {
             cq_context: *mut *mut c_void,
         ) -> c_int;
 
-        /// Acknowledges completion events. Each call locks a mutex, so acknowledging several at once is cheaper.
+        /// Acknowledges completion events. Each call locks a mutex, so acknowledging several events in one
+        /// call is cheaper.
         ///
         /// # Safety
         ///
@@ -200,21 +204,21 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `pd` is alive, and `srq_init_attr` valid for reads and writes.
+        /// `pd` is alive, and `srq_init_attr` is valid for reads and writes.
         fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
 
         /// Modifies a shared receive queue's size or limit. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
-        /// `srq` is alive, and `srq_attr` valid for reads and writes.
+        /// `srq` is alive, and `srq_attr` is valid for reads and writes.
         fn ibv_modify_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr, srq_attr_mask: c_int) -> c_int;
 
         /// Queries a shared receive queue's attributes. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
-        /// `srq` is alive, and `srq_attr` valid for writes.
+        /// `srq` is alive, and `srq_attr` is valid for writes.
         fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int;
 
         /// Destroys a shared receive queue. Returns 0 or an errno value.
@@ -236,7 +240,7 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `qp` is alive, and `attr` valid for reads.
+        /// `qp` is alive, and `attr` is valid for reads.
         fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int;
 
         /// Queries a queue pair's state and attributes. Returns 0 or an errno value.
@@ -264,7 +268,7 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `pd` is alive, and `attr` valid for reads.
+        /// `pd` is alive, and `attr` is valid for reads.
         fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah;
 
         /// Initializes the address attributes for a reply to a received datagram. Returns 0 or -1.
@@ -298,21 +302,21 @@ symbols! {
         ///
         /// # Safety
         ///
-        /// `ah` is alive, no request posted with it is outstanding, and it isn't used after success.
+        /// `ah` is alive, no request posted with `ah` is outstanding, and `ah` isn't used after success.
         fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
 
         /// Attaches a datagram queue pair to a multicast group. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
-        /// `qp` is alive, and `gid` valid for reads.
+        /// `qp` is alive, and `gid` is valid for reads.
         fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
 
         /// Detaches a queue pair from a multicast group. Returns 0 or an errno value.
         ///
         /// # Safety
         ///
-        /// `qp` is alive, and `gid` valid for reads.
+        /// `qp` is alive, and `gid` is valid for reads.
         fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
 
         /// Returns a description of a completion status.

@@ -28,13 +28,14 @@
 //! libraries, others are inline functions in the headers:
 //!
 //! - A function that the library exports is a method of [`Ibverbs`] or [`RdmaCm`].
-//! - A function that the header redirects (`ibv_query_port`, `ibv_reg_mr`, `ibv_create_qp_ex`, …) is a method that
-//!   does the same as the header. The exported symbol of that name has the behavior of its oldest version.
-//! - An inline function that needs only its object is a free function: posting and polling call [`ibv_context::ops`],
-//!   `ibv_wr_*` call [`ibv_qp_ex`], `ibv_start_poll` and related functions call [`ibv_cq_ex`]. Extended verbs call
-//!   [`verbs_context`], after checking that the library is new enough.
+//! - A function for which the header substitutes another one (`ibv_query_port`, `ibv_reg_mr`, `ibv_create_qp_ex`, …) is
+//!   a method with the behavior of the header. The exported symbol of that name has the behavior of its oldest version.
+//! - An inline function that needs only its object is a free function: the functions that post and poll call
+//!   [`ibv_context::ops`], `ibv_wr_*` call [`ibv_qp_ex`], `ibv_start_poll` and related functions call [`ibv_cq_ex`].
+//!   Extended verbs call [`verbs_context`], after checking that the library is new enough.
 //!
-//! The functions are as unsafe as in C and check nothing that C doesn't check. The safe API is the crate `adverb`.
+//! The functions are as unsafe as in C and check nothing that C doesn't check. In their safety requirements, an object
+//! is alive from its creation until it is destroyed. The safe API is the crate `adverb`.
 //!
 //! Fields are public, so that a test can construct an [`ibv_context`] with its own operations.
 //!
@@ -45,7 +46,7 @@
 //! alignment, offset, type, value and signature. Items newer than rdma-core 44, the oldest tested release, are marked
 //! and compared if the headers have them.
 //!
-//! On other systems than Linux, this crate is empty.
+//! On systems other than Linux, this crate is empty.
 
 #![cfg(target_os = "linux")]
 // The names are those of the C API, so that users find them in rdma-core's manual pages.

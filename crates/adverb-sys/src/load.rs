@@ -22,12 +22,12 @@ enum Reason {
 }
 
 impl LoadError {
-    /// Returns the file's name, such as `libibverbs.so.1`.
+    /// Returns the name of the library's file, such as `libibverbs.so.1`.
     pub fn file(&self) -> &str {
         self.file
     }
 
-    /// Whether the file could not be loaded at all, most likely because rdma-core is not installed.
+    /// Whether the dynamic linker could not load the file, most likely because rdma-core is not installed.
     pub fn is_not_installed(&self) -> bool {
         matches!(self.reason, Reason::NotLoaded(_))
     }

@@ -40,7 +40,7 @@ shapes! {
         IBV_ACCESS_ZERO_BASED = 1 << 5,
         /// On-demand paging: the memory isn't pinned.
         IBV_ACCESS_ON_DEMAND = 1 << 6,
-        /// Huge pages, with on-demand paging.
+        /// On-demand paging of huge pages.
         IBV_ACCESS_HUGETLB = 1 << 7,
         /// The first optional flag. Kernels ignore optional flags that they don't know.
         IBV_ACCESS_OPTIONAL_FIRST = 1 << 20,
@@ -59,39 +59,40 @@ shapes! {
 
     // ibv_rereg_mr
     pub const c_int {
-        /// Change the memory.
+        /// A change of the memory.
         IBV_REREG_MR_CHANGE_TRANSLATION = 1 << 0,
-        /// Change the protection domain.
+        /// A change of the protection domain.
         IBV_REREG_MR_CHANGE_PD = 1 << 1,
-        /// Change the access flags.
+        /// A change of the access flags.
         IBV_REREG_MR_CHANGE_ACCESS = 1 << 2,
         /// All supported changes.
         IBV_REREG_MR_FLAGS_SUPPORTED = (1 << 3) - 1,
-        /// The arguments are invalid; the old region remains valid.
+        /// The arguments are invalid. The old region remains valid.
         IBV_REREG_MR_ERR_INPUT = -1,
-        /// The new memory couldn't be excluded from forks; the old region remains valid.
+        /// The new memory couldn't be excluded from child processes (forks). The old region remains valid.
         IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
-        /// The old memory couldn't be included in forks again; the new region is valid.
+        /// The old memory couldn't be made available to child processes (forks) again. The new region is valid.
         IBV_REREG_MR_ERR_DO_FORK_OLD = -3,
         /// The command failed, and the region is invalid.
         IBV_REREG_MR_ERR_CMD = -4,
-        /// The command failed, the region is invalid, and the new memory remains excluded from forks.
+        /// The command failed, the region is invalid, and the new memory remains excluded from child processes
+        /// (forks).
         IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW = -5,
     }
 
-    /// Advice about on-demand memory.
+    /// A kind of advice about memory registered with on-demand paging (ODP).
     pub enum ibv_advise_mr_advice: c_uint {
-        /// Prefetch for reading.
+        /// A prefetch for read access.
         IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
-        /// Prefetch for writing.
+        /// A prefetch for write access.
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
-        /// Prefetch only resident pages, without page faults.
+        /// A prefetch of resident pages only, without page faults.
         IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
     }
 
     // ibv_advise_mr
     pub const u32 {
-        /// Wait until the prefetch completes.
+        /// The call waits until the prefetch completes.
         IBV_ADVISE_MR_FLAG_FLUSH = 1 << 0,
     }
 }
@@ -99,9 +100,9 @@ shapes! {
 impl Ibverbs {
     /// Registers memory. Returns NULL and sets errno on failure.
     ///
-    /// Like the C macro for flags that aren't compile-time constants, this calls
-    /// [`ibv_reg_mr_iova2`](Self::ibv_reg_mr_iova2) with the memory's address as `iova`. So optional flags that the
-    /// kernel doesn't know, such as [`IBV_ACCESS_RELAXED_ORDERING`], are ignored instead of rejected.
+    /// Like the C macro for flags that aren't compile-time constants, this method calls
+    /// [`ibv_reg_mr_iova2`](Self::ibv_reg_mr_iova2) with the memory's address as `iova`. Optional flags that the
+    /// kernel doesn't know, such as [`IBV_ACCESS_RELAXED_ORDERING`], are therefore ignored instead of rejected.
     ///
     /// # Safety
     ///
@@ -203,11 +204,11 @@ impl Ibverbs {
     }
 }
 
-/// Gives the device advice about on-demand memory. Returns 0 or an errno value.
+/// Gives the device advice about memory registered with on-demand paging (ODP). Returns 0 or an errno value.
 ///
 /// # Safety
 ///
-/// `pd` is alive, and `sg_list` valid for reads of `num_sge` segments.
+/// `pd` is alive, and `sg_list` is valid for reads of `num_sge` segments.
 pub unsafe fn ibv_advise_mr(
     pd: *mut ibv_pd,
     advice: ibv_advise_mr_advice,

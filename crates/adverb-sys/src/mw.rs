@@ -48,7 +48,7 @@ shapes! {
         pub wr_id: u64,
         /// The `IBV_SEND_*` flags.
         pub send_flags: c_uint,
-        /// The memory to bind.
+        /// The memory to which the window is bound.
         pub bind_info: ibv_mw_bind_info,
     }
 }
@@ -75,19 +75,20 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
 ///
 /// # Safety
 ///
-/// `mw` is alive, its context has the operation, and it isn't used after success.
+/// `mw` is alive, its device context implements `dealloc_mw`, and `mw` isn't used after success.
 pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe { (*(*mw).context).ops.dealloc_mw.unwrap_unchecked()(mw) }
 }
 
-/// Binds a type 1 memory window. Returns 0 or an errno value: EINVAL if the window has another type, or if there is a
-/// range but no memory region; EPERM if the protection domains differ.
+/// Binds a type 1 memory window. Returns 0 or an errno value: EINVAL if the window has another type, or if `mw_bind`
+/// has an address range but no memory region; EPERM if the protection domains of the window and the memory region
+/// differ.
 ///
 /// # Safety
 ///
-/// `qp` and `mw` are alive, their context has the operation, `mw_bind` is valid for reads, and the objects that it
-/// refers to are alive.
+/// `qp` and `mw` are alive, their device context implements `bind_mw`, `mw_bind` is valid for reads, and the objects
+/// that it refers to are alive.
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe {
@@ -106,7 +107,8 @@ pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw
     }
 }
 
-/// Returns the remote key for the next binding of a window: the low eight bits, which the consumer chooses, plus one.
+/// Returns `rkey` with its low eight bits incremented by one, for the next binding of a memory window. The consumer
+/// may choose these bits.
 #[must_use]
 #[inline]
 pub const fn ibv_inc_rkey(rkey: u32) -> u32 {

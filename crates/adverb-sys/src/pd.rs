@@ -1,4 +1,4 @@
-//! Protection domains, and the thread and parent domains that refine them.
+//! Protection domains, thread domains and parent domains.
 
 use libc::{c_int, c_void, size_t};
 
@@ -6,7 +6,7 @@ use crate::errno::set_errno;
 use crate::{Ibverbs, ibv_context};
 
 shapes! {
-    /// A protection domain: its objects can be used together.
+    /// A protection domain. Only objects of the same protection domain can be used together.
     pub struct ibv_pd {
         /// The device context.
         pub context: *mut ibv_context,
@@ -14,7 +14,7 @@ shapes! {
         pub handle: u32,
     }
 
-    /// A thread domain: its objects are used by one thread at a time.
+    /// A thread domain, whose objects are used by one thread at a time.
     pub struct ibv_td {
         /// The device context.
         pub context: *mut ibv_context,
@@ -23,7 +23,7 @@ shapes! {
     /// The attributes for creating a thread domain.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_td_init_attr {
-        /// Must be zero.
+        /// The mask of optional fields, which must be zero.
         pub comp_mask: u32,
     }
 
@@ -36,7 +36,8 @@ shapes! {
         pub td: *mut ibv_td,
         /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// Allocates memory for the provider. It returns the address -1 for the provider's default allocator.
+        /// The function that allocates memory for the provider. It returns the address -1 to select the provider's
+        /// default allocator.
         pub alloc: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -46,7 +47,7 @@ shapes! {
                 resource_type: u64,
             ) -> *mut c_void,
         >,
-        /// Frees memory from `alloc`.
+        /// The function that frees memory allocated by `alloc`.
         pub free: Option<
             unsafe extern "C" fn(
                 pd: *mut ibv_pd,
@@ -61,9 +62,9 @@ shapes! {
 
     // ibv_parent_domain_init_attr.comp_mask
     pub const u32 {
-        /// The fields `alloc` and `free` are valid.
+        /// The mask bit of the fields `alloc` and `free`.
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1 << 0,
-        /// The field `pd_context` is valid.
+        /// The mask bit of the field `pd_context`.
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
     }
 }
@@ -72,7 +73,7 @@ shapes! {
 ///
 /// # Safety
 ///
-/// `context` is open, and `init_attr` valid for reads.
+/// `context` is open, and `init_attr` is valid for reads.
 pub unsafe fn ibv_alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     // SAFETY: the caller upholds what is asked for above.
     unsafe {
@@ -101,7 +102,8 @@ pub unsafe fn ibv_dealloc_td(td: *mut ibv_td) -> c_int {
     }
 }
 
-/// Creates a parent domain, which is used in place of its protection domain. Returns NULL and sets errno on failure.
+/// Creates a parent domain, which callers use in place of its protection domain. Returns NULL and sets errno on
+/// failure.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Ports.
+//! Ports and their attributes.
 
 use libc::{c_int, c_uint};
 
@@ -25,19 +25,19 @@ shapes! {
         IBV_PORT_NOP = 0,
         /// The physical link is down.
         IBV_PORT_DOWN = 1,
-        /// The physical link is up, and the subnet manager hasn't configured the port.
+        /// The physical link is up, but the subnet manager hasn't configured the port.
         IBV_PORT_INIT = 2,
         /// The subnet manager has configured the port.
         IBV_PORT_ARMED = 3,
         /// The port transfers data.
         IBV_PORT_ACTIVE = 4,
-        /// The port was active, and the physical link has an error.
+        /// The port was active, and its physical link failed.
         IBV_PORT_ACTIVE_DEFER = 5,
     }
 
     // ibv_port_attr.link_layer
     pub const u8 {
-        /// Unspecified by an old kernel, which means InfiniBand.
+        /// The link layer of a port on an old kernel, which does not report it. The port is an InfiniBand port.
         IBV_LINK_LAYER_UNSPECIFIED = 0,
         /// InfiniBand.
         IBV_LINK_LAYER_INFINIBAND = 1,
@@ -53,7 +53,7 @@ shapes! {
 
     // ibv_port_attr.port_cap_flags
     pub const u32 {
-        /// The port runs a subnet manager.
+        /// A subnet manager on this port.
         IBV_PORT_SM = 1 << 1,
         /// Notices.
         IBV_PORT_NOTICE_SUP = 1 << 2,
@@ -65,21 +65,21 @@ shapes! {
         IBV_PORT_AUTO_MIGR_SUP = 1 << 5,
         /// A mapping from service levels to virtual lanes.
         IBV_PORT_SL_MAP_SUP = 1 << 6,
-        /// Nonvolatile M_Key.
+        /// A management key (M_Key) in nonvolatile memory.
         IBV_PORT_MKEY_NVRAM = 1 << 7,
-        /// Nonvolatile P_Keys.
+        /// P_Keys in nonvolatile memory.
         IBV_PORT_PKEY_NVRAM = 1 << 8,
         /// LED information.
         IBV_PORT_LED_INFO_SUP = 1 << 9,
         /// A system image GUID.
         IBV_PORT_SYS_IMAGE_GUID_SUP = 1 << 11,
-        /// Traps for P_Keys at a switch's external port.
+        /// Traps for P_Key violations at a switch's external port.
         IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12,
         /// Extended speeds.
         IBV_PORT_EXTENDED_SPEEDS_SUP = 1 << 14,
-        /// `port_cap_flags2` is valid.
+        /// Validity of the field `port_cap_flags2`.
         IBV_PORT_CAP_MASK2_SUP = 1 << 15,
-        /// A connection manager.
+        /// Communication management.
         IBV_PORT_CM_SUP = 1 << 16,
         /// SNMP tunneling.
         IBV_PORT_SNMP_TUNNEL_SUP = 1 << 17,
@@ -89,9 +89,9 @@ shapes! {
         IBV_PORT_DEVICE_MGMT_SUP = 1 << 19,
         /// A vendor-specific management class.
         IBV_PORT_VENDOR_CLASS_SUP = 1 << 20,
-        /// Notices by direct route.
+        /// Directed-route notices.
         IBV_PORT_DR_NOTICE_SUP = 1 << 21,
-        /// Notices when these flags change.
+        /// Notices of changes to the capability flags.
         IBV_PORT_CAP_MASK_NOTICE_SUP = 1 << 22,
         /// Boot management.
         IBV_PORT_BOOT_MGMT_SUP = 1 << 23,
@@ -135,11 +135,11 @@ shapes! {
         pub max_mtu: ibv_mtu,
         /// The active MTU.
         pub active_mtu: ibv_mtu,
-        /// The number of entries of the GID table, including empty ones.
+        /// The number of entries of the GID table, including empty entries.
         pub gid_tbl_len: c_int,
-        /// The `IBV_PORT_*` flags.
+        /// The `IBV_PORT_*` flags of the first capability mask.
         pub port_cap_flags: u32,
-        /// The maximum message size.
+        /// The maximum message size in bytes.
         pub max_msg_sz: u32,
         /// The number of received packets with a wrong P_Key.
         pub bad_pkey_cntr: u32,
@@ -147,33 +147,34 @@ shapes! {
         pub qkey_viol_cntr: u32,
         /// The number of entries of the P_Key table.
         pub pkey_tbl_len: u16,
-        /// The LID, zero on Ethernet.
+        /// The LID, or zero on Ethernet.
         pub lid: u16,
         /// The subnet manager's LID.
         pub sm_lid: u16,
         /// The LID mask control: the number of low LID bits that the port ignores.
         pub lmc: u8,
-        /// The encoded number of virtual lanes.
+        /// The code of the number of virtual lanes.
         pub max_vl_num: u8,
-        /// The service level to the subnet manager.
+        /// The service level of packets to the subnet manager.
         pub sm_sl: u8,
         /// The exponent of the subnet's propagation delay: the delay is 4.096 µs × 2ⁿ.
         pub subnet_timeout: u8,
         /// The initialization type that the subnet manager performed.
         pub init_type_reply: u8,
-        /// The encoded number of lanes: 1 is 1, 2 is 4, 4 is 8, 8 is 12, 16 is 2.
+        /// The code of the number of lanes. Code 1 means one lane, 2 means 4 lanes, 4 means 8 lanes, 8 means 12
+        /// lanes, and 16 means 2 lanes.
         pub active_width: u8,
-        /// The encoded speed of a lane.
+        /// The code of the speed of a lane.
         pub active_speed: u8,
-        /// The encoded physical state; 5 is link up.
+        /// The code of the physical state. Code 5 means that the link is up.
         pub phys_state: u8,
         /// The link layer, an `IBV_LINK_LAYER_*` value.
         pub link_layer: u8,
         /// The flags: [`IBV_QPF_GRH_REQUIRED`].
         pub flags: u8,
-        /// More `IBV_PORT_*` flags.
+        /// The `IBV_PORT_*` flags of the second capability mask.
         pub port_cap_flags2: u16,
-        /// The encoded speed of a lane if it exceeds the range of `active_speed`, else zero.
+        /// The code of the speed of a lane if `active_speed` cannot represent it, otherwise zero.
         pub active_speed_ex: u32 = since "49",
     }
 }
@@ -181,11 +182,12 @@ shapes! {
 impl Ibverbs {
     /// Queries a port's attributes. Returns 0 or an errno value.
     ///
-    /// This calls the extended operation, because the exported symbol fills in only the fields of its oldest version.
+    /// This method calls the extended operation, because the exported symbol fills in only the fields of its oldest
+    /// version.
     ///
     /// # Safety
     ///
-    /// `context` is open, and `port_attr` valid for writes.
+    /// `context` is open, and `port_attr` is valid for writes.
     pub unsafe fn ibv_query_port(
         &self,
         context: *mut ibv_context,
@@ -205,7 +207,7 @@ impl Ibverbs {
         }
     }
 
-    /// Returns the index of a P_Key in a port's table, or -1 with errno set.
+    /// Returns the index of a P_Key in a port's P_Key table. Returns -1 and sets errno on failure.
     ///
     /// # Safety
     ///

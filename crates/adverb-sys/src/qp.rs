@@ -1,4 +1,4 @@
-//! Queue pairs and posting.
+//! Queue pairs, and the functions that post requests.
 
 use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 shapes! {
-    /// A transport type.
+    /// The type of a queue pair, which determines its transport.
     pub enum ibv_qp_type: c_uint {
         /// Reliable connection.
         IBV_QPT_RC = 2,
@@ -38,7 +38,7 @@ shapes! {
         pub max_send_sge: u32,
         /// The maximum number of segments of a receive request.
         pub max_recv_sge: u32,
-        /// The maximum number of bytes sent inline.
+        /// The maximum length of inline data in bytes.
         pub max_inline_data: u32,
     }
 
@@ -51,11 +51,11 @@ shapes! {
         pub send_cq: *mut ibv_cq,
         /// The completion queue of the receive queue.
         pub recv_cq: *mut ibv_cq,
-        /// A shared receive queue, or NULL.
+        /// The shared receive queue, or NULL.
         pub srq: *mut ibv_srq,
-        /// The capacities: the requested ones on input, the actual ones on output.
+        /// The requested capacities on input, and the actual capacities on output.
         pub cap: ibv_qp_cap,
-        /// The transport.
+        /// The queue pair type.
         pub qp_type: ibv_qp_type,
         /// Whether every send request is signaled.
         pub sq_sig_all: c_int,
@@ -68,13 +68,13 @@ shapes! {
         pub rx_hash_function: u8,
         /// The length of the key in bytes.
         pub rx_hash_key_len: u8,
-        /// The key.
+        /// The key of the hash function.
         pub rx_hash_key: *mut u8,
         /// The packet fields to hash.
         pub rx_hash_fields_mask: u64,
     }
 
-    /// The extended attributes for creating a queue pair. Its first fields are those of an [`ibv_qp_init_attr`].
+    /// The extended attributes for creating a queue pair. The first fields are those of an [`ibv_qp_init_attr`].
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_init_attr_ex {
         /// The consumer's context pointer.
@@ -83,11 +83,11 @@ shapes! {
         pub send_cq: *mut ibv_cq,
         /// The completion queue of the receive queue.
         pub recv_cq: *mut ibv_cq,
-        /// A shared receive queue, or NULL.
+        /// The shared receive queue, or NULL.
         pub srq: *mut ibv_srq,
-        /// The capacities: the requested ones on input, the actual ones on output.
+        /// The requested capacities on input, and the actual capacities on output.
         pub cap: ibv_qp_cap,
-        /// The transport.
+        /// The queue pair type.
         pub qp_type: ibv_qp_type,
         /// Whether every send request is signaled.
         pub sq_sig_all: c_int,
@@ -105,7 +105,7 @@ shapes! {
         pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
         /// The configuration of the receive hash.
         pub rx_hash_conf: ibv_rx_hash_conf,
-        /// The queue pair number that packets carry as their source.
+        /// The source queue pair number of sent packets.
         pub source_qpn: u32,
         /// The `IBV_QP_EX_WITH_*` flags of the `ibv_wr_*` functions that the consumer will use.
         pub send_ops_flags: u64,
@@ -113,33 +113,33 @@ shapes! {
 
     // ibv_qp_init_attr_ex.comp_mask
     pub const u32 {
-        /// The field `pd` is valid.
+        /// The mask bit of the field `pd`.
         IBV_QP_INIT_ATTR_PD = 1 << 0,
-        /// The field `xrcd` is valid.
+        /// The mask bit of the field `xrcd`.
         IBV_QP_INIT_ATTR_XRCD = 1 << 1,
-        /// The field `create_flags` is valid.
+        /// The mask bit of the field `create_flags`.
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,
-        /// The field `max_tso_header` is valid.
+        /// The mask bit of the field `max_tso_header`.
         IBV_QP_INIT_ATTR_MAX_TSO_HEADER = 1 << 3,
-        /// The field `rwq_ind_tbl` is valid.
+        /// The mask bit of the field `rwq_ind_tbl`.
         IBV_QP_INIT_ATTR_IND_TABLE = 1 << 4,
-        /// The field `rx_hash_conf` is valid.
+        /// The mask bit of the field `rx_hash_conf`.
         IBV_QP_INIT_ATTR_RX_HASH = 1 << 5,
-        /// The field `send_ops_flags` is valid.
+        /// The mask bit of the field `send_ops_flags`.
         IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 1 << 6,
     }
 
     // ibv_qp_init_attr_ex.create_flags
     pub const u32 {
-        /// Don't deliver the queue pair's own multicast packets to it.
+        /// Suppression of the loopback of the queue pair's own multicast packets.
         IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1,
-        /// Keep the frame check sequence of raw packets.
+        /// Delivery of the frame check sequence of raw packets.
         IBV_QP_CREATE_SCATTER_FCS = 1 << 8,
-        /// Strip the VLAN tag from raw packets.
+        /// Removal of the VLAN tag from received raw packets.
         IBV_QP_CREATE_CVLAN_STRIPPING = 1 << 9,
-        /// The field `source_qpn` is valid.
+        /// The mask bit of the field `source_qpn`.
         IBV_QP_CREATE_SOURCE_QPN = 1 << 10,
-        /// Pad PCI writes to a cache line.
+        /// Padding of PCI writes to a cache line.
         IBV_QP_CREATE_PCI_WRITE_END_PADDING = 1 << 11,
     }
 
@@ -165,7 +165,7 @@ shapes! {
         IBV_QP_EX_WITH_BIND_MW = 1 << 8,
         /// Enables [`ibv_wr_send_inv`](crate::ibv_wr_send_inv).
         IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
-        /// TCP segmentation offload (TSO).
+        /// Enables TCP segmentation offload (TSO).
         IBV_QP_EX_WITH_TSO = 1 << 10,
         /// Enables [`ibv_wr_atomic_write`](crate::ibv_wr_atomic_write).
         IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
@@ -194,32 +194,32 @@ shapes! {
         pub handle: u32,
         /// The queue pair number.
         pub qp_num: u32,
-        /// The state set by the last modification. The queue pair may have moved to the error state since.
+        /// The state set by the last modification. Since then, the queue pair may have moved to the error state.
         pub state: ibv_qp_state,
-        /// The transport.
+        /// The queue pair type.
         pub qp_type: ibv_qp_type,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub mutex: pthread_mutex_t,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub cond: pthread_cond_t,
         /// The number of acknowledged asynchronous events.
         pub events_completed: u32,
     }
 
-    /// Enhanced connection establishment (ECE): vendor options of a connection.
+    /// The enhanced connection establishment (ECE) options of a connection.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_ece {
         /// The vendor's IEEE OUI.
         pub vendor_id: u32,
         /// The vendor-specific options.
         pub options: u32,
-        /// Must be zero.
+        /// The mask of optional fields, which must be zero.
         pub comp_mask: u32,
     }
 
     // ibv_query_qp_data_in_order, the argument
     pub const u32 since "46" {
-        /// Return capability flags instead of a boolean.
+        /// A request for capability flags as the result, instead of a boolean.
         IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS = 1 << 0,
     }
 
@@ -259,7 +259,7 @@ impl Ibverbs {
         }
     }
 
-    /// Returns the queue pair as an [`ibv_qp_ex`] for `ibv_wr_*`, or NULL if it was created without
+    /// Returns the queue pair as an [`ibv_qp_ex`] for `ibv_wr_*`, or NULL if the queue pair was created without
     /// [`IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`].
     ///
     /// # Safety
@@ -273,11 +273,12 @@ impl Ibverbs {
         }
     }
 
-    /// Sets the vendor options (ECE) before the queue pair is connected. Returns 0 or an errno value.
+    /// Sets a queue pair's enhanced connection establishment (ECE) options, before the queue pair is connected. Returns
+    /// 0 or an errno value.
     ///
     /// # Safety
     ///
-    /// `qp` is alive, and `ece` valid for reads and writes.
+    /// `qp` is alive, and `ece` is valid for reads and writes.
     pub unsafe fn ibv_set_ece(&self, qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         match self.ibv_set_ece {
             // SAFETY: the caller upholds what is asked for above.
@@ -286,11 +287,11 @@ impl Ibverbs {
         }
     }
 
-    /// Queries the vendor options (ECE). Returns 0 or an errno value.
+    /// Queries a queue pair's enhanced connection establishment (ECE) options. Returns 0 or an errno value.
     ///
     /// # Safety
     ///
-    /// `qp` is alive, and `ece` valid for writes.
+    /// `qp` is alive, and `ece` is valid for writes.
     pub unsafe fn ibv_query_ece(&self, qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         match self.ibv_query_ece {
             // SAFETY: the caller upholds what is asked for above.
@@ -299,8 +300,8 @@ impl Ibverbs {
         }
     }
 
-    /// Returns whether message data is written in order, so that the consumer can poll memory for the end of a message.
-    /// Returns 0 if it isn't, or if that is unknown.
+    /// Returns whether message data is written in order, so that the consumer can poll memory for the end of a
+    /// message. Returns 0 if the data may be written out of order, or if the order is unknown.
     ///
     /// # Safety
     ///
@@ -319,8 +320,8 @@ impl Ibverbs {
 ///
 /// # Safety
 ///
-/// `qp` is alive and its context has the operation. The list and its segments are valid for reads, and `bad_wr` is
-/// valid for writes. The memory of the segments stays valid until the requests complete.
+/// `qp` is alive, and its device context implements `post_send`. The list and its segments are valid for reads, and
+/// `bad_wr` is valid for writes. The memory of the segments stays valid until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
@@ -332,8 +333,8 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut 
 ///
 /// # Safety
 ///
-/// The requirements are those of [`ibv_post_send`]. In addition, the memory must not be read until the requests
-/// complete.
+/// `qp` is alive, and its device context implements `post_recv`. The list and its segments are valid for reads, and
+/// `bad_wr` is valid for writes. The memory of the segments stays valid, and is not read, until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the caller upholds what is asked for above.

@@ -1,4 +1,4 @@
-//! The `ibv_wr_*` functions: start a batch, set the operation and data of each request, complete the batch.
+//! The `ibv_wr_*` functions, which start a batch, set the operation and data of each request, and complete the batch.
 
 use libc::{c_int, c_uint, c_void, size_t};
 
@@ -7,7 +7,7 @@ use crate::{__be32, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_
 shapes! {
     /// A queue pair with the `ibv_wr_*` functions.
     pub struct ibv_qp_ex {
-        /// The queue pair.
+        /// The basic queue pair.
         pub qp_base: ibv_qp,
         /// The mask of optional fields.
         pub comp_mask: u64,
@@ -46,7 +46,7 @@ shapes! {
         pub wr_send_imm: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
         /// The implementation of [`ibv_wr_send_inv`].
         pub wr_send_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-        /// TCP segmentation offload (TSO); unused by this crate.
+        /// The implementation of TCP segmentation offload (TSO), which this crate does not use.
         pub wr_send_tso: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16),
         >,
@@ -54,7 +54,7 @@ shapes! {
         pub wr_set_ud_addr: Option<
             unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32),
         >,
-        /// Extended reliable connections (XRC); unused by this crate.
+        /// The implementation of `ibv_wr_set_xrc_srqn`, which this crate does not use.
         pub wr_set_xrc_srqn: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
         /// The implementation of [`ibv_wr_set_inline_data`].
         pub wr_set_inline_data: Option<
@@ -94,17 +94,17 @@ shapes! {
 
     // ibv_wr_flush: how far the data has to come
     pub const u8 since "45" {
-        /// Make the data globally visible.
+        /// A FLUSH to global visibility.
         IBV_FLUSH_GLOBAL = 1 << 0,
-        /// Make the data persistent.
+        /// A FLUSH to persistence.
         IBV_FLUSH_PERSISTENT = 1 << 1,
     }
 
     // ibv_wr_flush: which data
     pub const u8 since "45" {
-        /// Flush a range.
+        /// A FLUSH of a range.
         IBV_FLUSH_RANGE = 0,
-        /// Flush the whole memory region.
+        /// A FLUSH of the whole memory region.
         IBV_FLUSH_MR = 1,
     }
 }
@@ -124,12 +124,12 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Starts a batch. Other threads' posts to the queue pair wait until it ends.
+    /// Starts a batch. Other threads that post to the queue pair wait until the batch ends.
     ///
     /// # Safety
     ///
-    /// `qp` is the result of `ibv_qp_to_qp_ex` for a queue pair that is alive, and this thread has no other batch of it
-    /// in progress.
+    /// `qp` is the result of `ibv_qp_to_qp_ex` for a queue pair that is alive, and this thread has no other batch of
+    /// that queue pair in progress.
     fn ibv_wr_start = wr_start();
 
     /// Posts the batch. Returns 0 or an errno value; on failure, no request is posted.
@@ -227,7 +227,7 @@ requests! {
     /// [`IBV_QP_EX_WITH_FLUSH`](crate::IBV_QP_EX_WITH_FLUSH). An older library rejects that flag.
     fn ibv_wr_flush = wr_flush(rkey: u32, remote_addr: u64, len: size_t, kind: u8, level: u8);
 
-    /// Adds an invalidation of a local key.
+    /// Adds a local invalidation of the remote key `invalidate_rkey`.
     ///
     /// # Safety
     ///
@@ -235,7 +235,7 @@ requests! {
     /// [`IBV_QP_EX_WITH_LOCAL_INV`](crate::IBV_QP_EX_WITH_LOCAL_INV).
     fn ibv_wr_local_inv = wr_local_inv(invalidate_rkey: u32);
 
-    /// Adds a binding of a type 2 memory window under a key.
+    /// Adds a binding of a type 2 memory window with the remote key `rkey`.
     ///
     /// # Safety
     ///
@@ -248,7 +248,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and a request in it, the queue pair is for datagrams, and `ah` stays
+    /// This thread has started a batch and added a request to it, the queue pair's type is UD, and `ah` stays
     /// alive until the request completes.
     fn ibv_wr_set_ud_addr = wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
 
@@ -256,31 +256,31 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and a request in it, and `addr` is valid for reads of `length` bytes.
+    /// This thread has started a batch and added a request to it, and `addr` is valid for reads of `length` bytes.
     fn ibv_wr_set_inline_data = wr_set_inline_data(addr: *mut c_void, length: size_t);
 
     /// Sets the request's data from several buffers, which are copied immediately.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and a request in it, and `buf_list` is valid for reads of `num_buf`
+    /// This thread has started a batch and added a request to it, and `buf_list` is valid for reads of `num_buf`
     /// buffers, which are valid for reads.
     fn ibv_wr_set_inline_data_list =
         wr_set_inline_data_list(num_buf: size_t, buf_list: *const ibv_data_buf);
 
-    /// Sets the request's data: one segment.
+    /// Sets the request's data to one segment.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and a request in it. The memory stays valid until the request
+    /// This thread has started a batch and added a request to it. The memory stays valid until the request
     /// completes.
     fn ibv_wr_set_sge = wr_set_sge(lkey: u32, addr: u64, length: u32);
 
-    /// Sets the request's data: a list of segments.
+    /// Sets the request's data to a list of segments.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and a request in it, and `sg_list` is valid for reads of `num_sge`
+    /// This thread has started a batch and added a request to it, and `sg_list` is valid for reads of `num_sge`
     /// segments. Their memory stays valid until the request completes.
     fn ibv_wr_set_sge_list = wr_set_sge_list(num_sge: size_t, sg_list: *const ibv_sge);
 }

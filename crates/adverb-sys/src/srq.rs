@@ -16,9 +16,9 @@ shapes! {
         pub pd: *mut ibv_pd,
         /// The kernel's handle.
         pub handle: u32,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub mutex: pthread_mutex_t,
-        /// Internal to the library.
+        /// A field internal to the library.
         pub cond: pthread_cond_t,
         /// The number of acknowledged asynchronous events.
         pub events_completed: u32,
@@ -27,19 +27,20 @@ shapes! {
     /// The attributes of a shared receive queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_srq_attr {
-        /// The maximum number of requests.
+        /// The maximum number of requests in the queue.
         pub max_wr: u32,
         /// The maximum number of segments of a request.
         pub max_sge: u32,
-        /// The limit: an event is generated when there are fewer requests. Zero disables the event.
+        /// The limit: an event is generated when the number of requests falls below the limit. Zero disables the
+        /// event.
         pub srq_limit: u32,
     }
 
     // ibv_modify_srq
     pub const c_int {
-        /// `max_wr` is modified.
+        /// The mask bit of the field `max_wr`.
         IBV_SRQ_MAX_WR = 1 << 0,
-        /// `srq_limit` is modified.
+        /// The mask bit of the field `srq_limit`.
         IBV_SRQ_LIMIT = 1 << 1,
     }
 
@@ -58,20 +59,20 @@ shapes! {
         IBV_SRQT_BASIC = 0,
         /// A shared receive queue for extended reliable connections (XRC).
         IBV_SRQT_XRC = 1,
-        /// Tag matching (TM).
+        /// A shared receive queue with tag matching (TM).
         IBV_SRQT_TM = 2,
     }
 
-    /// Tag matching (TM).
+    /// The tag matching (TM) capabilities of a shared receive queue.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tm_cap {
-        /// The number of buffers in the tag list.
+        /// The maximum number of buffers in the tag list.
         pub max_num_tags: u32,
         /// The maximum number of outstanding operations on the tag list.
         pub max_ops: u32,
     }
 
-    /// The extended attributes for creating a shared receive queue. Its first fields are those of an
+    /// The extended attributes for creating a shared receive queue. The first fields are those of an
     /// [`ibv_srq_init_attr`].
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_srq_init_attr_ex {
@@ -81,29 +82,29 @@ shapes! {
         pub attr: ibv_srq_attr,
         /// The mask of the fields below that are valid.
         pub comp_mask: u32,
-        /// The port space.
+        /// The type of the shared receive queue.
         pub srq_type: ibv_srq_type,
         /// The protection domain.
         pub pd: *mut ibv_pd,
         /// The XRC domain.
         pub xrcd: *mut ibv_xrcd,
-        /// The completion queue of receives, for XRC.
+        /// The completion queue of the receives, for XRC and tag matching.
         pub cq: *mut ibv_cq,
-        /// Tag matching (TM).
+        /// The tag matching (TM) capabilities.
         pub tm_cap: ibv_tm_cap,
     }
 
     // ibv_srq_init_attr_ex.comp_mask
     pub const u32 {
-        /// The field `srq_type` is valid.
+        /// The mask bit of the field `srq_type`.
         IBV_SRQ_INIT_ATTR_TYPE = 1 << 0,
-        /// The field `pd` is valid.
+        /// The mask bit of the field `pd`.
         IBV_SRQ_INIT_ATTR_PD = 1 << 1,
-        /// The field `xrcd` is valid.
+        /// The mask bit of the field `xrcd`.
         IBV_SRQ_INIT_ATTR_XRCD = 1 << 2,
-        /// The field `cq` is valid.
+        /// The mask bit of the field `cq`.
         IBV_SRQ_INIT_ATTR_CQ = 1 << 3,
-        /// The field `tm_cap` is valid.
+        /// The mask bit of the field `tm_cap`.
         IBV_SRQ_INIT_ATTR_TM = 1 << 4,
     }
 }
@@ -145,7 +146,7 @@ impl Ibverbs {
 ///
 /// # Safety
 ///
-/// `srq` is alive, and `srq_num` valid for writes.
+/// `srq` is alive, and `srq_num` is valid for writes.
 pub unsafe fn ibv_get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     // SAFETY: the caller upholds what is asked for above.
     unsafe {
@@ -161,8 +162,9 @@ pub unsafe fn ibv_get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
 ///
 /// # Safety
 ///
-/// `srq` is alive and its context has the operation. The list and its segments are valid for reads, and `bad_recv_wr`
-/// is valid for writes. The memory of the segments stays valid, and is not read, until the requests complete.
+/// `srq` is alive, and its device context implements `post_srq_recv`. The list and its segments are valid for reads,
+/// and `bad_recv_wr` is valid for writes. The memory of the segments stays valid, and is not read, until the requests
+/// complete.
 #[inline]
 pub unsafe fn ibv_post_srq_recv(
     srq: *mut ibv_srq,

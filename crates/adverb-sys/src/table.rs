@@ -179,7 +179,11 @@ macro_rules! symbols {
                 pub $called: unsafe extern "C" fn($($carg: $cty),*) $(-> $cret)?,
             )*
             $(
-                #[doc = concat!("The symbol `", stringify!($redirected), "`, which the header redirects.")]
+                #[doc = concat!(
+                    "The symbol `",
+                    stringify!($redirected),
+                    "`, which the C header replaces with another function.",
+                )]
                 pub $redirected: $rty,
             )*
             $(
@@ -189,9 +193,9 @@ macro_rules! symbols {
         }
 
         impl $library {
-            /// Returns the library. The first call loads it; it is never unloaded.
+            /// Returns the loaded library. The first call loads the library, which is never unloaded.
             ///
-            /// After a failure, the next call tries again.
+            /// After a failure, the next call tries to load the library again.
             pub fn load() -> Result<&'static Self, crate::LoadError> {
                 static LOADED: std::sync::OnceLock<$library> = std::sync::OnceLock::new();
                 if let Some(loaded) = LOADED.get() {

@@ -9,7 +9,8 @@ shapes! {
     pub enum ibv_wc_status: c_uint {
         /// Success.
         IBV_WC_SUCCESS = 0,
-        /// The local buffer is too short for the message, or the message exceeds the queue pair's maximum.
+        /// The local buffer is too short for the message, or the message exceeds the queue pair's maximum message
+        /// size.
         IBV_WC_LOC_LEN_ERR = 1,
         /// An internal consistency error of the queue pair.
         IBV_WC_LOC_QP_OP_ERR = 2,
@@ -35,29 +36,29 @@ shapes! {
         IBV_WC_RETRY_EXC_ERR = 12,
         /// The RNR retry limit was exceeded.
         IBV_WC_RNR_RETRY_EXC_ERR = 13,
-        /// An error of reliable datagrams.
+        /// A reliable datagram domain violation (reliable datagrams only).
         IBV_WC_LOC_RDD_VIOL_ERR = 14,
-        /// An error of reliable datagrams.
+        /// The responder reported an invalid reliable datagram request (reliable datagrams only).
         IBV_WC_REM_INV_RD_REQ_ERR = 15,
         /// The responder aborted the operation.
         IBV_WC_REM_ABORT_ERR = 16,
-        /// An error of reliable datagrams.
+        /// An invalid end-to-end context number (reliable datagrams only).
         IBV_WC_INV_EECN_ERR = 17,
-        /// An error of reliable datagrams.
+        /// An invalid state of an end-to-end context (reliable datagrams only).
         IBV_WC_INV_EEC_STATE_ERR = 18,
         /// A fatal error of the device.
         IBV_WC_FATAL_ERR = 19,
         /// A response timeout.
         IBV_WC_RESP_TIMEOUT_ERR = 20,
-        /// Another error.
+        /// An error that no other status describes.
         IBV_WC_GENERAL_ERR = 21,
         /// Tag matching failed.
         IBV_WC_TM_ERR = 22,
-        /// The tag matching rendezvous must be completed by software.
+        /// A tag matching rendezvous that software must complete.
         IBV_WC_TM_RNDV_INCOMPLETE = 23,
     }
 
-    /// The opcode of a completed request. It is valid only if the status is success.
+    /// The opcode of a completed request. The opcode is valid only if the status is success.
     pub enum ibv_wc_opcode: c_uint {
         /// A SEND.
         IBV_WC_SEND = 0,
@@ -81,15 +82,15 @@ shapes! {
         IBV_WC_RECV = 1 << 7,
         /// A receive consumed by an RDMA WRITE with immediate data.
         IBV_WC_RECV_RDMA_WITH_IMM = 129,
-        /// A tag matching operation.
+        /// An addition of a buffer to the tag list.
         IBV_WC_TM_ADD = 130,
-        /// A tag matching operation.
+        /// A removal of a buffer from the tag list.
         IBV_WC_TM_DEL = 131,
-        /// A tag matching operation.
+        /// A synchronization of the tag list.
         IBV_WC_TM_SYNC = 132,
-        /// A tag matching operation.
+        /// A receive into a tagged buffer.
         IBV_WC_TM_RECV = 133,
-        /// A tag matching operation.
+        /// A receive of a message without a tag.
         IBV_WC_TM_NO_TAG = 134,
         /// A vendor-specific opcode.
         IBV_WC_DRIVER1 = 135,
@@ -106,44 +107,45 @@ shapes! {
 
     // ibv_wc.wc_flags
     pub const c_uint {
-        /// The buffer starts with a 40-byte global route header.
+        /// The receive buffer starts with a 40-byte global route header.
         IBV_WC_GRH = 1 << 0,
-        /// The immediate data is valid.
+        /// The completion has immediate data.
         IBV_WC_WITH_IMM = 1 << 1,
         /// The IP checksums are correct.
         IBV_WC_IP_CSUM_OK = 1 << 2,
-        /// The invalidated remote key is valid.
+        /// The completion has the remote key that the peer invalidated.
         IBV_WC_WITH_INV = 1 << 3,
-        /// A tag matching operation.
+        /// The consumer must synchronize the tag list with the device.
         IBV_WC_TM_SYNC_REQ = 1 << 4,
-        /// A tag matching operation.
+        /// The message matched a buffer in the tag list.
         IBV_WC_TM_MATCH = 1 << 5,
-        /// A tag matching operation.
+        /// All data of the message is in the tagged buffer.
         IBV_WC_TM_DATA_VALID = 1 << 6,
     }
 
-    /// A work completion. On failure, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid.
+    /// A work completion. If the status isn't success, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid.
     #[derive(Clone, Copy)]
     pub struct ibv_wc {
-        /// The work request ID.
+        /// The work request ID of the completed request.
         pub wr_id: u64,
-        /// The status.
+        /// The status of the completed request.
         pub status: ibv_wc_status,
-        /// The opcode.
+        /// The opcode of the completed request.
         pub opcode: ibv_wc_opcode,
         /// The vendor-specific error code.
         pub vendor_err: u32,
-        /// The number of bytes received or read; for a datagram, including 40 bytes for the global route header.
+        /// The number of bytes received or read. For a datagram, the number includes 40 bytes for the global route
+        /// header.
         pub byte_len: u32,
         /// The immediate data or the invalidated remote key.
         pub imm: ibv_wc_imm,
-        /// The local queue pair.
+        /// The number of the local queue pair.
         pub qp_num: u32,
-        /// The source queue pair of a datagram.
+        /// The number of the source queue pair of a datagram.
         pub src_qp: u32,
         /// The `IBV_WC_*` flags.
         pub wc_flags: c_uint,
-        /// The P_Key index, for special queue pairs only.
+        /// The P_Key index, valid only for GSI queue pairs.
         pub pkey_index: u16,
         /// The source LID of a datagram.
         pub slid: u16,
@@ -164,7 +166,7 @@ shapes! {
 }
 
 impl ibv_wc {
-    /// Returns the immediate data, or `None` if `wc_flags` lacks [`IBV_WC_WITH_IMM`].
+    /// Returns the immediate data, valid only if `wc_flags` contains [`IBV_WC_WITH_IMM`].
     #[must_use]
     #[inline]
     pub const fn imm_data(&self) -> __be32 {
@@ -172,7 +174,7 @@ impl ibv_wc {
         unsafe { self.imm.imm_data }
     }
 
-    /// Returns the remote key that the peer invalidated, or `None` if `wc_flags` lacks [`IBV_WC_WITH_INV`].
+    /// Returns the remote key that the peer invalidated, valid only if `wc_flags` contains [`IBV_WC_WITH_INV`].
     #[must_use]
     #[inline]
     pub const fn invalidated_rkey(&self) -> u32 {

@@ -21,7 +21,7 @@ shapes! {
         IBV_WR_ATOMIC_CMP_AND_SWP = 5,
         /// An 8-byte fetch-and-add.
         IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
-        /// An invalidation of a local key.
+        /// A local invalidation of a remote key.
         IBV_WR_LOCAL_INV = 7,
         /// A memory window binding.
         IBV_WR_BIND_MW = 8,
@@ -42,15 +42,15 @@ shapes! {
 
     // ibv_send_wr.send_flags
     pub const c_uint {
-        /// Fence: wait until earlier READs and atomics complete.
+        /// A fence: the request starts after earlier RDMA READs and atomics complete.
         IBV_SEND_FENCE = 1 << 0,
-        /// Generate a completion.
+        /// A signaled request, which generates a completion.
         IBV_SEND_SIGNALED = 1 << 1,
-        /// Generate a solicited event at the peer.
+        /// A solicited event at the peer.
         IBV_SEND_SOLICITED = 1 << 2,
-        /// Inline: copy the data while posting.
+        /// Inline data: the data is copied while the request is posted.
         IBV_SEND_INLINE = 1 << 3,
-        /// Let the device compute the IP checksums.
+        /// Computation of the IP checksums by the device.
         IBV_SEND_IP_CSUM = 1 << 4,
     }
 
@@ -94,7 +94,7 @@ shapes! {
         pub wr_id: u64,
         /// The next request in the list, or NULL.
         pub next: *mut ibv_send_wr,
-        /// The segments of the data; for READs and atomics, of the result.
+        /// The segments of the data to send. For READs and atomics, the segments that receive the result.
         pub sg_list: *mut ibv_sge,
         /// The number of segments.
         pub num_sge: c_int,
@@ -108,7 +108,7 @@ shapes! {
         pub wr: ibv_send_wr_wr,
         /// The arguments of XRC.
         pub qp_type: ibv_send_wr_qp_type,
-        /// The arguments of a window binding or of TSO.
+        /// The arguments of a memory window binding or of TCP segmentation offload (TSO).
         pub op: ibv_send_wr_op,
     }
 
@@ -159,7 +159,7 @@ shapes! {
     pub struct ibv_send_wr_ud inside ibv_send_wr.wr.ud {
         /// The address handle.
         pub ah: *mut ibv_ah,
-        /// The peer's queue pair.
+        /// The peer's queue pair number.
         pub remote_qpn: u32,
         /// The peer's Q_Key.
         pub remote_qkey: u32,
@@ -175,11 +175,11 @@ shapes! {
     /// The destination of an XRC message.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_send_wr_xrc inside ibv_send_wr.qp_type.xrc {
-        /// The shared receive queue's number.
+        /// The number of the peer's shared receive queue.
         pub remote_srqn: u32,
     }
 
-    /// The arguments of a window binding or of TSO.
+    /// The arguments of a memory window binding or of TCP segmentation offload (TSO).
     #[derive(Clone, Copy)]
     pub union ibv_send_wr_op unnamed_in ibv_send_wr {
         /// The arguments of a window binding.
@@ -188,25 +188,25 @@ shapes! {
         pub tso: ibv_send_wr_tso,
     }
 
-    /// The arguments of a window binding.
+    /// The arguments of a memory window binding.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_send_wr_bind_mw inside ibv_send_wr.bind_mw {
-        /// The window.
+        /// The memory window.
         pub mw: *mut ibv_mw,
-        /// The new remote key.
+        /// The new remote key of the window.
         pub rkey: u32,
-        /// The memory to bind.
+        /// The memory to which the window is bound.
         pub bind_info: ibv_mw_bind_info,
     }
 
-    /// The arguments of TSO.
+    /// The arguments of TCP segmentation offload (TSO).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_send_wr_tso inside ibv_send_wr.tso {
-        /// The header of each segment.
+        /// The header of each TCP segment.
         pub hdr: *mut c_void,
         /// The length of the header in bytes.
         pub hdr_sz: u16,
-        /// The maximum payload of a segment.
+        /// The maximum payload of a TCP segment in bytes.
         pub mss: u16,
     }
 }

@@ -11,7 +11,7 @@ shapes! {
         pub fd: c_int,
     }
 
-    /// The type of an event.
+    /// The type of a connection manager event.
     pub enum rdma_cm_event_type: c_uint {
         /// The destination address was resolved to a local device and port.
         RDMA_CM_EVENT_ADDR_RESOLVED = 0,
@@ -21,15 +21,16 @@ shapes! {
         RDMA_CM_EVENT_ROUTE_RESOLVED = 2,
         /// The route couldn't be resolved.
         RDMA_CM_EVENT_ROUTE_ERROR = 3,
-        /// A peer requests a connection. The event has a new identifier for it.
+        /// A peer requests a connection. The event contains a new identifier for the connection.
         RDMA_CM_EVENT_CONNECT_REQUEST = 4,
-        /// The peer accepted the connection, and the caller must move the queue pair to its states.
+        /// The peer accepted a connection whose queue pair the caller manages. The caller must move the queue pair to
+        /// the states RTR and RTS.
         RDMA_CM_EVENT_CONNECT_RESPONSE = 5,
         /// The connection couldn't be established.
         RDMA_CM_EVENT_CONNECT_ERROR = 6,
         /// The peer doesn't respond.
         RDMA_CM_EVENT_UNREACHABLE = 7,
-        /// The peer rejected the connection; `status` is the reason.
+        /// The peer rejected the connection. The field `status` is the reason.
         RDMA_CM_EVENT_REJECTED = 8,
         /// The connection is established.
         RDMA_CM_EVENT_ESTABLISHED = 9,
@@ -54,22 +55,22 @@ shapes! {
         RDMA_CM_EVENT_ADDRINFO_ERROR = 17,
         /// An event written by the consumer.
         RDMA_CM_EVENT_USER = 18,
-        /// Internal to the library.
+        /// An event internal to the library.
         RDMA_CM_EVENT_INTERNAL = 19,
     }
 
-    /// An event.
+    /// A connection manager event.
     #[derive(Clone, Copy)]
     pub struct rdma_cm_event {
-        /// The identifier; for a connection request, the new one.
+        /// The identifier. In a connection request, this is a new identifier for the connection.
         pub id: *mut rdma_cm_id,
-        /// The listening identifier of a connection request.
+        /// The listening identifier that received the connection request.
         pub listen_id: *mut rdma_cm_id,
         /// The type of the event.
         pub event: rdma_cm_event_type,
         /// The reject reason, a negative errno value, or zero.
         pub status: c_int,
-        /// The parameters.
+        /// The parameters of the event.
         pub param: rdma_cm_event_param,
     }
 
@@ -89,11 +90,11 @@ shapes! {
     pub struct rdma_ud_param {
         /// The peer's private data.
         pub private_data: *const c_void,
-        /// The length of the private data in bytes, including padding with zeros.
+        /// The length of the private data in bytes, including zero padding.
         pub private_data_len: u8,
-        /// The path.
+        /// The attributes of an address handle for the peer.
         pub ah_attr: ibv_ah_attr,
-        /// The peer's queue pair.
+        /// The peer's queue pair number.
         pub qp_num: u32,
         /// The peer's Q_Key.
         pub qkey: u32,

@@ -8,15 +8,15 @@ use crate::{
 };
 
 shapes! {
-    /// The port space of an identifier, which determines its kind.
+    /// The port space of an identifier, which determines whether the identifier is for connections or datagrams.
     pub enum rdma_port_space: c_uint {
-        /// IP over InfiniBand datagrams.
+        /// The port space of IP over InfiniBand datagrams.
         RDMA_PS_IPOIB = 0x0002,
-        /// Connections.
+        /// The port space of connections.
         RDMA_PS_TCP = 0x0106,
-        /// Datagrams.
+        /// The port space of datagrams.
         RDMA_PS_UDP = 0x0111,
-        /// Connections or datagrams with InfiniBand service IDs.
+        /// The port space of connections or datagrams with InfiniBand service IDs.
         RDMA_PS_IB = 0x013F,
     }
 
@@ -27,7 +27,7 @@ shapes! {
 
     /// A connection identifier: the connection manager's counterpart of a socket.
     pub struct rdma_cm_id {
-        /// The device, opened by the library once the address is resolved.
+        /// The device context, which the library opens when the address is resolved.
         pub verbs: *mut ibv_context,
         /// The event channel.
         pub channel: *mut rdma_event_channel,
@@ -39,30 +39,30 @@ shapes! {
         pub route: rdma_route,
         /// The port space.
         pub ps: rdma_port_space,
-        /// The device's port, once the address is resolved.
+        /// The number of the device's port, set when the address is resolved.
         pub port_num: u8,
-        /// The event that completed the last call, if the identifier has no channel.
+        /// The event that completed the last call, if the identifier was created without a channel.
         pub event: *mut rdma_cm_event,
-        /// An object that the library created with the queue pair.
+        /// The completion channel of `send_cq`, if the library created it with the queue pair.
         pub send_cq_channel: *mut ibv_comp_channel,
-        /// An object that the library created with the queue pair.
+        /// The completion queue of the send queue, if the library created it with the queue pair.
         pub send_cq: *mut ibv_cq,
-        /// An object that the library created with the queue pair.
+        /// The completion channel of `recv_cq`, if the library created it with the queue pair.
         pub recv_cq_channel: *mut ibv_comp_channel,
-        /// An object that the library created with the queue pair.
+        /// The completion queue of the receive queue, if the library created it with the queue pair.
         pub recv_cq: *mut ibv_cq,
         /// The shared receive queue created on the identifier.
         pub srq: *mut ibv_srq,
         /// The protection domain.
         pub pd: *mut ibv_pd,
-        /// The transport.
+        /// The queue pair type.
         pub qp_type: ibv_qp_type,
     }
 
     pub const u8 {
-        /// The device's maximum number of RDMA READs and atomics outstanding from the peer.
+        /// The value of `responder_resources` that selects the maximum of the device.
         RDMA_MAX_RESP_RES = 0xFF,
-        /// The device's maximum number of outstanding RDMA READs and atomics.
+        /// The value of `initiator_depth` that selects the maximum of the device.
         RDMA_MAX_INIT_DEPTH = 0xFF,
     }
 
@@ -71,7 +71,7 @@ shapes! {
     pub struct rdma_conn_param {
         /// The private data for the peer.
         pub private_data: *const c_void,
-        /// The length of the private data in bytes. In an event it may include padding with zeros.
+        /// The length of the private data in bytes. In an event, the length may include zero padding.
         pub private_data_len: u8,
         /// The maximum number of RDMA READs and atomics outstanding from the peer.
         pub responder_resources: u8,
@@ -79,14 +79,14 @@ shapes! {
         pub initiator_depth: u8,
         /// Whether hardware flow control is available.
         pub flow_control: u8,
-        /// The number of retransmissions. It is ignored when accepting.
+        /// The maximum number of retransmissions. When a request is accepted, the field is ignored.
         pub retry_count: u8,
-        /// The number of retries after an RNR NAK.
+        /// The maximum number of retries after an RNR NAK.
         pub rnr_retry_count: u8,
-        /// Whether the queue pair has a shared receive queue. It is used only without a queue pair created on the
-        /// identifier.
+        /// Whether the queue pair has a shared receive queue. If a queue pair was created on the identifier, the
+        /// field is ignored.
         pub srq: u8,
-        /// The queue pair number. It is used only without a queue pair created on the identifier.
+        /// The queue pair number. If a queue pair was created on the identifier, the field is ignored.
         pub qp_num: u32,
     }
 
@@ -97,41 +97,41 @@ shapes! {
         pub comp_mask: u32,
         /// The `RDMA_MC_JOIN_FLAG_*` flags.
         pub join_flags: u32,
-        /// The group.
+        /// The address of the multicast group.
         pub addr: *mut sockaddr,
     }
 
     // rdma_cm_join_mc_attr_ex.comp_mask
     pub const u32 {
-        /// The field `addr` is valid.
+        /// The mask bit of the field `addr`.
         RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1 << 0,
-        /// The field `join_flags` is valid.
+        /// The mask bit of the field `join_flags`.
         RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 1 << 1,
     }
 
     // rdma_cm_join_mc_attr_ex.join_flags
     pub const u32 {
-        /// Join as sender and receiver.
+        /// Membership as sender and receiver.
         RDMA_MC_JOIN_FLAG_FULLMEMBER = 0,
-        /// Join as sender only.
+        /// Membership as sender only.
         RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER = 1,
     }
 
     // rdma_set_option
     pub const c_int {
-        /// The level of options of an identifier.
+        /// The level of identifier options.
         RDMA_OPTION_ID = 0,
-        /// The level of options of InfiniBand.
+        /// The level of InfiniBand options.
         RDMA_OPTION_IB = 1,
         /// The type of service, a `u8`.
         RDMA_OPTION_ID_TOS = 0,
-        /// Whether a local address may be reused, a `c_int`.
+        /// Whether several identifiers may bind to the same local address, a `c_int`.
         RDMA_OPTION_ID_REUSEADDR = 1,
-        /// Whether an identifier with an IPv6 address rejects IPv4, a `c_int`.
+        /// Whether an identifier with an IPv6 address rejects IPv4 connections, a `c_int`.
         RDMA_OPTION_ID_AFONLY = 2,
         /// The ACK timeout exponent, a `u8`: the timeout is 4.096 µs × 2ⁿ.
         RDMA_OPTION_ID_ACK_TIMEOUT = 3,
-        /// The path records.
+        /// The option for the path records.
         RDMA_OPTION_IB_PATH = 1,
     }
 }
@@ -140,18 +140,18 @@ shapes! {
 ///
 /// # Safety
 ///
-/// `id` is alive. The result is valid as long as `id`.
+/// `id` is alive. The returned pointer is valid until `id` is destroyed.
 #[inline]
 pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     // SAFETY: the caller vouches for the identifier; nothing is read here.
     unsafe { (&raw mut (*id).route.addr.src).cast() }
 }
 
-/// Returns the peer's address of an identifier.
+/// Returns the address of an identifier's peer.
 ///
 /// # Safety
 ///
-/// `id` is alive. The result is valid as long as `id`.
+/// `id` is alive. The returned pointer is valid until `id` is destroyed.
 #[inline]
 pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut sockaddr {
     // SAFETY: the caller vouches for the identifier; nothing is read here.

@@ -1,4 +1,4 @@
-//! Routes: addresses and paths of an identifier.
+//! The route of an identifier: its addresses and paths.
 
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
@@ -8,7 +8,7 @@ shapes! {
     /// A route: addresses and paths.
     #[derive(Clone, Copy)]
     pub struct rdma_route {
-        /// The addresses.
+        /// The local address and the peer's address.
         pub addr: rdma_addr,
         /// The path records, or NULL.
         pub path_rec: *mut ibv_sa_path_rec,
@@ -16,7 +16,7 @@ shapes! {
         pub num_paths: c_int,
     }
 
-    /// The addresses of both sides.
+    /// The local address and the peer's address.
     #[derive(Clone, Copy)]
     pub struct rdma_addr {
         /// The local address.
@@ -32,9 +32,9 @@ shapes! {
     pub union rdma_addr_src unnamed_in rdma_addr {
         /// The address of any family.
         pub src_addr: sockaddr,
-        /// IPv4.
+        /// The IPv4 address.
         pub src_sin: sockaddr_in,
-        /// IPv6.
+        /// The IPv6 address.
         pub src_sin6: sockaddr_in6,
         /// Storage for any address.
         pub src_storage: sockaddr_storage,
@@ -45,22 +45,22 @@ shapes! {
     pub union rdma_addr_dst unnamed_in rdma_addr {
         /// The address of any family.
         pub dst_addr: sockaddr,
-        /// IPv4.
+        /// The IPv4 address.
         pub dst_sin: sockaddr_in,
-        /// IPv6.
+        /// The IPv6 address.
         pub dst_sin6: sockaddr_in6,
         /// Storage for any address.
         pub dst_storage: sockaddr_storage,
     }
 
-    /// The GIDs of a route.
+    /// The GIDs and the P_Key of a route.
     #[derive(Clone, Copy)]
     pub union rdma_addr_addr inside rdma_addr.addr {
         /// The GIDs and the P_Key.
         pub ibaddr: rdma_ib_addr,
     }
 
-    /// The GIDs of a route.
+    /// The GIDs and the P_Key of a route.
     #[derive(Debug, Clone, Copy)]
     pub struct rdma_ib_addr {
         /// The local GID.
@@ -98,19 +98,20 @@ shapes! {
         pub pkey: __be16,
         /// The service level.
         pub sl: u8,
-        /// Whether the MTU is at least, at most or exactly this.
+        /// The comparison with `mtu`: 0 is greater than, 1 is less than, 2 is equal to, 3 is the largest available.
         pub mtu_selector: u8,
         /// The MTU, an [`ibv_mtu`](crate::ibv_mtu).
         pub mtu: u8,
-        /// Whether the rate is at least, at most or exactly this.
+        /// The comparison with `rate`: 0 is greater than, 1 is less than, 2 is equal to, 3 is the largest available.
         pub rate_selector: u8,
         /// The rate, an [`ibv_rate`](crate::ibv_rate).
         pub rate: u8,
-        /// Whether the lifetime is at least, at most or exactly this.
+        /// The comparison with `packet_life_time`: 0 is greater than, 1 is less than, 2 is equal to, 3 is the
+        /// smallest available.
         pub packet_life_time_selector: u8,
         /// The packet lifetime exponent: the lifetime is 4.096 µs × 2ⁿ.
         pub packet_life_time: u8,
-        /// The preference among the paths.
+        /// The path's preference relative to other paths.
         pub preference: u8,
     }
 }
