@@ -132,9 +132,9 @@ impl Options {
     /// Sets the maximum size of a message that this side accepts, in bytes. The default is 64 MiB, and the upper
     /// limit is 1 GiB.
     ///
-    /// The peer learns the value in the handshake, and its `send` returns [`Error::MessageTooLong`] for longer
-    /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory
-    /// for the message.
+    /// The peer receives the value in the handshake, and its `send` returns [`Error::MessageTooLong`] for longer
+    /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory for
+    /// the message.
     ///
     /// A frame of 32 bytes makes this side allocate memory for a message of this size, so raise the value only as far
     /// as the application needs. The value does not limit streams.
@@ -190,20 +190,20 @@ impl Options {
         self
     }
 
-    /// Sets the silence after which a waiting call probes the peer. The default is 5 s, and `Duration::MAX` disables
-    /// the probes.
+    /// Sets the time without traffic from the peer after which a waiting call probes the peer. The default is 5 s, and
+    /// `Duration::MAX` disables the probes.
     ///
     /// The peer's device answers the probe, even if the peer's program hangs. If the device does not answer, the
     /// connection ends about two seconds after the probe: the probe is retransmitted six times, with an ACK timeout of
     /// 268 ms. The InfiniBand specification allows hardware to wait up to four times as long. If the connection manager
-    /// of RDMA hardware established the connection, the kernel also reports the end of the peer's program at once.
+    /// of RDMA hardware established the connection, the kernel also reports at once that the peer's process has ended.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self
     }
 
     /// Enables reconnecting, and sets its time limit. By default, a connection ends when it fails. Both sides must
-    /// enable it.
+    /// enable reconnecting.
     ///
     /// A connection that fails is reconnected over the same path, or over
     /// [another](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
@@ -221,8 +221,8 @@ impl Options {
     /// was restarted. [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) then returns the
     /// messages that the peer may not have received. To make replay possible, this side keeps messages in memory
     /// until the peer has read them.
-    pub fn reconnect(mut self, within: Duration) -> Options {
-        self.reconnect = Some(within);
+    pub fn reconnect(mut self, timeout: Duration) -> Options {
+        self.reconnect = Some(timeout);
         self
     }
 
