@@ -269,7 +269,7 @@ impl PairBuilder {
 
     /// One side, not connected, in a protection domain and with a completion queue of its own.
     pub(crate) fn side(&self, access: Option<Access>) -> Result<Side> {
-        let domain = self.device.protection_domain()?;
+        let domain = self.device.create_protection_domain()?;
         let cq = self.device.completion_queue(self.depth.0 + self.depth.1);
         let cq = if self.events { cq.events() } else { cq };
         let cq = if self.extended { cq.extended() } else { cq }.create()?;
@@ -294,7 +294,7 @@ impl PairBuilder {
             .pkey_index(self.pkey_indices.0)
             .qkey(QKEY);
         if let Some(address) = self.address {
-            builder = builder.address(address);
+            builder = builder.local_addr(address);
         }
         if let Some(index) = self.gid_index {
             builder = builder.gid_index(index);
@@ -438,7 +438,7 @@ impl Side {
     /// Posts a send request, waits for its success, and gives its completion.
     pub(crate) fn completed(&self, request: SendRequest) -> Result<Completion> {
         let completion = self.run(request)?;
-        completion.success()?;
+        completion.result()?;
         Ok(completion)
     }
 
@@ -621,7 +621,7 @@ pub(crate) fn expect(what: &str, completion: &Completion, expected: Status) -> R
 
 /// The immediate data of a completion.
 pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
-    Ok(match completion.success()?.operation {
+    Ok(match completion.result()?.operation {
         CompletedOperation::Recv { immediate, .. } => immediate,
         CompletedOperation::RecvWrite { immediate } => Some(immediate),
         _ => None,
@@ -630,7 +630,7 @@ pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
 
 /// The word in the buffer that an atomic operation gives back.
 pub(crate) fn original(completion: Completion) -> Result<u64> {
-    completion.success()?;
+    completion.result()?;
     let buffer = completion.into_buffer().context("the completion has no buffer")?;
     Ok(u64::from_ne_bytes(buffer[..].try_into()?))
 }

@@ -64,7 +64,7 @@ impl DeviceReport {
             let of_port = gids.iter().filter(|entry| entry.port == port);
             let mut kinds: Vec<String> = of_port
                 .map(|entry| {
-                    let ip = entry.gid.udp_address().ip();
+                    let ip = entry.gid.udp_addr().ip();
                     let family = match (ip.is_ipv4(), entry.gid.is_link_local()) {
                         (true, _) => "IPv4",
                         (false, true) => "link-local",

@@ -151,7 +151,7 @@ impl Need {
 
 /// Whether the device has an address of this kind that isn't link-local.
 fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
-    Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.udp_address().ip())))
+    Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.udp_addr().ip())))
 }
 
 /// Returns an IP address by which the connection manager finds the device.

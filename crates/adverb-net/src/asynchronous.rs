@@ -339,7 +339,7 @@ impl Connection {
 
     /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
     ///
-    /// A byte slice is copied. A [`RegisteredBuf`](adverb_verbs::memory::RegisteredBuf), for example from this
+    /// A byte slice is copied. A [`PoolBuf`](adverb_verbs::memory::PoolBuf), for example from this
     /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
     /// [`Options::eager_threshold`]: the peer's device reads it in place.
     ///

@@ -69,7 +69,7 @@ fn address(bytes: &[u8]) {
     let Some(peer) = rest.first_chunk::<4>() else { return };
     let (gid, peer) = (Gid::new(*gid), IpAddr::from(*peer));
     if belongs_to(gid, peer) {
-        let addr = gid.udp_address().ip();
+        let addr = gid.udp_addr().ip();
         assert!(addr == peer || addr.is_loopback() && peer.is_loopback(), "{gid} isn't at {peer}");
     }
 }

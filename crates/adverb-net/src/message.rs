@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use adverb_verbs::Error;
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 use bytes::Bytes;
 
 /// A received message: its bytes, and its immediate data if the sender attached any.
@@ -14,7 +14,7 @@ use bytes::Bytes;
 /// that you keep for long.
 #[derive(Debug)]
 pub struct Message {
-    pub(super) buffer: RegisteredBuf,
+    pub(super) buffer: PoolBuf,
     pub(super) immediate: Option<u32>,
 }
 
@@ -26,7 +26,7 @@ impl Message {
     }
 
     /// Returns the registered memory of the message.
-    pub fn into_buffer(self) -> RegisteredBuf {
+    pub fn into_buffer(self) -> PoolBuf {
         self.buffer
     }
 
@@ -58,14 +58,14 @@ impl AsRef<[u8]> for Message {
 
 /// Data to send: bytes, which are copied, or registered memory, which is not copied if the message is long.
 ///
-/// Conversions from references to bytes, from [`RegisteredBuf`] and from [`Message`] create it, so callers seldom
+/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create it, so callers seldom
 /// name it.
 #[derive(Debug)]
 pub struct SendData<'a>(pub(super) Source<'a>);
 
 pub(super) enum Source<'a> {
     Bytes(&'a [u8]),
-    Buffer(RegisteredBuf),
+    Buffer(PoolBuf),
 }
 
 impl SendData<'_> {
@@ -94,8 +94,8 @@ impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for SendData<'a> {
     }
 }
 
-impl From<RegisteredBuf> for SendData<'_> {
-    fn from(buffer: RegisteredBuf) -> Self {
+impl From<PoolBuf> for SendData<'_> {
+    fn from(buffer: PoolBuf) -> Self {
         SendData(Source::Buffer(buffer))
     }
 }
@@ -113,7 +113,7 @@ pub struct UnacknowledgedMessage {
     /// Zero-based index of the message among all messages that this side has sent over this connection.
     pub index: u64,
     /// Bytes of the message.
-    pub buffer: RegisteredBuf,
+    pub buffer: PoolBuf,
     /// Immediate data of the message.
     pub immediate: Option<u32>,
 }
@@ -126,7 +126,7 @@ pub struct UnacknowledgedMessage {
 /// use adverb::net::blocking::Connection;
 ///
 /// /// Sends a message over the first connection that works.
-/// fn send_anywhere(connections: &[Connection], mut message: adverb::memory::RegisteredBuf) -> adverb::Result<()> {
+/// fn send_anywhere(connections: &[Connection], mut message: adverb::memory::PoolBuf) -> adverb::Result<()> {
 ///     for connection in connections {
 ///         match connection.send(message) {
 ///             Ok(()) => return Ok(()),
@@ -145,7 +145,7 @@ pub struct SendError {
     pub error: Error,
     /// Registered memory that was to be sent. `None` if the data was a byte slice, or if the message is queued or in
     /// flight.
-    pub buffer: Option<RegisteredBuf>,
+    pub buffer: Option<PoolBuf>,
 }
 
 impl fmt::Display for SendError {

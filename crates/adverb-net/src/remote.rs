@@ -2,7 +2,7 @@
 
 use std::ops::{BitOr, Range};
 
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{Access, Error, RemoteAddress, Result, SendRequest};
 
 use super::link::{Asked, Link};
@@ -156,7 +156,7 @@ impl Announced {
 }
 
 /// Returns the word that an atomic operation returned.
-pub(super) fn word(buffer: Option<RegisteredBuf>) -> u64 {
+pub(super) fn word(buffer: Option<PoolBuf>) -> u64 {
     let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
     u64::from_ne_bytes(bytes.unwrap_or_default())
 }

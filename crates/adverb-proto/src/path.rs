@@ -29,12 +29,12 @@ pub struct Route {
 
 impl Path {
     /// Returns the path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. Either address can be a
-    /// GID that [carries a UDP port](Gid::udp_address), which packets are then sent from, or to.
+    /// GID that [carries a UDP port](Gid::udp_addr), which packets are then sent from, or to.
     ///
     /// The UDP source port stays the same for a connection, so that its packets take the same route through a fabric
     /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
-        let (mut source, destination) = (Gid::from(local).udp_address(), Gid::from(remote).udp_address());
+        let (mut source, destination) = (Gid::from(local).udp_addr(), Gid::from(remote).udp_addr());
         if !Gid::PORTS.contains(&source.port()) {
             source.set_port(source_port);
         }

@@ -113,7 +113,7 @@ fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_li
     nic.create_domain().expect("new objects can be made");
 
     // The same message to the adapter's own address has its answer.
-    let destination = Gid::from(addresses[0]).udp_address();
+    let destination = Gid::from(addresses[0]).udp_addr();
     let peer = UdpSocket::bind((open_loopback(|_| ()).local_addr().ip(), 4792)).unwrap();
     peer.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
     peer.send_to(&dreq(peer.local_addr().unwrap(), destination), destination).unwrap();

@@ -57,7 +57,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
     config.port = 4792;
     let mut other = UdpLink::open(&config).unwrap();
     assert_eq!((other.local_addr().ip(), other.local_addr().port()), (usual.local_addr().ip(), 4792));
-    assert_eq!(other.gid().udp_address(), other.local_addr());
+    assert_eq!(other.gid().udp_addr(), other.local_addr());
     assert_eq!(other.source_port(other.local_addr().ip(), 0xc123), 4792);
     // More than one train, so that those are numbered as their ICRCs say, too.
     let mut usual = usual;

@@ -69,7 +69,7 @@ impl fmt::Debug for AddressHandle {
 #[derive(Clone, Debug)]
 pub struct UdDestination {
     /// The route to the port.
-    pub address: AddressHandle,
+    pub address_handle: AddressHandle,
     /// The number of the queue pair.
     pub qpn: Qpn,
     /// The queue key. The peer drops datagrams that carry a different one.
@@ -118,6 +118,6 @@ impl QueuePair {
         traffic: Traffic,
     ) -> Result<UdDestination> {
         let address = AddressHandle::of(self, remote.gid, remote.lid, traffic)?;
-        Ok(UdDestination { address, qpn: remote.qpn, qkey })
+        Ok(UdDestination { address_handle: address, qpn: remote.qpn, qkey })
     }
 }

@@ -7,7 +7,7 @@ use adverb_proto::types::{Failure, Qpn, Success};
 use super::in_flight::Posting;
 use crate::backend::RawOutcome;
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Payload, RegisteredBuf};
+use crate::memory::{Buffer, Payload, PoolBuf};
 
 /// The identifier of a posted request: posting returns it, and the request's completion contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -111,7 +111,7 @@ impl Completion {
     /// # Errors
     ///
     /// Returns [`Error::RequestFailed`], with the status and a hint, if the request failed.
-    pub fn success(&self) -> Result<Success> {
+    pub fn result(&self) -> Result<Success> {
         self.outcome().map_err(|failure| Error::RequestFailed { failure })
     }
 
@@ -135,10 +135,10 @@ impl Completion {
     }
 
     /// Returns the pool buffer of the request for reuse, whether the request succeeded or failed. Returns `None` if
-    /// the payload is not exactly one [`RegisteredBuf`].
+    /// the payload is not exactly one [`PoolBuf`].
     #[inline]
-    pub fn into_registered(self) -> Option<RegisteredBuf> {
-        self.payload.into_registered()
+    pub fn into_pool_buf(self) -> Option<PoolBuf> {
+        self.payload.into_pool_buf()
     }
 
     /// Returns the received message: the buffer of the receive request, with its range set to the received bytes.
@@ -148,7 +148,7 @@ impl Completion {
     /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
     /// into exactly one [`Buffer`].
     pub fn into_message(self) -> Result<Buffer> {
-        let length = self.success()?.length as usize;
+        let length = self.result()?.length as usize;
         let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
         let start = buffer.range().start;
         buffer.set_range(start..start + length)?;
@@ -160,10 +160,10 @@ impl Completion {
     /// # Errors
     ///
     /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
-    /// into exactly one [`RegisteredBuf`].
-    pub fn into_registered_message(self) -> Result<RegisteredBuf> {
-        let length = self.success()?.length as usize;
-        let mut buffer = self.into_registered().ok_or_else(not_one_buffer)?;
+    /// into exactly one [`PoolBuf`].
+    pub fn into_pool_message(self) -> Result<PoolBuf> {
+        let length = self.result()?.length as usize;
+        let mut buffer = self.into_pool_buf().ok_or_else(not_one_buffer)?;
         buffer.resize(length)?;
         Ok(buffer)
     }

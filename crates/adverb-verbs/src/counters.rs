@@ -17,7 +17,7 @@ use crate::error::Result;
 /// ```no_run
 /// # use std::time::Duration;
 /// # use adverb::verbs::Device;
-/// let device = Device::first()?;
+/// let device = Device::open_first()?;
 /// let before = device.counters(1)?;
 /// std::thread::sleep(Duration::from_secs(1));
 /// let difference = device.counters(1)?.since(&before);
@@ -55,7 +55,7 @@ impl Device {
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
     /// let before = device.resource_counts();
-    /// drop(device.protection_domain()?.buffer(4096)?);
+    /// drop(device.create_protection_domain()?.buffer(4096)?);
     /// assert_eq!(device.resource_counts(), before);
     /// # Ok::<(), adverb::Error>(())
     /// ```

@@ -13,9 +13,9 @@ pub struct Datagram {
     /// The message: the buffer of the receive request, with its range set to the received bytes.
     pub message: Buffer,
     /// The number of the sending queue pair.
-    pub source: Qpn,
+    pub source_qpn: Qpn,
     /// The header of the IP packet that carried the datagram, on RoCE.
-    pub ip: Option<IpHeader>,
+    pub ip_header: Option<IpHeader>,
     /// The immediate data, if the sender added any.
     pub immediate: Option<u32>,
 }
@@ -30,9 +30,9 @@ impl Datagram {
     /// the sender transmit its [endpoint](super::Endpoint) instead), and [`Error::Verb`] if the operation fails.
     pub fn reply_to(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the received datagram has no GRH".into() };
-        let source = self.ip.ok_or(no_header)?.source();
-        let address = AddressHandle::of(queue_pair, Gid::from(source), 0, Traffic::new())?;
-        Ok(UdDestination { address, qpn: self.source, qkey })
+        let source = self.ip_header.ok_or(no_header)?.source();
+        let address_handle = AddressHandle::of(queue_pair, Gid::from(source), 0, Traffic::new())?;
+        Ok(UdDestination { address_handle, qpn: self.source_qpn, qkey })
     }
 }
 
@@ -45,7 +45,7 @@ impl Completion {
     /// of a datagram into exactly one [`Buffer`].
     pub fn into_datagram(self) -> Result<Datagram> {
         let CompletedOperation::Recv { immediate, source: Some(source), has_grh, .. } =
-            self.success()?.operation
+            self.result()?.operation
         else {
             return Err(Error::InvalidRequest {
                 reason: "the completion is not that of a received UD message".into(),
@@ -59,6 +59,6 @@ impl Completion {
         // The room of the header is there whether it was filled or not.
         let range = message.range();
         message.set_range((range.start + GRH_LEN).min(range.end)..range.end)?;
-        Ok(Datagram { message, source, ip, immediate })
+        Ok(Datagram { message, source_qpn: source, ip_header: ip, immediate })
     }
 }

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// ```no_run
 /// use adverb::verbs::Device;
 ///
-/// let device = Device::by_address("192.0.2.7".parse()?)?;
+/// let device = Device::open_by_addr("192.0.2.7".parse()?)?;
 /// for gid in device.gids()? {
 ///     println!("port {} index {}: {} ({})", gid.port, gid.index, gid.gid, gid.gid_type);
 /// }
@@ -68,7 +68,7 @@ impl Device {
     ///
     /// If another process uses port 4791 of an IPv4 address that was given, or of ::1, or if Linux's soft-RoCE uses
     /// port 4791 of every address, the device uses one of the 256 ports above it and logs a warning. Its GID then
-    /// contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207` ([`Gid::udp_address`]). Adverb's devices
+    /// contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207` ([`Gid::udp_addr`]). Adverb's devices
     /// send to such a GID like to any other; RDMA adapters and soft-RoCE can't. For connections between machines,
     /// therefore, keep port 4791 free for the device. `soft:` followed by such a GID opens a device at exactly that
     /// port.
@@ -78,7 +78,7 @@ impl Device {
     /// use adverb::verbs::Device;
     ///
     /// let device = Device::open("soft")?;
-    /// assert!(device.gids()?.iter().all(|entry| entry.gid.udp_address().ip().is_loopback()));
+    /// assert!(device.gids()?.iter().all(|entry| entry.gid.udp_addr().ip().is_loopback()));
     /// # }
     /// # Ok::<(), adverb::Error>(())
     /// ```
@@ -100,14 +100,14 @@ impl Device {
     ///
     /// Returns [`Error::NoDevice`] if no device has the address; the hint lists the addresses of all devices. Returns
     /// [`Error::Verb`] if the device can't be opened.
-    pub fn by_address(address: IpAddr) -> Result<Device> {
+    pub fn open_by_addr(address: IpAddr) -> Result<Device> {
         let hardware = match Device::list_hardware() {
             Err(error) if !cfg!(feature = "soft") => return Err(error),
             listed => listed.unwrap_or_default(),
         };
         let mut found = Vec::new();
         for device in open_each(hardware) {
-            if device.has_address(address) {
+            if device.has_addr(address) {
                 return Ok(device);
             }
             let gids = device.gids().unwrap_or_default();
@@ -159,7 +159,7 @@ impl Device {
     /// # Errors
     ///
     /// Returns [`Error::NoDevice`] if there is none.
-    pub fn first() -> Result<Device> {
+    pub fn open_first() -> Result<Device> {
         let mut found = false;
         let is_active = |device: &Device| {
             found = true;
@@ -237,7 +237,7 @@ impl Device {
             )
         };
         // One that says a port has the address, too.
-        let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_address().ip() == address;
+        let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_addr().ip() == address;
         let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
             let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
@@ -261,7 +261,7 @@ impl Device {
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the device can't create another one.
-    pub fn protection_domain(&self) -> Result<ProtectionDomain> {
+    pub fn create_protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
     }
 
@@ -281,7 +281,7 @@ impl Device {
     ///
     /// Returns [`Error::Verb`] if the query fails.
     pub fn can_register_dmabuf(&self) -> Result<bool> {
-        Ok(self.protection_domain()?.can_register_dmabuf())
+        Ok(self.create_protection_domain()?.can_register_dmabuf())
     }
 
     /// Returns a builder of a completion queue with `depth` entries.
@@ -329,7 +329,7 @@ impl Device {
     }
 
     /// Whether one of the device's GIDs is this address.
-    pub fn has_address(&self, address: IpAddr) -> bool {
+    pub fn has_addr(&self, address: IpAddr) -> bool {
         self.gids().is_ok_and(|gids| gids.iter().any(|entry| entry.gid == Gid::from(address)))
     }
 

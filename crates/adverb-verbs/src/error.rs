@@ -325,7 +325,7 @@ mod tests {
         let all: [Box<dyn std::error::Error>; 3] = [
             error().into(),
             PostError::<()> { error: error(), requests: Vec::new() }.into(),
-            RawPostError { error: error(), posted: None }.into(),
+            RawPostError { error: error(), posted_count: None }.into(),
         ];
         for error in all {
             let causes = std::iter::successors(Some(&*error), |error| error.source());

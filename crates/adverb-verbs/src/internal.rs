@@ -1,7 +1,7 @@
 //! Items for other crates of Adverb. They are not public API and may change in any version.
 
 use crate::cm;
-use crate::memory::{MemoryRegion, Payload, RegisteredBuf};
+use crate::memory::{MemoryRegion, Payload, PoolBuf};
 use crate::{Device, Endpoint, ProtectionDomain, QueuePair, Result};
 
 pub use crate::backend::{Watch, wait_either};
@@ -67,6 +67,6 @@ pub fn register_again(region: &MemoryRegion, domain: &ProtectionDomain) -> Resul
 
 /// Takes back a buffer that was registered as a region, which revokes the region's access rights. Returns `None` if
 /// other handles to the region exist, or if it is not a buffer's.
-pub fn reclaim(region: MemoryRegion) -> Option<RegisteredBuf> {
-    RegisteredBuf::reclaim(region)
+pub fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
+    PoolBuf::reclaim(region)
 }

@@ -38,12 +38,12 @@ use crate::memory::{Payload, RegionSlice, RemoteMemory};
 ///
 /// let bind = SendRequest::bind(window, region.slice(1024..2048)?, Access::REMOTE_WRITE);
 /// let bound = completions.wait(queue_pair.post_send(bind)?, timeout)?;
-/// bound.success()?;
+/// bound.result()?;
 /// let window = bound.into_window().expect("the request had one");
 /// send_to_peer(window.remote().expect("it is bound"));
 /// // …
 /// let invalidated = completions.wait(queue_pair.post_send(SendRequest::local_invalidate(window))?, timeout)?;
-/// invalidated.success()?;
+/// invalidated.result()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -78,7 +78,7 @@ impl QueuePair {
     /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the operation fails.
     pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
-        Ok(UdDestination { address, qpn: Qpn::MULTICAST, qkey })
+        Ok(UdDestination { address_handle: address, qpn: Qpn::MULTICAST, qkey })
     }
 
     /// Attaches the queue pair to a multicast group at the device only, without joining on the network interface. It
@@ -142,7 +142,7 @@ impl QueuePair {
         if !group.is_multicast() {
             return refuse(format!("{group} is not a multicast address"));
         }
-        let ours = self.gid.gid.udp_address().ip();
+        let ours = self.gid.gid.udp_addr().ip();
         if group.is_ipv4() != ours.is_ipv4() {
             return refuse(format!(
                 "the multicast group {group} and the queue pair's address {ours} have different IP versions: create the \
@@ -174,7 +174,7 @@ impl Memberships {
 
 /// Joins a group as far as IP goes, on the network interface of a GID.
 fn join_ip(group: IpAddr, gid: &GidEntry, netdev: &str) -> std::io::Result<UdpSocket> {
-    match (group, gid.gid.udp_address().ip()) {
+    match (group, gid.gid.udp_addr().ip()) {
         (IpAddr::V4(group), IpAddr::V4(ours)) => {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             socket.join_multicast_v4(&group, &ours)?;

@@ -63,11 +63,11 @@ pub struct PollerExit<H> {
 #[non_exhaustive]
 pub struct PollerStats {
     /// Completions that the handler was called with.
-    pub completions: u64,
+    pub completion_count: u64,
     /// Panics of the handler.
-    pub panics: u64,
+    pub panic_count: u64,
     /// Times that the thread went to sleep.
-    pub sleeps: u64,
+    pub sleep_count: u64,
 }
 
 /// Options of a poller: see [`CompletionQueue::poller_with`].
@@ -114,7 +114,7 @@ impl CompletionQueue {
     /// let poller = completions.poller(move |completion| sender.send(completion).expect("the receiver is alive"))?;
     /// // … post requests, and take their completions from `receiver` …
     /// let stopped = poller.stop()?;
-    /// println!("{} completions", stopped.stats.completions);
+    /// println!("{} completions", stopped.stats.completion_count);
     /// # Ok(())
     /// # }
     /// ```
@@ -255,9 +255,9 @@ struct Counts {
 impl Counts {
     fn get(&self) -> PollerStats {
         PollerStats {
-            completions: self.completions.load(Ordering::Relaxed),
-            panics: self.panics.load(Ordering::Relaxed),
-            sleeps: self.sleeps.load(Ordering::Relaxed),
+            completion_count: self.completions.load(Ordering::Relaxed),
+            panic_count: self.panics.load(Ordering::Relaxed),
+            sleep_count: self.sleeps.load(Ordering::Relaxed),
         }
     }
 }

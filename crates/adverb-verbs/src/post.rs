@@ -402,7 +402,7 @@ impl QueuePair {
                     return Some("a UD send request requires a destination: call `destination`");
                 };
                 // A device's own part of the library would take another's handle for one of its own.
-                let ours = recipient.address.backend().is_of(self.domain.backend());
+                let ours = recipient.address_handle.backend().is_of(self.domain.backend());
                 (!ours).then_some(
                     "the destination belongs to another protection domain: create it with this queue pair",
                 )
@@ -556,7 +556,7 @@ impl Batch {
                 payload: std::mem::take(payload),
                 tag: *tag,
                 opcode: completed_opcode(operation),
-                recipient: recipient.as_ref().map(|recipient| recipient.address.clone()),
+                recipient: recipient.as_ref().map(|recipient| recipient.address_handle.clone()),
             };
         }
     }
@@ -646,7 +646,7 @@ fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str)
 /// Returns the destination of a datagram in plain form.
 #[inline]
 fn destination(recipient: &UdDestination) -> Destination<&backend::AddressHandle> {
-    Destination { handle: recipient.address.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
+    Destination { handle: recipient.address_handle.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
 }
 
 /// Returns the opcode that the completion of an operation reports.

@@ -419,7 +419,7 @@ impl QueuePair {
         let Error::Verb { action, error, .. } = error else { return error };
         let (ours, theirs) = (self.gid.gid, remote.gid);
         let hint = if ours.is_link_local() != theirs.is_link_local()
-            || ours.udp_address().is_ipv4() != theirs.udp_address().is_ipv4()
+            || ours.udp_addr().is_ipv4() != theirs.udp_addr().is_ipv4()
         {
             format!(
                 "use a local address of the same kind as the peer's (`QueuePairBuilder::address`): GID {} of {} is {ours}, \
@@ -428,11 +428,7 @@ impl QueuePair {
                 self.domain.device().name()
             )
         } else {
-            format!(
-                "check that a route leads from {} to {}",
-                ours.udp_address().ip(),
-                theirs.udp_address().ip()
-            )
+            format!("check that a route leads from {} to {}", ours.udp_addr().ip(), theirs.udp_addr().ip())
         };
         Error::Verb { action, error, hint: hint.into() }
     }

@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 ///
 /// ```no_run
 /// # use adverb::verbs::{Device, Transport};
-/// let device = Device::first()?;
-/// let domain = device.protection_domain()?;
+/// let device = Device::open_first()?;
+/// let domain = device.create_protection_domain()?;
 /// let completions = device.completion_queue(256).create()?;
 /// let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(128, 128).create()?;
 /// # Ok::<(), adverb::Error>(())
@@ -117,7 +117,7 @@ impl QueuePairBuilder {
     }
 
     /// Sets the IP address to use if the port has several: see [`Device::gid_for`](super::Device::gid_for).
-    pub fn address(mut self, address: IpAddr) -> QueuePairBuilder {
+    pub fn local_addr(mut self, address: IpAddr) -> QueuePairBuilder {
         self.address = Some(address);
         self
     }

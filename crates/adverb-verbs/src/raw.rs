@@ -66,14 +66,14 @@ impl SendList {
     #[inline]
     pub fn add_datagram(
         &mut self,
-        recipient: &UdDestination,
+        destination: &UdDestination,
         id: u64,
         operation: SendOperation,
         flags: SendFlags,
         segments: &[Segment],
     ) {
-        let handle = recipient.address.backend();
-        let destination = Some(Destination { handle, qpn: recipient.qpn, qkey: recipient.qkey });
+        let handle = destination.address_handle.backend();
+        let destination = Some(Destination { handle, qpn: destination.qpn, qkey: destination.qkey });
         self.add_plain(&plain::SendRequest { wr_id: id, operation, flags, segments, destination });
     }
 
@@ -252,14 +252,14 @@ pub struct RawPostError {
     pub error: Error,
     /// The number of requests that were posted before the failure. `None` if the device doesn't report it: any number
     /// may have been posted.
-    pub posted: Option<usize>,
+    pub posted_count: Option<usize>,
 }
 
 impl From<PostFailure> for RawPostError {
     #[cold]
     fn from(PostFailure { error, posted }: PostFailure) -> RawPostError {
         let action = "posting raw requests".to_owned();
-        RawPostError { error: Error::Verb { action, error, hint: "".into() }, posted }
+        RawPostError { error: Error::Verb { action, error, hint: "".into() }, posted_count: posted }
     }
 }
 

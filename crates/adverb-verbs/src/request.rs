@@ -6,7 +6,7 @@ use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation};
 
 use super::UdDestination;
 use crate::error::Error;
-use crate::memory::{Buffer, Payload, Piece, RegisteredBuf};
+use crate::memory::{Buffer, Payload, Piece, PoolBuf};
 
 /// A request for a send queue: an operation, its memory and its flags.
 ///
@@ -214,8 +214,8 @@ impl From<Buffer> for RecvRequest {
     }
 }
 
-impl From<RegisteredBuf> for RecvRequest {
-    fn from(buffer: RegisteredBuf) -> RecvRequest {
+impl From<PoolBuf> for RecvRequest {
+    fn from(buffer: PoolBuf) -> RecvRequest {
         RecvRequest::new(buffer)
     }
 }

@@ -155,7 +155,7 @@ impl<'scope> Scope<'scope, '_> {
         let mut lent = self.lent.lock();
         let waited = if is_recv { &mut lent.recvs } else { &mut lent.sends };
         waited.retain(|other| *other != id);
-        completion.success()
+        completion.result()
     }
 
     /// Returns the queue pair, to post requests that own their memory.

@@ -57,18 +57,18 @@ impl SoftDevice {
     /// let address = "127.9.8.7".parse()?;
     /// let one = SoftDevice::at_addr(address).open()?;
     /// let other = SoftDevice::at_addr(address).open()?;
-    /// let [one, other] = [&one, &other].map(|device| device.gids().unwrap()[0].gid.udp_address());
+    /// let [one, other] = [&one, &other].map(|device| device.gids().unwrap()[0].gid.udp_addr());
     /// assert_eq!((one.ip(), other.ip()), (address, address));
     /// assert_ne!(one.port(), other.port());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn at_addr(address: IpAddr) -> SoftDevice {
-        SoftDevice::new().address(address)
+        SoftDevice::new().add_addr(address)
     }
 
     /// Returns options for a device at an address of a switch in this process's memory.
     pub fn on_switch(switch: &Switch, address: IpAddr) -> SoftDevice {
-        SoftDevice(SoftOptions::new(SoftLink::Memory(switch.clone()))).address(address)
+        SoftDevice(SoftOptions::new(SoftLink::Memory(switch.clone()))).add_addr(address)
     }
 
     /// Returns options for a device without a network, with the addresses 127.0.0.1 and ::1. Its queue pairs can
@@ -78,7 +78,7 @@ impl SoftDevice {
     }
 
     /// Adds an address.
-    pub fn address(mut self, address: IpAddr) -> SoftDevice {
+    pub fn add_addr(mut self, address: IpAddr) -> SoftDevice {
         self.0.addresses.push(address);
         self
     }
@@ -135,7 +135,7 @@ impl SoftDevice {
     }
 
     /// Opens the device. Its name is `soft:` followed by its first address. While it is open, [`Device::open`] and
-    /// [`Device::by_address`] find it in this process.
+    /// [`Device::open_by_addr`] find it in this process.
     ///
     /// # Errors
     ///

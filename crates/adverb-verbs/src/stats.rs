@@ -9,13 +9,13 @@ use crate::backend::RawOutcome;
 #[non_exhaustive]
 pub struct QueueStats {
     /// Posted requests.
-    pub posted: u64,
+    pub posted_count: u64,
     /// Requests that succeeded.
-    pub succeeded: u64,
+    pub succeeded_count: u64,
     /// Requests that were flushed because the queue pair was in the error state.
-    pub flushed: u64,
+    pub flushed_count: u64,
     /// Requests that failed with any other status.
-    pub failed: u64,
+    pub failed_count: u64,
     /// Bytes that completions reported: received, read, or fetched by atomics.
     pub completed_bytes: u64,
     /// The maximum number of requests outstanding at once, measured when completions are polled.
@@ -67,7 +67,14 @@ pub(super) struct CompletingStats {
 impl QueueStats {
     pub(super) fn new(posting: PostingStats, completing: CompletingStats) -> QueueStats {
         let CompletingStats { succeeded, flushed, failed, completed_bytes, max_outstanding } = completing;
-        QueueStats { posted: posting.posted, succeeded, flushed, failed, completed_bytes, max_outstanding }
+        QueueStats {
+            posted_count: posting.posted,
+            succeeded_count: succeeded,
+            flushed_count: flushed,
+            failed_count: failed,
+            completed_bytes,
+            max_outstanding,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 use crate::backend::with_indestructible;
-use crate::memory::{Memory, MemoryRegion, Pages, RegisteredBuf};
+use crate::memory::{Memory, MemoryRegion, Pages, PoolBuf};
 
 /// A subscriber that panics at every event.
 struct Panicking;
@@ -62,7 +62,7 @@ fn watched() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
 }
 
 fn watched_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
-    let domain = Device::open(device).unwrap().protection_domain().unwrap();
+    let domain = Device::open(device).unwrap().create_protection_domain().unwrap();
     let is_freed = Arc::new(AtomicBool::new(false));
     let watched = Watched { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
     let region = domain.register(watched, Access::LOCAL_WRITE).unwrap();
@@ -91,10 +91,7 @@ fn a_region_that_is_not_deregistered_keeps_its_memory() {
     assert!(!is_freed.load(Ordering::SeqCst));
 
     let (_domain, region, is_freed) = watched();
-    assert!(
-        panics("registration", || drop(RegisteredBuf::reclaim(region))),
-        "the subscriber was never called"
-    );
+    assert!(panics("registration", || drop(PoolBuf::reclaim(region))), "the subscriber was never called");
     assert!(!is_freed.load(Ordering::SeqCst));
 }
 
@@ -139,7 +136,7 @@ fn a_queue_pair_is_destroyed_before_its_memory_is_freed_where_a_window_is_not_de
 fn a_scope_whose_queue_pair_is_not_destroyed_aborts() {
     const NAME: &str = "tests::a_scope_whose_queue_pair_is_not_destroyed_aborts";
     if std::env::var_os("ADVERB_SCOPE_ABORTS").is_some() {
-        let domain = Device::open("soft").unwrap().protection_domain().unwrap();
+        let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
         let (_completions, mut queue_pair) = queue_pair(&domain);
         let mut buffer = domain.buffer(64).unwrap();
         panics("queue pair", || {

@@ -8,7 +8,7 @@
 use std::thread::scope;
 
 use adverb::Result;
-use adverb::memory::{Pool, RegisteredBuf};
+use adverb::memory::{Pool, PoolBuf};
 use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::verbs::{Access, Completion, Device, RecvRequest, SendRequest, SoftDevice, Transport};
@@ -39,7 +39,7 @@ fn device() -> Result<Device> {
 /// without memory, and a copy.
 fn write(rounds: u64) -> Result<()> {
     let device = device()?;
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let pool = Pool::builder().partitions(1).build(&domain);
     let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let completions = [device.completion_queue(1024).create()?, device.completion_queue(1024).create()?];
@@ -59,7 +59,7 @@ fn write(rounds: u64) -> Result<()> {
             completions[1].poll(&mut done)?;
             for completion in done.drain(..) {
                 assert!(completion.is_ok(), "{completion:?}");
-                let mut message: RegisteredBuf = pool.alloc(MESSAGE.len())?;
+                let mut message: PoolBuf = pool.alloc(MESSAGE.len())?;
                 ring.read(0, &mut message)?;
                 come += 1;
             }

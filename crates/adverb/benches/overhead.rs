@@ -23,8 +23,8 @@ fn main() -> adverb::Result<()> {
         println!("nothing to do: `cargo xtask overhead` runs this with arguments");
         return Ok(());
     };
-    let device = Device::first()?;
-    let domain = device.protection_domain()?;
+    let device = Device::open_first()?;
+    let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(1024).create()?;
     let queue_pair =
         domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(256, 1).create()?;

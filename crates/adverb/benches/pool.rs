@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use adverb::memory::{Pool, RegisteredBuf};
+use adverb::memory::{Pool, PoolBuf};
 use adverb::verbs::Device;
 
 /// The number of measurements of each. The fastest counts, because other processes use the machine too.
@@ -20,7 +20,7 @@ const ROUNDS: u32 = 20_000;
 const MANY: usize = 64;
 
 fn main() -> adverb::Result<()> {
-    let pool = Pool::new(&Device::open("soft")?.protection_domain()?);
+    let pool = Pool::new(&Device::open("soft")?.create_protection_domain()?);
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     if let [what, len, rounds] = &args[..] {
         let (len, rounds) = (number(len), number(rounds));
@@ -37,7 +37,7 @@ fn main() -> adverb::Result<()> {
     for len in [64, 1500, 4096, 65536, 1 << 20] {
         row(&format!("{len} bytes"), || pool.alloc(black_box(len)).expect("memory"), || Malloc::new(len));
     }
-    let mut buffers: Vec<RegisteredBuf> = Vec::with_capacity(MANY);
+    let mut buffers: Vec<PoolBuf> = Vec::with_capacity(MANY);
     let mut blocks: Vec<Malloc> = Vec::with_capacity(MANY);
     row(
         "4096 bytes, with 64 held",

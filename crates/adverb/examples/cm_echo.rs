@@ -66,7 +66,7 @@ struct Side {
 impl Side {
     fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
         let device = path.device()?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(4096)?)?;
@@ -75,7 +75,7 @@ impl Side {
 
     fn send(&self, connection: &Connection, message: Buffer) -> Result<(), adverb::Error> {
         let id = connection.queue_pair().post_send(SendRequest::send(message))?;
-        self.completions.wait(id, TIMEOUT)?.success()?;
+        self.completions.wait(id, TIMEOUT)?.result()?;
         Ok(())
     }
 

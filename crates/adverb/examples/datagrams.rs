@@ -22,7 +22,7 @@ fn main() {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::open(&name)?,
-        None => Device::first()?,
+        None => Device::open_first()?,
     };
     let (asker, asker_completions, asker_receiving) = queue_pair(&device)?;
     let (answerer, answerer_completions, answerer_receiving) = queue_pair(&device)?;
@@ -32,22 +32,22 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     question.copy_from_slice(b"any news?");
     let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
     let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
-    asker_completions.wait(sent, TIMEOUT)?.success()?;
+    asker_completions.wait(sent, TIMEOUT)?.result()?;
 
     let asked = answerer_completions.wait(answerer_receiving, TIMEOUT)?.into_datagram()?;
-    println!("queue pair {} asks: {}", asked.source, String::from_utf8_lossy(&asked.message));
+    println!("queue pair {} asks: {}", asked.source_qpn, String::from_utf8_lossy(&asked.message));
     let destination = asked.reply_to(&answerer, QKEY)?;
     let mut answer = asked.message;
     answer.set_range(0..7)?;
     answer.copy_from_slice(b"not yet");
     let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&destination))?;
-    answerer_completions.wait(sent, TIMEOUT)?.success()?;
+    answerer_completions.wait(sent, TIMEOUT)?.result()?;
 
     let answered = asker_completions.wait(asker_receiving, TIMEOUT)?.into_datagram()?;
-    let source = answered.ip.map(|ip| ip.source().to_string()).unwrap_or_default();
+    let source = answered.ip_header.map(|ip| ip.source().to_string()).unwrap_or_default();
     println!(
         "queue pair {} at {source} replies: {}",
-        answered.source,
+        answered.source_qpn,
         String::from_utf8_lossy(&answered.message)
     );
     assert_eq!(answered.immediate, Some(42));
@@ -56,7 +56,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Creates a queue pair with a posted receive.
 fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId), adverb::Error> {
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;
     let queue_pair =
         domain.queue_pair(Transport::Ud).completion_queue(&completions).depth(4, 4).qkey(QKEY).create()?;

@@ -5,7 +5,7 @@
 //! $ cargo run --example hello
 //! ```
 //!
-//! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::by_address`]). The rest stays the
+//! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::open_by_addr`]). The rest stays the
 //! same.
 
 use std::error::Error;
@@ -28,7 +28,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (client, server) = (SoftDevice::new().open()?, SoftDevice::new().open()?);
     let queue_pair = |device: &Device| {
         let completions = device.completion_queue(32).create()?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(16, 16).create()
     };
     let (client, server) = (queue_pair(&client)?, queue_pair(&server)?);
@@ -43,7 +43,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut hello = client.protection_domain().buffer(12)?;
     hello.copy_from_slice(b"hello, world");
     let sending = client.post_send(SendRequest::send(hello))?;
-    client.send_completion_queue().wait(sending, TIMEOUT)?.success()?;
+    client.send_completion_queue().wait(sending, TIMEOUT)?.result()?;
     let message = server.recv_completion_queue().wait(receiving, TIMEOUT)?.into_message()?;
     println!("the server received “{}”", str::from_utf8(&message)?);
 

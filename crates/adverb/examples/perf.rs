@@ -181,7 +181,7 @@ fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
         }
         side.sends.poll(&mut completions)?;
         for completion in completions.drain(..) {
-            completion.success()?;
+            completion.result()?;
             completed += 1;
         }
     }
@@ -219,7 +219,7 @@ struct Side {
 impl Side {
     fn new(path: &Path, plan: &Plan) -> Result<Side, adverb::Error> {
         let device = path.device()?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let sends = device.completion_queue(WRITES).events().create()?;
         let receives = device.completion_queue(RECEIVES).events().create()?;
         let queue_pair = path
@@ -264,7 +264,7 @@ impl Side {
     ) -> Result<Buffer, adverb::Error> {
         loop {
             if let Some(completion) = completed.pop() {
-                completion.success()?;
+                completion.result()?;
                 return Ok(completion.into_buffer().expect("the request had a buffer"));
             }
             if is_strict {

@@ -55,7 +55,7 @@ fn run() -> Outcome<()> {
     let options = Options::from_args()?;
     let device = match &options.device {
         Some(name) => Device::open(name)?,
-        None => Device::first()?,
+        None => Device::open_first()?,
     };
     let mut player = Player::new(&device, &options)?;
     player.meet()?;
@@ -127,7 +127,7 @@ struct Seat {
 
 impl<'a> Player<'a> {
     fn new(device: &Device, options: &'a Options) -> Outcome<Player<'a>> {
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let count = if options.shared { SHARING } else { 1 };
         let completions = device.completion_queue(RECEIVES + 2 * count as u32).events().create()?;
         let shared = options.shared.then(|| domain.shared_receive_queue(RECEIVES).create()).transpose()?;
@@ -136,7 +136,7 @@ impl<'a> Player<'a> {
             let mut builder = domain.queue_pair(options.transport).completion_queue(&completions);
             builder = builder.depth(2, RECEIVES).qkey(QKEY);
             if let Some(address) = options.address {
-                builder = builder.address(address);
+                builder = builder.local_addr(address);
             }
             if let Some(shared) = &shared {
                 builder = builder.shared_receive_queue(shared);
@@ -202,7 +202,7 @@ impl<'a> Player<'a> {
                 .into());
             }
             for completion in completions.drain(..) {
-                completion.success()?;
+                completion.result()?;
                 let at = if completion.tag() == RECEIVE {
                     // The first message of rdma-core's client is its own, not an echo.
                     let is_echo = self.options.server.is_some() || received >= self.seats.len() as u32;

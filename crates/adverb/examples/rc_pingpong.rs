@@ -24,9 +24,9 @@ fn main() {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::open(&name)?,
-        None => Device::first()?,
+        None => Device::open_first()?,
     };
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let mut left = Player::new(&domain)?;
     let mut right = Player::new(&domain)?;
     // Two processes would exchange their endpoints, for example over TCP.
@@ -69,7 +69,7 @@ impl Player {
     fn send(&self, payload: Buffer) -> adverb::Result<Buffer> {
         let id = self.queue_pair.post_send(SendRequest::send(payload))?;
         let completion = self.completions.wait(id, TIMEOUT)?;
-        completion.success()?;
+        completion.result()?;
         Ok(completion.into_buffer().expect("the request had a buffer"))
     }
 

@@ -104,7 +104,7 @@ fn serve(options: &Options) -> Outcome<usize> {
         let Some(source) = side.next_place(&connection)? else { break };
         let text = side.domain.buffer(source.length.min(options.size))?;
         let read = side.post(&connection, SendRequest::read(text, source.place))?;
-        read.success()?;
+        read.result()?;
         let text = read.into_buffer().ok_or("the READ returned no buffer")?;
         if options.verbose {
             println!("{}", String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(&text)));
@@ -114,7 +114,7 @@ fn serve(options: &Options) -> Outcome<usize> {
         if sink.length < text.len() {
             return Err("the client's second buffer is too short for its text".into());
         }
-        side.post(&connection, SendRequest::write(text, sink.place))?.success()?;
+        side.post(&connection, SendRequest::write(text, sink.place))?.result()?;
         let said = side.say(&connection, &[0; PLACE]);
         rounds += 1;
         if let Err(error) = said {
@@ -211,7 +211,7 @@ struct Side {
 impl Side {
     fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
         let device = path.device()?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(PLACE)?)?;
@@ -226,7 +226,7 @@ impl Side {
     fn say(&self, connection: &Connection, message: &[u8; PLACE]) -> Outcome<()> {
         let mut buffer = self.domain.buffer(PLACE)?;
         buffer.copy_from_slice(message);
-        self.post(connection, SendRequest::send(buffer))?.success()?;
+        self.post(connection, SendRequest::send(buffer))?.result()?;
         Ok(())
     }
 

@@ -31,7 +31,7 @@ struct End {
 
 impl End {
     fn new(device: &Device) -> End {
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let cq = device.completion_queue(256).create().unwrap();
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&cq).depth(64, 64).create().unwrap();

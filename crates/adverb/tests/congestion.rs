@@ -99,7 +99,7 @@ struct End {
 
 impl End {
     fn new(device: &Device, traffic: Traffic) -> End {
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let completions = device.completion_queue(64).events().create().unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions).access(access);
@@ -123,7 +123,7 @@ impl End {
     fn done(&self, timeout: Duration) -> usize {
         let mut done: Vec<Completion> = Vec::new();
         self.completions.poll_timeout(&mut done, timeout).unwrap();
-        done.iter().for_each(|completion| _ = completion.success().unwrap());
+        done.iter().for_each(|completion| _ = completion.result().unwrap());
         done.len()
     }
 

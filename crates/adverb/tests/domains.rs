@@ -132,7 +132,7 @@ impl End {
         let mut message = self.domain.buffer(LEN)?;
         message.fill(byte);
         let send = self.queue_pair.post_send(SendRequest::send(message))?;
-        self.completions.wait(send, TIMEOUT)?.success()?;
+        self.completions.wait(send, TIMEOUT)?.result()?;
         let message = to.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
         assert!(message.iter().all(|other| *other == byte));
         Ok(())
@@ -161,7 +161,7 @@ impl Foreign {
             pooled().into(),
             vec![own(), Piece::Region(self.slice())].into(),
             vec![own(), Piece::Buffer(buffer())].into(),
-            vec![Piece::Registered(pooled()), own()].into(),
+            vec![Piece::PoolBuf(pooled()), own()].into(),
         ]
     }
 
@@ -241,7 +241,7 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let mut message = foreign.region.protection_domain().buffer(5)?;
     message.copy_from_slice(b"hello");
     let send = left.queue_pair.post_send(SendRequest::send(message).inline())?;
-    left.completions.wait(send, TIMEOUT)?.success()?;
+    left.completions.wait(send, TIMEOUT)?.result()?;
     let message = right.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
     assert_eq!(&message[..], b"hello");
     // What was refused has harmed nothing.
@@ -298,7 +298,7 @@ fn windows_refuse(end: &End, foreign: &Foreign) -> Result<()> {
 #[test]
 fn memory_of_another_device_is_refused_by_every_path_even_if_the_device_knows_its_key() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
-    let (own, theirs) = (device.protection_domain()?, other.protection_domain()?);
+    let (own, theirs) = (device.create_protection_domain()?, other.create_protection_domain()?);
     let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
     let (victim, decoy) = regions_with_equal_keys(&own, &theirs, access)?;
     assert_eq!((victim.lkey(), victim.remote().addr), (decoy.lkey(), decoy.remote().addr));
@@ -313,7 +313,7 @@ fn memory_of_another_device_is_refused_by_every_path_even_if_the_device_knows_it
 #[test]
 fn a_borrowed_buffer_does_not_change_if_another_devices_buffer_has_its_key() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
-    let (own, theirs) = (device.protection_domain()?, other.protection_domain()?);
+    let (own, theirs) = (device.create_protection_domain()?, other.create_protection_domain()?);
     let (victim, decoy) = regions_with_equal_keys(&own, &theirs, Access::LOCAL_WRITE)?;
     let (victim, decoy) = (victim.into_buffer().unwrap(), decoy.into_buffer().unwrap());
     let (left, right) = End::pair(&own, Transport::Rc)?;
@@ -328,7 +328,7 @@ fn a_borrowed_buffer_does_not_change_if_another_devices_buffer_has_its_key() -> 
 #[test]
 fn memory_of_another_domain_of_the_same_device_is_refused_by_every_path() -> Result<()> {
     let Some((device, _)) = devices() else { return Ok(()) };
-    let (own, theirs) = (device.protection_domain()?, device.protection_domain()?);
+    let (own, theirs) = (device.create_protection_domain()?, device.create_protection_domain()?);
     let region = theirs.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
     every_path_refuses(&own, &Foreign { region, pool: Pool::new(&theirs) })
 }
@@ -337,7 +337,7 @@ fn memory_of_another_domain_of_the_same_device_is_refused_by_every_path() -> Res
 #[test]
 fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<()> {
     let Some((device, _)) = devices() else { return Ok(()) };
-    let (own, theirs) = (device.protection_domain()?, device.protection_domain()?);
+    let (own, theirs) = (device.create_protection_domain()?, device.create_protection_domain()?);
     let (left, right) = End::pair(&own, Transport::Rc)?;
     right.queue_pair.post_recv(own.buffer(LEN)?)?;
     let region = theirs.region(LEN, Access::LOCAL_WRITE)?;
@@ -358,12 +358,12 @@ fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<
 #[test]
 fn every_domain_of_a_process_has_a_number_of_its_own() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
-    let first = device.protection_domain()?;
+    let first = device.create_protection_domain()?;
     let (id, same) = (first.id(), first.clone());
     assert_eq!(same.id(), id);
     drop((first, same));
     // Not even that of a domain that is gone is used again.
-    let numbers = [device.protection_domain()?.id(), other.protection_domain()?.id(), id];
+    let numbers = [device.create_protection_domain()?.id(), other.create_protection_domain()?.id(), id];
     assert!(numbers[0] != numbers[1] && !numbers[..2].contains(&id));
     Ok(())
 }

@@ -20,7 +20,7 @@ const QKEY: u32 = 0x1111_1111;
 fn device() -> Option<Device> {
     let device = match std::env::var("ADVERB_DEVICE") {
         Ok(name) => Device::open(&name),
-        Err(_) => Device::first(),
+        Err(_) => Device::open_first(),
     };
     device.inspect_err(|error| println!("SKIPPED: {error}")).ok()
 }
@@ -39,7 +39,7 @@ impl Side {
     }
 
     fn with(device: &Device, transport: Transport, completions: CompletionQueue) -> Result<Side> {
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let builder = domain.queue_pair(transport).completion_queue(&completions);
         let queue_pair = builder.depth(16, 16).qkey(QKEY).create()?;
         Ok(Side { domain, completions, queue_pair })
@@ -64,7 +64,7 @@ fn is_refused<T>(result: Result<T, impl Into<Error>>) -> bool {
 #[test]
 fn a_region_that_others_can_reach_does_not_become_a_buffer() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let access = Access::LOCAL_WRITE;
     for others in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::WINDOW_BIND] {
         match domain.region(4096, access | others) {
@@ -89,7 +89,7 @@ fn memory_that_another_process_can_reach_does_not_become_a_buffer() -> Result<()
     let Some(device) = device() else { return Ok(()) };
     let pages = Pages::memfd("misuse", 4096)?;
     let mut file = File::from(pages.as_memfd().expect("it is one").try_clone_to_owned()?);
-    let region = device.protection_domain()?.register(pages, Access::LOCAL_WRITE)?;
+    let region = device.create_protection_domain()?.register(pages, Access::LOCAL_WRITE)?;
     let region = region.into_buffer().expect_err("whoever has the descriptor can reach it");
     file.write_all(b"changed")?;
     let mut bytes = [0; 7];
@@ -109,12 +109,12 @@ fn objects_of_two_devices_are_not_mixed() -> Result<()> {
         // The same device, opened twice: the driver's handles of one mean other objects, or nothing, to the other.
         name => Device::open(name)?,
     };
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let (ours, theirs) = (device.completion_queue(64).create()?, other.completion_queue(64).create()?);
     let builder = || domain.queue_pair(Transport::Rc).depth(4, 4).completion_queue(&ours);
     assert!(is_refused(builder().send_completion_queue(&theirs).create()));
     assert!(is_refused(builder().recv_completion_queue(&theirs).create()));
-    let shared = other.protection_domain()?.shared_receive_queue(4).create()?;
+    let shared = other.create_protection_domain()?.shared_receive_queue(4).create()?;
     assert!(is_refused(builder().shared_receive_queue(&shared).create()));
 
     let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&other, Transport::Ud)?);
@@ -160,11 +160,11 @@ fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_anothers() -> Re
     connect(&sender, &receiver)?;
     receiver.queue_pair.post_recv(receiver.domain.buffer(64)?)?;
     let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.buffer(64)?))?;
-    sender.completions.wait(sent, PATIENCE)?.success()?;
+    sender.completions.wait(sent, PATIENCE)?.result()?;
     // The receiver's completion is now in the queue, or soon will be, and nobody takes it.
     drop(receiver);
     // As many queue pairs as its id can tell apart: the last one's has the same id again.
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let mut out = Vec::<Completion>::new();
     for round in 1..=1024 {
         let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions);
@@ -215,6 +215,6 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
     assert_eq!(right.queue_pair.outstanding_recv_count(), 0);
     right.queue_pair.post_recvs([right.domain.buffer(64)?])?;
     let sent = left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64)?))?;
-    left.completions.wait(sent, PATIENCE)?.success()?;
+    left.completions.wait(sent, PATIENCE)?.result()?;
     Ok(())
 }

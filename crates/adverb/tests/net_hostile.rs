@@ -148,7 +148,8 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
         let connector =
             cm::Connector::new().local_addr(from).timeout(Duration::from_secs(5)).private_data(&data);
         let made = connector.connect(addr, |path| {
-            let (domain, completions) = (device.protection_domain()?, device.completion_queue(8).create()?);
+            let (domain, completions) =
+                (device.create_protection_domain()?, device.completion_queue(8).create()?);
             path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
         });
         count(&counts.manager);

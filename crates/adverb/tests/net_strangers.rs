@@ -272,7 +272,7 @@ fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
         answer
     };
     let strict = options(&device).allow_foreign_gid(false);
-    let addr = SocketAddr::new(device.gid_for(1, None).unwrap().gid.udp_address().ip(), 0);
+    let addr = SocketAddr::new(device.gid_for(1, None).unwrap().gid.udp_addr().ip(), 0);
     let listener = Listener::bind_with(addr, &strict).unwrap();
     let logged = besiege(&listener, |log| {
         let answer = greet(&listener);
@@ -380,7 +380,7 @@ fn no_private_data_stops_a_listener() {
             let connector = cm::Connector::new().timeout(Duration::from_secs(5)).private_data(&data);
             let made = connector.connect(listener.local_addr(), |path| {
                 let (domain, completions) =
-                    (device.protection_domain()?, device.completion_queue(8).create()?);
+                    (device.create_protection_domain()?, device.completion_queue(8).create()?);
                 path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
             });
             match made {

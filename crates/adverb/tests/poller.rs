@@ -55,11 +55,11 @@ fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
     let spinning = PollerOptions::new().max_spin(Duration::from_secs(60));
     let poller = left.completions.poller_with(&spinning, |_| {}).unwrap();
     let exchange = || {
-        let before = poller.stats().completions;
+        let before = poller.stats().completion_count;
         let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
         left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap();
         let deadline = std::time::Instant::now() + PATIENCE;
-        while poller.stats().completions == before {
+        while poller.stats().completion_count == before {
             assert!(std::time::Instant::now() < deadline, "the poller found nothing");
             std::thread::yield_now();
         }
@@ -116,7 +116,7 @@ fn device_counts_packets() {
     let before = device.counters(1).unwrap();
     println!("{before:?}");
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
-    left.run(SendRequest::send(left.buffer(0, 8))).success().unwrap();
+    left.run(SendRequest::send(left.buffer(0, 8))).result().unwrap();
     // As long as the kernel keeps what it has read.
     std::thread::sleep(Duration::from_millis(50));
     let difference = device.counters(1).unwrap().since(&before);

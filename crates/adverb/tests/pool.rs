@@ -10,13 +10,13 @@ use std::sync::Barrier;
 use std::sync::mpsc::channel;
 
 use adverb::Error;
-use adverb::memory::{Pool, RegisteredBuf};
+use adverb::memory::{Pool, PoolBuf};
 use adverb::verbs::{Completion, Device, ProtectionDomain, RecvRequest, SendRequest};
 use common::{End, connect};
 use random::Random;
 
 fn domain() -> ProtectionDomain {
-    Device::open("soft").unwrap().protection_domain().unwrap()
+    Device::open("soft").unwrap().create_protection_domain().unwrap()
 }
 
 /// A pool in which all threads share everything.
@@ -53,7 +53,7 @@ fn what_is_taken_has_its_length_and_goes_home() {
 #[test]
 fn buffers_that_are_there_at_once_share_no_byte() {
     let (pool, mut random) = (undivided(), Random(1));
-    let mut held: Vec<(RegisteredBuf, u8)> = Vec::new();
+    let mut held: Vec<(PoolBuf, u8)> = Vec::new();
     for round in 0..20_000 {
         if !held.is_empty() && random.below(100) < 48 {
             let (buffer, value) = held.swap_remove(random.below(held.len()));
@@ -72,7 +72,7 @@ fn buffers_that_are_there_at_once_share_no_byte() {
 #[test]
 fn chunks_that_are_empty_are_given_back_but_a_few() {
     let pool = Pool::builder().partitions(1).max_idle_bytes(5 << 20).build(&domain());
-    let mut held: Vec<RegisteredBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
+    let mut held: Vec<PoolBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
     let full = pool.stats();
     assert!(full.chunk_count > 4 && full.registered_bytes >= 16 << 20, "{full:?}");
     // In an order in which no chunk is empty before most are nearly so.
@@ -123,7 +123,7 @@ fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
 fn what_comes_and_goes_many_at_a_time_needs_no_new_memory() {
     let pool = undivided();
     let take = || (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>();
-    let places = |buffers: &[RegisteredBuf]| {
+    let places = |buffers: &[PoolBuf]| {
         let mut places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr()).collect();
         places.sort_unstable();
         places
@@ -148,7 +148,7 @@ fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
     pool.release_idle();
     // Threads of other partitions find what is free.
     std::thread::scope(|scope| {
-        let all: Vec<RegisteredBuf> = std::iter::from_fn(|| pool.alloc(4096).ok()).collect();
+        let all: Vec<PoolBuf> = std::iter::from_fn(|| pool.alloc(4096).ok()).collect();
         assert_eq!(all.len(), 32);
         drop(all);
         for _ in 0..8 {
@@ -260,7 +260,7 @@ fn threads_may_give_back_what_others_took() {
             scope.spawn(move || {
                 let mut random = Random(number as u64);
                 start.wait();
-                let check = |(buffer, value): (RegisteredBuf, u8)| {
+                let check = |(buffer, value): (PoolBuf, u8)| {
                     assert!(buffer.iter().all(|byte| *byte == value), "another wrote here");
                 };
                 for round in 0..ROUNDS {
@@ -289,7 +289,7 @@ fn threads_may_give_back_what_others_took() {
 fn the_last_buffer_may_end_while_the_pool_does() {
     for round in 0..2_000 {
         let pool = undivided();
-        let mut buffers: Vec<RegisteredBuf> = (0..3).map(|_| pool.alloc(64).unwrap()).collect();
+        let mut buffers: Vec<PoolBuf> = (0..3).map(|_| pool.alloc(64).unwrap()).collect();
         buffers.push(pool.alloc(100_000).unwrap());
         let last = buffers.pop();
         let start = Barrier::new(2);
@@ -308,7 +308,7 @@ fn the_last_buffer_may_end_while_the_pool_does() {
 #[test]
 fn requests_own_buffers_of_a_pool() {
     let device = Device::open("soft").unwrap();
-    let domain = device.protection_domain().unwrap();
+    let domain = device.create_protection_domain().unwrap();
     let end = || End::with(domain.clone(), device.completion_queue(64).events().create().unwrap(), 16);
     let (left, right) = (end(), end());
     connect(&left, &right);
@@ -318,8 +318,8 @@ fn requests_own_buffers_of_a_pool() {
     place.fill(0);
     let receiving = right.queue_pair.post_recv(place).unwrap();
     let sent = left.run(SendRequest::send(pool.copy_from(b"hello").unwrap()));
-    assert_eq!(sent.into_registered().as_deref(), Some(&b"hello"[..]));
-    let message = right.wait(receiving).into_registered_message().unwrap();
+    assert_eq!(sent.into_pool_buf().as_deref(), Some(&b"hello"[..]));
+    let message = right.wait(receiving).into_pool_message().unwrap();
     assert_eq!(&message[..], b"hello");
 
     // In parts: two halves of one piece go out, and one after the other into parts of another.
@@ -336,7 +336,7 @@ fn requests_own_buffers_of_a_pool() {
     assert!(left.run(SendRequest::write(second, region.remote().at(5))).is_ok());
     assert!(left.run(SendRequest::write(first, region.remote().at(0))).is_ok());
     let read: Completion = left.run(SendRequest::read(pool.alloc(10).unwrap(), region.remote().at(0)));
-    assert_eq!(read.into_registered().as_deref(), Some(&b"left right"[..]));
+    assert_eq!(read.into_pool_buf().as_deref(), Some(&b"left right"[..]));
 
     // What is in flight when the queue pair and the pool go comes home all the same.
     for _ in 0..4 {

@@ -26,7 +26,7 @@ struct Pair {
 impl Pair {
     fn new() -> Result<Pair> {
         let device = Device::open("soft")?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let shared = domain.shared_receive_queue(DEPTH).create()?;
         let (sent, received) = (device.completion_queue(64).create()?, device.completion_queue(64).create()?);
         let sender = domain.queue_pair(Transport::Rc).completion_queue(&sent).depth(8, 1).create()?;
@@ -46,7 +46,7 @@ fn receives_that_nobody_polled_come_back_though_the_last_queue_pair_is_gone() ->
     }
     for _ in 0..DEPTH {
         let id = sender.post_send(SendRequest::send(domain.buffer(8)?))?;
-        sent.wait(id, TIMEOUT)?.success()?;
+        sent.wait(id, TIMEOUT)?.result()?;
     }
     // All receives have completed, and no completion was polled.
     drop(receiver);

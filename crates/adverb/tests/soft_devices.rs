@@ -29,7 +29,7 @@ fn open(address: impl Into<IpAddr>) -> Device {
 /// Sends a message from one device to the other and back.
 fn exchange(one: &Device, other: &Device) {
     let ends = [one, other].map(|device| {
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let cq = device.completion_queue(256).create().unwrap();
         let qp = domain.queue_pair(Transport::Rc).completion_queue(&cq).create().unwrap();
         (domain, cq, qp)
@@ -43,7 +43,7 @@ fn exchange(one: &Device, other: &Device) {
         let mut hello = from.0.buffer(5).unwrap();
         hello.copy_from_slice(b"hello");
         let send = from.2.post_send(SendRequest::send(hello)).unwrap();
-        from.1.wait(send, PATIENCE).unwrap().success().unwrap();
+        from.1.wait(send, PATIENCE).unwrap().result().unwrap();
         let received = cq.wait(recv, PATIENCE).unwrap().into_message().unwrap();
         assert_eq!(&received[..], b"hello");
     }
@@ -68,7 +68,7 @@ fn the_device_of_every_machine_has_only_loopback_addresses() {
     let gids = device.gids().unwrap();
     assert!(!gids.is_empty());
     for entry in &gids {
-        assert!(entry.gid.udp_address().ip().is_loopback(), "{entry:?}");
+        assert!(entry.gid.udp_addr().ip().is_loopback(), "{entry:?}");
         assert!(entry.netdev.is_some(), "{entry:?}");
     }
     let port = device.port(1).unwrap();
@@ -84,11 +84,17 @@ fn a_device_that_is_open_is_given_again() {
     assert_eq!(one.attributes().guid, other.attributes().guid);
     // Of one device, these go together.
     let cq = other.completion_queue(256).create().unwrap();
-    let domain = one.protection_domain().unwrap();
+    let domain = one.create_protection_domain().unwrap();
     domain.queue_pair(Transport::Rc).completion_queue(&cq).create().unwrap();
-    let found = Device::by_address(address.into()).unwrap();
+    let found = Device::open_by_addr(address.into()).unwrap();
     assert_eq!(found.name(), format!("soft:{address}"));
-    found.protection_domain().unwrap().queue_pair(Transport::Rc).completion_queue(&cq).create().unwrap();
+    found
+        .create_protection_domain()
+        .unwrap()
+        .queue_pair(Transport::Rc)
+        .completion_queue(&cq)
+        .create()
+        .unwrap();
     assert!(Device::list().unwrap().iter().any(|info| info.name == one.name()));
 }
 
@@ -98,7 +104,7 @@ fn a_device_that_is_dropped_is_closed_at_once() {
     let address = address();
     for _ in 0..3 {
         let device = open(address);
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         assert!(UdpSocket::bind((address, 4791)).is_err());
         drop(device);
         // Something of it is left.
@@ -117,7 +123,7 @@ fn threads_may_open_and_drop_a_device_at_will() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    open(address).protection_domain().unwrap();
+                    open(address).create_protection_domain().unwrap();
                 }
             });
         }
@@ -128,7 +134,7 @@ fn threads_may_open_and_drop_a_device_at_will() {
 fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
     let _guard = share_devices();
     let address = Gid::from(SocketAddr::new(address().into(), 4800));
-    let _taken = UdpSocket::bind(address.udp_address()).unwrap();
+    let _taken = UdpSocket::bind(address.udp_addr()).unwrap();
     let error = Device::open(&format!("soft:{address}")).unwrap_err().to_string();
     assert!(error.contains("another software device has this address"), "{error}");
     let error = Device::open("soft:203.0.113.77").unwrap_err();
@@ -136,7 +142,7 @@ fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
     for name in ["soft:", "soft:eth0", "soft:192.0.2"] {
         assert!(matches!(Device::open(name), Err(Error::NoDevice { .. })), "{name}");
     }
-    let error = Device::by_address("203.0.113.77".parse().unwrap()).unwrap_err();
+    let error = Device::open_by_addr("203.0.113.77".parse().unwrap()).unwrap_err();
     assert!(matches!(error, Error::NoDevice { .. }), "{error}");
     assert!(error.hint().unwrap().contains("127.0.0.1 as soft:127.0.0.1"), "{error}");
 }
@@ -230,7 +236,7 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
     const QKEY: u32 = 0x77;
     let queue_pair = |device: &Device| {
         let cq = device.completion_queue(256).create().unwrap();
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let qp = domain.queue_pair(Transport::Ud).qkey(QKEY).completion_queue(&cq).create().unwrap();
         qp.move_to_rts().unwrap();
         qp
@@ -242,10 +248,10 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
     let mut hello = sender.protection_domain().buffer(5).unwrap();
     hello.copy_from_slice(b"hello");
     let sending = sender.post_send(SendRequest::send(hello).destination(&everybody)).unwrap();
-    sender.send_completion_queue().wait(sending, PATIENCE).unwrap().success().unwrap();
+    sender.send_completion_queue().wait(sending, PATIENCE).unwrap().result().unwrap();
     let came = member.recv_completion_queue().wait(receiving, PATIENCE).unwrap().into_datagram().unwrap();
     assert_eq!(&came.message[..], b"hello");
-    let ip = came.ip.unwrap();
+    let ip = came.ip_header.unwrap();
     assert_eq!(ip.destination(), group);
     assert_eq!(ip.source(), sender.endpoint().gid.ip());
     // Once, and not again when nobody is a member any more.

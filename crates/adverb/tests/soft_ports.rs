@@ -39,7 +39,7 @@ struct Desk {
 
 impl Desk {
     fn new(device: &Device) -> Desk {
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let cq = device.completion_queue(1024).create().unwrap();
         let queue_pairs = TRANSPORTS.map(|transport| {
             let queue_pair = domain.queue_pair(transport).qkey(QKEY).completion_queue(&cq).create().unwrap();
@@ -72,7 +72,7 @@ impl Desk {
             request = request.destination(recipient);
         }
         let sending = queue_pair.post_send(request).unwrap();
-        self.cq.wait(sending, PATIENCE).unwrap().success().unwrap();
+        self.cq.wait(sending, PATIENCE).unwrap().result().unwrap();
     }
 
     /// Sends a message on each, as the first of the two; receives one on each; and answers the datagram, knowing nothing of
@@ -99,7 +99,7 @@ impl Desk {
         }
         let datagram = self.cq.wait(datagram, PATIENCE).unwrap().into_datagram().unwrap();
         assert_eq!(&datagram.message[..], b"hello");
-        let header = datagram.ip.unwrap();
+        let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), peers[2].gid);
         assert_eq!(Gid::from(header.destination()), ud.endpoint().gid);
         self.post(ud, "thanks", Some(&datagram.reply_to(ud, QKEY).unwrap()));
@@ -126,7 +126,7 @@ fn devices_at_one_address_have_a_port_each_and_talk() {
     let devices = [open(), open(), open()];
     for (device, port) in devices.iter().zip(4791..) {
         let gid = gid(device);
-        assert_eq!(gid.udp_address(), SocketAddr::new(address, port));
+        assert_eq!(gid.udp_addr(), SocketAddr::new(address, port));
         assert_eq!(device.name(), format!("soft:{}", gid.ip()));
         assert_eq!(device.gids().unwrap()[0].netdev.as_deref(), Some("lo"));
         assert!(UdpSocket::bind((address, port)).is_err());
@@ -138,7 +138,7 @@ fn devices_at_one_address_have_a_port_each_and_talk() {
     // By the address, the one that everybody reaches; by the GID, the others.
     assert_eq!(Device::open(&format!("soft:{address}")).unwrap().name(), usual.name());
     assert_eq!(Device::open(other.name()).unwrap().attributes().guid, other.attributes().guid);
-    assert_eq!(Device::by_address(gid(one).ip()).unwrap().name(), one.name());
+    assert_eq!(Device::open_by_addr(gid(one).ip()).unwrap().name(), one.name());
 }
 
 #[test]
@@ -147,16 +147,16 @@ fn where_a_port_is_taken_another_is_found_and_given_again() {
     let taken = UdpSocket::bind((address, 4791)).unwrap();
     let _too = UdpSocket::bind((address, 4792)).unwrap();
     let device = Device::open(&format!("soft:{address}")).unwrap();
-    assert_eq!(gid(&device).udp_address(), SocketAddr::new(address, 4793));
+    assert_eq!(gid(&device).udp_addr(), SocketAddr::new(address, 4793));
     // By the address, its GID is found, though it says more.
-    let found = Device::by_address(address).unwrap();
+    let found = Device::open_by_addr(address).unwrap();
     assert_eq!(found.gid_for(1, Some(address)).unwrap().gid, gid(&device));
     drop((taken, found));
     let again = Device::open(&format!("soft:{address}")).unwrap();
     assert_eq!(again.name(), device.name());
     drop((device, again));
     let usual = Device::open(&format!("soft:{address}")).unwrap();
-    assert_eq!(gid(&usual).udp_address(), SocketAddr::new(address, 4791));
+    assert_eq!(gid(&usual).udp_addr(), SocketAddr::new(address, 4791));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
     assert_ne!(gid(&one), gid(&other));
     // The first may find the usual port taken by another program, and the second find it free.
     assert!(gid(&one).has_port() || gid(&other).has_port());
-    assert!([&one, &other].iter().all(|device| gid(device).udp_address().ip() == Ipv6Addr::LOCALHOST));
+    assert!([&one, &other].iter().all(|device| gid(device).udp_addr().ip() == Ipv6Addr::LOCALHOST));
     exchange(&one, &other);
     exchange(&other, &one);
 }
@@ -203,7 +203,7 @@ fn groups_are_reached_from_a_port_and_at_one() {
         let receive = member.post_recv(to.domain.buffer(4136).unwrap()).unwrap();
         from.post(sender, "hello", Some(&sender.multicast_destination(group, QKEY).unwrap()));
         let datagram = to.cq.wait(receive, PATIENCE).unwrap().into_datagram().unwrap();
-        let header = datagram.ip.unwrap();
+        let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), sender.endpoint().gid);
         assert_eq!(header.destination(), group);
         member.leave_multicast(group).unwrap();
@@ -249,7 +249,7 @@ fn devices_at_one_address_in_two_processes_talk() {
     let mut hear = || heard.find_map(|line| Some(line.split_once(MARK)?.1.to_owned())).expect("a line");
     let desk = Desk::new(&device);
     let peers = from_line(&hear());
-    assert_eq!(peers[0].gid.udp_address(), SocketAddr::new(address, 4792));
+    assert_eq!(peers[0].gid.udp_addr(), SocketAddr::new(address, 4792));
     let receiving = desk.connect(&peers);
     writeln!(to, "{}", to_line(&desk.endpoints())).unwrap();
     assert_eq!(hear(), "ready");

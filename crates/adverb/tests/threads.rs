@@ -51,7 +51,7 @@ shared_between_threads!(TYPES:
     memory::PoolBuilder,
     memory::PoolStats,
     memory::RegionSlice,
-    memory::RegisteredBuf,
+    memory::PoolBuf,
     memory::RemoteMemory,
     net::Bootstrap,
     net::Key,

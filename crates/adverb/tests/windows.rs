@@ -32,7 +32,7 @@ fn region(end: &End) -> MemoryRegion {
 fn bind(end: &End, window: MemoryWindow, region: &MemoryRegion, access: Access) -> MemoryWindow {
     let request = SendRequest::bind(window, region.slice(SHOWN).unwrap(), access);
     let completion = end.run(request);
-    assert_eq!(completion.success().unwrap().operation, CompletedOperation::BindWindow);
+    assert_eq!(completion.result().unwrap().operation, CompletedOperation::BindWindow);
     completion.into_window().unwrap()
 }
 
@@ -44,7 +44,7 @@ fn bound(end: &End, region: &MemoryRegion, access: Access) -> (MemoryWindow, Rem
 
 fn invalidate(end: &End, window: MemoryWindow) -> MemoryWindow {
     let completion = end.run(SendRequest::local_invalidate(window));
-    assert_eq!(completion.success().unwrap().operation, CompletedOperation::LocalInvalidate);
+    assert_eq!(completion.result().unwrap().operation, CompletedOperation::LocalInvalidate);
     completion.into_window().unwrap()
 }
 
@@ -121,7 +121,7 @@ fn window_as_the_memory_of_a_receive_does_no_harm() {
     // A binding that was asked for and not posted.
     let asked = SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(SHOWN).unwrap(), ALL);
     let receive = owner.queue_pair.post_recv(RecvRequest::new(asked.into_payload())).unwrap();
-    peer.run(SendRequest::send(())).success().unwrap();
+    peer.run(SendRequest::send(())).result().unwrap();
     let window = owner.wait(receive).into_window().unwrap();
     assert!(!window.is_bound());
     let (reason, _) = refused(&owner, SendRequest::local_invalidate(window));
@@ -139,7 +139,7 @@ fn batch_binds_and_invalidates_with_one_doorbell() {
     let ids: Vec<_> = owner.queue_pair.post_sends(binds).unwrap().collect();
     // Those that don't ask for a completion get theirs with one that does. (Nothing is written, so that no key is needed.)
     let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
-    owner.run(SendRequest::write((), nowhere.at(0))).success().unwrap();
+    owner.run(SendRequest::write((), nowhere.at(0))).result().unwrap();
     let windows: Vec<MemoryWindow> =
         ids.into_iter().map(|id| owner.wait(id).into_window().unwrap()).collect();
     let remotes: Vec<RemoteMemory> = windows.iter().map(|window| window.remote().unwrap()).collect();
@@ -278,7 +278,7 @@ fn windows_are_bound_by_one_thread_and_polled_by_another() {
     let region = region(&owner);
     let (sender, windows) = std::sync::mpsc::channel();
     let handler = move |completion: Completion| {
-        completion.success().unwrap();
+        completion.result().unwrap();
         sender.send(completion.into_window().unwrap()).unwrap();
     };
     let poller = owner.completions.poller(handler).unwrap();
@@ -301,14 +301,14 @@ fn windows_are_bound_by_one_thread_and_polled_by_another() {
     }
     without_errors(move || {
         drop((owner, region, window));
-        assert_eq!(poller.stop().unwrap().stats.panics, 0);
+        assert_eq!(poller.stop().unwrap().stats.panic_count, 0);
     });
 }
 
 #[test]
 fn unsupported_transport_is_said() {
     let Some(device) = device_with_windows() else { return };
-    let domain = device.protection_domain().unwrap();
+    let domain = device.create_protection_domain().unwrap();
     let completions = device.completion_queue(16).create().unwrap();
     let make = || {
         let builder = domain.queue_pair(adverb::verbs::Transport::Uc).completion_queue(&completions);

@@ -157,8 +157,8 @@ fn gid(entry: &GidEntry) -> Gid {
     Gid {
         index: entry.index,
         gid: entry.gid.to_string(),
-        ip: matches!(gid_type, GidType::RoceV1 | GidType::RoceV2).then(|| entry.gid.udp_address().ip()),
-        udp_port: entry.gid.has_port().then(|| entry.gid.udp_address().port()),
+        ip: matches!(gid_type, GidType::RoceV1 | GidType::RoceV2).then(|| entry.gid.udp_addr().ip()),
+        udp_port: entry.gid.has_port().then(|| entry.gid.udp_addr().port()),
         gid_type,
         netdev: entry.netdev.clone(),
         link_local: entry.gid.is_link_local(),

@@ -85,7 +85,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
             let config = SwitchConfig { icrc: IcrcCheck::IpId(0), ..SwitchConfig::default() };
             let switch = Switch::new(config);
             SoftDevice::on_switch(&switch, "10.77.0.1".parse()?)
-                .address("fd77::1".parse()?)
+                .add_addr("fd77::1".parse()?)
                 .loopback_via_link()
         }
         Link::Udp => SoftDevice::new().loopback_via_link(),
@@ -95,7 +95,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
             let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
             let device = SoftDevice::at_addr(at(Ipv4Addr::LOCALHOST.into())).loopback_via_link();
             match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
-                Ok(_) => device.address(at(Ipv6Addr::LOCALHOST.into())),
+                Ok(_) => device.add_addr(at(Ipv6Addr::LOCALHOST.into())),
                 Err(_) => device,
             }
         }

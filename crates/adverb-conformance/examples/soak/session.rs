@@ -168,7 +168,7 @@ impl<'a> Session<'a> {
     fn begin(station: &'a Station, stream: TcpStream, role: Role) -> Result<Option<Session<'a>>> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let domain = station.device.protection_domain()?;
+        let domain = station.device.create_protection_domain()?;
         let completions = station.device.completion_queue(1024).events().create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let access = access | Access::REMOTE_ATOMIC | Access::WINDOW_BIND;
@@ -627,7 +627,7 @@ impl Server {
 
     /// Looks at a message.
     fn reliable(&mut self, session: &mut Session<'_>, completion: Completion) -> Result<()> {
-        let operation = completion.success()?.operation;
+        let operation = completion.result()?.operation;
         let (immediate, invalidated) = match operation {
             CompletedOperation::RecvWrite { immediate } => {
                 // What was written there is looked at when the round ends; now it must be something whole.
@@ -687,7 +687,7 @@ impl Server {
 
     /// Looks at a message that might as well not have come.
     fn unreliable(&mut self, session: &mut Session<'_>, completion: Completion, tag: u64) -> Result<()> {
-        let operation = completion.success()?.operation;
+        let operation = completion.result()?.operation;
         let number = if let CompletedOperation::RecvWrite { immediate } = operation {
             let slot = (immediate & 0xff) as usize;
             let bytes = session.written(SLOTS + slot * LONGEST)?;

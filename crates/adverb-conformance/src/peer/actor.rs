@@ -87,7 +87,7 @@ impl Stage {
         };
         let builder = store.domain.queue_pair(transport_of_qp).completion_queue(&cq).depth(DEPTH, DEPTH);
         let builder = match port.address {
-            Some(address) => builder.address(address),
+            Some(address) => builder.local_addr(address),
             None => builder,
         };
         let qp = builder.qkey(QKEY).create()?;
@@ -237,7 +237,7 @@ impl Stage {
                 expect("the request without access", &completion, Status::RemoteAccess)?;
                 continue;
             }
-            completion.success().with_context(|| format!("request {index} of {} bytes", batch.len))?;
+            completion.result().with_context(|| format!("request {index} of {} bytes", batch.len))?;
             let bytes = completion.into_buffer().context("the completion has no buffer")?;
             if *action == Action::Read {
                 check(&bytes, batch.seed_of(index)).with_context(|| format!("read {index}"))?;
@@ -269,7 +269,7 @@ impl Stage {
         }
         for (index, before) in (0..count).zip(before) {
             let completion = self.sent(index)?;
-            completion.success().with_context(|| format!("atomic {index}"))?;
+            completion.result().with_context(|| format!("atomic {index}"))?;
             let bytes = completion.into_buffer().context("the completion has no buffer")?;
             let original = u64::from_ne_bytes(bytes[..].try_into()?);
             ensure!(
@@ -290,7 +290,7 @@ impl Stage {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         self.post(SendRequest::bind(window, slice, access), None)?;
         let completion = self.sent(0)?;
-        completion.success().context("binding a window")?;
+        completion.result().context("binding a window")?;
         let window = completion.into_window().context("the completion has no window")?;
         let remote = window.remote().context("the window isn't bound")?;
         self.window = Some(window);
@@ -321,7 +321,7 @@ impl Stage {
 
     /// Returns the contents of a receive.
     fn receive(&mut self, completion: Completion) -> Result<Came> {
-        let operation = completion.success().context("a receive")?.operation;
+        let operation = completion.result().context("a receive")?.operation;
         if let CompletedOperation::RecvWrite { immediate } = operation {
             self.store.keep(completion.into_buffer());
             return Ok(Came {

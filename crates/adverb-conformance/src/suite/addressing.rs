@@ -41,7 +41,7 @@ fn the_gid_table_has_used_entries_only(fixture: &Fixture) -> Result<()> {
         let roce = entry.gid_type != GidType::InfiniBand;
         ensure!(roce == (fixture.port.link_layer == LinkLayer::Ethernet), "{} on this link", entry.gid_type);
         // A network that is made of memory has addresses that no interface has.
-        let is_this_machines = UdpSocket::bind((entry.gid.udp_address().ip(), 0)).is_ok();
+        let is_this_machines = UdpSocket::bind((entry.gid.udp_addr().ip(), 0)).is_ok();
         let has_interface = entry.netdev.is_some() || !is_this_machines;
         ensure!(!roce || has_interface, "{} has no network interface", entry.gid);
     }
@@ -121,7 +121,7 @@ fn connections_work_over_every_gid(fixture: &Fixture) -> Result<()> {
 fn a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
     let find = |kind: fn(&IpAddr) -> bool| {
-        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && kind(&gid.udp_address().ip()))
+        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && kind(&gid.udp_addr().ip()))
     };
     let (v4, v6) = (find(IpAddr::is_ipv4), find(IpAddr::is_ipv6));
     let (v4, v6) = (v4.context("no IPv4")?, v6.context("no IPv6")?);

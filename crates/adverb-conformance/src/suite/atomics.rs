@@ -153,7 +153,7 @@ fn atomics_of_two_queue_pairs_on_one_word_all_count(fixture: &Fixture) -> Result
         other.post(SendRequest::fetch_add(other.buffer(8)?, remote, 1 << 32))?;
     }
     for side in [&first.left, &other] {
-        side.take(64)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        side.take(64)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     let word = region.word(0)?.load(Ordering::Relaxed);
     ensure!(word == 64 | 64 << 32, "the word is {word:#x}");

@@ -30,7 +30,7 @@ fn a_batch_is_done_in_order(fixture: &Fixture) -> Result<()> {
         let requests = (0..32).map(|n| Ok(SendRequest::send(pair.left.filled(100, 100 * round + n)?).tag(n)));
         pair.left.qp.post_sends(requests.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
         for (tag, completion) in (0..).zip(pair.left.take(32)?) {
-            completion.success()?;
+            completion.result()?;
             ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
         }
         for (n, completion) in (0..).zip(pair.right.take(32)?) {
@@ -76,7 +76,7 @@ fn a_batch_of_one_is_a_request(fixture: &Fixture) -> Result<()> {
     let sending =
         pair.left.qp.post_sends([SendRequest::send(pair.left.filled(8, 1)?)]).map_err(Error::from)?;
     for id in sending {
-        pair.left.wait(id)?.success()?;
+        pair.left.wait(id)?.result()?;
     }
     for id in receiving {
         check(&pair.right.wait(id)?.into_message()?, 1)?;
@@ -91,7 +91,7 @@ fn a_batch_may_fill_the_queue(fixture: &Fixture) -> Result<()> {
     pair.right.refuses_recv(pair.right.buffer(8)?)?;
     let sends = (0..100).map(|seed| Ok(SendRequest::send(pair.left.filled(8, seed)?)));
     pair.left.qp.post_sends(sends.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
-    pair.left.take(100)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(100)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     for (seed, completion) in (0..).zip(pair.right.take(100)?) {
         check(&completion.into_message()?, seed)?;
     }
@@ -148,13 +148,13 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
     ];
     pair.left.qp.post_sends(batch).map_err(Error::from)?;
     let buffers = pair.left.take(5)?.into_iter().map(|completion| {
-        completion.success()?;
+        completion.result()?;
         completion.into_buffer().ok_or_else(|| anyhow::anyhow!("the completion returned no buffer"))
     });
     for (buffer, seed) in buffers.zip([1, 1, 2, 3, 3]) {
         check(&buffer?, seed)?;
     }
-    pair.right.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.right.take(2)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn a_batch_may_mix_segment_counts(fixture: &Fixture) -> Result<()> {
         SendRequest::send(buffers(2)?),
     ];
     pair.left.qp.post_sends(batch).map_err(Error::from)?;
-    pair.left.take(4)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(4)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     for (count, completion) in [3, 0, 1, 2].into_iter().zip(pair.right.take(4)?) {
         let message = completion.into_message()?;
         ensure!(message.len() == 100 * count, "{} bytes of {count} segments arrived", message.len());

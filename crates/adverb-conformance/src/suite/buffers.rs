@@ -30,7 +30,7 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_buffers_range_stays_within_its_capacity(fixture: &Fixture) -> Result<()> {
-    let mut buffer = fixture.device.protection_domain()?.buffer(100)?;
+    let mut buffer = fixture.device.create_protection_domain()?.buffer(100)?;
     fill(&mut buffer, 1);
     buffer.set_range(10..20)?;
     same(&buffer, &pattern(100, 1)[10..20])?;
@@ -83,7 +83,7 @@ fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()
 }
 
 fn a_split_buffer_is_two(fixture: &Fixture) -> Result<()> {
-    let mut first = fixture.device.protection_domain()?.buffer(100)?;
+    let mut first = fixture.device.create_protection_domain()?.buffer(100)?;
     fill(&mut first, 1);
     ensure!(
         matches!(first.split_off(101), Err(Error::OutOfBounds { .. })),

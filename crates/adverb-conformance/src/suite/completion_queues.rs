@@ -29,7 +29,7 @@ tests! { "completion queues";
 }
 
 fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let cq = fixture.device.completion_queue(8).create()?;
     let builder = fixture.pair(Rc).depth(4, 4);
     let first = builder.side_of(&domain, &cq, None)?;
@@ -50,7 +50,7 @@ fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Resul
         second.post(SendRequest::send(second.buffer(8)?))?;
     }
     for completion in take(&cq, 16)? {
-        completion.success()?;
+        completion.result()?;
     }
     Ok(())
 }
@@ -73,12 +73,12 @@ fn a_queue_is_resized_while_completions_wait_in_it(fixture: &Fixture) -> Result<
     let ids = (0..16)
         .map(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)))
         .collect::<Result<Vec<_>>>()?;
-    pair.left.wait(*ids.last().context("no request was posted")?)?.success()?;
+    pair.left.wait(*ids.last().context("no request was posted")?)?.result()?;
     for depth in [100, 1000, 32] {
         pair.right.cq.resize(depth)?;
     }
     for completion in pair.right.take(16)? {
-        completion.success()?;
+        completion.result()?;
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ fn a_queue_is_resized_while_requests_are_in_flight(fixture: &Fixture) -> Result<
         pair.right.cq.resize(depth)?;
         for side in [&pair.left, &pair.right] {
             for completion in side.take(16)? {
-                completion.success()?;
+                completion.result()?;
             }
         }
     }
@@ -127,13 +127,13 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
     ensure!(vectors > 0, "the device has no completion vector");
     for vector in 0..vectors.min(16) {
         let cq = fixture.device.completion_queue(128).events().completion_vector(vector).create()?;
-        let domain = fixture.device.protection_domain()?;
+        let domain = fixture.device.create_protection_domain()?;
         let (left, right) = (fixture.pair(Rc).side(None)?, fixture.pair(Rc).side_of(&domain, &cq, None)?);
         left.qp.connect(&right.qp.endpoint())?;
         right.qp.connect(&left.qp.endpoint())?;
         let id = right.offer(8)?;
         left.done(SendRequest::send(left.buffer(8)?))?;
-        right.wait(id).with_context(|| format!("vector {vector}"))?.success()?;
+        right.wait(id).with_context(|| format!("vector {vector}"))?.result()?;
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ struct End {
 /// A queue pair that has a receive posted, and where it completes.
 fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, RequestId)> {
     let device = path.device()?;
-    let domain = device.protection_domain()?;
+    let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;
     let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
     let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
@@ -65,7 +65,7 @@ impl End {
         let mut buffer = self.connection.queue_pair().protection_domain().buffer(text.len())?;
         buffer.copy_from_slice(text);
         let id = self.connection.queue_pair().post_send(SendRequest::send(buffer)).map_err(Error::from)?;
-        self.completions.wait(id, PATIENCE)?.success()?;
+        self.completions.wait(id, PATIENCE)?.result()?;
         Ok(())
     }
 

@@ -95,7 +95,7 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     let receiving = offer(fixture, &pair.right)?;
     pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).destination(&way(&pair.left, &pair.right)?))?;
     let completion = pair.right.wait(receiving)?;
-    let success = completion.success()?;
+    let success = completion.result()?;
     // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
     ensure!(success.length == 49, "the length is {}, not 49", success.length);
     let CompletedOperation::Recv { source, .. } = success.operation else {
@@ -103,7 +103,7 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     };
     ensure!(source == Some(pair.left.qp.qpn()), "the source is {source:?}");
     let came = completion.into_datagram()?;
-    if let Some(ip) = came.ip {
+    if let Some(ip) = came.ip_header {
         let (ours, theirs) = (pair.left.qp.endpoint().gid.ip(), pair.right.qp.endpoint().gid.ip());
         ensure!(ip.source() == ours, "the source is {}, not {ours}", ip.source());
         ensure!(ip.destination() == theirs, "the destination is {}, not {theirs}", ip.destination());
@@ -119,7 +119,7 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let came = pair.left.wait(answer)?.into_datagram()?;
-    ensure!(came.source == pair.right.qp.qpn(), "the reply's source is {}", came.source);
+    ensure!(came.source_qpn == pair.right.qp.qpn(), "the reply's source is {}", came.source_qpn);
     check(&came.message, 1)
 }
 
@@ -154,7 +154,7 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
         let came = completion.into_datagram()?;
         let seed = others
             .iter()
-            .position(|other| other.qp.qpn() == came.source)
+            .position(|other| other.qp.qpn() == came.source_qpn)
             .context("the datagram has no source")?;
         check(&came.message, seed as u64)?;
     }
@@ -166,18 +166,18 @@ fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
     let receiving = offer(fixture, &pair.left)?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&way(&pair.left, &pair.left)?))?;
     let came = pair.left.wait(receiving)?.into_datagram()?;
-    ensure!(came.source == pair.left.qp.qpn(), "the source is {}", came.source);
+    ensure!(came.source_qpn == pair.left.qp.qpn(), "the source is {}", came.source_qpn);
     check(&came.message, 5)
 }
 
 fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
-    let good = |gid: adverb::verbs::Gid| gid.udp_address().is_ipv6() && !gid.is_link_local();
+    let good = |gid: adverb::verbs::Gid| gid.udp_addr().is_ipv6() && !gid.is_link_local();
     let gid = gids.iter().map(|entry| entry.gid).find(|gid| good(*gid)).context("no IPv6")?;
     let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
     let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
     check(&came.message, 3)?;
-    let ip = came.ip.context("the datagram has no route header")?;
+    let ip = came.ip_header.context("the datagram has no route header")?;
     ensure!(
         ip.source() == gid.ip() && ip.destination() == gid.ip(),
         "from {} to {}",
@@ -195,7 +195,11 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
         let came = came.with_context(|| format!("over {}", entry.gid))?;
         check(&came.message, 3)?;
         let back = came.reply_to(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
-        ensure!(back.address.gid() == entry.gid, "the reply's destination is {}", back.address.gid());
+        ensure!(
+            back.address_handle.gid() == entry.gid,
+            "the reply's destination is {}",
+            back.address_handle.gid()
+        );
     }
     Ok(())
 }
@@ -212,7 +216,7 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;
     let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
     pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
-    let length = pair.right.wait(receiving)?.success()?.length as usize;
+    let length = pair.right.wait(receiving)?.result()?.length as usize;
     ensure!(length == room, "{room} bytes were expected, but {length} arrived");
     same(&read(&to, 40, size)?, &pattern(size, 6))
 }
@@ -236,7 +240,7 @@ fn unsignaled_datagrams_return_their_buffers(fixture: &Fixture) -> Result<()> {
     }
     pair.left.stays_silent()?;
     pair.left.post(SendRequest::send(pair.left.filled(8, 1)?).destination(&recipient))?;
-    pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
 
@@ -260,7 +264,7 @@ fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fi
         let recipient = way(&pair.left, &pair.right)?;
         pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
     }
-    pair.left.take(64)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(64)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     in_order(messages(pair.right.take_up_to(64)?)?, 0..64).map(drop)
 }
 
@@ -270,7 +274,7 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     let address = pair.left.qp.address_handle(gid.ip())?;
     ensure!(address.gid() == gid, "the address handle's GID is {}, not {gid}", address.gid());
     let receiving = offer(fixture, &pair.right)?;
-    let recipient = UdDestination { address, qpn: pair.right.qp.qpn(), qkey: QKEY };
+    let recipient = UdDestination { address_handle: address, qpn: pair.right.qp.qpn(), qkey: QKEY };
     pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 5)
 }
@@ -283,7 +287,7 @@ fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
         .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient)))
         .collect::<Result<Vec<_>>>()?;
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
-    take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     in_order(messages(pair.right.take_up_to(128)?)?, 0..128)?;
     std::thread::sleep(MOMENT);
     pair.right.is(QpState::ReadyToSend)

@@ -63,14 +63,14 @@ fn an_unknown_name_is_an_error_that_lists_the_devices(fixture: &Fixture) -> Resu
 
 fn a_device_is_found_by_each_of_its_addresses(fixture: &Fixture) -> Result<()> {
     for entry in fixture.device.gids()?.iter().filter(|entry| !entry.gid.is_link_local()) {
-        let found = Device::by_address(entry.gid.ip())?;
+        let found = Device::open_by_addr(entry.gid.ip())?;
         ensure!(found.name() == fixture.device.name(), "{} belongs to {}", entry.gid, found.name());
     }
     Ok(())
 }
 
 fn an_unknown_address_is_an_error_that_lists_the_addresses(fixture: &Fixture) -> Result<()> {
-    let error = Device::by_address(NOBODY).err().context("the call succeeded")?;
+    let error = Device::open_by_addr(NOBODY).err().context("the call succeeded")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
     ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint does not list {best}: {error}");
@@ -78,7 +78,7 @@ fn an_unknown_address_is_an_error_that_lists_the_addresses(fixture: &Fixture) ->
 }
 
 fn the_first_device_has_an_active_port(_: &Fixture) -> Result<()> {
-    let ports = Device::first()?.ports()?;
+    let ports = Device::open_first()?.ports()?;
     ensure!(ports.iter().any(|port| port.state == PortState::Active), "no port is active");
     Ok(())
 }

@@ -59,7 +59,7 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
     let name = fixture.device.name();
     orders(6, &mut |order| {
         let device = Device::open(name)?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let cq = device.completion_queue(4).create()?;
         let builder = domain.queue_pair(Rc).completion_queue(&cq).port(fixture.port.number).depth(2, 2);
         let qp = builder.create()?;
@@ -133,7 +133,7 @@ fn a_completion_outlives_its_queues(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_buffer_outlives_its_device(fixture: &Fixture) -> Result<()> {
-    let mut buffer = Device::open(fixture.device.name())?.protection_domain()?.buffer(64)?;
+    let mut buffer = Device::open(fixture.device.name())?.create_protection_domain()?.buffer(64)?;
     crate::fixture::fill(&mut buffer, 5);
     check(&buffer, 5)
 }
@@ -145,7 +145,7 @@ fn a_region_outlives_its_handle_while_a_request_uses_it(fixture: &Fixture) -> Re
     drop(region);
     pair.left.done(SendRequest::send(pair.left.filled(64, 7)?))?;
     let completion = pair.right.wait(receiving)?;
-    completion.success()?;
+    completion.result()?;
     let adverb::memory::Payload::One(adverb::memory::Piece::Region(slice)) = completion.into_payload() else {
         anyhow::bail!("the completion did not return the slice")
     };

@@ -71,7 +71,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     ensure!(!pair.right.cq.try_event()?, "an event was delivered without a completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(told(&pair)?, "no event was delivered");
-    pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
 
@@ -153,7 +153,7 @@ fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Resu
         let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
         std::thread::sleep(MOMENT);
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-        waiter.join().expect("the thread does not panic")?.success()?;
+        waiter.join().expect("the thread does not panic")?.result()?;
         Ok(())
     })
 }
@@ -190,7 +190,7 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
                 pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
             }
             for waiter in [patient, hasty] {
-                waiter.join().expect("the thread does not panic")?.success()?;
+                waiter.join().expect("the thread does not panic")?.result()?;
             }
             anyhow::Ok(())
         })?;
@@ -216,7 +216,7 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     for _ in 0..3 {
         pair.right.cq.arm(ArmFor::Any)?;
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-        pair.right.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     // Events may be left in the channel: they wake a waiter once, who finds nothing, and waits on.
     let receiving = pair.right.offer(8)?;

@@ -46,12 +46,12 @@ fn an_extended_queue_reports_the_operation(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
     let at = region.remote().at(0);
-    let written = pair.left.completed(SendRequest::write(pair.left.filled(100, 1)?, at))?.success()?;
+    let written = pair.left.completed(SendRequest::write(pair.left.filled(100, 1)?, at))?.result()?;
     ensure!(written.operation == CompletedOperation::Write, "{written:?}");
     check(&read(&region, 0, 100)?, 1)?;
     region.write(0, &pattern(100, 2))?;
     let completion = pair.left.completed(SendRequest::read(pair.left.buffer(100)?, at))?;
-    ensure!(completion.success()?.operation == CompletedOperation::Read, "{completion}");
+    ensure!(completion.result()?.operation == CompletedOperation::Read, "{completion}");
     check(&completion.into_buffer().context("the completion has no buffer")?, 2)
 }
 
@@ -82,8 +82,8 @@ fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
 fn an_extended_queue_reports_the_sender_of_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).extended().connect()?;
     let came = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
-    ensure!(came.source == pair.left.qp.qpn(), "the source is {}", came.source);
-    ensure!(came.ip.is_some() || fixture.port.lid != 0, "the datagram has no IP header");
+    ensure!(came.source_qpn == pair.left.qp.qpn(), "the source is {}", came.source_qpn);
+    ensure!(came.ip_header.is_some() || fixture.port.lid != 0, "the datagram has no IP header");
     ensure!(came.immediate == Some(77), "received {:?}", came.immediate);
     check(&came.message, 1)?;
     offer(fixture, &pair.right).map(drop)
@@ -99,7 +99,7 @@ fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()>
     let receiving = pair.right.offer(8)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
     let completion = pair.right.wait(receiving)?;
-    let CompletedOperation::Recv { invalidated, .. } = completion.success()?.operation else {
+    let CompletedOperation::Recv { invalidated, .. } = completion.result()?.operation else {
         anyhow::bail!("the completion is not that of a receive: {completion}")
     };
     ensure!(invalidated == Some(rkey), "{invalidated:x?} was invalidated, not {rkey:x}");
@@ -126,7 +126,7 @@ fn an_extended_queue_returns_unsignaled_requests(fixture: &Fixture) -> Result<()
     }
     pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
     for completion in pair.left.take(6)? {
-        completion.success()?;
+        completion.result()?;
     }
     Ok(())
 }
@@ -139,9 +139,9 @@ fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fix
             pair.right.offer(8)?;
             last = Some(pair.left.post(SendRequest::send(pair.left.buffer(8)?))?);
         }
-        pair.left.wait(last.context("no request was posted")?)?.success()?;
-        pair.left.take(49)?.iter().try_for_each(|completion| completion.success().map(drop))?;
-        pair.right.take(50)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.wait(last.context("no request was posted")?)?.result()?;
+        pair.left.take(49)?.iter().try_for_each(|completion| completion.result().map(drop))?;
+        pair.right.take(50)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     Ok(())
 }
@@ -152,7 +152,7 @@ fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
     let receiving = pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event was delivered");
-    pair.right.wait(receiving)?.success()?;
+    pair.right.wait(receiving)?.result()?;
     pair.ping()
 }
 
@@ -163,7 +163,7 @@ fn an_extended_queue_can_be_resized(fixture: &Fixture) -> Result<()> {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     }
     pair.right.cq.resize(500)?;
-    take(&pair.right.cq, 8)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    take(&pair.right.cq, 8)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
 
@@ -181,7 +181,7 @@ fn completions_have_no_timestamp_unless_requested(fixture: &Fixture) -> Result<(
 
 fn timestamps_grow(fixture: &Fixture) -> Result<()> {
     let clock = fixture.device.attributes().timestamp_clock.context("the device has no clock")?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let cq = fixture.device.completion_queue(256).timestamps().create()?;
     let (left, right) = (fixture.pair(Rc).side_of(&domain, &cq, None)?, fixture.pair(Rc).side(None)?);
     left.qp.connect(&right.qp.endpoint())?;

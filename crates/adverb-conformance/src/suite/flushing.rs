@@ -117,7 +117,7 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
     for completion in &completions[..10] {
         // Who refuses acknowledges nothing any more, also not what was before.
         ensure!(!(is_lossy() && status(completion) == Status::RetryExceeded), Absent);
-        completion.success()?;
+        completion.result()?;
     }
     expect("the write", &completions[10], Status::RemoteAccess)?;
     all_flushed(&completions[11..], 11)?;
@@ -175,7 +175,7 @@ fn draining_an_idle_queue_pair_returns_at_once(fixture: &Fixture) -> Result<()> 
 fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc);
     let cq = fixture.device.completion_queue(256).create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let (drained, other) = (builder.side_of(&domain, &cq, None)?, builder.side_of(&domain, &cq, None)?);
     let peer = builder.side(None)?;
     other.qp.connect(&peer.qp.endpoint())?;

@@ -42,7 +42,7 @@ fn group_of_ipv6(number: u8) -> IpAddr {
 
 /// A group of the family of the queue pair's address.
 fn group_for(side: &Side, number: u8) -> IpAddr {
-    if side.qp.endpoint().gid.udp_address().is_ipv4() { group(number) } else { group_of_ipv6(number) }
+    if side.qp.endpoint().gid.udp_addr().is_ipv4() { group(number) } else { group_of_ipv6(number) }
 }
 
 /// Queue pairs that are ready, at the address that datagrams use by default or the given one.
@@ -95,7 +95,7 @@ fn a_datagram_to_a_group_reaches_all_its_members(fixture: &Fixture) -> Result<()
 fn a_datagram_to_a_group_of_ipv6_reaches_all_its_members(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
     let global =
-        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_address().is_ipv6());
+        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_addr().is_ipv6());
     let sides = sides(fixture, 3, global.map(Gid::ip))?;
     for member in &sides[1..] {
         member.qp.join_multicast(group_of_ipv6(1))?;
@@ -110,8 +110,8 @@ fn a_datagram_to_a_group_names_the_group_and_its_sender(fixture: &Fixture) -> Re
     let receiving = offer(fixture, &sides[1])?;
     send(&sides[0], group, 3)?;
     let came = sides[1].wait(receiving)?.into_datagram()?;
-    ensure!(came.source == sides[0].qp.qpn(), "the source is {}", came.source);
-    let ip = came.ip.context("the datagram has no IP header")?;
+    ensure!(came.source_qpn == sides[0].qp.qpn(), "the source is {}", came.source_qpn);
+    let ip = came.ip_header.context("the datagram has no IP header")?;
     ensure!(ip.destination() == group, "the destination is {}", ip.destination());
     ensure!(ip.source() == sides[0].qp.endpoint().gid.ip(), "the source is {}", ip.source());
     Ok(())
@@ -261,7 +261,7 @@ fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
 
 fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
-    let is_ipv4 = sides[0].qp.endpoint().gid.udp_address().is_ipv4();
+    let is_ipv4 = sides[0].qp.endpoint().gid.udp_addr().is_ipv4();
     let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
     is_refused(sides[0].qp.join_multicast(other))?;
     is_refused(sides[0].qp.multicast_destination(other, QKEY).map(drop))

@@ -51,7 +51,7 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
             let index = index.with_context(|| format!("message {next} of round {round} is wrong"))?;
             next = index + 1;
         }
-        pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
         if pair.right.may_lose() {
             // What is left of its receives would have room for another round's.
             return if round == 9 { Ok(()) } else { in_order_from(fixture, transport, round + 1) };
@@ -82,7 +82,7 @@ fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> 
         pair.left.post(SendRequest::read(buffer(1)?, remote).tag(4 * round + 3))?;
     }
     for (tag, completion) in (0..).zip(pair.left.take(32)?) {
-        completion.success()?;
+        completion.result()?;
         ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
     }
     Ok(())
@@ -99,7 +99,7 @@ fn the_last_of_several_writes_wins(fixture: &Fixture) -> Result<()> {
                 region.remote().at(0),
             ))?;
         }
-        pair.left.take(5)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
         check(&read(&region, 0, size)?, 10 * round + 4)?;
     }
     Ok(())
@@ -115,9 +115,9 @@ fn a_write_is_visible_when_the_following_message_arrives(fixture: &Fixture) -> R
         pair.left
             .post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)).unsignaled())?;
         pair.left.post(SendRequest::send(()))?;
-        pair.right.wait(receiving)?.success()?;
+        pair.right.wait(receiving)?.result()?;
         check(&read(&region, 0, size)?, seed)?;
-        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ fn a_read_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
         pair.left.post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
         check(&pair.left.wait(reading)?.into_buffer().context("the completion returned no buffer")?, seed)?;
-        pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn an_atomic_sees_the_write_before_it(fixture: &Fixture) -> Result<()> {
             pair.left.post(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(0), 1))?;
         let old = original(pair.left.wait(adding)?)?;
         ensure!(old == 100 * value, "the atomic returned {old}, not {}", 100 * value);
-        pair.left.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     Ok(())
 }
@@ -160,7 +160,7 @@ fn a_read_sees_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(8)?, region.remote().at(0)))?;
         let seen = original(pair.left.wait(reading)?)?;
         ensure!(seen == value, "the READ returned {seen}, not {value}");
-        pair.left.wait(adding)?.success()?;
+        pair.left.wait(adding)?.result()?;
     }
     Ok(())
 }
@@ -177,7 +177,7 @@ fn a_fenced_message_sends_the_result_of_the_read_before_it(fixture: &Fixture) ->
         pair.left.post(SendRequest::read(ours.slice(0..size)?, theirs.remote().at(0)))?;
         pair.left.post(SendRequest::send(ours.slice(0..size)?).fence())?;
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;
-        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     Ok(())
 }
@@ -189,7 +189,7 @@ fn a_fenced_write_writes_the_result_of_the_atomic_before_it(fixture: &Fixture) -
     for value in 0..20 {
         pair.left.post(SendRequest::fetch_add(ours.slice(0..8)?, theirs.remote().at(0), 1))?;
         pair.left.post(SendRequest::write(ours.slice(0..8)?, theirs.remote().at(8)).fence())?;
-        pair.left.take(2)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.left.take(2)?.iter().try_for_each(|completion| completion.result().map(drop))?;
         let copied = theirs.word(8)?.load(Ordering::Relaxed);
         ensure!(copied == value, "{copied} was written, not {value}");
     }
@@ -205,7 +205,7 @@ fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<
         let write = SendRequest::write(pair.left.filled(8, 1000)?, region.remote().at(0));
         let writing = pair.left.post(write.fence())?;
         check(&pair.left.wait(reading)?.into_buffer().context("the completion returned no buffer")?, round)?;
-        pair.left.wait(writing)?.success()?;
+        pair.left.wait(writing)?.result()?;
         check(&read(&region, 0, 8)?, 1000)?;
     }
     Ok(())
@@ -230,7 +230,7 @@ fn reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
         pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(offset)))?;
     }
     for (offset, completion) in pair.left.take(64)?.into_iter().enumerate() {
-        completion.success()?;
+        completion.result()?;
         let buffer = completion.into_buffer().context("the completion returned no buffer")?;
         crate::fixture::same(&buffer, &bytes[offset..offset + size])?;
     }

@@ -49,7 +49,7 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     }
     let stopped = poller.stop()?;
     ensure!(stopped.error.is_none(), "{:?}", stopped.error);
-    ensure!(stopped.stats.completions == count, "{:?}", stopped.stats);
+    ensure!(stopped.stats.completion_count == count, "{:?}", stopped.stats);
     let stats = pair.left.cq.stats();
     ensure!(stats.polled_completion_count == count && stats.stale_completion_count == 0, "{stats:?}");
     ensure!((1..=64).contains(&stats.max_poll_batch), "{stats:?}");
@@ -91,7 +91,7 @@ fn a_stopping_poller_delivers_finished_completions(fixture: &Fixture) -> Result<
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }
         let stats = poller.stop()?.stats;
-        ensure!(stats.completions == 20, "{stats:?}");
+        ensure!(stats.completion_count == 20, "{stats:?}");
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
         ensure!(tag == expected, "request {tag} completed instead of {expected}");
     }
     let stopped = poller.stop()?;
-    ensure!(stopped.stats.completions == 60 && stopped.stats.panics == 20, "{:?}", stopped.stats);
+    ensure!(stopped.stats.completion_count == 60 && stopped.stats.panic_count == 20, "{:?}", stopped.stats);
     ensure!(stopped.last_panic.as_deref() == Some("on purpose"), "{:?}", stopped.last_panic);
     ensure!(pair.left.qp.outstanding_send_count() == 0, "requests are still outstanding");
     Ok(())
@@ -132,7 +132,10 @@ fn drained_completions_go_to_the_poller(fixture: &Fixture) -> Result<()> {
             let completion = came.recv_timeout(PATIENCE).context("a completion is left in the queue")?;
             ensure!(!completion.is_ok(), "a drained request succeeded");
         }
-        ensure!(poller.stop()?.stats.completions == 20, "the poller delivered another number of completions");
+        ensure!(
+            poller.stop()?.stats.completion_count == 20,
+            "the poller delivered another number of completions"
+        );
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ fn every_request_completes_once(fixture: &Fixture) -> Result<()> {
         }
         for side in [&pair.left, &pair.right] {
             for (tag, completion) in (100 * round..).zip(side.take(50)?) {
-                completion.success()?;
+                completion.result()?;
                 ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
             }
         }
@@ -88,7 +88,7 @@ fn waiting_twice_for_a_request_finds_it_once(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let id = pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
-    pair.left.wait(id)?.success()?;
+    pair.left.wait(id)?.result()?;
     let again = pair.left.cq.wait(id, MOMENT);
     ensure!(matches!(again, Err(adverb::Error::Timeout { .. })), "{again:?}");
     Ok(())
@@ -154,7 +154,7 @@ fn many_queue_pairs_share_a_completion_queue(fixture: &Fixture) -> Result<()> {
     const COUNT: u64 = 32;
     let builder = fixture.pair(Rc).depth(4, 4);
     let cq = fixture.device.completion_queue(8 * 32).create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let ours = (0..COUNT).map(|_| builder.side_of(&domain, &cq, None)).collect::<Result<Vec<_>>>()?;
     let theirs = (0..COUNT).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
     for (one, other) in ours.iter().zip(&theirs) {
@@ -170,7 +170,7 @@ fn many_queue_pairs_share_a_completion_queue(fixture: &Fixture) -> Result<()> {
     }
     let mut next = [0; COUNT as usize];
     for completion in take(&cq, 4 * COUNT as usize)? {
-        completion.success()?;
+        completion.result()?;
         let (number, message) = (completion.tag() / 10, completion.tag() % 10);
         ensure!(next[number as usize] == message, "the completions of queue pair {number} are out of order");
         next[number as usize] += 1;
@@ -210,8 +210,8 @@ fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &
 fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(8, 8);
     let cq = fixture.device.completion_queue(16).create()?;
-    let domain = fixture.device.protection_domain()?;
-    let peer_domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
+    let peer_domain = fixture.device.create_protection_domain()?;
     let region = peer_domain.region(8, READ_WRITE)?;
     for round in 0..5 {
         // Each time the queue pair takes its predecessor's place in the completion queue.

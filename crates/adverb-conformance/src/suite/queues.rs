@@ -33,7 +33,7 @@ fn queues_of_depth_1024_fill_and_drain(fixture: &Fixture) -> Result<()> {
         pair.left.post(SendRequest::send(pair.left.filled(16, seed)?).tag(seed))?;
     }
     for (tag, completion) in (0..).zip(pair.left.take(1024)?) {
-        completion.success()?;
+        completion.result()?;
         ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
     }
     for (seed, completion) in (0..).zip(pair.right.take(1024)?) {
@@ -88,7 +88,7 @@ fn a_completion_frees_a_send_queue_entry(fixture: &Fixture) -> Result<()> {
     pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
     pair.right.offer(8)?;
     pair.right.offer(8)?;
-    pair.left.wait(second)?.success()?;
+    pair.left.wait(second)?.result()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     pair.left.refuses(SendRequest::send(pair.left.buffer(8)?)).map(drop)
@@ -100,7 +100,7 @@ fn a_completion_frees_a_receive_queue_entry(fixture: &Fixture) -> Result<()> {
     pair.right.offer(8)?;
     pair.right.refuses_recv(pair.right.buffer(8)?)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.right.wait(first)?.success()?;
+    pair.right.wait(first)?.result()?;
     pair.right.offer(8)?;
     pair.right.refuses_recv(pair.right.buffer(8)?).map(drop)
 }
@@ -119,7 +119,7 @@ fn queues_wrap_around(fixture: &Fixture) -> Result<()> {
             pair.left
                 .take(count as usize)?
                 .iter()
-                .try_for_each(|completion| completion.success().map(drop))?;
+                .try_for_each(|completion| completion.result().map(drop))?;
             for completion in pair.right.take(count as usize)? {
                 check(&completion.into_message()?, seed)?;
                 seed += 1;
@@ -132,7 +132,7 @@ fn queues_wrap_around(fixture: &Fixture) -> Result<()> {
 fn a_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
     let most = fixture.device.attributes().max_queue_depth;
     let cq = fixture.device.completion_queue(16).create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (most + 1, 1), (1, most + 1), (u32::MAX, 1)] {
         let made = domain.queue_pair(Rc).completion_queue(&cq).depth(send, recv).create();
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv}: {made:?}");

@@ -90,7 +90,7 @@ fn a_read_of_every_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()>
     region.write(0, &pattern(most, 7))?;
     for size in fixture.sizes() {
         let read = pair.left.completed(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
-        let length = read.success()?.length as usize;
+        let length = read.result()?.length as usize;
         ensure!(length == size, "requested {size} bytes, but {length} arrived");
         let buffer = read.into_buffer().context("the completion returned no buffer")?;
         check(&buffer, 7).with_context(|| format!("{size} bytes"))?;
@@ -151,7 +151,7 @@ fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
         pair.right.done(SendRequest::send(pair.right.filled(size, round)?))?;
         check(&pair.left.wait(receiving)?.into_message()?, round)?;
         let read = pair.left.wait(reading)?;
-        read.success()?;
+        read.result()?;
         check(&read.into_buffer().context("the completion returned no buffer")?, 3)?;
     }
     Ok(())
@@ -171,7 +171,7 @@ fn every_completion_names_its_operation(fixture: &Fixture) -> Result<()> {
     ];
     for (request, expected) in requests {
         pair.right.offer(8)?;
-        let operation = pair.left.completed(request)?.success()?.operation;
+        let operation = pair.left.completed(request)?.result()?.operation;
         ensure!(operation == expected, "{operation:?}, not {expected:?}");
     }
     check(&read(&region, 0, 8)?, 1)

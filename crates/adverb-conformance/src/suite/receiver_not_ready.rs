@@ -24,7 +24,7 @@ fn a_message_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
     pair.left.stays_silent()?;
     let receiving = pair.right.offer(500)?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)?;
-    pair.left.wait(sending)?.success()?;
+    pair.left.wait(sending)?.result()?;
     Ok(())
 }
 
@@ -37,7 +37,7 @@ fn a_write_with_immediate_data_waits_for_a_receive(fixture: &Fixture) -> Result<
     let receiving = pair.right.offer(0)?;
     ensure!(immediate(&pair.right.wait(receiving)?)? == Some(5), "the immediate data differs");
     check(&read(&region, 0, 500)?, 1)?;
-    pair.left.wait(writing)?.success()?;
+    pair.left.wait(writing)?.result()?;
     Ok(())
 }
 
@@ -53,7 +53,7 @@ fn messages_that_waited_arrive_in_order_and_once(fixture: &Fixture) -> Result<()
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;
     }
     for completion in pair.left.take(16)? {
-        completion.success()?;
+        completion.result()?;
     }
     pair.right.stays_silent()
 }

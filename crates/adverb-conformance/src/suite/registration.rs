@@ -78,7 +78,7 @@ fn memory_under_chosen_addresses_is_sent_and_received(fixture: &Fixture) -> Resu
     ours.write(0, &pattern(5000, 3))?;
     let receiving = pair.right.recv(adverb::verbs::RecvRequest::new(whole(&theirs)?))?;
     pair.left.done(SendRequest::send(whole(&ours)?))?;
-    pair.right.wait(receiving)?.success()?;
+    pair.right.wait(receiving)?.result()?;
     check(&read(&theirs, 0, 5000)?, 3)
 }
 
@@ -137,7 +137,7 @@ fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Resu
 }
 
 fn an_address_with_another_page_offset_is_refused(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     for iova in [CHOSEN + 1, CHOSEN + 2048, CHOSEN - 8] {
         let made = domain.register_at(Pages::new(100)?, iova, READ_WRITE);
         ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{iova:#x}: {made:?}");
@@ -146,14 +146,14 @@ fn an_address_with_another_page_offset_is_refused(fixture: &Fixture) -> Result<(
 }
 
 fn addresses_beyond_the_last_are_refused(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let made = domain.register_at(Pages::new(8192)?, u64::MAX - 4095, READ_WRITE);
     ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{made:?}");
     Ok(())
 }
 
 fn a_zero_based_region_can_not_begin_elsewhere(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let made = domain.register_at(Pages::new(100)?, CHOSEN, READ_WRITE | Access::ZERO_BASED);
     ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{made:?}");
     domain.register_at(Pages::new(100)?, 0, READ_WRITE | Access::ZERO_BASED)?;
@@ -192,7 +192,7 @@ fn memory_on_demand_is_written_and_read(fixture: &Fixture) -> Result<()> {
 }
 
 fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let on_demand = domain.region(4096, READ_WRITE | Access::ON_DEMAND);
     let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);
     // Where dma-bufs can be registered, it is the descriptor that is wrong.

@@ -24,7 +24,7 @@ fn make(
     send: u32,
     recv: u32,
 ) -> adverb::Result<adverb::verbs::QueuePair> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     domain.queue_pair(Rc).completion_queue(cq).port(fixture.port.number).depth(send, recv).create()
 }
 

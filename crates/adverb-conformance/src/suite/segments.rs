@@ -68,7 +68,7 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
             pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
             pair.right.wait(receiving)
         })?;
-        let length = received.success()?.length as usize;
+        let length = received.result()?.length as usize;
         ensure!(length == size, "split at {at:?}: {length} bytes arrived");
         check(&read(&to, 0, size)?, 2).with_context(|| format!("split at {at:?}"))?;
     }
@@ -115,7 +115,7 @@ fn a_short_message_fills_only_the_first_segments(fixture: &Fixture) -> Result<()
     to.write(0, &pattern(100, 99))?;
     let receiving = pair.right.recv(RecvRequest::new(pieces(&to, [10, 20, 30])?))?;
     pair.left.done(SendRequest::send(pair.left.filled(25, 5)?))?;
-    ensure!(pair.right.wait(receiving)?.success()?.length == 25, "the message does not have 25 bytes");
+    ensure!(pair.right.wait(receiving)?.result()?.length == 25, "the message does not have 25 bytes");
     let mut expected = pattern(100, 99);
     fill(&mut expected[..25], 5);
     same(&read(&to, 0, 100)?, &expected)
@@ -177,14 +177,14 @@ fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()>
     };
     let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
     pair.left.done(SendRequest::send(split(&from)?))?;
-    pair.right.wait(receiving)?.success()?;
+    pair.right.wait(receiving)?.result()?;
     check(&read(&to, 0, size)?, 1)
 }
 
 fn more_segments_than_the_device_supports_are_refused_at_creation(fixture: &Fixture) -> Result<()> {
     let more = fixture.device.attributes().max_sge + 1;
     let cq = fixture.device.completion_queue(16).create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     for (send, recv) in [(0, 1), (1, 0), (more, 1), (1, more)] {
         let made = domain.queue_pair(Rc).completion_queue(&cq).depth(4, 4).max_sge(send, recv).create();
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{send} and {recv}: {made:?}");

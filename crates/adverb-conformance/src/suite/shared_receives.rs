@@ -63,7 +63,7 @@ fn connect(
 
 /// A shared queue of this depth, and so many queue pairs on it and on one completion queue.
 fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceiveQueue, Vec<Shared>)> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(depth).create()?;
     let cq = fixture.device.completion_queue(depth + 4 * count as u32).create()?;
     let sides = (0..count).map(|_| connect(fixture, &domain, &cq, &shared)).collect::<Result<Vec<_>>>()?;
@@ -177,12 +177,12 @@ fn a_message_waits_for_a_shared_receive(fixture: &Fixture) -> Result<()> {
     side.sender.stays_silent()?;
     let receiving = offer(&shared, 64, 0)?;
     check(&side.receiver.wait(receiving)?.into_message()?, 1)?;
-    side.sender.wait(sending)?.success()?;
+    side.sender.wait(sending)?.result()?;
     Ok(())
 }
 
 fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(4).max_sge(2).create()?;
     let cq = fixture.device.completion_queue(16).create()?;
     let side = connect(fixture, &domain, &cq, &shared)?;
@@ -191,7 +191,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let pieces = vec![Piece::Region(region.slice(0..7)?), Piece::Region(region.slice(7..size)?)];
     let receiving = shared.post_recv(RecvRequest::new(pieces)).map_err(Error::from)?;
     send(&side.sender, size, 5)?;
-    side.receiver.wait(receiving)?.success()?;
+    side.receiver.wait(receiving)?.result()?;
     same(&read(&region, 0, size)?, &pattern(size, 5))?;
     let three = (0..3).map(|_| Ok(Piece::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
     let before = shared.outstanding_recv_count();
@@ -211,7 +211,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
 }
 
 fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let cq = fixture.device.completion_queue(16).create()?;
     let builder = domain.queue_pair(Transport::Ud).completion_queue(&cq).port(fixture.port.number);
@@ -228,7 +228,7 @@ fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
             receiver.wait(receiving)
         })?;
         let came = came.into_datagram()?;
-        ensure!(came.source == sender.qp.qpn(), "the source is {}", came.source);
+        ensure!(came.source_qpn == sender.qp.qpn(), "the source is {}", came.source_qpn);
         check(&came.message, seed)?;
     }
     Ok(())
@@ -240,7 +240,7 @@ fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Resu
     let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
     ensure!(matches!(refused, Error::QueueFull { .. }), "refused with another error: {refused}");
     send(&side.sender, 8, 1)?;
-    side.receiver.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    side.receiver.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     offer(&shared, 8, 8).context("there is room again")?;
     Ok(())
 }
@@ -316,7 +316,7 @@ fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()
 }
 
 fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     // A device may have made the queue deeper than it was asked to.
     let refused = shared.arm(1 << 20);
@@ -325,7 +325,7 @@ fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_shared_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     for depth in [0, u32::MAX] {
         let refused = domain.shared_receive_queue(depth).create();
         ensure!(matches!(refused, Err(Error::LimitExceeded { .. })), "{refused:?}");
@@ -370,7 +370,7 @@ fn shared_receives_survive_their_handle(fixture: &Fixture) -> Result<()> {
 }
 
 fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let queue = || fixture.device.completion_queue(16).create();
     let first = connect(fixture, &domain, &queue()?, &shared)?;
@@ -389,7 +389,7 @@ fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<
 }
 
 fn a_shared_queue_may_be_dropped_with_requests_in_it(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let region = domain.region(64, adverb::verbs::Access::LOCAL_WRITE)?;
     let shared = domain.shared_receive_queue(8).create()?;
     for _ in 0..8 {
@@ -402,7 +402,7 @@ fn a_shared_queue_may_be_dropped_with_requests_in_it(fixture: &Fixture) -> Resul
 }
 
 fn a_shared_queue_reserves_its_capacity_once(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let cq = fixture.device.completion_queue(16).create()?;
     let depth = cq.depth() - 8;

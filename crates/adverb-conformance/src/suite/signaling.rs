@@ -32,7 +32,7 @@ fn unsignaled_requests_are_returned_with_the_next_signaled_one(fixture: &Fixture
         pair.left.stays_silent()?;
         pair.left.post(write(&pair, &region, count)?)?;
         for (tag, completion) in (0..).zip(pair.left.take(count as usize + 1)?) {
-            completion.success()?;
+            completion.result()?;
             ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
             ensure!(completion.payload().len() == 8, "the completion did not return the buffer");
         }
@@ -65,7 +65,7 @@ fn a_signal_is_forced_before_the_queue_is_full(fixture: &Fixture) -> Result<()> 
                 }
             }
             for completion in completions.drain(..) {
-                completion.success()?;
+                completion.result()?;
                 ensure!(completion.tag() == came, "request {} completed instead of {came}", completion.tag());
                 came += 1;
             }
@@ -133,7 +133,7 @@ fn unsignaled_reads_bring_their_bytes(fixture: &Fixture) -> Result<()> {
     }
     pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
     for completion in pair.left.take(6)? {
-        completion.success()?;
+        completion.result()?;
         let buffer =
             completion.into_buffer().ok_or_else(|| anyhow::anyhow!("the completion returned no buffer"))?;
         crate::fixture::check(&buffer, 5)?;
@@ -152,7 +152,7 @@ fn unsignaled_completions_name_their_operation(fixture: &Fixture) -> Result<()> 
     pair.left.post(SendRequest::read(pair.left.buffer(8)?, remote).unsignaled())?;
     pair.left.post(SendRequest::write(pair.left.buffer(8)?, remote))?;
     for (completion, expected) in pair.left.take(4)?.iter().zip([Send, Write, Read, Write]) {
-        let operation = completion.success()?.operation;
+        let operation = completion.result()?.operation;
         ensure!(operation == expected, "{operation:?}, not {expected:?}");
     }
     Ok(())

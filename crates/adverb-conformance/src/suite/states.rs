@@ -172,7 +172,7 @@ fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Resul
     pair.right.qp.reset()?;
     pair.connect()?;
     let writing = pair.left.post(SendRequest::write(pair.left.filled(64, 2)?, region.remote().at(0)))?;
-    pair.left.cq.wait(writing, PATIENCE)?.success()?;
+    pair.left.cq.wait(writing, PATIENCE)?.result()?;
     pair.left.stays_silent()?;
     pair.ping()
 }
@@ -216,7 +216,7 @@ fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
 }
 
 fn queue_pairs_need_a_completion_queue(fixture: &Fixture) -> Result<()> {
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let refused = domain.queue_pair(Rc).create();
     ensure!(matches!(refused, Err(Error::InvalidRequest { .. })), "{refused:?}");
     Ok(())

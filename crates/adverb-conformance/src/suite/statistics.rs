@@ -18,7 +18,13 @@ tests! { "statistics";
 
 /// Posted, succeeded, flushed, failed, bytes.
 fn counts(stats: QueueStats) -> [u64; 5] {
-    [stats.posted, stats.succeeded, stats.flushed, stats.failed, stats.completed_bytes]
+    [
+        stats.posted_count,
+        stats.succeeded_count,
+        stats.flushed_count,
+        stats.failed_count,
+        stats.completed_bytes,
+    ]
 }
 
 fn same(what: &str, stats: QueueStats, expected: [u64; 5]) -> Result<()> {
@@ -84,7 +90,7 @@ fn unsignaled_requests_are_counted(fixture: &Fixture) -> Result<()> {
         pair.left.post(write()?.unsignaled())?;
     }
     pair.left.post(write()?)?;
-    pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(10)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     let stats = counts(pair.left.qp.stats().send);
     ensure!(stats[..4] == [10, 10, 0, 0], "posted, succeeded, flushed, failed, bytes: {stats:?}");
     Ok(())
@@ -97,7 +103,7 @@ fn the_maximum_of_outstanding_requests_is_counted(fixture: &Fixture) -> Result<(
         for _ in 0..count {
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }
-        pair.right.take(count)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+        pair.right.take(count)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     let stats = pair.right.qp.stats().recv;
     ensure!(stats.max_outstanding == 17, "the maximum is {}, not 17", stats.max_outstanding);
@@ -117,7 +123,7 @@ fn outstanding_requests_are_counted(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         pair.right.offer(8)?;
     }
-    pair.left.take(10)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(10)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     ensure!(pair.left.qp.outstanding_send_count() == 0, "requests are still outstanding");
     Ok(())
 }

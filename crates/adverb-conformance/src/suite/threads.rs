@@ -49,7 +49,7 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
                     "only {next} completions were returned"
                 );
                 for completion in completions.drain(..) {
-                    completion.success()?;
+                    completion.result()?;
                     ensure!(
                         completion.tag() == next,
                         "request {} completed instead of {next}",
@@ -88,7 +88,7 @@ fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
         };
         join((0..4).map(|thread| scope.spawn(post(thread))).collect())
     })?;
-    pair.left.take(256)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+    pair.left.take(256)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     // Those of one thread come in its order.
     let mut next = [0_u64; 4];
     for completion in pair.right.take(256)? {
@@ -112,7 +112,7 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
             while count.load(Ordering::Relaxed) < COUNT && !given_up.load(Ordering::Relaxed) {
                 pair.left.cq.poll(&mut completions)?;
                 for completion in completions.drain(..) {
-                    completion.success()?;
+                    completion.result()?;
                     count.fetch_add(1, Ordering::Relaxed);
                     sum.fetch_add(completion.tag(), Ordering::Relaxed);
                 }
@@ -150,7 +150,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
     let builder = fixture.pair(Rc).depth(2, 2);
     let cq = fixture.device.completion_queue(4 * threads);
     let cq = if events { cq.events() } else { cq }.create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());
     for _ in 0..threads {
         let (one, other) = (builder.side(None)?, builder.side_of(&domain, &cq, None)?);
@@ -175,7 +175,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                     let took = start.elapsed();
                     ensure!(took < SOON / 2, "the waiting thread was not woken, and polled after {took:?}");
                     ensure!(completion.id() == id, "the completion of another request was returned");
-                    completion.success()?;
+                    completion.result()?;
                     Ok(())
                 };
                 // Whoever fails goes on, so that the others don't wait for it.
@@ -191,7 +191,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                 side.post(SendRequest::send(()))?;
             }
             for side in &senders {
-                side.take(1)?.iter().try_for_each(|completion| completion.success().map(drop))?;
+                side.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
             }
             Ok(())
         };
@@ -218,7 +218,7 @@ fn many_threads_wait_on_one_queue_with_events(fixture: &Fixture) -> Result<()> {
 
 fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(4, 1);
-    let target = fixture.device.protection_domain()?;
+    let target = fixture.device.create_protection_domain()?;
     let region = target.region(8, ALL)?;
     let cq = fixture.device.completion_queue(64).create()?;
     let mut pairs = Vec::new();
@@ -248,7 +248,7 @@ fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
 
 fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(4, 1);
-    let target = fixture.device.protection_domain()?;
+    let target = fixture.device.create_protection_domain()?;
     let region = target.region(16, ALL)?;
     let cq = fixture.device.completion_queue(64).create()?;
     let mut pairs = Vec::new();
@@ -300,7 +300,7 @@ fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
             let id = posted.ok().context("a thread panicked")??;
             scope.spawn(move || side.wait(id)).join().ok().context("a thread panicked")?
         })?;
-        completion.success()?;
+        completion.result()?;
         buffer = completion.into_buffer().context("the completion returned no buffer")?;
         check(&pair.right.wait(receiving)?.into_message()?, 1)?;
     }
@@ -310,7 +310,7 @@ fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
 fn queue_pairs_are_created_and_dropped_while_others_work(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(8, 8);
     let cq = fixture.device.completion_queue(256).create()?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let (one, other) = (builder.side_of(&domain, &cq, None)?, builder.side(None)?);
     one.qp.connect(&other.qp.endpoint())?;
     other.qp.connect(&one.qp.endpoint())?;

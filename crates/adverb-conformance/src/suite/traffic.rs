@@ -62,7 +62,7 @@ fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<
         pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
         pair.right.wait(receiving)
     })?;
-    marks(came.into_datagram()?.ip)
+    marks(came.into_datagram()?.ip_header)
 }
 
 fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
@@ -92,7 +92,7 @@ fn a_datagram_has_the_settings_of_its_address_handle(fixture: &Fixture) -> Resul
 fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
     let gids = fixture.device.gids()?;
     let global =
-        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_address().is_ipv6());
+        gids.iter().map(|entry| entry.gid).find(|gid| !gid.is_link_local() && gid.udp_addr().is_ipv6());
     datagrams(fixture, global.map(Gid::ip))
 }
 
@@ -124,7 +124,8 @@ fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Resu
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let receiving = offer(fixture, &pair.right)?;
     pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
-    let ip = pair.right.wait(receiving)?.into_datagram()?.ip.context("the datagram has no IP header")?;
+    let ip =
+        pair.right.wait(receiving)?.into_datagram()?.ip_header.context("the datagram has no IP header")?;
     let hops = match ip {
         IpHeader::V4(header) => header.ttl,
         IpHeader::V6(header) => header.hop_limit,
@@ -177,7 +178,7 @@ fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Res
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_to(&pair.right.qp, QKEY)?;
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
-    let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip)?;
+    let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip_header)?;
     ensure!(class == 28, "the class is {class:#x}");
     Ok(())
 }
@@ -237,8 +238,9 @@ fn an_unconnected_queue_pair_reports_no_peer(fixture: &Fixture) -> Result<()> {
 fn equal_addresses_with_equal_settings_share_a_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let remote = pair.right.qp.endpoint();
-    let handle =
-        |traffic| Ok::<_, anyhow::Error>(pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?.address);
+    let handle = |traffic| {
+        Ok::<_, anyhow::Error>(pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?.address_handle)
+    };
     let first = handle(Traffic::new())?;
     ensure!(handle(Traffic::new())?.is_same(&first), "equal settings returned another handle");
     ensure!(!handle(Traffic::new().dscp(1))?.is_same(&first), "other settings returned the same handle");

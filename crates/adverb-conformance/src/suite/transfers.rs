@@ -46,7 +46,7 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
         Err(error) if is_absence(&error) => return Ok(()),
         completion => completion?,
     };
-    let length = completion.success()?.length as usize;
+    let length = completion.result()?.length as usize;
     ensure!(length == longest, "{longest} bytes were sent, but {length} arrived");
     check(&read(&to, 0, chunk)?, 3)
 }
@@ -78,7 +78,7 @@ pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<
     pair.left.done(SendRequest::send(()))?;
     for id in receiving {
         let completion = pair.right.wait(id)?;
-        ensure!(completion.success()?.length == 0, "an empty message has bytes: {completion}");
+        ensure!(completion.result()?.length == 0, "an empty message has bytes: {completion}");
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ pub(super) fn shorter_than_receive(fixture: &Fixture, transport: Transport) -> R
     let receiving = pair.right.recv(pair.right.filled(1000, 8)?)?;
     pair.left.done(SendRequest::send(pair.left.filled(333, 9)?))?;
     let completion = pair.right.wait(receiving)?;
-    ensure!(completion.success()?.length == 333, "not 333 bytes: {completion}");
+    ensure!(completion.result()?.length == 333, "not 333 bytes: {completion}");
     let buffer = completion.into_buffer().context("the completion returned no buffer")?;
     check(&buffer[..333], 9)?;
     same(&buffer[333..], &pattern(1000, 8)[333..])
@@ -206,7 +206,7 @@ pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result
             let bytes = pair.left.filled(size, seed)?;
             pair.left.done(SendRequest::write_with_imm(bytes, region.remote().at(0), bits))?;
             let completion = pair.right.wait(receiving)?;
-            let success = completion.success()?;
+            let success = completion.result()?;
             ensure!(
                 success.operation == CompletedOperation::RecvWrite { immediate: bits },
                 "{bits:#x} was sent, but {:x?} arrived",
@@ -236,7 +236,7 @@ pub(super) fn both_directions(fixture: &Fixture, transport: Transport) -> Result
     for (side, base) in [(&pair.left, 100), (&pair.right, 0)] {
         let mut messages = Vec::new();
         for completion in side.take_up_to(64)? {
-            completion.success()?;
+            completion.result()?;
             if completion.tag() == 0 {
                 messages.push(completion.into_message()?);
             }

@@ -39,7 +39,7 @@ fn region(side: &Side) -> Result<MemoryRegion> {
 
 fn bind(side: &Side, window: MemoryWindow, region: &MemoryRegion, access: Access) -> Result<MemoryWindow> {
     let completion = side.completed(SendRequest::bind(window, region.slice(SHOWN)?, access))?;
-    let operation = completion.success()?.operation;
+    let operation = completion.result()?.operation;
     ensure!(operation == CompletedOperation::BindWindow, "{operation:?} completed");
     completion.into_window().context("the completion has no window")
 }
@@ -57,7 +57,7 @@ fn remote(window: &MemoryWindow) -> Result<RemoteMemory> {
 
 fn invalidate(side: &Side, window: MemoryWindow) -> Result<MemoryWindow> {
     let completion = side.completed(SendRequest::local_invalidate(window))?;
-    let operation = completion.success()?.operation;
+    let operation = completion.result()?.operation;
     ensure!(operation == CompletedOperation::LocalInvalidate, "{operation:?} completed");
     let window = completion.into_window().context("the completion has no window")?;
     ensure!(window.remote().is_none() && !window.is_bound(), "the window is still bound");
@@ -166,7 +166,7 @@ fn a_window_that_the_peer_invalidated_is_refused(fixture: &Fixture) -> Result<()
     let receiving = pair.right.offer(64)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.filled(64, 8)?, remote.rkey))?;
     let completion = pair.right.wait(receiving)?;
-    let CompletedOperation::Recv { invalidated, .. } = completion.success()?.operation else {
+    let CompletedOperation::Recv { invalidated, .. } = completion.result()?.operation else {
         bail!("the completion is not that of a receive: {completion}")
     };
     ensure!(invalidated == Some(remote.rkey), "{invalidated:x?} was invalidated, not {:x}", remote.rkey);
@@ -177,7 +177,7 @@ fn a_window_that_the_peer_invalidated_is_refused(fixture: &Fixture) -> Result<()
 
 fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()> {
     let peer = fixture.pair(Rc).side(None)?;
-    let domain = fixture.device.protection_domain()?;
+    let domain = fixture.device.create_protection_domain()?;
     let cq = fixture.device.completion_queue(64).create()?;
     let shared = domain.shared_receive_queue(8).create()?;
     let builder = domain.queue_pair(Rc).completion_queue(&cq).port(fixture.port.number);
@@ -189,7 +189,7 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
     let (window, remote) = bound(&owner, &region, READ_WRITE)?;
     let receiving = shared.post_recv(owner.buffer(8)?).map_err(adverb::Error::from)?;
     peer.done(SendRequest::send_invalidate(peer.buffer(8)?, remote.rkey))?;
-    owner.wait(receiving)?.success()?;
+    owner.wait(receiving)?.result()?;
     ensure!(!window.is_bound(), "the window is not marked as invalidated");
     peer.fails(write(&peer, remote)?, Status::RemoteAccess)
 }
@@ -205,7 +205,7 @@ fn a_window_that_was_invalidated_is_not_invalidated_again(fixture: &Fixture) -> 
     let (window, remote) = bound(&pair.right, &region, READ_WRITE)?;
     let receiving = pair.right.offer(8)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, remote.rkey))?;
-    pair.right.wait(receiving)?.success()?;
+    pair.right.wait(receiving)?.result()?;
     pair.right.refuses(SendRequest::local_invalidate(window))?;
     pair.ping()
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 #[allow(unused_imports, reason = "for links")]
 use adverb_verbs::Error;
 use adverb_verbs::Result;
-use adverb_verbs::memory::{Memory, MemoryRegion, RegisteredBuf};
+use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 
 use super::{Connection, RemoteRegion};
 #[allow(unused_imports, reason = "for links")]
@@ -114,7 +114,7 @@ impl AddressSpace<'_> {
     ///
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
-    pub async fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
+    pub async fn read(&self, addresses: Range<u64>) -> Result<PoolBuf> {
         let (remote, range) = self.find(&addresses)?;
         remote.read(range).await
     }
@@ -129,10 +129,7 @@ impl AddressSpace<'_> {
     ///
     /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
     /// has completed the operations.
-    pub async fn read_many(
-        &self,
-        addresses: impl IntoIterator<Item = Range<u64>>,
-    ) -> Result<Vec<RegisteredBuf>> {
+    pub async fn read_many(&self, addresses: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
         let link = &self.connection.link;
         let asked = addresses.into_iter().map(|addresses| {
             let (memory, range) = link.find(&addresses)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 #[allow(unused_imports, reason = "for links")]
 use adverb_verbs::Error;
 use adverb_verbs::Result;
-use adverb_verbs::memory::{MemoryRegion, RegisteredBuf};
+use adverb_verbs::memory::{MemoryRegion, PoolBuf};
 
 use super::Connection;
 #[allow(unused_imports, reason = "for links")]
@@ -91,7 +91,7 @@ impl RemoteRegion<'_> {
     ///
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
-    pub async fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
+    pub async fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
         let mut asked = self.memory.read(&self.connection.link, &range)?;
         self.connection.finish_read(&mut asked).await
     }
@@ -106,10 +106,7 @@ impl RemoteRegion<'_> {
     ///
     /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
     /// has completed the operations.
-    pub async fn read_many(
-        &self,
-        ranges: impl IntoIterator<Item = Range<u64>>,
-    ) -> Result<Vec<RegisteredBuf>> {
+    pub async fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
         let link = &self.connection.link;
         let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
         let mut asked = asked.collect::<Result<Vec<_>>>()?;
@@ -189,7 +186,7 @@ impl RemoteRegion<'_> {
 
 /// Completion of requests to the peer's memory.
 impl Connection {
-    pub(super) async fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<RegisteredBuf>> {
+    pub(super) async fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<PoolBuf>> {
         let mut buffers = Vec::with_capacity(asked.len());
         self.link.post_all(asked)?;
         for asked in asked {
@@ -198,12 +195,12 @@ impl Connection {
         Ok(buffers)
     }
 
-    async fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
+    async fn finish_read(&self, asked: &mut Asked<'_>) -> Result<PoolBuf> {
         let gone = || self.link.disconnected("the device did not return a buffer", "");
         self.finish(asked).await?.ok_or_else(gone)
     }
 
-    async fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
+    async fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<PoolBuf>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for a one-sided operation to complete");
         self.wait(timeout, waiting, |link, state| link.finish(state, asked)).await
     }

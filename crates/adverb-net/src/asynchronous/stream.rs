@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::Result;
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
@@ -78,7 +78,7 @@ pub struct Stream {
 pub struct ReadHalf {
     shared: Arc<Shared>,
     /// Bytes that were received and not read yet.
-    rest: Option<RegisteredBuf>,
+    rest: Option<PoolBuf>,
     wait: Wait,
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 #[allow(unused_imports, reason = "for links")]
 use adverb_verbs::Error;
 use adverb_verbs::Result;
-use adverb_verbs::memory::{Memory, MemoryRegion, RegisteredBuf};
+use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 
 use super::{Connection, RemoteRegion};
 #[allow(unused_imports, reason = "for links")]
@@ -102,7 +102,7 @@ impl AddressSpace<'_> {
     /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
     /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected during the operation.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
-    pub fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
+    pub fn read(&self, addresses: Range<u64>) -> Result<PoolBuf> {
         let (remote, range) = self.find(&addresses)?;
         remote.read(range)
     }
@@ -112,7 +112,7 @@ impl AddressSpace<'_> {
     /// # Errors
     ///
     /// Returns the errors of [`read`](AddressSpace::read).
-    pub fn read_many(&self, addresses: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<RegisteredBuf>> {
+    pub fn read_many(&self, addresses: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
         let link = &self.connection.link;
         let asked = addresses.into_iter().map(|addresses| {
             let (memory, range) = link.find(&addresses)?;

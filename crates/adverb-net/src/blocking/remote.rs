@@ -5,7 +5,7 @@ use std::ops::Range;
 #[allow(unused_imports, reason = "for links")]
 use adverb_verbs::Error;
 use adverb_verbs::Result;
-use adverb_verbs::memory::{MemoryRegion, RegisteredBuf};
+use adverb_verbs::memory::{MemoryRegion, PoolBuf};
 
 use super::Connection;
 #[allow(unused_imports, reason = "for links")]
@@ -78,7 +78,7 @@ impl RemoteRegion<'_> {
     /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected after
     ///   [`Connection::remote_region`] returned this region.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
-    pub fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
+    pub fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
         let mut asked = self.memory.read(&self.connection.link, &range)?;
         self.connection.finish_read(&mut asked)
     }
@@ -88,7 +88,7 @@ impl RemoteRegion<'_> {
     /// # Errors
     ///
     /// Returns the errors of [`read`](RemoteRegion::read).
-    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<RegisteredBuf>> {
+    pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
         let link = &self.connection.link;
         let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
         let mut asked = asked.collect::<Result<Vec<_>>>()?;
@@ -148,7 +148,7 @@ impl RemoteRegion<'_> {
 
 /// Completion of requests to the peer's memory.
 impl Connection {
-    pub(super) fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<RegisteredBuf>> {
+    pub(super) fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<PoolBuf>> {
         let mut buffers = Vec::with_capacity(asked.len());
         self.link.post_all(asked)?;
         for asked in asked {
@@ -157,12 +157,12 @@ impl Connection {
         Ok(buffers)
     }
 
-    fn finish_read(&self, asked: &mut Asked<'_>) -> Result<RegisteredBuf> {
+    fn finish_read(&self, asked: &mut Asked<'_>) -> Result<PoolBuf> {
         let gone = || self.link.disconnected("the device did not return a buffer", "");
         self.finish(asked)?.ok_or_else(gone)
     }
 
-    fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<RegisteredBuf>> {
+    fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<PoolBuf>> {
         let (timeout, waiting) = (self.link.options.timeout, "waiting for a one-sided operation to complete");
         self.link.wait(timeout, waiting, |link, state| link.finish(state, asked))
     }

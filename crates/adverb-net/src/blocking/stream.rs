@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use adverb_verbs::Result;
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 
 use super::Connection;
 #[allow(unused_imports, reason = "for links")]
@@ -58,7 +58,7 @@ pub struct Stream {
 pub struct ReadHalf {
     shared: Arc<Shared>,
     /// Bytes that were received and not read yet.
-    rest: Option<RegisteredBuf>,
+    rest: Option<PoolBuf>,
 }
 
 /// The writing half of a [`Stream`]: see [`Stream::into_split`].

@@ -372,7 +372,7 @@ fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Re
 fn has_manager(address: SocketAddr, devices: &ServedDevices) -> bool {
     match devices {
         ServedDevices::One(device) => {
-            device.attributes().has_connection_manager && device.has_address(address.ip().to_canonical())
+            device.attributes().has_connection_manager && device.has_addr(address.ip().to_canonical())
         }
         ServedDevices::Wildcard(_) => devices.has_hardware_manager(),
     }

@@ -105,7 +105,7 @@ impl Served {
     }
 
     fn addrs(&self) -> impl Iterator<Item = IpAddr> {
-        self.gids.iter().map(|gid| gid.udp_address().ip())
+        self.gids.iter().map(|gid| gid.udp_addr().ip())
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn check_gid(
 
 /// Whether packets to a GID go to the host of an IP address.
 pub(crate) fn belongs_to(gid: Gid, peer: IpAddr) -> bool {
-    let (addr, peer) = (gid.udp_address().ip(), peer.to_canonical());
+    let (addr, peer) = (gid.udp_addr().ip(), peer.to_canonical());
     // Every loopback address is this machine's: the device may be at another than the TCP connection.
     addr == peer || addr.is_loopback() && peer.is_loopback()
 }

@@ -424,7 +424,7 @@ fn parts(device: &Device, local: IpAddr, peer: SocketAddr, options: &Options) ->
     Parts::new(device, peer, options, |domain| {
         let builder = domain.queue_pair(Transport::Rc);
         // The address by which the peer knows this side, if the device has it.
-        Ok(if domain.device().has_address(local) { builder.address(local) } else { builder })
+        Ok(if domain.device().has_addr(local) { builder.local_addr(local) } else { builder })
     })
 }
 

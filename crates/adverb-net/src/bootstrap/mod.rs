@@ -42,7 +42,7 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<
         options.device = local.and_then(|local| device(local, &options).ok());
     }
     let from = options.device.as_ref().and_then(|device| {
-        let is_routed = |local: &IpAddr| device.has_address(*local);
+        let is_routed = |local: &IpAddr| device.has_addr(*local);
         local.filter(is_routed).or_else(|| address_like(device, peer.ip()))
     });
     let is_hardware = options.device.as_ref().is_some_and(|device| !device.is_software());
@@ -69,7 +69,7 @@ fn device(local: IpAddr, options: &Options) -> Result<Device> {
     if let Some(device) = &options.device {
         return Ok(device.clone());
     }
-    match Device::by_address(local) {
+    match Device::open_by_addr(local) {
         // Within the machine any address does: another program may have this one.
         Err(_) if local.is_loopback() => Device::open("soft"),
         found => found,

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
-use adverb_verbs::memory::{MemoryRegion, Pool, RegisteredBuf, RemoteMemory};
+use adverb_verbs::memory::{MemoryRegion, Pool, PoolBuf, RemoteMemory};
 use adverb_verbs::{
     Access, ArmFor, Completion, CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QueuePair,
     QueuePairBuilder, RecvRequest, RemoteAddress, Result, SendRequest,
@@ -59,7 +59,7 @@ impl Parts {
     ) -> Result<(Parts, QueuePair)> {
         let domain = match &options.pool {
             Some(pool) => pool.protection_domain().clone(),
-            None => device.protection_domain()?,
+            None => device.create_protection_domain()?,
         };
         let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
         let (sends, recvs) =
@@ -193,7 +193,7 @@ struct PeerRing {
 }
 
 struct Batch {
-    buffer: RegisteredBuf,
+    buffer: PoolBuf,
     len: usize,
     tag: u64,
     /// Whether it goes as soon as there is room; if not, more is to join it.
@@ -226,7 +226,7 @@ enum Entry {
     },
     /// A message that is being read: what has come of it, and how many parts haven't.
     Reading {
-        come: Option<RegisteredBuf>,
+        come: Option<PoolBuf>,
         parts: u32,
         immediate: Option<u32>,
     },

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use adverb_verbs::memory::{Memory, MemoryRegion, Payload, RegisteredBuf};
+use adverb_verbs::memory::{Memory, MemoryRegion, Payload, PoolBuf};
 use adverb_verbs::{Completion, Error, Result, SendRequest};
 
 use super::sending::Body;
@@ -15,7 +15,7 @@ use crate::remote::RemoteAccess;
 pub(super) enum Operation {
     Posted,
     /// It succeeded or not, and this is its buffer.
-    Done(bool, Option<RegisteredBuf>),
+    Done(bool, Option<PoolBuf>),
     /// Nobody will ask.
     Detached,
 }
@@ -29,13 +29,13 @@ pub(crate) struct Asked<'a> {
     /// For which queue pairs of the connection's it was made.
     generation: u32,
     /// What it was to do something with, once it has failed.
-    left: Option<RegisteredBuf>,
+    left: Option<PoolBuf>,
 }
 
 impl Asked<'_> {
     /// Why it wasn't done, with its buffer, if the device doesn't have that.
     pub(crate) fn refused(mut self, error: Error) -> SendError {
-        let unposted = self.request.take().and_then(|request| request.into_payload().into_registered());
+        let unposted = self.request.take().and_then(|request| request.into_payload().into_pool_buf());
         SendError { error, buffer: self.left.take().or(unposted) }
     }
 }
@@ -137,11 +137,7 @@ impl Link {
     }
 
     /// Posts the request, when there is room, and returns its buffer when it is done.
-    pub(crate) fn finish(
-        &self,
-        state: &mut State,
-        asked: &mut Asked<'_>,
-    ) -> Result<Option<Option<RegisteredBuf>>> {
+    pub(crate) fn finish(&self, state: &mut State, asked: &mut Asked<'_>) -> Result<Option<Option<PoolBuf>>> {
         if let Some(id) = asked.id {
             return match state.operations.get(&id) {
                 Some(Operation::Done(..)) => match state.operations.remove(&id) {
@@ -201,7 +197,7 @@ impl Link {
     }
 
     /// Registered memory with what is to be written.
-    pub(crate) fn buffer_of(&self, message: SendData<'_>) -> Result<RegisteredBuf, SendError> {
+    pub(crate) fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, SendError> {
         match message.0 {
             Source::Buffer(buffer) if buffer.protection_domain() == self.pool().protection_domain() => {
                 Ok(buffer)
@@ -235,7 +231,7 @@ pub(super) fn complete(state: &mut State, completion: Completion) {
     let is_ok = completion.is_ok();
     match state.operations.get_mut(&id) {
         Some(operation @ Operation::Posted) => {
-            *operation = Operation::Done(is_ok, Payload::into_registered(completion.into_payload()));
+            *operation = Operation::Done(is_ok, Payload::into_pool_buf(completion.into_payload()));
         }
         _ => drop(state.operations.remove(&id)),
     }

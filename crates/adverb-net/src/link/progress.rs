@@ -1,6 +1,6 @@
 //! What is done with completions, and when.
 
-use adverb_verbs::memory::{RegisteredBuf, RemoteMemory};
+use adverb_verbs::memory::{PoolBuf, RemoteMemory};
 use adverb_verbs::{
     Access, CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, Result, SendRequest,
 };
@@ -36,7 +36,7 @@ impl Link {
             Err(failure) => {
                 end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
                 if tag & FRAMES != 0 {
-                    resume::written(state, completion.into_registered());
+                    resume::written(state, completion.into_pool_buf());
                 }
                 return Ok(());
             }
@@ -51,20 +51,20 @@ impl Link {
                 self.written(state, Immediate::parse(immediate)?, success.length)
             }
             CompletedOperation::Read => {
-                if let Some(buffer) = completion.into_registered() {
+                if let Some(buffer) = completion.into_pool_buf() {
                     has_read(state, buffer);
                 }
                 Ok(())
             }
             _ if is_receive => {
-                let message = completion.into_registered_message();
+                let message = completion.into_pool_message();
                 let message = message.map_err(|_| Violation("it sent a message instead of a write"))?;
                 self.greeted(state, &message)
             }
             // The buffer of a write goes home, unless it may have to be written again.
             _ => {
                 if state.resume.is_on && tag & FRAMES != 0 {
-                    resume::written(state, completion.into_registered());
+                    resume::written(state, completion.into_pool_buf());
                 }
                 Ok(())
             }
@@ -292,7 +292,7 @@ impl Link {
         let request = SendRequest::write_with_imm(buffer, place, immediate.emit()).tag(tag);
         state.to_deliver += u64::from(tag & DELIVERED != 0);
         if let Some(request) = self.post(state, request, tag & GONE != 0) {
-            resume::refused(state, request.into_payload().into_registered());
+            resume::refused(state, request.into_payload().into_pool_buf());
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ pub(super) fn has_room(state: &State) -> bool {
 }
 
 /// A part of the oldest message that is being read has come. (Reads complete in order.)
-fn has_read(state: &mut State, buffer: RegisteredBuf) {
+fn has_read(state: &mut State, buffer: PoolBuf) {
     let Some(number) = state.reading.front() else { return };
     let Some(entry) = state.inbox.get_mut((number - state.taken) as usize) else { return };
     let Entry::Reading { come, parts, immediate } = entry else { return };
@@ -373,7 +373,7 @@ fn has_read(state: &mut State, buffer: RegisteredBuf) {
 }
 
 /// Puts what a write brought into the inbox. The messages share the buffer that they came in.
-fn take_frames(state: &mut State, frames: RegisteredBuf, longest: u32) -> Result<(), Violation> {
+fn take_frames(state: &mut State, frames: PoolBuf, longest: u32) -> Result<(), Violation> {
     let cut = |_| Violation("it sent a truncated frame");
     let mut rest = Some(frames);
     while let Some(mut frames) = rest.take() {

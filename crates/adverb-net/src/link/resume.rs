@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{ArmFor, Error, Result, internal};
 
 use super::sending::Body;
@@ -38,11 +38,11 @@ pub(super) struct Resume {
     /// The writes that the device has: their numbers, and those of their first messages.
     posted: VecDeque<(u64, u64)>,
     /// Those that the device gave back and the peer hasn't read.
-    kept: VecDeque<(u64, u64, RegisteredBuf)>,
+    kept: VecDeque<(u64, u64, PoolBuf)>,
     /// How many bytes these have.
     kept_len: usize,
     /// Those that the device didn't take.
-    refused: Vec<(u64, RegisteredBuf)>,
+    refused: Vec<(u64, PoolBuf)>,
     /// How many writes the peer has read.
     read: u64,
     /// What is to be sent before anything else.
@@ -92,7 +92,7 @@ impl Resume {
 }
 
 /// The device didn't take the last write.
-pub(super) fn refused(state: &mut State, buffer: Option<RegisteredBuf>) {
+pub(super) fn refused(state: &mut State, buffer: Option<PoolBuf>) {
     if let Some((_, first)) = state.resume.posted.pop_back()
         && let Some(buffer) = buffer
     {
@@ -101,7 +101,7 @@ pub(super) fn refused(state: &mut State, buffer: Option<RegisteredBuf>) {
 }
 
 /// The device gives the oldest write back, done or not. (What isn't a write of frames has no buffer.)
-pub(super) fn written(state: &mut State, buffer: Option<RegisteredBuf>) {
+pub(super) fn written(state: &mut State, buffer: Option<PoolBuf>) {
     if let Some(buffer) = buffer
         && let Some((number, first)) = state.resume.posted.pop_front()
     {
@@ -288,7 +288,7 @@ impl Link {
             Ok(forgotten) => {
                 for (tag, memory) in forgotten.into_iter().filter(|(tag, _)| tag & FRAMES != 0) {
                     if tag & OPERATION == 0 {
-                        written(state, memory.into_registered());
+                        written(state, memory.into_pool_buf());
                     }
                 }
             }
@@ -515,7 +515,7 @@ impl Link {
 }
 
 /// The messages among these frames, and the ends, by their numbers; not the offers, which lie elsewhere.
-fn numbered(first: u64, mut frames: RegisteredBuf, messages: &mut BTreeMap<u64, Ready<'static>>) {
+fn numbered(first: u64, mut frames: PoolBuf, messages: &mut BTreeMap<u64, Ready<'static>>) {
     let mut number = first;
     while let Ok(frame) = Frame::parse(&frames)
         && let Ok(mut this) = frames.split_to(frame.len())

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use adverb_verbs::memory::RegisteredBuf;
+use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{Access, Result};
 
 use super::sending::{Body, can_take, gather};
@@ -70,7 +70,7 @@ impl Link {
     }
 
     /// The next bytes of the stream, or `None` when there are no more, if that is known.
-    pub(crate) fn next_piece(&self, state: &mut State) -> Result<Option<Option<RegisteredBuf>>> {
+    pub(crate) fn next_piece(&self, state: &mut State) -> Result<Option<Option<PoolBuf>>> {
         loop {
             match self.try_recv(state)? {
                 // What has no bytes is no part of a stream, and would look like its end.

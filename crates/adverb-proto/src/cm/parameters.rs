@@ -266,7 +266,7 @@ pub(super) fn private_data<const N: usize>(
 /// Whether packets to an address are IPv4 packets. An IPv6 address that encodes a UDP port may stand for an IPv4
 /// address.
 pub(super) fn is_ipv4(address: IpAddr) -> bool {
-    Gid::from(address).udp_address().is_ipv4()
+    Gid::from(address).udp_addr().is_ipv4()
 }
 
 /// Whether requests for this service start with an IP header.

@@ -65,7 +65,7 @@ fn share(slots: usize) -> usize {
 /// The network that a peer counts as: an IPv4 address, or the /64 of an IPv6 address, all of which one host may use. A
 /// GID that encodes a UDP port counts as the address in it.
 fn source(peer: IpAddr) -> IpAddr {
-    match Gid::from(peer).udp_address().ip().to_canonical() {
+    match Gid::from(peer).udp_addr().ip().to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
         address => address,
     }

@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv6Addr};
 /// A global identifier (GID): 128 bits that address a port.
 ///
 /// In RoCE it is an IP address; IPv4 addresses are IPv6-mapped. A GID within 100::/64 can also carry the UDP port of a
-/// software device: see [`udp_address`](Gid::udp_address).
+/// software device: see [`udp_addr`](Gid::udp_addr).
 ///
 /// ```
 /// use adverb_proto::types::Gid;

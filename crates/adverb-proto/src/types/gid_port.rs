@@ -38,12 +38,12 @@ impl Gid {
     /// use adverb_proto::types::Gid;
     ///
     /// let usual = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
-    /// assert_eq!(usual.udp_address().to_string(), "192.0.2.7:4791");
+    /// assert_eq!(usual.udp_addr().to_string(), "192.0.2.7:4791");
     /// let other = Gid::from("192.0.2.7:4792".parse::<std::net::SocketAddr>().unwrap());
     /// assert_eq!(other.to_string(), "100::12b8:c000:207");
-    /// assert_eq!(other.udp_address().to_string(), "192.0.2.7:4792");
+    /// assert_eq!(other.udp_addr().to_string(), "192.0.2.7:4792");
     /// ```
-    pub fn udp_address(self) -> SocketAddr {
+    pub fn udp_addr(self) -> SocketAddr {
         if let [prefix @ .., p, q, a, b, c, d] = self.bytes()
             && prefix == PREFIX
             && Gid::PORTS.contains(&u16::from_be_bytes([p, q]))
@@ -59,7 +59,7 @@ impl Gid {
 
     /// Whether the GID carries a UDP port, so that only Adverb can send to it.
     pub fn has_port(self) -> bool {
-        self.udp_address().port() != ROCE_PORT
+        self.udp_addr().port() != ROCE_PORT
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
             let address: SocketAddr = address.parse().unwrap();
             let gid = Gid::from(address);
             assert_eq!(gid.to_string(), text);
-            assert_eq!(gid.udp_address(), address);
+            assert_eq!(gid.udp_addr(), address);
             assert_eq!(Gid::from(gid.ip()), gid, "as an IP address it is the same");
             assert_eq!(gid.has_port(), address.port() != 4791);
         }
@@ -124,7 +124,7 @@ mod tests {
         for text in
             ["100::", "100::12b7:c000:207", "100::13b8:c000:207", "100::1:12b8:c000:207", "101::12b8:0:1"]
         {
-            assert_eq!(gid(text).udp_address(), SocketAddr::new(text.parse().unwrap(), 4791), "{text}");
+            assert_eq!(gid(text).udp_addr(), SocketAddr::new(text.parse().unwrap(), 4791), "{text}");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Switch {
     /// # Errors
     ///
     /// Returns `AddrInUse` if a device with this address is attached, `InvalidInput` if the address encodes a UDP port
-    /// ([`Gid::udp_address`]), or another error if the process has no file descriptor left.
+    /// ([`Gid::udp_addr`]), or another error if the process has no file descriptor left.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
         if Gid::from(address).has_port() {
             let text = format!(

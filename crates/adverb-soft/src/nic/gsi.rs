@@ -191,7 +191,7 @@ impl Gsi {
         let Some(ip) = IpHeader::from_grh(grh) else { return };
         let ends = Ends { local: ip.destination(), remote: ip.source() };
         // A message to a group, or with a group as its source, must not be answered.
-        if !self.addresses.contains(&ends.local) || Gid::from(ends.remote).udp_address().ip().is_multicast() {
+        if !self.addresses.contains(&ends.local) || Gid::from(ends.remote).udp_addr().ip().is_multicast() {
             return;
         }
         self.manager.handle(now, ends, message, &mut random);

@@ -47,7 +47,7 @@ impl NicOptions {
     }
 
     /// Returns options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
-    /// receives on a UDP port other than 4791, the address encodes it ([`Gid::udp_address`]).
+    /// receives on a UDP port other than 4791, the address encodes it ([`Gid::udp_addr`]).
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
         NicOptions::boxed(addresses, Box::new(link))
     }
@@ -149,7 +149,7 @@ impl Nic {
         let readiness = link.as_ref().and_then(|link| link.readiness());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
-        let ports = addresses.iter().map(|address| Gid::from(*address).udp_address()).collect();
+        let ports = addresses.iter().map(|address| Gid::from(*address).udp_addr()).collect();
         let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
         engine.loopback_via_link = loopback_via_link;
@@ -173,7 +173,7 @@ impl Nic {
         self.shared.engine.lock().failed
     }
 
-    /// Returns the NIC's addresses, which may encode a UDP port ([`Gid::udp_address`]).
+    /// Returns the NIC's addresses, which may encode a UDP port ([`Gid::udp_addr`]).
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }

@@ -28,7 +28,7 @@ impl Connector {
     /// # fn example() -> adverb::Result<()> {
     /// let service = Connector::new().resolve_service("192.0.2.7:7471".parse().unwrap())?;
     /// let device = service.path().device()?;
-    /// let domain = device.protection_domain()?;
+    /// let domain = device.create_protection_domain()?;
     /// let completions = device.completion_queue(128).create()?;
     /// let queue_pair = service.path().datagram_queue_pair(&domain)?.completion_queue(&completions).create()?;
     /// queue_pair.move_to_rts()?;
@@ -191,7 +191,7 @@ impl DatagramService {
         let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
         queue_pair.traffic(crate::Traffic::new()).apply(&mut address);
         let address = AddressHandle::at(queue_pair, &address)?;
-        Ok(UdDestination { address, qpn: self.qpn, qkey: self.qkey })
+        Ok(UdDestination { address_handle: address, qpn: self.qpn, qkey: self.qkey })
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //! fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
 //!     let device = path.device()?;
-//!     let domain = device.protection_domain()?;
+//!     let domain = device.create_protection_domain()?;
 //!     let completions = device.completion_queue(128).events().create()?;
 //!     let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).create()?;
 //!     queue_pair.post_recv(domain.buffer(4096)?)?; // before the peer can send
@@ -51,7 +51,7 @@
 //! # use adverb::verbs::{QueuePair, cm::Path};
 //! # fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
 //! #     let device = path.device()?;
-//! #     let domain = device.protection_domain()?;
+//! #     let domain = device.create_protection_domain()?;
 //! #     let completions = device.completion_queue(512).create()?;
 //! #     path.queue_pair(&domain)?.completion_queue(&completions).create()
 //! # }

@@ -74,7 +74,7 @@ impl Path {
     ) -> Result<QueuePairBuilder> {
         self.check_device(domain)?;
         let builder = domain.queue_pair(transport).port(self.0.port).pkey_index(self.0.pkey_index);
-        Ok(builder.address(self.0.gid.ip()))
+        Ok(builder.local_addr(self.0.gid.ip()))
     }
 
     /// Checks that a queue pair can be connected over this path.

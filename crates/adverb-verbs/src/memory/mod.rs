@@ -7,7 +7,7 @@
 //!   free the bytes while the device uses them.
 //! - A [`MemoryRegion`] is registered memory that may be shared with the device and with peers. It can change at any
 //!   moment, so it is never a `[u8]`: reads and writes copy bytes.
-//! - A [`Pool`] registers memory in large chunks and allocates [`RegisteredBuf`]s from them. A `RegisteredBuf` has one
+//! - A [`Pool`] registers memory in large chunks and allocates [`PoolBuf`]s from them. A `PoolBuf` has one
 //!   owner, like a `Buffer`, and allocating one costs about as much as `malloc`.
 //!
 //! In this crate, only this module, [`raw`](crate::raw), the backends and the ring of outstanding requests contain
@@ -18,8 +18,8 @@ mod buffer;
 mod pages;
 mod payload;
 mod pool;
+mod pool_buf;
 mod region;
-mod registered_buf;
 
 pub use crate::backend::Memory;
 pub use adverb_proto::types::RemoteMemory;
@@ -27,7 +27,7 @@ pub use buffer::Buffer;
 pub use pages::Pages;
 pub use payload::{Payload, Piece};
 pub use pool::{Pool, PoolBuilder, PoolStats};
+pub use pool_buf::PoolBuf;
 pub use region::{MemoryRegion, RegionSlice};
-pub use registered_buf::RegisteredBuf;
 
 pub(crate) use region::Region;

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 
 use adverb_proto::types::Segment;
 
-use super::{Buffer, RegionSlice, RegisteredBuf};
+use super::{Buffer, PoolBuf, RegionSlice};
 use crate::{MemoryWindow, ProtectionDomain};
 
 /// The memory of a request: none, one piece, or a list of pieces; or the memory window that it binds or invalidates.
@@ -30,7 +30,7 @@ pub enum Piece {
     /// A part of a shared region.
     Region(RegionSlice),
     /// A buffer of a [`Pool`](super::Pool), which the request owns until it completes.
-    Registered(RegisteredBuf),
+    PoolBuf(PoolBuf),
 }
 
 impl Payload {
@@ -59,11 +59,11 @@ impl Payload {
         }
     }
 
-    /// Returns the buffer, if the payload is exactly one [`RegisteredBuf`].
+    /// Returns the buffer, if the payload is exactly one [`PoolBuf`].
     #[inline]
-    pub fn into_registered(self) -> Option<RegisteredBuf> {
+    pub fn into_pool_buf(self) -> Option<PoolBuf> {
         match self {
-            Payload::One(Piece::Registered(buffer)) => Some(buffer),
+            Payload::One(Piece::PoolBuf(buffer)) => Some(buffer),
             _ => None,
         }
     }
@@ -104,7 +104,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.range().len(),
             Piece::Region(slice) => slice.len(),
-            Piece::Registered(buffer) => buffer.len(),
+            Piece::PoolBuf(buffer) => buffer.len(),
         }
     }
 
@@ -119,7 +119,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.segment(),
             Piece::Region(slice) => slice.segment(),
-            Piece::Registered(buffer) => buffer.segment(),
+            Piece::PoolBuf(buffer) => buffer.segment(),
         }
     }
 
@@ -129,7 +129,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.domain(),
             Piece::Region(slice) => slice.domain(),
-            Piece::Registered(buffer) => buffer.protection_domain(),
+            Piece::PoolBuf(buffer) => buffer.protection_domain(),
         }
     }
 
@@ -138,7 +138,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.is_locally_writable(),
             Piece::Region(slice) => slice.is_locally_writable(),
-            Piece::Registered(_) => true,
+            Piece::PoolBuf(_) => true,
         }
     }
 
@@ -147,7 +147,7 @@ impl Piece {
         match self {
             Piece::Buffer(buffer) => buffer.is_at_its_own_address(),
             Piece::Region(slice) => slice.is_at_its_own_address(),
-            Piece::Registered(_) => true,
+            Piece::PoolBuf(_) => true,
         }
     }
 }
@@ -165,10 +165,10 @@ impl From<Buffer> for Payload {
     }
 }
 
-impl From<RegisteredBuf> for Payload {
+impl From<PoolBuf> for Payload {
     #[inline]
-    fn from(buffer: RegisteredBuf) -> Payload {
-        Payload::One(Piece::Registered(buffer))
+    fn from(buffer: PoolBuf) -> Payload {
+        Payload::One(Piece::PoolBuf(buffer))
     }
 }
 

@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn every_alignment_and_length_is_copied_exactly() {
-        let region = Device::open("soft").unwrap().protection_domain().unwrap();
+        let region = Device::open("soft").unwrap().create_protection_domain().unwrap();
         let region = region.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let message: Vec<u8> = (1..=160).collect();
         for offset in 0..17 {
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn words_are_whole_while_they_are_copied() {
-        let domain = Device::open("soft").unwrap().protection_domain().unwrap();
+        let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
         let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
         let words = || (0..32).map(|index| region.word(8 * index).unwrap());
         std::thread::scope(|threads| {
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn memory_that_is_registered_again_and_again_is_registered_twice() {
         let device = Device::open("soft").unwrap();
-        let domain = || device.protection_domain().unwrap();
+        let domain = || device.create_protection_domain().unwrap();
         let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
         let mut again = region.again_in(&domain()).unwrap();
         for _ in 0..3 {

@@ -28,7 +28,7 @@ struct Side {
 impl Side {
     fn new(device: &str, work: Work) -> Outcome<Side> {
         let device = Device::open(device)?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let (len, depth) = match work {
             // About as many bytes as fit a cache, and at most 2048 messages.
             Work::Rate { len, .. } => (len, ((4 << 20) / len).clamp(8, 2048) as u32),
@@ -68,7 +68,7 @@ impl Side {
         self.completions.poll(done)?;
         let mut found = 0;
         for completion in done.drain(..) {
-            completion.success()?;
+            completion.result()?;
             found += u32::from(completion.tag() == tag);
         }
         Ok(found)

@@ -55,7 +55,7 @@ impl Side {
     }
 
     fn with(device: &Device, completions: CompletionQueueBuilder, len: usize) -> Outcome<Side> {
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let completions = completions.create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let memory = domain.region(len.max(8), access)?;
@@ -131,7 +131,7 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
             side.completions.poll(&mut done)?;
         }
         for completion in done.drain(..) {
-            completion.success()?;
+            completion.result()?;
             *completed += 1;
         }
         Ok(())
@@ -201,7 +201,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
         }
         side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
-            completion.success()?;
+            completion.result()?;
             completed += 1;
         }
     }
@@ -209,7 +209,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     while completed < posted {
         side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
-            completion.success()?;
+            completion.result()?;
             completed += 1;
         }
         if Instant::now() > deadline {
@@ -279,7 +279,7 @@ fn poll_for(completions: &CompletionQueue, done: &mut Vec<Completion>, tag: u64)
     completions.poll(done)?;
     let mut found = false;
     for completion in done.drain(..) {
-        completion.success()?;
+        completion.result()?;
         found |= completion.tag() == tag;
     }
     Ok(found)
@@ -420,7 +420,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
         let is_over = over.load(Ordering::Relaxed);
         side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
-            completion.success()?;
+            completion.result()?;
             let tag = completion.tag();
             let number = side.memory.word(tag as usize * 8)?.load(Ordering::Relaxed);
             let from = &mut last[(number >> SENDER_SHIFT) as usize % queue_pairs as usize];

@@ -102,7 +102,7 @@ fn latencies(side: &Side, remote: &RemoteMemory) -> Outcome {
             before = Instant::now();
         }
         let polled = Instant::now();
-        done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+        done.drain(..).try_for_each(|completion| completion.result().map(|_| ()))?;
         posts.push(posted - start);
         processes.push(polled - posted);
         polls.push(polled - before);
@@ -136,7 +136,7 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
                     continue;
                 }
                 count += done.len();
-                done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+                done.drain(..).try_for_each(|completion| completion.result().map(|_| ()))?;
                 // This fails only if the receiver has failed.
                 _ = woken.send(at);
             }
@@ -176,7 +176,7 @@ fn throughput(side: &Side, remote: &RemoteMemory, depth: usize, time: Duration) 
             posted += room;
         }
         completed += side.completions.poll(&mut done)?;
-        done.drain(..).try_for_each(|completion| completion.success().map(|_| ()))?;
+        done.drain(..).try_for_each(|completion| completion.result().map(|_| ()))?;
     }
     let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
     say(&format!("wqe-{depth}"), posted as f64 / seconds);

@@ -19,7 +19,7 @@ struct Line {
 impl Line {
     fn new(path: &Path) -> adverb::Result<(QueuePair, Line)> {
         let device = path.device()?;
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(64).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(16, 16).create()?;
         let post = |_| Ok(queue_pair.post_recv(domain.buffer(LEN)?)?);
@@ -34,7 +34,7 @@ impl Line {
         };
         let sending: Vec<RequestId> = (0..MESSAGES).map(post).collect();
         for id in sending {
-            self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+            self.completions.wait(id, PATIENCE).unwrap().result().unwrap();
         }
     }
 

@@ -20,7 +20,7 @@ struct Post {
 impl Post {
     fn new(path: &Path, receives: u32) -> Post {
         let device = path.device().unwrap();
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let completions = device.completion_queue(64).events().create().unwrap();
         let builder = path.datagram_queue_pair(&domain).unwrap().completion_queue(&completions);
         let queue_pair = builder.depth(16, 16).create().unwrap();
@@ -39,7 +39,7 @@ impl Post {
 
     fn send(&self, request: SendRequest, recipient: &UdDestination) {
         let id = self.queue_pair.post_send(request.destination(recipient)).unwrap();
-        self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+        self.completions.wait(id, PATIENCE).unwrap().result().unwrap();
     }
 
     fn receive(&mut self) -> Datagram {
@@ -260,7 +260,7 @@ fn ask_a_server_written_in_c(programs: &Programs, address: IpAddr) {
     }
     for _ in 0..MESSAGES {
         let came = client.receive();
-        assert_eq!((came.source, came.message.len()), (service.qpn(), 100));
+        assert_eq!((came.source_qpn, came.message.len()), (service.qpn(), 100));
     }
     assert!(server.wait().unwrap().success());
 }
@@ -277,7 +277,7 @@ fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
     let mut sender = None;
     for _ in 0..MESSAGES {
         let came = server.receive();
-        assert_eq!(came.immediate, Some(came.source.get()));
+        assert_eq!(came.immediate, Some(came.source_qpn.get()));
         assert_eq!(came.message.len(), 100);
         sender = Some(came.reply_to(&server.queue_pair, DATAGRAM_QKEY).unwrap());
     }

@@ -83,7 +83,7 @@ fn connections_leave_no_descriptors_behind() {
     let Some(address) = ipv4() else { return };
     // The first opens what librdmacm keeps open.
     drop(connected(address));
-    let device = Device::by_address(address).unwrap();
+    let device = Device::open_by_addr(address).unwrap();
     let before = descriptors();
     for _ in 0..20 {
         let ((client, mut client_desk), (server, desk)) = connected(address);

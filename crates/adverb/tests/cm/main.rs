@@ -75,7 +75,7 @@ fn addresses() -> Vec<IpAddr> {
 
 /// Whether an address is a software device's, which can't tell before it asks whether anybody is at a peer's.
 fn is_soft(address: IpAddr) -> bool {
-    Device::by_address(address).unwrap().name().starts_with("soft")
+    Device::open_by_addr(address).unwrap().name().starts_with("soft")
 }
 
 fn ipv4() -> Option<IpAddr> {
@@ -147,7 +147,7 @@ impl Desk {
     }
 
     fn on(device: &Device, path: &Path) -> adverb::Result<(QueuePair, Desk)> {
-        let domain = device.protection_domain()?;
+        let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
@@ -158,7 +158,7 @@ impl Desk {
         let mut buffer = self.domain.buffer(text.len()).unwrap();
         buffer.copy_from_slice(text);
         let id = connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap();
-        self.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+        self.completions.wait(id, PATIENCE).unwrap().result().unwrap();
     }
 
     fn receive(&mut self, connection: &Connection) -> Vec<u8> {
@@ -422,7 +422,7 @@ fn until_readable<T>(mut poll: impl FnMut() -> Option<T>) -> T {
 #[test]
 fn a_device_that_was_opened_otherwise_can_be_connected_too() {
     let Some(address) = ipv4() else { return };
-    let device = Device::by_address(address).unwrap();
+    let device = Device::open_by_addr(address).unwrap();
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).ack_timeout(15);

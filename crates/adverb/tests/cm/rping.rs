@@ -90,13 +90,13 @@ fn play_with_a_client(programs: &Programs, address: IpAddr) {
         let buffer = desk.domain.buffer(LEN).unwrap();
         let id = queue_pair.post_send(SendRequest::read(buffer, source)).unwrap();
         let completion = desk.completions.wait(id, PATIENCE).unwrap();
-        completion.success().unwrap();
+        completion.result().unwrap();
         let buffer = completion.into_buffer().unwrap();
         assert!(buffer.starts_with(b"rdma-ping-"), "{:?}", &buffer[..]);
         desk.send(&connection, &[0; 16]);
         let sink = remote(&desk.receive(&connection));
         let id = queue_pair.post_send(SendRequest::write(buffer, sink)).unwrap();
-        desk.completions.wait(id, PATIENCE).unwrap().success().unwrap();
+        desk.completions.wait(id, PATIENCE).unwrap().result().unwrap();
         desk.send(&connection, &[0; 16]);
     }
     assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));

@@ -146,7 +146,7 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let (server, _desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
     let (client, _client_desk) = client.join().unwrap();
     let ours = client.path().local_addr().ip();
-    assert_eq!(Gid::from(ours).udp_address(), SocketAddr::new(host, 4792));
+    assert_eq!(Gid::from(ours).udp_addr(), SocketAddr::new(host, 4792));
     assert_eq!(server.path().peer_addr().ip(), ours);
 }
 

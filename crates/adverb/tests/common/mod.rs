@@ -18,7 +18,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device to test with; without one the test is skipped, and says so.
 pub(crate) fn device() -> Option<Device> {
-    match Device::first() {
+    match Device::open_first() {
         Ok(device) => Some(device),
         Err(error) => {
             println!("skipped: {error}");
@@ -36,7 +36,7 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn new(device: &Device, depth: u32, events: bool) -> End {
-        let domain = device.protection_domain().unwrap();
+        let domain = device.create_protection_domain().unwrap();
         let completions = device.completion_queue(2 * depth);
         let completions = if events { completions.events() } else { completions }.create().unwrap();
         End::with(domain, completions, depth)

@@ -112,7 +112,7 @@ impl<'a> Round<'a> {
             let listen = Listen { service, bind: Bind::Any, transport, backlog: 12 };
             victim.cm().listen(listen, &requests).map_err(|error| format!("can't listen: {error}"))?;
         }
-        let family = |address: IpAddr| Gid::from(address).udp_address().is_ipv4();
+        let family = |address: IpAddr| Gid::from(address).udp_addr().is_ipv4();
         let gids = senders.iter().chain([&spoofer]).map(Sender::gid);
         let between = |remote: IpAddr| {
             let locals = addresses.iter().filter(move |local| family(**local) == family(remote));
@@ -200,7 +200,7 @@ impl<'a> Round<'a> {
         let index = self.choices.below(self.targets.len() as u64) as usize;
         let target = &mut self.targets[index];
         let status = self.victim.query_qp(target.end.qpn)?;
-        let destination = Gid::from(target.local).udp_address();
+        let destination = Gid::from(target.local).udp_addr();
         let flow = Flow::new(self.senders[target.sender].address, destination)?;
         let target_info = TargetInfo {
             qpn: target.end.qpn,
@@ -239,7 +239,7 @@ impl<'a> Round<'a> {
     /// A connection manager's message, to an address of the NIC or to a group.
     fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
         let (ends, mad) = self.cm.message(&mut self.choices, &self.candidates);
-        let destination = group.unwrap_or_else(|| Gid::from(ends.local).udp_address());
+        let destination = group.unwrap_or_else(|| Gid::from(ends.local).udp_addr());
         let named = self.senders.iter().position(|sender| sender.gid() == ends.remote);
         let sender = match group {
             Some(group) => Some(self.sender_to(group)?.0),
@@ -270,7 +270,7 @@ impl<'a> Round<'a> {
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
         let lane = &self.pair.lanes[self.choices.below(2) as usize].victim;
         let status = self.victim.query_qp(lane.qpn)?;
-        let destination = Gid::from(self.addresses[self.choices.below(2) as usize]).udp_address();
+        let destination = Gid::from(self.addresses[self.choices.below(2) as usize]).udp_addr();
         let flow = Flow::new(self.senders[sender].address, destination)?;
         let conversation = &mut ConversationState::default();
         let mut target_info = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, conversation);
@@ -284,7 +284,7 @@ impl<'a> Round<'a> {
 
     /// A packet from the address of the well-behaved peer, with guessed numbers.
     fn spoofed(&mut self) -> Option<Forged> {
-        let destination = Gid::from(self.addresses[0]).udp_address();
+        let destination = Gid::from(self.addresses[0]).udp_addr();
         let flow = Flow::new(self.spoofer.address, destination)?;
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.choices.bits(24) as u32));
         let transport = self.choices.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
@@ -303,7 +303,7 @@ impl<'a> Round<'a> {
     fn reflect(&mut self) -> Option<Forged> {
         let count = self.reflected.len() as u64;
         let bytes = self.reflected.get(self.choices.below(count.max(1)) as usize)?.clone();
-        let destination = Gid::from(self.choices.pick(&self.addresses)).udp_address();
+        let destination = Gid::from(self.choices.pick(&self.addresses)).udp_addr();
         let (sender, _) = self.sender_to(destination)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }

@@ -158,7 +158,7 @@ impl UdpLink {
             IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, port, 0, config.scope_id)),
         };
         let local = at(config.port);
-        if Gid::from(local).udp_address().port() != config.port {
+        if Gid::from(local).udp_addr().port() != config.port {
             let text =
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));

@@ -124,7 +124,7 @@ impl Device {
 
     /// The interface of an address.
     fn interface(&self, address: IpAddr) -> Option<Interface> {
-        Interface::of(Gid::from(address).udp_address().ip()).ok().filter(|_| self.is_on_interface)
+        Interface::of(Gid::from(address).udp_addr().ip()).ok().filter(|_| self.is_on_interface)
     }
 
     /// There is one port.

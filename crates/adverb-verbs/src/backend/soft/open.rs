@@ -169,7 +169,7 @@ impl Registry {
         let is_here = |entry: &&Entry| match place {
             Place::Anywhere => entry.name == ANYWHERE,
             Place::At(address) => {
-                entry.addresses.iter().any(|ours| Gid::from(*ours).udp_address().ip() == address)
+                entry.addresses.iter().any(|ours| Gid::from(*ours).udp_addr().ip() == address)
             }
             Place::Exactly(address) => entry.addresses.contains(&address),
         };
@@ -271,7 +271,7 @@ impl Options {
             last => {
                 let mut bundle = Bundle::new()?;
                 for (address, link) in links.into_iter().chain(last) {
-                    bundle.add(Gid::from(address).udp_address().ip(), link)?;
+                    bundle.add(Gid::from(address).udp_addr().ip(), link)?;
                 }
                 Box::new(bundle)
             }
@@ -347,7 +347,7 @@ fn warn(asked: IpAddr, link: &UdpLink) {
 
 /// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
 fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)> {
-    let place = Gid::from(address).udp_address();
+    let place = Gid::from(address).udp_addr();
     let address = place.ip();
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
@@ -366,7 +366,7 @@ fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)
 
 /// What to try when a NIC can't be opened at these addresses; at none, that is the loopback interface's.
 fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
-    let is_loopback = |address: &IpAddr| Gid::from(*address).udp_address().ip().is_loopback();
+    let is_loopback = |address: &IpAddr| Gid::from(*address).udp_addr().ip().is_loopback();
     match error.kind() {
         io::ErrorKind::AddrNotAvailable if addresses.iter().all(is_loopback) => {
             "set the loopback interface up: `ip link set lo up`"

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) use chunk::{Chunk, Slot};
 
-use super::RegisteredBuf;
+use super::PoolBuf;
 use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 use lock::Lock;
@@ -20,7 +20,7 @@ use lock::Lock;
 /// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///
 /// Registering memory takes a system call and pins pages. A pool registers memory in chunks, and [`alloc`](Pool::alloc)
-/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`RegisteredBuf`], on any thread, returns
+/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`], on any thread, returns
 /// its slot. Slots have one of about ninety lengths, so less than a fifth of a slot is unused.
 ///
 /// - **Threads** are spread over partitions, each with its own chunks, so that they rarely contend for a lock.
@@ -35,7 +35,7 @@ use lock::Lock;
 /// use adverb::memory::Pool;
 /// use adverb::verbs::Device;
 ///
-/// let pool = Pool::new(&Device::open("soft")?.protection_domain()?);
+/// let pool = Pool::new(&Device::open("soft")?.create_protection_domain()?);
 /// let mut buffer = pool.alloc(5)?;
 /// buffer.copy_from_slice(b"hello");
 /// let world = pool.copy_from(b" world")?;
@@ -155,7 +155,7 @@ impl Pool {
     /// [`Error::Allocation`] if the system has no memory, and the device's error if it can't register a chunk: a limit
     /// on locked memory is a common reason.
     #[inline]
-    pub fn alloc(&self, len: usize) -> Result<RegisteredBuf> {
+    pub fn alloc(&self, len: usize) -> Result<PoolBuf> {
         if len > Pool::MAX_BUFFER_LEN {
             return Err(Error::LimitExceeded {
                 quantity: "pool allocation size".into(),
@@ -171,7 +171,7 @@ impl Pool {
             Some(slot) => slot,
             None => shared.find_more(partition, class)?,
         };
-        Ok(RegisteredBuf::new(slot, len as u32))
+        Ok(PoolBuf::new(slot, len as u32))
     }
 
     /// Allocates a buffer and copies `bytes` into it.
@@ -179,7 +179,7 @@ impl Pool {
     /// # Errors
     ///
     /// As [`alloc`](Pool::alloc).
-    pub fn copy_from(&self, bytes: &[u8]) -> Result<RegisteredBuf> {
+    pub fn copy_from(&self, bytes: &[u8]) -> Result<PoolBuf> {
         let mut buffer = self.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
         Ok(buffer)

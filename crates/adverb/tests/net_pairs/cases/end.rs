@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use adverb::memory::{MemoryRegion, Pages, Pool, RegisteredBuf};
+use adverb::memory::{MemoryRegion, Pages, Pool, PoolBuf};
 use adverb::net::{self, Message, Options, RemoteAccess, SendData, blocking};
 use adverb::{Error, Result};
 use tokio::runtime::Runtime;
@@ -163,11 +163,11 @@ impl Far<'_> {
         }
     }
 
-    pub(crate) fn read(&self, range: Range<u64>) -> Result<RegisteredBuf> {
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
         either!(self, Far, remote => remote.read(range))
     }
 
-    pub(crate) fn read_many<const N: usize>(&self, ranges: [Range<u64>; N]) -> Result<Vec<RegisteredBuf>> {
+    pub(crate) fn read_many<const N: usize>(&self, ranges: [Range<u64>; N]) -> Result<Vec<PoolBuf>> {
         either!(self, Far, remote => remote.read_many(ranges))
     }
 
@@ -201,11 +201,11 @@ pub(crate) enum Space<'a> {
 }
 
 impl Space<'_> {
-    pub(crate) fn read(&self, addresses: Range<u64>) -> Result<RegisteredBuf> {
+    pub(crate) fn read(&self, addresses: Range<u64>) -> Result<PoolBuf> {
         either!(self, Space, space => space.read(addresses))
     }
 
-    pub(crate) fn read_many<const N: usize>(&self, addresses: [Range<u64>; N]) -> Result<Vec<RegisteredBuf>> {
+    pub(crate) fn read_many<const N: usize>(&self, addresses: [Range<u64>; N]) -> Result<Vec<PoolBuf>> {
         either!(self, Space, space => space.read_many(addresses))
     }
 

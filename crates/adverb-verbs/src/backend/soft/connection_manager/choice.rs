@@ -125,7 +125,7 @@ fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
 
 /// Where packets to an address go, which may say a port.
 fn place(address: IpAddr) -> IpAddr {
-    Gid::from(address).udp_address().ip()
+    Gid::from(address).udp_addr().ip()
 }
 
 /// The address of this machine from which packets to a peer go, as the system would have it. Nothing is sent.

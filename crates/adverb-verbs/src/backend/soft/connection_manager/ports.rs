@@ -28,7 +28,7 @@ impl Holder {
         let overlaps = match (self.bind, other.bind) {
             (Bind::Address(one), Bind::Address(other)) => one == other,
             (Bind::AnyV4, Bind::Address(address)) | (Bind::Address(address), Bind::AnyV4) => {
-                Gid::from(address).udp_address().is_ipv4()
+                Gid::from(address).udp_addr().is_ipv4()
             }
             _ => true,
         };

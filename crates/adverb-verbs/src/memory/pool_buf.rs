@@ -20,14 +20,14 @@ use crate::error::{Error, Result};
 /// The owner uses the buffer as a `[u8]`. Posting a request moves it into the request, and the completion returns it,
 /// as with a [`Buffer`](super::Buffer). Dropping it returns the memory to the pool.
 ///
-/// A buffer may be shorter than its [capacity](RegisteredBuf::capacity), and it can be
-/// [split](RegisteredBuf::split_off) without copying. The memory returns to the pool when the last part has been
+/// A buffer may be shorter than its [capacity](PoolBuf::capacity), and it can be
+/// [split](PoolBuf::split_off) without copying. The memory returns to the pool when the last part has been
 /// dropped.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
 /// # use adverb::memory::Pool;
-/// # let domain = adverb::verbs::Device::open("soft")?.protection_domain()?;
+/// # let domain = adverb::verbs::Device::open("soft")?.create_protection_domain()?;
 /// # let pool = Pool::new(&domain);
 /// let mut header = pool.copy_from(b"GET /index")?;
 /// let path = header.split_off(4)?;
@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 /// # }
 /// # Ok::<(), adverb::Error>(())
 /// ```
-pub struct RegisteredBuf {
+pub struct PoolBuf {
     // The first two are the fields of a `Slot`: this buffer's share in it. Separate fields keep requests smaller.
     chunk: ManuallyDrop<Arc<Chunk>>,
     index: u32,
@@ -47,14 +47,14 @@ pub struct RegisteredBuf {
     capacity: u32,
 }
 
-impl RegisteredBuf {
+impl PoolBuf {
     /// Creates a buffer of the first `len` bytes of a slot, which must have that many.
     #[inline]
-    pub(super) fn new(slot: Slot, len: u32) -> RegisteredBuf {
+    pub(super) fn new(slot: Slot, len: u32) -> PoolBuf {
         let (start, capacity) = (slot.start(), slot.len());
         debug_assert!(len <= capacity);
         let Slot { chunk, index } = slot;
-        RegisteredBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
+        PoolBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
     }
 
     /// Returns the maximum length in bytes.
@@ -84,7 +84,7 @@ impl RegisteredBuf {
     /// # Errors
     ///
     /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
-    pub fn split_off(&mut self, at: usize) -> Result<RegisteredBuf> {
+    pub fn split_off(&mut self, at: usize) -> Result<PoolBuf> {
         let at = self.check(at)?;
         let mut rest = self.share();
         rest.forget_first(at);
@@ -97,7 +97,7 @@ impl RegisteredBuf {
     /// # Errors
     ///
     /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
-    pub fn split_to(&mut self, at: usize) -> Result<RegisteredBuf> {
+    pub fn split_to(&mut self, at: usize) -> Result<PoolBuf> {
         let at = self.check(at)?;
         let mut first = self.share();
         (first.len, first.capacity) = (at, at);
@@ -111,7 +111,7 @@ impl RegisteredBuf {
     ///
     /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both
     /// stay as they were.
-    pub fn unsplit(&mut self, rest: RegisteredBuf) -> std::result::Result<(), RegisteredBuf> {
+    pub fn unsplit(&mut self, rest: PoolBuf) -> std::result::Result<(), PoolBuf> {
         let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
             && self.index == rest.index
             && self.len == self.capacity
@@ -157,9 +157,9 @@ impl RegisteredBuf {
         domain.register(Lent(self), access)
     }
 
-    /// Takes a [registered](RegisteredBuf::register) buffer back and ends its rights. Returns `None` if the region has
+    /// Takes a [registered](PoolBuf::register) buffer back and ends its rights. Returns `None` if the region has
     /// another handle, or isn't a buffer's.
-    pub(crate) fn reclaim(region: MemoryRegion) -> Option<RegisteredBuf> {
+    pub(crate) fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
         let memory: Box<dyn Any> = region.into_memory()?;
         memory.downcast().ok().map(|lent: Box<Lent>| lent.0)
     }
@@ -177,10 +177,10 @@ impl RegisteredBuf {
 
     /// Creates another share in the slot, with the same bytes. Before either is returned to the caller, each byte must
     /// be given up by one of the two.
-    fn share(&self) -> RegisteredBuf {
+    fn share(&self) -> PoolBuf {
         let Slot { chunk, index } = Slot::share(&self.chunk, self.index);
-        let RegisteredBuf { start, len, capacity, .. } = *self;
-        RegisteredBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
+        let PoolBuf { start, len, capacity, .. } = *self;
+        PoolBuf { chunk: ManuallyDrop::new(chunk), index, start, len, capacity }
     }
 
     /// Gives up the first `count` bytes. The length must be at least `count`.
@@ -206,7 +206,7 @@ impl RegisteredBuf {
 }
 
 /// A buffer that is registered again, as a region.
-struct Lent(RegisteredBuf);
+struct Lent(PoolBuf);
 
 // SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are
 // initialised; the buffer is the only owner, and has no methods here. No other process can reach them.
@@ -221,7 +221,7 @@ unsafe impl Memory for Lent {
     }
 }
 
-impl Drop for RegisteredBuf {
+impl Drop for PoolBuf {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: it is taken once, here, and not looked at again.
@@ -230,7 +230,7 @@ impl Drop for RegisteredBuf {
     }
 }
 
-impl Deref for RegisteredBuf {
+impl Deref for PoolBuf {
     type Target = [u8];
 
     #[inline]
@@ -242,7 +242,7 @@ impl Deref for RegisteredBuf {
     }
 }
 
-impl DerefMut for RegisteredBuf {
+impl DerefMut for PoolBuf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `self` is borrowed exclusively.
@@ -250,26 +250,26 @@ impl DerefMut for RegisteredBuf {
     }
 }
 
-impl AsRef<[u8]> for RegisteredBuf {
+impl AsRef<[u8]> for PoolBuf {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl AsMut<[u8]> for RegisteredBuf {
+impl AsMut<[u8]> for PoolBuf {
     fn as_mut(&mut self) -> &mut [u8] {
         self
     }
 }
 
-impl From<RegisteredBuf> for Bytes {
-    fn from(buffer: RegisteredBuf) -> Bytes {
+impl From<PoolBuf> for Bytes {
+    fn from(buffer: PoolBuf) -> Bytes {
         buffer.freeze()
     }
 }
 
-impl fmt::Debug for RegisteredBuf {
+impl fmt::Debug for PoolBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisteredBuf").field("len", &self.len).field("capacity", &self.capacity).finish()
+        f.debug_struct("PoolBuf").field("len", &self.len).field("capacity", &self.capacity).finish()
     }
 }
