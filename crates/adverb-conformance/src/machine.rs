@@ -38,7 +38,8 @@ pub struct PortReport {
     /// The maximum size of a message in bytes.
     pub max_message_size: u32,
     /// The size of the port's partition key table.
-    pub pkeys: u16,
+    #[serde(rename = "pkeys")]
+    pub pkey_table_len: u16,
     /// The kinds of addresses in the port's GID table, such as `RoCE v2, IPv4`.
     pub gids: Vec<String>,
 }
@@ -84,7 +85,7 @@ impl DeviceReport {
             active_mtu: port.active_mtu.bytes(),
             max_mtu: port.max_mtu.bytes(),
             max_message_size: port.max_message_size,
-            pkeys: port.pkey_table_len,
+            pkey_table_len: port.pkey_table_len,
             gids: kinds(port.number),
         });
         Ok(DeviceReport {

@@ -61,15 +61,15 @@ pub enum Need {
     /// Atomic operations.
     Atomics,
     /// Queues of at least this depth.
-    Depth(u32),
+    QueueDepth(u32),
     /// Requests with at least this many scatter-gather segments.
     Segments(u32),
     /// Shared receive queues.
-    SharedReceives,
+    SharedReceiveQueues,
     /// Memory windows of type 2B.
     MemoryWindows,
     /// On-demand paging (ODP) with writes and reads on reliable connections.
-    OnDemand,
+    OnDemandPaging,
     /// Moderation of completion events.
     Moderation,
     /// Completions with timestamps.
@@ -79,7 +79,7 @@ pub enum Need {
     /// A global IPv6 address.
     Ipv6,
     /// An IPv4 and a global IPv6 address.
-    BothFamilies,
+    Ipv4AndIpv6,
     /// A connection manager, and an IP address for it.
     ConnectionManager,
     /// Two partitions in the partition key table.
@@ -101,13 +101,13 @@ impl Need {
             Need::Atomics => {
                 (!attributes.has_atomics).then(|| "the device has no atomic operations".to_owned())
             }
-            Need::Depth(depth) => at_least("maximum queue depth", attributes.max_queue_depth, depth),
+            Need::QueueDepth(depth) => at_least("maximum queue depth", attributes.max_queue_depth, depth),
             Need::Segments(count) => at_least("maximum number of segments", attributes.max_sge, count),
-            Need::SharedReceives => (attributes.max_shared_receive_queues == 0)
+            Need::SharedReceiveQueues => (attributes.max_shared_receive_queues == 0)
                 .then(|| "the device has no shared receive queues".to_owned()),
             Need::MemoryWindows => (!attributes.has_memory_windows)
                 .then(|| "the device has no memory windows of type 2B".to_owned()),
-            Need::OnDemand => {
+            Need::OnDemandPaging => {
                 let on_demand = attributes.odp;
                 let can = on_demand.supported && on_demand.rc.write && on_demand.rc.read;
                 (!can).then(|| "the device has no on-demand paging (ODP) for reliable connections".to_owned())
@@ -141,7 +141,7 @@ impl Need {
             Need::TwoPartitions => two_partitions(device)?
                 .is_none()
                 .then(|| "the port's partition key table has only one partition".to_owned()),
-            Need::BothFamilies => {
+            Need::Ipv4AndIpv6 => {
                 let both = has_address(device, IpAddr::is_ipv6)? && has_address(device, IpAddr::is_ipv4)?;
                 (!both).then(|| "the port doesn't have both IPv4 and global IPv6 addresses".to_owned())
             }

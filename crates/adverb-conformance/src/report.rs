@@ -13,7 +13,8 @@ use crate::{DeviceReport, SystemReport};
 #[non_exhaustive]
 pub struct Report {
     /// The version of the report's format. Added fields don't change it.
-    pub format: u32,
+    #[serde(rename = "format")]
+    pub format_version: u32,
     /// The version of the suite and of Adverb.
     pub version: &'static str,
     /// The tested device.
@@ -202,7 +203,7 @@ mod tests {
             active_mtu: 1024,
             max_mtu: 4096,
             max_message_size: 1 << 23,
-            pkeys: 1,
+            pkey_table_len: 1,
             gids: vec!["RoCE v2, IPv4".into()],
         };
         let device = DeviceReport {
@@ -218,7 +219,7 @@ mod tests {
             libraries: vec!["libibverbs.so.1.14".into()],
         };
         Report {
-            format: 1,
+            format_version: 1,
             version: "0",
             device,
             system,

@@ -21,12 +21,12 @@ pub struct Options {
     pub deviations: Deviations,
     /// The injected packet loss between the device's queue pairs, in packets per million. The default is 0. With loss,
     /// datagrams and unreliable connections may lose whole messages, up to twice this rate.
-    pub loss: u32,
+    pub loss_ppm: u32,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { time_limit: Duration::from_secs(60), deviations: Deviations::default(), loss: 0 }
+        Options { time_limit: Duration::from_secs(60), deviations: Deviations::default(), loss_ppm: 0 }
     }
 }
 
@@ -67,7 +67,7 @@ impl Suite {
             tests.push(result);
         }
         Ok(Report {
-            format: 1,
+            format_version: 1,
             version: env!("CARGO_PKG_VERSION"),
             device: DeviceReport::new(&opened)?,
             system: SystemReport::here(),
@@ -90,7 +90,7 @@ fn missing(test: &Test, device: &Device) -> adverb::Result<Option<String>> {
 fn run(test: &Test, device: &str, options: &Options) -> Outcome {
     let (sender, receiver) = mpsc::channel();
     let (check, device) = (test.check, device.to_owned());
-    let Options { time_limit, loss, .. } = *options;
+    let Options { time_limit, loss_ppm: loss, .. } = *options;
     let thread = thread::Builder::new().name(test.name.to_owned()).spawn(move || {
         let result = Fixture::new(&device, loss).and_then(|fixture| fixture.eventually(|| check(&fixture)));
         // The receiver is dropped if the time limit expired.

@@ -203,7 +203,12 @@ fn nic(address: IpAddr, link: impl Link + 'static) -> Nic {
 }
 
 fn faults(seed: u64) -> FaultConfig {
-    FaultConfig { loss: 50_000, duplication: 20_000, corruption: 20_000, ..FaultConfig::new(seed) }
+    FaultConfig {
+        loss_ppm: 50_000,
+        duplication_ppm: 20_000,
+        corruption_ppm: 20_000,
+        ..FaultConfig::new(seed)
+    }
 }
 
 fn over_memory() -> [Nic; 2] {

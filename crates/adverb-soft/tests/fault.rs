@@ -62,10 +62,10 @@ fn without_faults_everything_passes_in_order() {
 #[test]
 fn each_fault_happens_as_often_as_asked() {
     let config = FaultConfig {
-        loss: 50_000,
-        duplication: 20_000,
-        corruption: 10_000,
-        delay: 30_000,
+        loss_ppm: 50_000,
+        duplication_ppm: 20_000,
+        corruption_ppm: 10_000,
+        delay_ppm: 30_000,
         ..FaultConfig::new(2)
     };
     let (got, counts) = send_numbered(config);
@@ -80,14 +80,14 @@ fn each_fault_happens_as_often_as_asked() {
 
 #[test]
 fn what_happens_follows_from_the_seed() {
-    let config = |seed| FaultConfig { loss: 100_000, corruption: 100_000, ..FaultConfig::new(seed) };
+    let config = |seed| FaultConfig { loss_ppm: 100_000, corruption_ppm: 100_000, ..FaultConfig::new(seed) };
     assert_eq!(send_numbered(config(3)), send_numbered(config(3)));
     assert_ne!(send_numbered(config(3)).0, send_numbered(config(4)).0);
 }
 
 #[test]
 fn corruption_flips_one_bit_that_the_icrc_covers() {
-    let (got, counts) = send_numbered(FaultConfig { corruption: 1_000_000, ..FaultConfig::new(5) });
+    let (got, counts) = send_numbered(FaultConfig { corruption_ppm: 1_000_000, ..FaultConfig::new(5) });
     assert_eq!(counts.corrupted, COUNT as u64);
     for (bytes, number) in got.iter().zip(0..) {
         let expected = numbered(number);
@@ -100,7 +100,7 @@ fn corruption_flips_one_bit_that_the_icrc_covers() {
 #[test]
 fn delayed_packets_are_overtaken_and_come_in_time() {
     let (mut here, mut there) = ends(FaultConfig {
-        delay: 1_000_000,
+        delay_ppm: 1_000_000,
         min_delay: Duration::from_millis(5),
         max_delay: Duration::from_millis(10),
         ..FaultConfig::new(6)
@@ -149,7 +149,7 @@ impl Link for Reluctant {
 fn a_link_that_takes_few_gets_each_packet_once() {
     let switch = Switch::new(SwitchConfig { max_queued_packets: COUNT, ..SwitchConfig::default() });
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
-    let config = FaultConfig { loss: 100_000, corruption: 100_000, ..FaultConfig::new(8) };
+    let config = FaultConfig { loss_ppm: 100_000, corruption_ppm: 100_000, ..FaultConfig::new(8) };
     let mut here = FaultLink::new(Reluctant(here, 0), config);
     let numbers: Vec<[u8; 32]> = (0..1000).map(numbered).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();

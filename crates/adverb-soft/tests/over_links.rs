@@ -143,10 +143,10 @@ fn leave(one: &End, other: &End) {
 /// Everything that can go wrong, often.
 fn faults(seed: u64) -> FaultConfig {
     FaultConfig {
-        loss: 30_000,
-        duplication: 10_000,
-        corruption: 10_000,
-        delay: 20_000,
+        loss_ppm: 30_000,
+        duplication_ppm: 10_000,
+        corruption_ppm: 10_000,
+        delay_ppm: 20_000,
         ..FaultConfig::new(seed)
     }
 }

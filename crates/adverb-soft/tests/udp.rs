@@ -139,7 +139,7 @@ fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
     let expected: Vec<u16> = (0..10).chain([0]).chain(0..53).collect();
     assert_eq!(numbers[..64], expected[..]);
     assert!(numbers.iter().all(|number| *number < 64));
-    assert!(here.gso_enabled());
+    assert!(here.is_gso_enabled());
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn congestion_marks_are_seen() {
 
 #[test]
 fn packets_leave_with_identification_0_and_this_was_seen() {
-    assert!(open_loopback(|_| ()).ip_id_verified());
+    assert!(open_loopback(|_| ()).is_ip_id_verified());
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
     let packet = between(&here, &there, b"");
     let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
     assert_eq!(here.send(&packets).unwrap(), packets.len());
-    assert!(here.gso_enabled(), "they travel as GSO batches");
+    assert!(here.is_gso_enabled(), "they travel as GSO batches");
     let mut numbers = Vec::new();
     for max in [1, 5, 7, 256].into_iter().cycle() {
         let mut got = 0;

@@ -21,7 +21,7 @@ use crate::error::Result;
 /// use adverb::verbs::{FaultConfig, SoftDevice, Switch};
 ///
 /// let switch = Switch::default();
-/// let faults = FaultConfig { loss: 10_000, ..FaultConfig::new(7) };
+/// let faults = FaultConfig { loss_ppm: 10_000, ..FaultConfig::new(7) };
 /// let here = SoftDevice::on_switch(&switch, "10.0.0.1".parse()?).faults(faults).open()?;
 /// let there = SoftDevice::on_switch(&switch, "10.0.0.2".parse()?).faults(faults).open()?;
 /// assert_eq!(here.name(), "soft:10.0.0.1");

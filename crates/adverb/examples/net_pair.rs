@@ -89,7 +89,7 @@ impl<'a> Arguments<'a> {
         }
         let address =
             name.strip_prefix("soft:").ok_or("--loss needs a software NIC with an address (soft:ADDRESS)")?;
-        let faults = FaultConfig { loss: self.loss * 10_000, ..FaultConfig::new(1) };
+        let faults = FaultConfig { loss_ppm: self.loss * 10_000, ..FaultConfig::new(1) };
         Ok(SoftDevice::at_addr(address.parse()?).faults(faults).open()?)
     }
 }

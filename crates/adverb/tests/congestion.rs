@@ -50,7 +50,7 @@ fn marks_come_back_as_notifications_and_slow_the_sender() {
     let mut dcqcn = Dcqcn::new(100_000_000);
     (dcqcn.increase_interval, dcqcn.alpha_interval) = (Duration::from_millis(5), Duration::from_millis(5));
     (dcqcn.additive_increase, dcqcn.min_rate) = (1_000_000, 5_000_000);
-    let marks = FaultConfig { marks: 500_000, ..FaultConfig::new(7) };
+    let marks = FaultConfig { ecn_mark_ppm: 500_000, ..FaultConfig::new(7) };
     let receiver = open(SoftDevice::at_addr(address(11)));
     let free = open(SoftDevice::at_addr(address(12)).dcqcn(dcqcn));
     let congested = open(SoftDevice::at_addr(address(13)).dcqcn(dcqcn).faults(marks).capture(&file));

@@ -125,7 +125,7 @@ fn rings_of_odd_lengths_wrap() {
 fn nothing_is_lost_where_packets_are() {
     let switch = Switch::default();
     let device = |number| {
-        let faults = FaultConfig { loss: 20_000, ..FaultConfig::new(number) };
+        let faults = FaultConfig { loss_ppm: 20_000, ..FaultConfig::new(number) };
         let address = format!("10.0.0.{number}").parse().unwrap();
         SoftDevice::on_switch(&switch, address).faults(faults).open().unwrap()
     };

@@ -13,7 +13,7 @@ use adverb::verbs::{FaultConfig, SoftDevice, Switch};
 fn options(seed: u64, loss: u32) -> [Options; 2] {
     let switch = Switch::default();
     let device = |address: &str, loss| {
-        let faults = FaultConfig { loss, ..FaultConfig::new(seed) };
+        let faults = FaultConfig { loss_ppm: loss, ..FaultConfig::new(seed) };
         SoftDevice::on_switch(&switch, address.parse().unwrap()).faults(faults).open().unwrap()
     };
     [device("127.0.0.1", 0), device("127.0.0.2", loss)].map(|device| Options::new().device(&device))

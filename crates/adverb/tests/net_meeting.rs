@@ -86,7 +86,7 @@ fn sides_find_each_other_in_every_way() {
 
 #[test]
 fn sides_find_each_other_where_packets_are_lost() {
-    let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(3) };
+    let faults = FaultConfig { loss_ppm: 50_000, duplication_ppm: 20_000, ..FaultConfig::new(3) };
     let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 21, 0], Some(faults));
     let key = Key::new([7; 32]).unwrap();
     let listener = Listener::bind_with(address, &server.key(&key)).unwrap();

@@ -203,8 +203,12 @@ fn a_device_without_a_network_talks_to_itself() {
 #[test]
 fn a_device_with_faults_talks_all_the_same() {
     let _guard = share_devices();
-    let faults =
-        FaultConfig { loss: 200_000, duplication: 50_000, corruption: 50_000, ..FaultConfig::new(3) };
+    let faults = FaultConfig {
+        loss_ppm: 200_000,
+        duplication_ppm: 50_000,
+        corruption_ppm: 50_000,
+        ..FaultConfig::new(3)
+    };
     let device = SoftDevice::at_addr(address().into()).faults(faults).loopback_via_link().open().unwrap();
     for _ in 0..10 {
         exchange(&device, &device);

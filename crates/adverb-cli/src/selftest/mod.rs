@@ -101,7 +101,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
         }
     };
     if args.loss > 0 {
-        device = device.faults(FaultConfig { loss: args.loss * 10_000, ..FaultConfig::new(args.seed) });
+        device = device.faults(FaultConfig { loss_ppm: args.loss * 10_000, ..FaultConfig::new(args.seed) });
     }
     Ok(Some(device.open()?))
 }
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let name = opened.as_ref().map_or(name, Device::name);
     let mut options = Options::default();
     options.time_limit = Duration::from_secs(args.time_limit);
-    options.loss = args.loss * 10_000;
+    options.loss_ppm = args.loss * 10_000;
     options.deviations = deviations(args.deviations.as_deref(), name)?;
     if let Some(file) = &args.report {
         // Fail before the tests, not after them.

@@ -59,10 +59,10 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     let address = address(network, index);
     let each = FAULTS;
     let faults = FaultConfig {
-        loss: each,
-        duplication: each,
-        corruption: each,
-        delay: each,
+        loss_ppm: each,
+        duplication_ppm: each,
+        corruption_ppm: each,
+        delay_ppm: each,
         ..FaultConfig::new(seed ^ u64::from(index))
     };
     let device =

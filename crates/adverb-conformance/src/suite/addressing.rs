@@ -22,7 +22,7 @@ tests! { "addressing";
     a_queue_pair_has_the_gid_of_its_address,
     a_gid_index_without_an_entry_is_refused,
     connections_work_over_every_gid,
-    [Need::BothFamilies] a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint,
+    [Need::Ipv4AndIpv6] a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint,
     an_endpoint_has_the_data_that_a_peer_needs,
     connections_work_with_every_mtu,
     the_smaller_mtu_of_both_ends_is_used,

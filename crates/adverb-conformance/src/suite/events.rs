@@ -28,7 +28,7 @@ tests! { "events";
     waits_with_and_without_a_timeout_may_be_mixed,
     waiting_for_one_of_many_finds_it,
     unread_events_do_not_block_new_ones,
-    [Need::Depth(1024)] no_completion_is_lost_among_many_delivered_by_events,
+    [Need::QueueDepth(1024)] no_completion_is_lost_among_many_delivered_by_events,
 }
 
 /// Sends a message from left to right, where there is a receive.

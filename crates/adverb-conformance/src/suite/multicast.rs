@@ -27,7 +27,7 @@ tests! { "multicast";
     [Need::Multicast] joining_twice_is_refused,
     [Need::Multicast] leaving_a_group_without_membership_is_refused,
     [Need::Multicast] only_groups_can_be_joined,
-    [Need::Multicast, Need::BothFamilies] a_group_of_another_family_is_refused,
+    [Need::Multicast, Need::Ipv4AndIpv6] a_group_of_another_family_is_refused,
     only_datagram_queue_pairs_can_join_groups,
 }
 

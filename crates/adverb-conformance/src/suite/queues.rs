@@ -10,7 +10,7 @@ use crate::registry::tests;
 
 tests! { "queues";
     queues_of_depth_one_work,
-    [Need::Depth(1024)] queues_of_depth_1024_fill_and_drain,
+    [Need::QueueDepth(1024)] queues_of_depth_1024_fill_and_drain,
     a_full_send_queue_refuses_and_returns_the_buffer,
     a_full_receive_queue_refuses_and_returns_the_buffer,
     a_refused_buffer_is_unchanged,

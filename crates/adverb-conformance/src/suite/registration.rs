@@ -25,7 +25,7 @@ tests! { "registration";
     a_zero_based_region_can_not_begin_elsewhere,
     memory_under_chosen_addresses_is_not_sent_inline,
     a_region_with_relaxed_ordering_works,
-    [Need::OnDemand] memory_on_demand_is_written_and_read,
+    [Need::OnDemandPaging] memory_on_demand_is_written_and_read,
     unsupported_registrations_are_refused_with_an_explanation,
 }
 

@@ -20,7 +20,7 @@ tests! { "windows";
     [Need::MemoryWindows] a_window_is_for_one_connection,
     [Need::MemoryWindows] a_window_that_was_invalidated_here_is_refused,
     [Need::MemoryWindows] a_window_that_the_peer_invalidated_is_refused,
-    [Need::MemoryWindows, Need::SharedReceives] a_message_to_a_shared_receive_invalidates_too,
+    [Need::MemoryWindows, Need::SharedReceiveQueues] a_message_to_a_shared_receive_invalidates_too,
     [Need::MemoryWindows] a_window_that_was_invalidated_is_not_invalidated_again,
     [Need::MemoryWindows] every_binding_has_its_own_key,
     [Need::MemoryWindows] a_region_stays_while_a_window_shows_it,

@@ -15,15 +15,15 @@ pub struct FaultConfig {
     /// The seed of all random choices.
     pub seed: u64,
     /// The rate of dropped packets.
-    pub loss: u32,
+    pub loss_ppm: u32,
     /// The rate of packets that are sent twice.
-    pub duplication: u32,
+    pub duplication_ppm: u32,
     /// The rate of corrupted packets. One bit covered by the ICRC is flipped.
-    pub corruption: u32,
+    pub corruption_ppm: u32,
     /// The rate of delayed packets. Later packets overtake them.
-    pub delay: u32,
+    pub delay_ppm: u32,
     /// The rate of ECN marks, as set by a congested switch. Only ECN-capable packets are marked (RFC 3168).
-    pub marks: u32,
+    pub ecn_mark_ppm: u32,
     /// The minimum delay of delayed packets.
     pub min_delay: Duration,
     /// The maximum delay of delayed packets.
@@ -39,11 +39,11 @@ impl FaultConfig {
     pub const fn new(seed: u64) -> FaultConfig {
         FaultConfig {
             seed,
-            loss: 0,
-            duplication: 0,
-            corruption: 0,
-            delay: 0,
-            marks: 0,
+            loss_ppm: 0,
+            duplication_ppm: 0,
+            corruption_ppm: 0,
+            delay_ppm: 0,
+            ecn_mark_ppm: 0,
             min_delay: Duration::from_micros(100),
             max_delay: Duration::from_millis(2),
             strict_icrc: true,
@@ -76,7 +76,7 @@ pub struct FaultCounts {
 /// use adverb_soft::link::{FaultConfig, FaultLink, Link, TxPacket, Switch, SwitchConfig};
 ///
 /// let switch = Switch::new(SwitchConfig::default());
-/// let config = FaultConfig { loss: 10_000, ..FaultConfig::new(7) }; // one packet in a hundred
+/// let config = FaultConfig { loss_ppm: 10_000, ..FaultConfig::new(7) }; // one packet in a hundred
 /// let mut here = FaultLink::new(switch.attach("10.0.0.1".parse().unwrap())?, config);
 /// let packet = TxPacket {
 ///     source: "10.0.0.1:49152".parse().unwrap(),
@@ -129,13 +129,13 @@ impl<L: Link> FaultLink<L> {
     /// Draws the fault of the next packet, if any.
     fn draw(&mut self) -> Option<Harm> {
         let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
-        let FaultConfig { loss, duplication, corruption, delay, marks, .. } = self.config;
+        let config = self.config;
         for (chance, harm) in [
-            (loss, Harm::Lose),
-            (duplication, Harm::Duplicate),
-            (corruption, Harm::Corrupt),
-            (delay, Harm::Delay),
-            (marks, Harm::Mark),
+            (config.loss_ppm, Harm::Lose),
+            (config.duplication_ppm, Harm::Duplicate),
+            (config.corruption_ppm, Harm::Corrupt),
+            (config.delay_ppm, Harm::Delay),
+            (config.ecn_mark_ppm, Harm::Mark),
         ] {
             if throw < chance {
                 return Some(harm);

@@ -55,7 +55,8 @@ fn devices_whose_packets_differ_in_length_agree_on_the_shorter() {
 fn connections_come_about_whatever_is_lost() {
     let switch = Switch::default();
     let open = |last: u8| {
-        let faults = FaultConfig { loss: 50_000, duplication: 20_000, ..FaultConfig::new(last.into()) };
+        let faults =
+            FaultConfig { loss_ppm: 50_000, duplication_ppm: 20_000, ..FaultConfig::new(last.into()) };
         let address = IpAddr::from([10, 2, 0, last]);
         (address, SoftDevice::on_switch(&switch, address).loopback_via_link().faults(faults).open().unwrap())
     };

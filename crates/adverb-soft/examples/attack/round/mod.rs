@@ -321,7 +321,9 @@ impl<'a> Round<'a> {
             target.tend(&mut self.choices)?;
         }
         while let Some(event) = self.requests.take() {
-            let CmEvent::Event(event) = event else { return Err(format!("an inbox has {event:?}")) };
+            let CmEvent::Event(event) = event else {
+                return Err(format!("unexpected connection manager event: {event:?}"));
+            };
             match event {
                 Event::Request(request) => {
                     report.requests += 1;
@@ -348,7 +350,9 @@ impl<'a> Round<'a> {
             }
         }
         while let Some(event) = self.connections.take() {
-            let CmEvent::Event(event) = event else { return Err(format!("an inbox has {event:?}")) };
+            let CmEvent::Event(event) = event else {
+                return Err(format!("unexpected connection manager event: {event:?}"));
+            };
             if let Event::Established(id) = event
                 && self.choices.one_in(2)
             {

@@ -5,7 +5,7 @@
 //!
 //! - Linux sends IP ID 0 and "don't fragment" from a socket that isn't connected and never fragments
 //!   (`ip_select_ident_segs` in `include/net/ip.h`), so the ICRC can be computed in advance. A
-//!   [self-test](UdpLink::ip_id_verified) checks that the kernel does this.
+//!   [self-test](UdpLink::is_ip_id_verified) checks that the kernel does this.
 //! - The IP ID of a peer's packet can be recovered from its ICRC ([`IcrcCheck::AnyIpId`]).
 //!
 //! IPv6 has no such ID.
@@ -127,7 +127,7 @@ pub struct UdpLink {
     readiness: Epoll,
     /// The sending sockets with their source ports.
     sending: Vec<(u16, UdpSocket)>,
-    ip_id_verified: bool,
+    is_ip_id_verified: bool,
     segmentation: bool,
     /// The default hop limit, or 0 if it isn't known.
     usual_hops: u8,
@@ -175,7 +175,7 @@ impl UdpLink {
             socket::send_on(&socket, address, interface)?;
             vec![(config.port, socket)]
         };
-        let ip_id_verified = match sending.first() {
+        let is_ip_id_verified = match sending.first() {
             Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
         };
@@ -205,7 +205,7 @@ impl UdpLink {
             first_socket: 0,
             readiness,
             sending,
-            ip_id_verified,
+            is_ip_id_verified,
             segmentation: config.gso,
             usual_hops,
             statistics,
@@ -230,12 +230,12 @@ impl UdpLink {
 
     /// Whether the self-test has seen packets leave with IP ID 0. If not, the kernel didn't show the packets that it
     /// sent. Other Adverb devices accept the link's packets in any case; RDMA NICs and soft-RoCE may drop them.
-    pub const fn ip_id_verified(&self) -> bool {
-        self.ip_id_verified
+    pub const fn is_ip_id_verified(&self) -> bool {
+        self.is_ip_id_verified
     }
 
     /// Whether the link sends GSO batches: they are configured, and the kernel has not refused one.
-    pub const fn gso_enabled(&self) -> bool {
+    pub const fn is_gso_enabled(&self) -> bool {
         self.segmentation
     }
 
@@ -456,12 +456,12 @@ mod tests {
             // Without a checksum there are no trains.
             setsockopt(socket, NoChecksum, &true).unwrap();
         }
-        assert!(link.gso_enabled());
+        assert!(link.is_gso_enabled());
         let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
         let (destination, bytes) = (link.local_addr(), &b"twelve bytes"[..]);
         let packet = TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
         assert_eq!(link.send(&[packet; 20]).unwrap(), 20);
-        assert!(!link.gso_enabled());
+        assert!(!link.is_gso_enabled());
         let mut count = 0;
         while count < 20 {
             link.receive(usize::MAX, &mut |packet| {
