@@ -4,11 +4,11 @@
 #[path = "../../crates/adverb-soft/examples/attack/round/mod.rs"]
 mod round;
 
-use adverb_sim::Choices;
+use adverb_sim::DecisionSource;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(what) = round::attack(Choices::Bytes(bytes), u64::MAX, &mut round::Report::default()) {
+    if let Err(what) = round::attack(DecisionSource::Bytes(bytes), u64::MAX, &mut round::Report::default()) {
         panic!("{what}");
     }
 });

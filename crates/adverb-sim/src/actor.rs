@@ -33,12 +33,12 @@ impl World {
             let Some(mut step) = program.steps.get(state.step).copied() else { return };
             let direction = &self.connections[connection].directions[side];
             let outstanding = direction.posted.len() - direction.done;
-            if step.action.is_request() && outstanding >= program.depth {
+            if step.action.is_request() && outstanding >= program.send_depth {
                 self.connections[connection].sides[side].waiting = true;
                 return;
             }
             // Somebody who waits for room must hear of it.
-            step.signaled |= outstanding + 1 >= program.depth;
+            step.is_signaled |= outstanding + 1 >= program.send_depth;
             let node = state.node;
             if !self.step(connection, side, &step) {
                 return;
@@ -71,7 +71,7 @@ impl World {
                 state.destroyed = true;
                 state.failed = true;
             }
-            Action::Error => {
+            Action::MoveToError => {
                 self.connections[connection].sides[side].failed = true;
                 let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
             }
@@ -88,7 +88,7 @@ impl World {
         };
         let draft = self.draft(connection, side, step);
         let mut flags = SendFlags::empty();
-        flags.set(SendFlags::SIGNALED, step.signaled);
+        flags.set(SendFlags::SIGNALED, step.is_signaled);
         flags.set(SendFlags::FENCE, draft.fence);
         flags.set(SendFlags::INLINE, draft.inline);
         flags.set(SendFlags::SOLICITED, step.seed & 1 == 1);
@@ -132,7 +132,9 @@ impl World {
         }
         directions[side].book(draft, number, mtu, read_part);
         // Memory is taken away when packets to it are under way.
-        if step.action == Action::WriteRevocable && !directions[side].revocation_planned && step.seed & 6 == 0
+        if step.action == Action::WriteToRevocableMemory
+            && !directions[side].revocation_planned
+            && step.seed & 6 == 0
         {
             directions[side].revocation_planned = true;
             let span = self.scenario.latency.as_nanos() as u64 * 4 + 1;
@@ -175,11 +177,11 @@ impl World {
                 let remote = direction.target.place(offset);
                 (SendOperation::WriteWithImm(remote, random.u32()), Some(offset), None)
             }
-            Action::WriteNothing => {
+            Action::ZeroLengthWrite => {
                 length = 0;
                 sendable(SendOperation::Write(garbage))
             }
-            Action::WriteRevocable => {
+            Action::WriteToRevocableMemory => {
                 length = length.min(direction.revocable.length);
                 let offset = random.below(u64::from(direction.revocable.length - length) + 1) as u32;
                 sendable(SendOperation::Write(direction.revocable.place(offset)))
@@ -191,7 +193,7 @@ impl World {
                 direction.reads.push((offset, length));
                 sendable(SendOperation::Read(direction.target.place(offset)))
             }
-            Action::ReadNothing => {
+            Action::ZeroLengthRead => {
                 length = 0;
                 landing = Some(Some(Vec::new()));
                 sendable(SendOperation::Read(garbage))
@@ -256,7 +258,7 @@ impl World {
                 }
                 (operation, None, Some(status))
             }
-            Action::Drain | Action::Destroy | Action::Error => unreachable!("not a request"),
+            Action::Drain | Action::Destroy | Action::MoveToError => unreachable!("not a request"),
         };
         let moves_out = landing.is_none();
         let inline = step.action == Action::SendInline;
@@ -291,7 +293,7 @@ impl World {
         let posted = Posted {
             action: step.action,
             operation,
-            signaled: step.signaled,
+            signaled: step.is_signaled,
             length,
             at: now,
             must_fail,
@@ -426,15 +428,15 @@ impl Direction {
                 let remote = RemoteAddress { addr: target.addr - 1, rkey: target.key };
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
-            InvalidRequest::WriteReadOnly => {
+            InvalidRequest::WriteToReadOnlyMemory => {
                 *length = (*length).min(mtu);
                 (SendOperation::Write(self.read_only.place(0)), Status::RemoteAccess)
             }
-            InvalidRequest::ReadWriteOnly => {
+            InvalidRequest::ReadOfWriteOnlyMemory => {
                 *length = (*length).min(8);
                 (SendOperation::Read(self.write_only.place(0)), Status::RemoteAccess)
             }
-            InvalidRequest::AtomicWriteOnly => {
+            InvalidRequest::AtomicOnWriteOnlyMemory => {
                 *length = 8;
                 let remote = self.write_only.place(0);
                 (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteAccess)

@@ -22,13 +22,15 @@ use crate::fabric::{Bottleneck, Fabric, Fate, Faults, InFlight};
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CongestionReport {
     /// The number of senders.
-    pub senders: usize,
+    pub sender_count: usize,
     /// The number of ECN-marked packets.
-    pub marked: u64,
+    pub ecn_marked_count: u64,
     /// The number of sent packets.
-    pub packets: u64,
-    /// The numbers of sent and received congestion notification packets.
-    pub notifications: [u64; 2],
+    pub packet_count: u64,
+    /// The number of congestion notification packets that the receiver sent.
+    pub cnps_sent: u64,
+    /// The number of congestion notification packets that the senders received.
+    pub cnps_received: u64,
     /// The utilization of the link by all senders, from 0 to 1.
     pub shared_utilization: f64,
     /// The number of packets per thousand that the full queue dropped while all sent.
@@ -39,11 +41,12 @@ pub struct CongestionReport {
 
 impl fmt::Display for CongestionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { senders, marked, packets, notifications: [sent, received], .. } = self;
+        let Self { sender_count, ecn_marked_count, packet_count, cnps_sent, cnps_received, .. } = self;
         write!(
             f,
-            "{senders} senders, {packets} packets, {marked} marked, {sent} CNPs sent, {received} received; all \
-             senders: {:.0} % utilization, {:.2} ‰ dropped; single sender: {:.0} % utilization",
+            "{sender_count} senders, {packet_count} packets, {ecn_marked_count} marked, {cnps_sent} CNPs sent, \
+             {cnps_received} received; all senders: {:.0} % utilization, {:.2} ‰ dropped; single sender: {:.0} % \
+             utilization",
             100.0 * self.shared_utilization,
             self.dropped_per_mille,
             100.0 * self.single_utilization
@@ -68,13 +71,11 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     });
     let capacity = |phase: Duration| run.rate as f64 / 8.0 * phase.as_secs_f64();
     let report = CongestionReport {
-        senders: run.nodes.len() - 1,
-        marked: run.fabric.counts.marked,
-        packets: run.packets,
-        notifications: [
-            run.nodes[0].device.statistics().cnps_sent,
-            run.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
-        ],
+        sender_count: run.nodes.len() - 1,
+        ecn_marked_count: run.fabric.counts.marked,
+        packet_count: run.packets,
+        cnps_sent: run.nodes[0].device.statistics().cnps_sent,
+        cnps_received: run.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
         shared_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
         dropped_per_mille: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
         single_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
@@ -84,8 +85,8 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
         return fail(&format!("congestion notification packets only {gap:?} apart"));
     }
     // Some may still be in flight.
-    let [sent, received] = report.notifications;
-    if sent == 0 || received > sent || received + (report.senders as u64) < sent {
+    let CongestionReport { cnps_sent: sent, cnps_received: received, .. } = report;
+    if sent == 0 || received > sent || received + (report.sender_count as u64) < sent {
         return fail("congestion notification packets missing or unsolicited");
     }
     if report.dropped_per_mille > 0.5 {
@@ -149,7 +150,7 @@ impl Run {
         let rate = random.pick(&[10, 25, 40]) * 1_000_000_000;
         let latency = Duration::from_nanos(random.between(1000, 5000));
         let mark_threshold = random.between(20, 80) << 10;
-        let bottleneck = Bottleneck { device: 0, rate, mark_threshold, capacity: 10 * mark_threshold };
+        let bottleneck = Bottleneck { device: 0, rate, mark_threshold, queue_capacity: 10 * mark_threshold };
         let mtu = random.pick(&[PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096]);
         let length = random.between(1, 16) as u32 * 4096;
         let faults = Faults { bottleneck: Some(bottleneck), ..Faults::default() };

@@ -14,15 +14,15 @@ use crate::congestion::WIRE_OVERHEAD;
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// The probability that a packet is lost.
-    pub loss: u32,
+    pub loss_per_million: u32,
     /// The probability that a packet is duplicated.
-    pub duplication: u32,
+    pub duplication_per_million: u32,
     /// The probability that later packets overtake a packet.
-    pub reordering: u32,
+    pub reordering_per_million: u32,
     /// The probability that up to three bits of a packet are flipped.
-    pub corruption: u32,
+    pub corruption_per_million: u32,
     /// The probability that a packet is delayed beyond a timeout.
-    pub delay: u32,
+    pub delay_per_million: u32,
     /// The periods during which no packets pass between two devices.
     pub partitions: Vec<Partition>,
     /// The periods during which a device processes no packets.
@@ -42,7 +42,7 @@ pub struct Bottleneck {
     /// The queue length in bytes above which packets are marked.
     pub mark_threshold: u64,
     /// The maximum queue length in bytes.
-    pub capacity: u64,
+    pub queue_capacity: u64,
 }
 
 /// A period during which no packets pass between two devices.
@@ -164,7 +164,7 @@ pub(crate) enum Fate {
 #[derive(Debug)]
 pub(crate) struct Fabric {
     faults: Faults,
-    heal_at: Time,
+    faults_end_at: Time,
     latency: Duration,
     /// The duration of a delay, which exceeds timeouts.
     long: Duration,
@@ -199,10 +199,16 @@ impl PartialOrd for Queued {
 }
 
 impl Fabric {
-    pub(crate) fn new(faults: Faults, heal_at: Time, latency: Duration, long: Duration, seed: u64) -> Fabric {
+    pub(crate) fn new(
+        faults: Faults,
+        faults_end_at: Time,
+        latency: Duration,
+        long: Duration,
+        seed: u64,
+    ) -> Fabric {
         Fabric {
             faults,
-            heal_at,
+            faults_end_at,
             latency,
             long,
             random: Random::new(seed),
@@ -228,7 +234,7 @@ impl Fabric {
         let latest = self.latest.entry((packet.from, packet.to)).or_default();
         let mut at = (depart + self.latency + Duration::from_nanos(amount % 64)).max(*latest);
         *latest = at;
-        if now >= self.heal_at {
+        if now >= self.faults_end_at {
             self.queue(at, packet);
             return Fate::Carried;
         }
@@ -238,23 +244,23 @@ impl Fabric {
             self.counts.partitioned += 1;
             return Fate::Partitioned;
         }
-        if draws[0] < self.faults.loss {
+        if draws[0] < self.faults.loss_per_million {
             self.counts.lost += 1;
             return Fate::Lost;
         }
         let mut fate = if marked { Fate::Marked } else { Fate::Carried };
-        if draws[1] < self.faults.duplication {
+        if draws[1] < self.faults.duplication_per_million {
             self.counts.duplicated += 1;
             fate = Fate::Duplicated;
             let extra = if amount & 1 == 0 { self.latency } else { self.long };
             self.queue(at + extra.mul_f64((amount >> 40) as f64 / (1u64 << 24) as f64), packet.clone());
         }
-        if draws[2] < self.faults.reordering {
+        if draws[2] < self.faults.reordering_per_million {
             self.counts.reordered += 1;
             fate = Fate::Reordered;
             at = at + self.latency * (1 + (amount >> 8 & 3) as u32);
         }
-        if draws[3] < self.faults.corruption {
+        if draws[3] < self.faults.corruption_per_million {
             self.counts.corrupted += 1;
             fate = Fate::Corrupted;
             // A CRC of 32 bits finds up to three wrong ones, wherever they are in packets of this length.
@@ -263,7 +269,7 @@ impl Fabric {
                 packet.bytes[bit / 8] ^= 1 << (bit % 8);
             }
         }
-        if draws[4] < self.faults.delay {
+        if draws[4] < self.faults.delay_per_million {
             self.counts.delayed += 1;
             fate = Fate::Delayed;
             at = at + self.long.mul_f64(0.5 + (amount >> 40) as f64 / (1u64 << 23) as f64);
@@ -280,8 +286,10 @@ impl Fabric {
 
     /// The time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
     fn queue_up(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
-        let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.heal_at);
-        let Some(Bottleneck { rate, mark_threshold, capacity, .. }) = slow else { return Some((now, false)) };
+        let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.faults_end_at);
+        let Some(Bottleneck { rate, mark_threshold, queue_capacity: capacity, .. }) = slow else {
+            return Some((now, false));
+        };
         let start = self.busy_until.max(now);
         let waiting = (start - now).as_nanos() as u64 * (rate / 1_000_000) / 8000;
         let length = packet.bytes.len() as u64 + WIRE_OVERHEAD;

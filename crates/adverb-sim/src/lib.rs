@@ -48,15 +48,16 @@ mod setup;
 mod world;
 
 pub use cm::{
-    CM_FORGE_TCP, CM_FORGE_UDP, CmAttackReport, CmForge, CmOutcome, attack_cm, attack_cm_from_bytes, run_cm,
+    CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmAttackReport, CmMessageGenerator, CmOutcome,
+    attack_cm, attack_cm_from_bytes, run_cm,
 };
 pub use congestion::{CongestionReport, run_congestion};
 pub use fabric::{Bottleneck, FaultCounts, Faults, Partition, Stall};
-pub use hostile::choices::Choices;
-pub use hostile::forge::{ConversationState, Forge, ForgedPacket, MemoryRange, TargetInfo};
+pub use hostile::decisions::DecisionSource;
+pub use hostile::generator::{AttackerState, ForgedPacket, MemoryRange, PacketGenerator, TargetInfo};
 pub use hostile::{AttackReport, attack, attack_from_bytes};
 pub use messages::{EndpointPlan, MessageAction, MessagePlan, MessageStep};
 pub use random::Random;
-pub use runner::{ATTACK_PACKETS, CONGESTION_EVERY, Totals, run_attacks, run_seeds, shrink};
+pub use runner::{CONGESTION_SEED_INTERVAL, PACKETS_PER_ATTACK, Totals, run_attacks, run_seeds, shrink};
 pub use scenario::{Action, Connection, InvalidRequest, Program, Scenario, Step};
 pub use world::{Outcome, run};

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb_sim::{
-    CONGESTION_EVERY, Scenario, Totals, run, run_attacks, run_cm, run_congestion, run_seeds, shrink,
+    CONGESTION_SEED_INTERVAL, Scenario, Totals, run, run_attacks, run_cm, run_congestion, run_seeds, shrink,
 };
 
 /// The command-line options.
@@ -118,16 +118,16 @@ fn many(args: &Args) -> bool {
 
 fn print_totals(totals: &Totals, start: Instant) {
     let Totals {
-        seeds,
-        operations,
-        packets,
-        queue_pairs,
-        failures,
-        calls,
-        established,
-        faults,
+        seed_count: seeds,
+        send_request_count: operations,
+        packet_count: packets,
+        queue_pair_count: queue_pairs,
+        failed_qp_count: failures,
+        cm_request_count: calls,
+        established_count: established,
+        fault_counts: faults,
         violations,
-        congestion_runs,
+        congestion_run_count: congestion_runs,
         digest,
     } = totals;
     let per_seed = |number: &u64| *number as f64 / (*seeds).max(1) as f64;
@@ -144,9 +144,9 @@ fn print_totals(totals: &Totals, start: Instant) {
     println!("{} violations", violations.len());
 }
 
-/// Runs several senders of one seed over a slow link, if the seed is a multiple of [`CONGESTION_EVERY`].
+/// Runs several senders of one seed over a slow link, if the seed is a multiple of [`CONGESTION_SEED_INTERVAL`].
 fn replay_congestion(seed: u64) -> bool {
-    if !seed.is_multiple_of(CONGESTION_EVERY) {
+    if !seed.is_multiple_of(CONGESTION_SEED_INTERVAL) {
         return true;
     }
     let outcome = run_congestion(seed);
@@ -169,11 +169,11 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
     }
     println!(
         "seed {seed}: {} operations, {} packets, {} faults, digest {:#018x}, end at {}",
-        outcome.operations,
-        outcome.packets,
-        outcome.faults.total(),
+        outcome.send_request_count,
+        outcome.packet_count,
+        outcome.fault_counts.total(),
         outcome.digest,
-        outcome.time
+        outcome.end_time
     );
     match &outcome.violation {
         Some(what) => {
@@ -194,12 +194,12 @@ fn replay_cm(seed: u64) -> bool {
     }
     println!(
         "seed {seed}: {} calls, {} connections, {} packets, {} faults, digest {:#018x}, end at {}",
-        outcome.calls,
-        outcome.established,
-        outcome.packets,
-        outcome.faults.total(),
+        outcome.cm_request_count,
+        outcome.established_count,
+        outcome.packet_count,
+        outcome.fault_counts.total(),
         outcome.digest,
-        outcome.time
+        outcome.end_time
     );
     match &outcome.violation {
         Some(what) => println!("violation: {what}"),
@@ -212,7 +212,11 @@ fn replay_cm(seed: u64) -> bool {
 fn show_smallest(seed: u64) {
     let smallest = shrink(&Scenario::new(seed), 2000);
     let outcome = run(&smallest, true);
-    println!("\nseed {seed} shrunk to {} requests, faults {:?}", smallest.requests(), smallest.faults);
+    println!(
+        "\nseed {seed} shrunk to {} requests, faults {:?}",
+        smallest.max_request_count(),
+        smallest.faults
+    );
     for (index, connection) in smallest.connections.iter().enumerate() {
         println!("connection {index}: {connection:?}");
     }
@@ -248,7 +252,8 @@ fn select(mutant: Option<&str>) -> bool {
 /// The violation of a seed.
 #[cfg(feature = "mutants")]
 fn violation(seed: u64) -> Option<String> {
-    let slow_link = || seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed).err()).flatten();
+    let slow_link =
+        || seed.is_multiple_of(CONGESTION_SEED_INTERVAL).then(|| run_congestion(seed).err()).flatten();
     // Connection managers first: they take less time.
     let engine = || run(&Scenario::new(seed), false).violation;
     run_cm(seed, false).violation.or_else(engine).or_else(slow_link)

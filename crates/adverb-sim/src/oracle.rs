@@ -197,10 +197,10 @@ impl World {
         let peer_is_gone = self.state(connection, 1 - side).is_none_or(|state| state == QpState::Error);
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
-        let period = 4096u64 << spec.timeout;
+        let period = 4096u64 << spec.ack_timeout_exponent;
         // On a slow link a packet may wait longer than its sender does, however often that sends it again.
         let longest_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
-            u64::try_from(u128::from(slow.capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
+            u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
                 .unwrap_or(u64::MAX)
         });
         let now = self.now;
@@ -244,7 +244,7 @@ impl World {
     /// requester.
     pub(crate) fn check_msn(&mut self, connection: usize, side: usize, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
-        let first = self.scenario.connections[connection].psns[side];
+        let first = self.scenario.connections[connection].first_psns[side];
         let direction = &self.connections[connection].directions[side];
         let place = header.psn.get().wrapping_sub(first) & 0xff_ffff;
         let messages = |behind: u32| direction.messages_before(behind);
@@ -380,7 +380,7 @@ impl World {
 
     fn check_atomics(&mut self) {
         for node in 0..self.nodes.len() {
-            for word in 0..self.scenario.shared_words {
+            for word in 0..self.scenario.shared_words_per_device {
                 let mut atomics = Vec::new();
                 for connection in &self.connections {
                     for side in 0..2 {

@@ -50,9 +50,9 @@ impl Random {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// Returns an element of `of`.
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    /// Returns an element of `elements`.
+    pub fn pick<T: Copy>(&mut self, elements: &[T]) -> T {
+        elements[self.below(elements.len() as u64) as usize]
     }
 
     /// Returns `length` bytes.

@@ -16,58 +16,58 @@ use crate::world::{Outcome, run};
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// The number of runs.
-    pub seeds: u64,
+    pub seed_count: u64,
     /// The number of posted send requests.
-    pub operations: u64,
+    pub send_request_count: u64,
     /// The number of sent packets.
-    pub packets: u64,
+    pub packet_count: u64,
     /// The number of queue pairs.
-    pub queue_pairs: u64,
+    pub queue_pair_count: u64,
     /// The number of queue pairs that failed with a cause.
-    pub failures: u64,
+    pub failed_qp_count: u64,
     /// The number of connections and datagram queue pairs requested through connection managers.
-    pub calls: u64,
+    pub cm_request_count: u64,
     /// The number of connections that the connection managers established.
-    pub established: u64,
+    pub established_count: u64,
     /// The injected faults.
-    pub faults: FaultCounts,
+    pub fault_counts: FaultCounts,
     /// The violations, with their seeds.
     pub violations: Vec<(u64, String)>,
     /// The number of runs of several senders over one slow link.
-    pub congestion_runs: u64,
+    pub congestion_run_count: u64,
     /// The sum of all runs' digests, which doesn't depend on the order of the runs.
     pub digest: u64,
 }
 
 /// The interval of seeds that also run several senders over one slow link: see [`run_congestion`].
-pub const CONGESTION_EVERY: u64 = 20;
+pub const CONGESTION_SEED_INTERVAL: u64 = 20;
 
 impl Totals {
     fn add_congestion(&mut self, report: &CongestionReport) {
-        self.congestion_runs += 1;
-        self.packets += report.packets;
-        self.faults.marked += report.marked;
+        self.congestion_run_count += 1;
+        self.packet_count += report.packet_count;
+        self.fault_counts.marked += report.ecn_marked_count;
     }
 
     fn add(&mut self, outcome: &Outcome) {
-        self.seeds += 1;
-        self.operations += outcome.operations;
-        self.packets += outcome.packets;
-        self.queue_pairs += outcome.queue_pairs;
-        self.failures += outcome.failures;
+        self.seed_count += 1;
+        self.send_request_count += outcome.send_request_count;
+        self.packet_count += outcome.packet_count;
+        self.queue_pair_count += outcome.queue_pair_count;
+        self.failed_qp_count += outcome.failed_qp_count;
         self.digest = self.digest.wrapping_add(outcome.digest);
-        self.faults.add(&outcome.faults);
+        self.fault_counts.add(&outcome.fault_counts);
         if let Some(what) = &outcome.violation {
             self.violations.push((outcome.seed, what.clone()));
         }
     }
 
     fn add_cm(&mut self, outcome: &CmOutcome) {
-        self.calls += outcome.calls;
+        self.cm_request_count += outcome.cm_request_count;
         self.digest = self.digest.wrapping_add(outcome.digest);
-        self.established += outcome.established;
-        self.packets += outcome.packets;
-        self.faults.add(&outcome.faults);
+        self.established_count += outcome.established_count;
+        self.packet_count += outcome.packet_count;
+        self.fault_counts.add(&outcome.fault_counts);
         if let Some(what) = &outcome.violation {
             self.violations.push((outcome.seed, format!("connection managers: {what}")));
         }
@@ -75,7 +75,7 @@ impl Totals {
 }
 
 /// Runs seeds on several threads, and stops after `max_violations` violations.
-pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: usize) -> Totals {
+pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violations: usize) -> Totals {
     let next = AtomicU64::new(seeds.start);
     let totals = Mutex::new(Totals::default());
     let work = || {
@@ -86,7 +86,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: us
             }
             let outcome = run(&Scenario::new(seed), false);
             let cm = run_cm(seed, false);
-            let congestion = seed.is_multiple_of(CONGESTION_EVERY).then(|| run_congestion(seed));
+            let congestion = seed.is_multiple_of(CONGESTION_SEED_INTERVAL).then(|| run_congestion(seed));
             let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             totals.add(&outcome);
             totals.add_cm(&cm);
@@ -101,7 +101,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: us
         }
     };
     thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
+        for _ in 0..thread_count.max(1) {
             scope.spawn(work);
         }
     });
@@ -110,24 +110,24 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, threads: usize, max_violations: us
     totals
 }
 
-/// Attacks devices on several threads with the seeds from `first` on, [`ATTACK_PACKETS`] packets each, until `packets`
+/// Attacks devices on several threads with the seeds from `first` on, [`PACKETS_PER_ATTACK`] packets each, until `packets`
 /// packets were sent or the time is `until`. Returns the statistics, and the violations with their seeds.
 pub fn run_attacks(
-    first: u64,
-    packets: u64,
-    until: Option<Instant>,
-    threads: usize,
+    first_seed: u64,
+    packet_count: u64,
+    deadline: Option<Instant>,
+    thread_count: usize,
 ) -> (AttackReport, Vec<(u64, String)>) {
-    let next = AtomicU64::new(first);
-    let seeds = first..first + packets.div_ceil(ATTACK_PACKETS);
+    let next = AtomicU64::new(first_seed);
+    let seeds = first_seed..first_seed + packet_count.div_ceil(PACKETS_PER_ATTACK);
     let outcome = Mutex::new((AttackReport::default(), Vec::new()));
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if !seeds.contains(&seed) || until.is_some_and(|until| Instant::now() >= until) {
+            if !seeds.contains(&seed) || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
-            let report = std::panic::catch_unwind(|| attack(seed, ATTACK_PACKETS));
+            let report = std::panic::catch_unwind(|| attack(seed, PACKETS_PER_ATTACK));
             let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             match report {
                 Ok(Ok(report)) => outcome.0.add(&report),
@@ -137,7 +137,7 @@ pub fn run_attacks(
         }
     };
     thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
+        for _ in 0..thread_count.max(1) {
             scope.spawn(work);
         }
     });
@@ -147,7 +147,7 @@ pub fn run_attacks(
 }
 
 /// The number of packets of an attack.
-pub const ATTACK_PACKETS: u64 = 10_000;
+pub const PACKETS_PER_ATTACK: u64 = 10_000;
 
 /// Shrinks a scenario with a violation: removes connections, steps and kinds of faults as long as a violation remains.
 /// Returns the smallest scenario found within `max_runs` runs.
@@ -159,7 +159,7 @@ pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     };
     let mut best = scenario.clone();
     loop {
-        let before = (best.connections.len(), best.requests());
+        let before = (best.connections.len(), best.max_request_count());
         let mut index = 0;
         while best.connections.len() > 1 && index < best.connections.len() {
             let mut candidate = best.clone();
@@ -171,18 +171,18 @@ pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
                 shrink_steps(&mut best, |s| &mut s.connections[connection].programs[side].steps, &mut fails);
             }
         }
-        for endpoint in 0..best.messages.endpoints.len() {
-            shrink_steps(&mut best, |s| &mut s.messages.endpoints[endpoint].steps, &mut fails);
+        for endpoint in 0..best.message_plan.endpoints.len() {
+            shrink_steps(&mut best, |s| &mut s.message_plan.endpoints[endpoint].steps, &mut fails);
         }
         for kind in 0..8 {
             let mut candidate = best.clone();
-            for faults in [&mut candidate.faults, &mut candidate.messages.faults] {
+            for faults in [&mut candidate.faults, &mut candidate.message_plan.faults] {
                 match kind {
-                    0 => faults.loss = 0,
-                    1 => faults.duplication = 0,
-                    2 => faults.reordering = 0,
-                    3 => faults.corruption = 0,
-                    4 => faults.delay = 0,
+                    0 => faults.loss_per_million = 0,
+                    1 => faults.duplication_per_million = 0,
+                    2 => faults.reordering_per_million = 0,
+                    3 => faults.corruption_per_million = 0,
+                    4 => faults.delay_per_million = 0,
                     5 => faults.partitions.clear(),
                     6 => faults.bottleneck = None,
                     _ => faults.stalls.clear(),
@@ -192,7 +192,7 @@ pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
                 best = candidate;
             }
         }
-        if (best.connections.len(), best.requests()) == before {
+        if (best.connections.len(), best.max_request_count()) == before {
             return best;
         }
     }

@@ -15,21 +15,21 @@ pub struct Scenario {
     /// The seed of all randomness in the run.
     pub seed: u64,
     /// For each device, whether it has an IPv6 address.
-    pub devices: Vec<bool>,
+    pub device_has_ipv6: Vec<bool>,
     /// The connections.
     pub connections: Vec<Connection>,
     /// The faults of the fabric.
     pub faults: Faults,
     /// The time at which the faults end.
-    pub heal_at: Time,
+    pub faults_end_at: Time,
     /// The latency of a packet.
     pub latency: Duration,
     /// The time during which devices collect packets before they respond.
-    pub batching: Duration,
+    pub batch_delay: Duration,
     /// The number of words per device on which all peers execute atomics.
-    pub shared_words: usize,
+    pub shared_words_per_device: usize,
     /// The messages on other devices, over another fabric with the same faults.
-    pub messages: MessagePlan,
+    pub message_plan: MessagePlan,
 }
 
 /// A connection and the requests of both sides.
@@ -40,13 +40,13 @@ pub struct Connection {
     /// The path MTU.
     pub mtu: PathMtu,
     /// The first PSN in each direction.
-    pub psns: [u32; 2],
+    pub first_psns: [u32; 2],
     /// Whether end-to-end credits are used.
-    pub credits: bool,
+    pub has_credits: bool,
     /// The maximum number of packets in flight.
     pub window: u32,
     /// The code of the ACK timeout.
-    pub timeout: u8,
+    pub ack_timeout_exponent: u8,
     /// The number of retransmissions.
     pub retry_count: u8,
     /// The number of retries after an RNR NAK.
@@ -56,7 +56,7 @@ pub struct Connection {
     /// The maximum number of outstanding READs and atomics.
     pub max_outstanding_reads: u8,
     /// Whether congestion control is on.
-    pub paced: bool,
+    pub has_congestion_control: bool,
     /// The program of each side.
     pub programs: [Program; 2],
 }
@@ -69,7 +69,7 @@ impl Connection {
 
     /// The number of outstanding requests from which small sends are coalesced; 0 disables it.
     pub(crate) fn gather(&self) -> u32 {
-        self.psns[0] % 4
+        self.first_psns[0] % 4
     }
 
     /// The number of packets of such a part (see `QpConfig::read_window`).
@@ -88,7 +88,7 @@ pub struct Program {
     /// The delay before another receive is posted.
     pub recv_delay: Duration,
     /// The number of requests to keep outstanding.
-    pub depth: usize,
+    pub send_depth: usize,
 }
 
 /// A request or another action, and the pause before it.
@@ -101,7 +101,7 @@ pub struct Step {
     /// The seed of all randomness in this step.
     pub seed: u64,
     /// Whether the request is signaled.
-    pub signaled: bool,
+    pub is_signaled: bool,
     /// The length of the message in bytes.
     pub length: u32,
 }
@@ -122,11 +122,11 @@ pub enum Action {
     /// A WRITE with immediate data.
     WriteWithImm,
     /// A WRITE of zero bytes with an invalid key.
-    WriteNothing,
+    ZeroLengthWrite,
     /// A READ.
     Read,
     /// A READ of zero bytes with an invalid key.
-    ReadNothing,
+    ZeroLengthRead,
     /// A compare-and-swap of a word that only this connection accesses.
     CompareSwap,
     /// A fetch-and-add of a word that only this connection accesses.
@@ -142,13 +142,13 @@ pub enum Action {
     /// An invalidation of a local key.
     LocalInvalidate,
     /// A WRITE to memory that the peer may deregister concurrently.
-    WriteRevocable,
+    WriteToRevocableMemory,
     /// Draining of the send queue. The next step starts when it is drained.
     Drain,
     /// Destruction of the queue pair without notifying the peer.
     Destroy,
     /// A transition of the queue pair to the error state.
-    Error,
+    MoveToError,
     /// A request that must fail.
     Invalid(InvalidRequest),
 }
@@ -165,11 +165,11 @@ pub enum InvalidRequest {
     /// A WRITE that starts before its memory region.
     WriteBeforeStart,
     /// A WRITE to memory with remote read access only.
-    WriteReadOnly,
+    WriteToReadOnlyMemory,
     /// A READ of memory with remote write access only.
-    ReadWriteOnly,
+    ReadOfWriteOnlyMemory,
     /// An atomic on memory with remote write access only.
-    AtomicWriteOnly,
+    AtomicOnWriteOnlyMemory,
     /// A WRITE to memory of another protection domain.
     OtherDomain,
     /// An atomic on a misaligned word.
@@ -190,9 +190,9 @@ impl InvalidRequest {
         InvalidRequest::WriteBeyondEnd,
         InvalidRequest::ReadBeyondEnd,
         InvalidRequest::WriteBeforeStart,
-        InvalidRequest::WriteReadOnly,
-        InvalidRequest::ReadWriteOnly,
-        InvalidRequest::AtomicWriteOnly,
+        InvalidRequest::WriteToReadOnlyMemory,
+        InvalidRequest::ReadOfWriteOnlyMemory,
+        InvalidRequest::AtomicOnWriteOnlyMemory,
         InvalidRequest::OtherDomain,
         InvalidRequest::MisalignedAtomic,
         InvalidRequest::SendTooLong,
@@ -218,7 +218,7 @@ impl Action {
 
     /// Whether the action posts a request.
     pub fn is_request(self) -> bool {
-        !matches!(self, Action::Drain | Action::Destroy | Action::Error)
+        !matches!(self, Action::Drain | Action::Destroy | Action::MoveToError)
     }
 }
 
@@ -231,22 +231,32 @@ impl Scenario {
         let devices: Vec<bool> = (0..random.between(2, 4)).map(|_| family).collect();
         let latency = Duration::from_nanos(random.between(500, 8000));
         let timeout = random.between(5, 8) as u8;
-        let heal_at = Time::from_nanos(random.between(3, 20) * 1_000_000);
+        let faults_end_at = Time::from_nanos(random.between(3, 20) * 1_000_000);
         let connections = (0..random.between(2, 5))
             .map(|_| Connection::random(random, devices.len() as u64, timeout))
             .collect();
-        let faults = faults(random, devices.len() as u64, heal_at, timeout);
+        let faults = faults(random, devices.len() as u64, faults_end_at, timeout);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
-        let messages = MessagePlan::random(random, faults.clone(), heal_at, timeout);
-        Scenario { seed, devices, connections, faults, heal_at, latency, batching, shared_words: 3, messages }
+        let messages = MessagePlan::random(random, faults.clone(), faults_end_at, timeout);
+        Scenario {
+            seed,
+            device_has_ipv6: devices,
+            connections,
+            faults,
+            faults_end_at,
+            latency,
+            batch_delay: batching,
+            shared_words_per_device: 3,
+            message_plan: messages,
+        }
     }
 
     /// Returns the number of requests.
-    pub fn requests(&self) -> usize {
+    pub fn max_request_count(&self) -> usize {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
         let requests =
             |program: &Program| program.steps.iter().filter(|step| step.action.is_request()).count();
-        programs.map(requests).sum::<usize>() + self.messages.requests()
+        programs.map(requests).sum::<usize>() + self.message_plan.max_request_count()
     }
 }
 
@@ -277,16 +287,16 @@ impl Connection {
         Connection {
             devices: [a, b],
             mtu,
-            psns,
-            credits: random.chance(400_000),
+            first_psns: psns,
+            has_credits: random.chance(400_000),
             window: random.pick(&[2, 8, 32, 64, 256]),
-            timeout,
+            ack_timeout_exponent: timeout,
             retry_count: random.pick(&[3, 5, 6, 7, 7]),
             rnr_retry: if slow { random.pick(&[3, 7, 7, 7]) } else { 7 },
             rnr_timer: random.pick(&[1, 2, 5, 8]),
             max_outstanding_reads: reads,
             programs,
-            paced: random.chance(500_000),
+            has_congestion_control: random.chance(500_000),
         }
     }
 }
@@ -310,12 +320,12 @@ impl Program {
             6..8 => {
                 for _ in 0..random.between(3, 12) {
                     let length = u32::from(mtu.bytes()) * random.between(2, 6) as u32;
-                    steps.push(Step { length, ..tail(random, Action::WriteRevocable) });
+                    steps.push(Step { length, ..tail(random, Action::WriteToRevocableMemory) });
                 }
             }
             _ => {
                 let place = random.below(steps.len() as u64) as usize;
-                let action = random.pick(&[Action::Destroy, Action::Error]);
+                let action = random.pick(&[Action::Destroy, Action::MoveToError]);
                 steps.insert(place, tail(random, action));
             }
         }
@@ -327,7 +337,7 @@ impl Program {
             } else {
                 random.below(3000)
             }),
-            depth: random.pick(&[1, 4, 16, 64]),
+            send_depth: random.pick(&[1, 4, 16, 64]),
         }
     }
 }
@@ -341,9 +351,9 @@ impl Step {
             23..27 => Action::SendInline,
             27..45 => Action::Write,
             45..51 => Action::WriteWithImm,
-            51..53 => Action::WriteNothing,
+            51..53 => Action::ZeroLengthWrite,
             53..69 => Action::Read,
-            69..70 => Action::ReadNothing,
+            69..70 => Action::ZeroLengthRead,
             70..75 => Action::CompareSwap,
             75..80 => Action::FetchAdd,
             80..84 => Action::SharedCompareSwap,
@@ -371,14 +381,14 @@ impl Step {
             pause: Duration::from_nanos(pause),
             action,
             seed: random.u64(),
-            signaled: !random.chance(300_000),
+            is_signaled: !random.chance(300_000),
             length: length as u32,
         }
     }
 }
 
 /// The faults of a run: in one run in six none, in most few, in some many.
-fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faults {
+fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -> Faults {
     let most = match random.below(12) {
         0..2 => return Faults::default(),
         2..8 => 15_000,
@@ -387,18 +397,18 @@ fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faul
     };
     let chance = |random: &mut Random| if random.chance(600_000) { random.below(most) as u32 } else { 0 };
     let mut faults = Faults {
-        loss: chance(random),
-        duplication: chance(random),
-        reordering: chance(random),
-        corruption: chance(random),
-        delay: chance(random) / 3,
+        loss_per_million: chance(random),
+        duplication_per_million: chance(random),
+        reordering_per_million: chance(random),
+        corruption_per_million: chance(random),
+        delay_per_million: chance(random) / 3,
         ..Faults::default()
     };
     let period = 4096u64 << timeout;
     let span = |random: &mut Random| {
-        let start = random.below(heal_at.as_nanos());
+        let start = random.below(faults_end_at.as_nanos());
         let length = period * random.between(1, 24) / 4;
-        (Time::from_nanos(start), Time::from_nanos((start + length).min(heal_at.as_nanos())))
+        (Time::from_nanos(start), Time::from_nanos((start + length).min(faults_end_at.as_nanos())))
     };
     if random.chance(300_000) {
         for _ in 0..random.between(1, 3) {
@@ -418,8 +428,12 @@ fn faults(random: &mut Random, devices: u64, heal_at: Time, timeout: u8) -> Faul
         let to = random.below(devices) as usize;
         let mark_threshold = random.between(1, 20) << 10;
         let rate = random.between(1, 8) * 1_000_000_000;
-        faults.bottleneck =
-            Some(Bottleneck { device: to, rate, mark_threshold, capacity: 5 * mark_threshold + (16 << 10) });
+        faults.bottleneck = Some(Bottleneck {
+            device: to,
+            rate,
+            mark_threshold,
+            queue_capacity: 5 * mark_threshold + (16 << 10),
+        });
     }
     faults
 }

@@ -17,17 +17,17 @@ use crate::world::{ConnectionState, Node, Side, Task, World};
 
 /// Creates the initial state of a scenario.
 pub(crate) fn world(scenario: Scenario, trace: bool) -> World {
-    let timeout = scenario.connections.first().map_or(5, |connection| connection.timeout);
+    let timeout = scenario.connections.first().map_or(5, |connection| connection.ack_timeout_exponent);
     let long = Duration::from_nanos(4096 << timeout);
     let faults = scenario.faults.clone();
     let fabric =
-        Fabric::new(faults, scenario.heal_at, scenario.latency, long, scenario.seed ^ 0x6661_6272_6963);
+        Fabric::new(faults, scenario.faults_end_at, scenario.latency, long, scenario.seed ^ 0x6661_6272_6963);
     let mut world = World::new(scenario, fabric, trace);
     let specs = world.scenario.connections.clone();
-    for (index, v6) in world.scenario.devices.clone().into_iter().enumerate() {
+    for (index, v6) in world.scenario.device_has_ipv6.clone().into_iter().enumerate() {
         world.nodes.push(Node::new(index, v6, trace));
         world.memories.push(HeapMemory::default());
-        let length = world.scenario.shared_words as u32 * 8;
+        let length = world.scenario.shared_words_per_device as u32 * 8;
         let pd = world.nodes[index].pd;
         let shared = world.area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
         world.shared.push(shared);
@@ -75,12 +75,12 @@ impl World {
         let node = spec.devices[side];
         let Node { device, pd, cq, .. } = &mut self.nodes[node];
         let mut config = QpConfig::rc(*pd, *cq, *cq);
-        config.credits = spec.credits;
+        config.credits = spec.has_credits;
         config.window = spec.window;
         config.read_window = spec.read_window();
         config.coalesce_limit = spec.gather();
         config.max_recv_wr = 4096;
-        if spec.paced {
+        if spec.has_congestion_control {
             let mut dcqcn = Dcqcn::new(10_000_000_000);
             dcqcn.min_rate = 500_000_000;
             config.congestion = Congestion::Dcqcn(dcqcn);
@@ -119,13 +119,13 @@ impl World {
             remote_qpn: there.qpn,
             path,
             path_mtu: spec.mtu,
-            psn: Psn::wrapping(spec.psns[1 - side]),
+            psn: Psn::wrapping(spec.first_psns[1 - side]),
             max_dest_rd_atomic: spec.max_outstanding_reads,
             min_rnr_timer: RnrTimer::new(spec.rnr_timer).expect("below 32"),
         };
         let sending = ReadyToSend {
-            psn: Psn::wrapping(spec.psns[side]),
-            timeout: Timeout::new(spec.timeout).expect("below 32"),
+            psn: Psn::wrapping(spec.first_psns[side]),
+            timeout: Timeout::new(spec.ack_timeout_exponent).expect("below 32"),
             retry_count: spec.retry_count,
             rnr_retry: spec.rnr_retry,
             max_rd_atomic: spec.max_outstanding_reads,

@@ -22,17 +22,17 @@ pub struct Outcome {
     /// The seed.
     pub seed: u64,
     /// The number of posted send requests.
-    pub operations: u64,
+    pub send_request_count: u64,
     /// The number of sent packets.
-    pub packets: u64,
+    pub packet_count: u64,
     /// The number of queue pairs.
-    pub queue_pairs: u64,
+    pub queue_pair_count: u64,
     /// The number of queue pairs that failed with a cause.
-    pub failures: u64,
+    pub failed_qp_count: u64,
     /// The injected faults.
-    pub faults: FaultCounts,
+    pub fault_counts: FaultCounts,
     /// The virtual time at the end of the run.
-    pub time: Time,
+    pub end_time: Time,
     /// A hash of all packets and their times. It depends on the seed only.
     pub digest: u64,
     /// The first violation that an oracle found.
@@ -48,18 +48,19 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
     world.finish();
     let mut outcome = Outcome {
         seed: scenario.seed,
-        operations: world.operations,
-        packets: world.packets,
-        queue_pairs: 2 * scenario.connections.len() as u64,
-        failures: world.connections.iter().flat_map(|c| &c.sides).filter(|side| side.failed).count() as u64,
-        faults: world.fabric.counts,
-        time: world.now,
+        send_request_count: world.operations,
+        packet_count: world.packets,
+        queue_pair_count: 2 * scenario.connections.len() as u64,
+        failed_qp_count: world.connections.iter().flat_map(|c| &c.sides).filter(|side| side.failed).count()
+            as u64,
+        fault_counts: world.fabric.counts,
+        end_time: world.now,
         digest: world.digest,
         violation: world.log.violation,
         trace: world.log.trace.unwrap_or_default(),
     };
     if outcome.violation.is_none() {
-        messages::run(&scenario.messages, trace, &mut outcome);
+        messages::run(&scenario.message_plan, trace, &mut outcome);
     }
     outcome
 }
@@ -214,7 +215,7 @@ impl World {
 
     /// Advances the virtual time until no tasks remain.
     fn run(&mut self) {
-        let end = self.scenario.heal_at + PATIENCE;
+        let end = self.scenario.faults_end_at + PATIENCE;
         while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
             let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
@@ -254,7 +255,7 @@ impl World {
     pub(crate) fn plan_pump(&mut self, node: usize) {
         if !self.nodes[node].pump_planned {
             self.nodes[node].pump_planned = true;
-            let at = self.now + self.scenario.batching;
+            let at = self.now + self.scenario.batch_delay;
             self.plan(at, Task::Pump { node });
         }
     }

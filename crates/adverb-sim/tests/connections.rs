@@ -8,9 +8,9 @@ fn many_seeds_violate_nothing() {
     for seed in 0..400 {
         let outcome = run_cm(seed, false);
         assert_eq!(outcome.violation, None, "seed {seed}");
-        calls += outcome.calls;
-        established += outcome.established;
-        faults.add(&outcome.faults);
+        calls += outcome.cm_request_count;
+        established += outcome.established_count;
+        faults.add(&outcome.fault_counts);
     }
     assert!(calls >= 400 * 8, "{calls} calls");
     assert!(established * 4 >= calls, "{established} of {calls} calls made a connection");
@@ -40,8 +40,8 @@ fn attacks_do_no_harm_and_come_far_enough_to_matter() {
     let (mut sent, mut established) = (0, 0);
     for seed in 0..30 {
         let report = attack_cm(seed, 2000).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
-        sent += report.sent;
-        established += report.established;
+        sent += report.manager_message_count;
+        established += report.established_count;
     }
     assert!(sent > 30 * 500 && established > 30 * 5, "{sent} sent, {established} established");
 }
@@ -50,7 +50,7 @@ fn attacks_do_no_harm_and_come_far_enough_to_matter() {
 fn attack_by_bytes_ends_with_them() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let report = attack_cm_from_bytes(&bytes).unwrap();
-    assert!(report.messages > 10, "{report:?}");
+    assert!(report.attacker_message_count > 10, "{report:?}");
     assert_eq!(attack_cm_from_bytes(&bytes), Ok(report));
     attack_cm_from_bytes(&[]).unwrap();
 }

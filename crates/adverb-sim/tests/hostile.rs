@@ -1,21 +1,30 @@
 //! Attacks: that the engine stands them, and that they'd notice if it didn't.
 
-use adverb_sim::{ATTACK_PACKETS, attack, attack_from_bytes, run_attacks};
+use adverb_sim::{PACKETS_PER_ATTACK, attack, attack_from_bytes, run_attacks};
 
 #[test]
 fn some_attacks_do_no_harm() {
-    let (report, failures) = run_attacks(1_000_000, 20 * ATTACK_PACKETS, None, 2);
+    let (report, failures) = run_attacks(1_000_000, 20 * PACKETS_PER_ATTACK, None, 2);
     assert_eq!(failures, []);
-    assert_eq!(report.packets, 20 * ATTACK_PACKETS);
+    assert_eq!(report.attacker_packet_count, 20 * PACKETS_PER_ATTACK);
     // They came far enough to matter.
-    assert!(report.accepted * 4 > report.packets && report.memory_accesses * 40 > report.packets, "{report}");
-    assert!(report.naks > 0 && report.sent > 2 * report.naks && report.completions > 0, "{report}");
+    assert!(
+        report.delivered_count * 4 > report.attacker_packet_count
+            && report.memory_access_count * 40 > report.attacker_packet_count,
+        "{report}"
+    );
+    assert!(
+        report.nak_count > 0
+            && report.device_packet_count > 2 * report.nak_count
+            && report.completion_count > 0,
+        "{report}"
+    );
 }
 
 #[test]
 fn every_state_is_attacked() {
-    let (report, _) = run_attacks(0, 10 * ATTACK_PACKETS, None, 2);
-    assert!(report.states.iter().all(|count| *count > 100), "{report}");
+    let (report, _) = run_attacks(0, 10 * PACKETS_PER_ATTACK, None, 2);
+    assert!(report.packets_per_state.iter().all(|count| *count > 100), "{report}");
 }
 
 #[test]
@@ -27,7 +36,7 @@ fn attack_repeats_itself() {
 fn attack_by_bytes_ends_with_them() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let report = attack_from_bytes(&bytes).unwrap();
-    assert!(report.packets > 10 && report.packets < 4000, "{report}");
+    assert!(report.attacker_packet_count > 10 && report.attacker_packet_count < 4000, "{report}");
     attack_from_bytes(&[]).unwrap();
 }
 
@@ -46,7 +55,7 @@ fn attacks_notice_what_guards_memory() {
         Mutation::DestroyLeaks,
     ] {
         select(Some(mutation));
-        let found = (0..200).find_map(|seed| attack(seed, ATTACK_PACKETS).err().map(|what| (seed, what)));
+        let found = (0..200).find_map(|seed| attack(seed, PACKETS_PER_ATTACK).err().map(|what| (seed, what)));
         select(None);
         println!("{mutation:?}: {found:?}");
         assert!(found.is_some(), "{mutation:?}");

@@ -6,7 +6,7 @@ use adverb_sim::{Scenario, run, run_congestion, run_seeds};
 fn some_seeds_violate_nothing() {
     let totals = run_seeds(1_000_000..1_000_040, 2, 1);
     assert_eq!(totals.violations, []);
-    assert_eq!(totals.seeds, 40);
+    assert_eq!(totals.seed_count, 40);
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn a_seed_repeats_itself_to_the_byte() {
 #[test]
 fn seeds_are_large_enough_on_average() {
     let scenarios: Vec<Scenario> = (0..300).map(Scenario::new).collect();
-    let requests: usize = scenarios.iter().map(Scenario::requests).sum();
+    let requests: usize = scenarios.iter().map(Scenario::max_request_count).sum();
     assert!(requests / scenarios.len() >= 500);
     assert!(scenarios.iter().all(|scenario| scenario.connections.len() >= 2), "at least 4 queue pairs");
 }
@@ -30,7 +30,7 @@ fn seeds_are_large_enough_on_average() {
 #[test]
 fn every_kind_of_fault_happens() {
     let totals = run_seeds(0..60, 2, 1);
-    let faults = totals.faults;
+    let faults = totals.fault_counts;
     for count in [
         faults.lost,
         faults.duplicated,
@@ -49,7 +49,7 @@ fn every_kind_of_fault_happens() {
 fn senders_share_a_slow_link_and_recover_when_it_is_free() {
     for seed in 1000..1001 {
         let report = run_congestion(seed).unwrap();
-        assert!(report.marked > 0, "{report}");
+        assert!(report.ecn_marked_count > 0, "{report}");
         assert_eq!(run_congestion(seed), Ok(report), "a seed repeats itself");
     }
 }
@@ -60,10 +60,10 @@ fn messages_are_of_all_transports_and_do_everything() {
     use adverb_sim::MessageAction as A;
 
     let scenarios: Vec<Scenario> = (0..20).map(Scenario::new).collect();
-    let endpoints = || scenarios.iter().flat_map(|scenario| &scenario.messages.endpoints);
+    let endpoints = || scenarios.iter().flat_map(|scenario| &scenario.message_plan.endpoints);
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for shared in [false, true] {
-            assert!(endpoints().any(|plan| plan.transport == transport && plan.shared == shared));
+            assert!(endpoints().any(|plan| plan.transport == transport && plan.has_srq == shared));
         }
     }
     for action in [
@@ -72,15 +72,15 @@ fn messages_are_of_all_transports_and_do_everything() {
         A::Write,
         A::WriteWithImm,
         A::Multicast,
-        A::WrongQkey,
-        A::UnknownQp,
+        A::SendWithWrongQkey,
+        A::SendToUnknownQp,
         A::Bind,
         A::Invalidate,
         A::SendInvalidate,
         A::WriteThroughWindow,
         A::WriteBeyondWindow,
-        A::StaleKey,
-        A::ForeignKey,
+        A::WriteWithStaleKey,
+        A::WriteThroughForeignWindow,
         A::ArmSrqLimit,
         A::Recreate,
         A::Reset,
@@ -105,7 +105,11 @@ mod mutants {
         let found = (0..50).map(Scenario::new).find(|scenario| run(scenario, false).violation.is_some());
         let scenario = found.expect("one of fifty seeds finds a missing fence");
         let smaller = shrink(&scenario, 300);
-        assert!(smaller.requests() * 10 < scenario.requests(), "{} requests", smaller.requests());
+        assert!(
+            smaller.max_request_count() * 10 < scenario.max_request_count(),
+            "{} requests",
+            smaller.max_request_count()
+        );
         let outcome = run(&smaller, true);
         assert!(outcome.violation.is_some());
         assert!(outcome.trace.iter().any(|line| line.contains("VIOLATION")));

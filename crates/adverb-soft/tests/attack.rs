@@ -5,14 +5,14 @@
 #[path = "../examples/attack/round/mod.rs"]
 mod round;
 
-use adverb_sim::{Choices, Random};
+use adverb_sim::{DecisionSource, Random};
 use round::{Kind, Report, attack};
 
 #[test]
 fn attacked_nics_live_and_serve_their_peers() {
     let mut report = Report::default();
     for seed in 1_000_000..1_000_002 {
-        let result = attack(Choices::Seed(Random::new(seed)), 3000, &mut report);
+        let result = attack(DecisionSource::Random(Random::new(seed)), 3000, &mut report);
         assert_eq!(result, Ok(()), "seed {seed}: {report}");
     }
     println!("{report}");
@@ -35,6 +35,6 @@ fn attacked_nics_live_and_serve_their_peers() {
 fn an_attack_by_bytes_ends_with_them() {
     let bytes: Vec<u8> = (0..2000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let mut report = Report::default();
-    assert_eq!(attack(Choices::Bytes(&bytes), u64::MAX, &mut report), Ok(()), "{report}");
+    assert_eq!(attack(DecisionSource::Bytes(&bytes), u64::MAX, &mut report), Ok(()), "{report}");
     assert!(report.packets() > 10, "{report}");
 }

@@ -16,35 +16,35 @@ use adverb_proto::cm::{
 use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{Dreq, Mad, Message, SidrStatus, Timeout};
 
-use super::forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
+use super::generator::{CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmMessageGenerator};
 use crate::Random;
-use crate::hostile::choices::Choices;
+use crate::hostile::decisions::DecisionSource;
 
 /// The statistics of an attack on a connection manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CmAttackReport {
     /// The number of messages that the attackers sent.
-    pub messages: u64,
+    pub attacker_message_count: u64,
     /// The number of messages that the manager sent.
-    pub sent: u64,
+    pub manager_message_count: u64,
     /// The number of events that the manager reported to its owner.
-    pub events: u64,
+    pub event_count: u64,
     /// The number of established connections.
-    pub established: u64,
+    pub established_count: u64,
 }
 
 /// Attacks a connection manager with `messages` messages. The seed determines the attack.
 ///
 /// ```
 /// let report = adverb_sim::attack_cm(7, 2000).unwrap();
-/// assert_eq!(report.messages, 2000);
+/// assert_eq!(report.attacker_message_count, 2000);
 /// ```
 ///
 /// # Errors
 ///
 /// Returns a description of the violation if the manager misbehaves.
-pub fn attack_cm(seed: u64, messages: u64) -> Result<CmAttackReport, String> {
-    Attack::new(Choices::Seed(Random::new(seed ^ 0x636d_6174_7461_636b))).run(messages)
+pub fn attack_cm(seed: u64, message_count: u64) -> Result<CmAttackReport, String> {
+    Attack::new(DecisionSource::Random(Random::new(seed ^ 0x636d_6174_7461_636b))).run(message_count)
 }
 
 /// Attacks a connection manager with decisions from `bytes`, for fuzzers.
@@ -53,11 +53,11 @@ pub fn attack_cm(seed: u64, messages: u64) -> Result<CmAttackReport, String> {
 ///
 /// Returns a description of the violation if the manager misbehaves.
 pub fn attack_cm_from_bytes(bytes: &[u8]) -> Result<CmAttackReport, String> {
-    Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
+    Attack::new(DecisionSource::Bytes(bytes)).run(u64::MAX)
 }
 
 struct Attack<'a> {
-    choices: Choices<'a>,
+    decisions: DecisionSource<'a>,
     manager: Manager,
     now: Time,
     random: Random,
@@ -65,7 +65,7 @@ struct Attack<'a> {
     connections: BTreeMap<ConnectionId, Status>,
     queries: Vec<QueryId>,
     /// The generator of messages, some of which reply to the manager's recent messages.
-    forge: CmForge,
+    generator: CmMessageGenerator,
     report: CmAttackReport,
 }
 
@@ -98,7 +98,7 @@ fn candidates() -> [Ends; 3] {
 }
 
 impl<'a> Attack<'a> {
-    fn new(choices: Choices<'a>) -> Attack<'a> {
+    fn new(decisions: DecisionSource<'a>) -> Attack<'a> {
         let mut config = Config::new(0x0011_2233_4455_6677);
         config.response_timeout = Timeout::new(12).unwrap_or(Timeout::ZERO);
         config.timewait = Duration::from_millis(100);
@@ -107,24 +107,27 @@ impl<'a> Attack<'a> {
         config.max_half_open = MOST_HALF_OPEN;
         let mut manager = Manager::new(config);
         let listen = |service, transport| Listen { service, bind: Bind::Any, transport, backlog: 12 };
-        let listeners = [listen(CM_FORGE_TCP, Transport::Rc), listen(CM_FORGE_UDP, Transport::Ud)];
+        let listeners = [
+            listen(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc),
+            listen(CM_ATTACK_UDP_SERVICE_ID, Transport::Ud),
+        ];
         let listeners = listeners.into_iter().flat_map(|listen| manager.listen(listen)).collect();
         Attack {
-            choices,
+            decisions,
             manager,
             now: Time::ZERO + Duration::from_secs(1),
             random: Random::new(1),
             listeners,
             connections: BTreeMap::new(),
             queries: Vec::new(),
-            forge: CmForge::default(),
+            generator: CmMessageGenerator::default(),
             report: CmAttackReport::default(),
         }
     }
 
     fn run(mut self, messages: u64) -> Result<CmAttackReport, String> {
-        while self.report.messages < messages && self.choices.has_more() {
-            match self.choices.below(8) {
+        while self.report.attacker_message_count < messages && self.decisions.has_more() {
+            match self.decisions.below(8) {
                 0 | 1 => self.own()?,
                 2 => self.pass()?,
                 _ => self.strike()?,
@@ -139,30 +142,30 @@ impl<'a> Attack<'a> {
     /// Executes an action of the owner.
     fn own(&mut self) -> Result<(), String> {
         let (now, deadline) = (self.now, self.now + self.some_time());
-        let chosen = self.choices.below(self.connections.len().max(1) as u64) as usize;
+        let chosen = self.decisions.below(self.connections.len().max(1) as u64) as usize;
         let (id, status) = match self.connections.iter().nth(chosen) {
             Some((id, status)) => (Some(*id), *status),
             None => (None, Status::Over),
         };
-        let offer = Offer::new(Qpn::truncate(2 + self.choices.below(60) as u32));
-        match (self.choices.below(16), id) {
+        let offer = Offer::new(Qpn::truncate(2 + self.decisions.below(60) as u32));
+        match (self.decisions.below(16), id) {
             (0, _) => {
-                let mut connect = Connect::new(self.some_ends(), CM_FORGE_TCP, offer, deadline);
-                connect.peer_to_peer = self.choices.one_in(4);
+                let mut connect = Connect::new(self.some_ends(), CM_ATTACK_TCP_SERVICE_ID, offer, deadline);
+                connect.peer_to_peer = self.decisions.one_in(4);
                 let random = &mut self.random;
                 if let Ok(id) = self.manager.connect(now, &connect, &mut || random.u32()) {
                     self.connections.insert(id, Status::Asked(deadline));
                 }
             }
             (1, _) => {
-                let (ends, service) = (self.some_ends(), CM_FORGE_UDP);
+                let (ends, service) = (self.some_ends(), CM_ATTACK_UDP_SERVICE_ID);
                 let resolve = Resolve { ends, service, source_port: 1, private_data: b"?", deadline };
                 let random = &mut self.random;
                 let _ = self.manager.resolve(now, &resolve, &mut || random.u32());
             }
             (2, _) => {
                 if let Some(id) = self.queries.pop() {
-                    let _ = if self.choices.one_in(2) {
+                    let _ = if self.decisions.one_in(2) {
                         self.manager.answer(now, id, offer.qpn, 1, b"!")
                     } else {
                         self.manager.refuse_query(now, id, SidrStatus::Rejected, &[])
@@ -172,7 +175,7 @@ impl<'a> Attack<'a> {
             (3, _) => {
                 self.manager.communication_established(offer.qpn);
             }
-            (4, _) if self.choices.one_in(16) && !self.listeners.is_empty() => {
+            (4, _) if self.decisions.one_in(16) && !self.listeners.is_empty() => {
                 let listener = self.listeners.remove(0);
                 let _ = self.manager.close(now, listener);
             }
@@ -216,17 +219,17 @@ impl<'a> Attack<'a> {
     }
 
     fn some_time(&mut self) -> Duration {
-        let seconds = Duration::from_secs(self.choices.below(30));
-        self.choices.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
+        let seconds = Duration::from_secs(self.decisions.below(30));
+        self.decisions.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
     }
 
     fn some_ends(&mut self) -> Ends {
-        self.choices.pick(&candidates())
+        self.decisions.pick(&candidates())
     }
 
     fn pass(&mut self) -> Result<(), String> {
         // Mostly a little, so that connections have a life.
-        let long = self.choices.one_in(8);
+        let long = self.decisions.one_in(8);
         self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
         self.manager.handle_timeout(self.now);
         if self.manager.poll_timeout().is_some_and(|next| next <= self.now) {
@@ -252,19 +255,19 @@ impl<'a> Attack<'a> {
 
     /// Sends a message of an attacker.
     fn strike(&mut self) -> Result<(), String> {
-        self.report.messages += 1;
-        let (mut ends, mad) = self.forge.message(&mut self.choices, &candidates());
+        self.report.attacker_message_count += 1;
+        let (mut ends, mad) = self.generator.next_message(&mut self.decisions, &candidates());
         let mut bytes = mad.emit().to_vec();
-        if self.choices.one_in(6) {
-            for _ in 0..=self.choices.below(4) {
-                let index = self.choices.below(256) as usize;
-                bytes[index] = self.choices.bits(8) as u8;
+        if self.decisions.one_in(6) {
+            for _ in 0..=self.decisions.below(4) {
+                let index = self.decisions.below(256) as usize;
+                bytes[index] = self.decisions.bits(8) as u8;
             }
         }
-        if self.choices.one_in(40) {
-            bytes.truncate(self.choices.below(256) as usize);
+        if self.decisions.one_in(40) {
+            bytes.truncate(self.decisions.below(256) as usize);
         }
-        if self.choices.one_in(100) {
+        if self.decisions.one_in(100) {
             ends.remote = "fd77::1".parse().unwrap_or(ends.remote);
         }
         self.hear(None)?;
@@ -277,7 +280,7 @@ impl<'a> Attack<'a> {
     fn hear(&mut self, strike: Option<(Ends, &[u8])>) -> Result<(), String> {
         let mut answers = 0;
         while let Some(datagram) = self.manager.poll_transmit() {
-            self.report.sent += 1;
+            self.report.manager_message_count += 1;
             answers += 1;
             if let Some((ends, bytes)) = strike {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
@@ -299,10 +302,10 @@ impl<'a> Attack<'a> {
                     return Err(format!("invalid reply to {message:?}: {datagram:?}"));
                 }
             }
-            self.forge.note_sent(datagram.ends, datagram.mad);
+            self.generator.record_manager_message(datagram.ends, datagram.mad);
         }
         while let Some(event) = self.manager.poll_event() {
-            self.report.events += 1;
+            self.report.event_count += 1;
             if let (Event::Disconnected(id), Some((_, bytes))) = (&event, strike)
                 && self.connections.get(id) == Some(&Status::Established)
             {
@@ -330,7 +333,7 @@ impl<'a> Attack<'a> {
                 other => return Err(format!("unexpected {event:?} in {other:?}")),
             },
             Event::Established(id) => {
-                self.report.established += 1;
+                self.report.established_count += 1;
                 (*id, Status::Established)
             }
             Event::Rejected(rejection) => (rejection.id, Status::Over),

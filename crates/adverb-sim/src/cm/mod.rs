@@ -13,7 +13,7 @@
 
 mod application;
 mod attack;
-mod forge;
+mod generator;
 mod packet;
 mod register;
 
@@ -31,7 +31,7 @@ use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
 use crate::schedule::Schedule;
 use application::{Application, Task};
 pub use attack::{CmAttackReport, attack_cm, attack_cm_from_bytes};
-pub use forge::{CM_FORGE_TCP, CM_FORGE_UDP, CmForge};
+pub use generator::{CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmMessageGenerator};
 use packet::Content;
 use register::Register;
 
@@ -41,15 +41,15 @@ pub struct CmOutcome {
     /// The seed.
     pub seed: u64,
     /// The number of calls: requested connections and datagram queue pairs.
-    pub calls: u64,
+    pub cm_request_count: u64,
     /// The number of connections that both sides established.
-    pub established: u64,
+    pub established_count: u64,
     /// The number of sent packets: messages and pings.
-    pub packets: u64,
+    pub packet_count: u64,
     /// The injected faults.
-    pub faults: FaultCounts,
+    pub fault_counts: FaultCounts,
     /// The virtual time at the end of the run.
-    pub time: Time,
+    pub end_time: Time,
     /// A hash of all packets and their times. It depends on the seed only.
     pub digest: u64,
     /// The first violation that a check found.
@@ -64,11 +64,11 @@ pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     world.run();
     CmOutcome {
         seed,
-        calls: world.register.calls(),
-        established: world.register.established(),
-        packets: world.packets,
-        faults: world.fabric.counts,
-        time: world.now,
+        cm_request_count: world.register.calls(),
+        established_count: world.register.established(),
+        packet_count: world.packets,
+        fault_counts: world.fabric.counts,
+        end_time: world.now,
         digest: world.digest,
         violation: world.register.violation.take(),
         trace: world.trace.unwrap_or_default(),
@@ -106,7 +106,7 @@ struct Rules {
     /// The time limit for an application's decision.
     patience: Duration,
     /// The time at which the faults end.
-    heal_at: Time,
+    faults_end_at: Time,
     /// The service that listeners offer.
     service: ServiceId,
     datagrams: ServiceId,
@@ -126,11 +126,16 @@ impl World {
         let count = random.between(2, 4) as usize;
         let busy = response.duration() * 100;
         let mut faults = Faults::default();
-        for chance in [&mut faults.loss, &mut faults.duplication, &mut faults.reordering, &mut faults.delay] {
+        for chance in [
+            &mut faults.loss_per_million,
+            &mut faults.duplication_per_million,
+            &mut faults.reordering_per_million,
+            &mut faults.delay_per_million,
+        ] {
             *chance = random.pick(&[0, 10_000, 100_000, 300_000]);
         }
-        faults.corruption = random.pick(&[0, 0, 20_000]);
-        let heal_at = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 80.0);
+        faults.corruption_per_million = random.pick(&[0, 0, 20_000]);
+        let faults_end_at = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 80.0);
         for _ in 0..random.below(3) {
             let start = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 100.0);
             let between = [random.below(count as u64) as usize, random.below(count as u64) as usize];
@@ -141,14 +146,14 @@ impl World {
             response: response.duration(),
             timewait: long * 4 + latency * 16,
             patience: response.duration() * 40,
-            heal_at,
+            faults_end_at,
             service: ServiceId::tcp_port(7471),
             datagrams: ServiceId::udp_port(7471),
         };
         let mut world = World {
             now: Time::ZERO,
             nodes: Vec::new(),
-            fabric: Fabric::new(faults, heal_at, latency, long, random.u64()),
+            fabric: Fabric::new(faults, faults_end_at, latency, long, random.u64()),
             schedule: Schedule::new(),
             register: Register::new(rules),
             rules,

@@ -141,7 +141,7 @@ impl Register {
             self.violate(now, format!("{role:?} ended after its deadline {deadline}: {outcome:?}"));
         }
         // Intervals grow to eight times the first, and there are three messages to be carried.
-        let healthy = deadline - since.max(self.rules.heal_at);
+        let healthy = deadline - since.max(self.rules.faults_end_at);
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
             self.violate(
                 now,

@@ -4,8 +4,8 @@
 //! An attack fails if the engine accesses memory without a right from the current packet, completes requests twice or
 //! out of order, leaks state, or exceeds the bounds of its queues. The caller must catch panics.
 
-pub(crate) mod choices;
-pub(crate) mod forge;
+pub(crate) mod decisions;
+pub(crate) mod generator;
 mod guard;
 mod owner;
 mod report;
@@ -19,8 +19,8 @@ use adverb_proto::{Cq, Device, IcrcCheck, ResourceCounts, RxMeta, Time};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 
 use crate::Random;
-use choices::Choices;
-use forge::{ConversationState, Forge, ForgedPacket, MemoryRange, TargetInfo};
+use decisions::DecisionSource;
+use generator::{AttackerState, ForgedPacket, MemoryRange, PacketGenerator, TargetInfo};
 use guard::{Act, Area, Guard, Warrant};
 pub use report::AttackReport;
 
@@ -28,14 +28,14 @@ pub use report::AttackReport;
 ///
 /// ```
 /// let report = adverb_sim::attack(7, 2000).unwrap();
-/// assert_eq!(report.packets, 2000);
+/// assert_eq!(report.attacker_packet_count, 2000);
 /// ```
 ///
 /// # Errors
 ///
 /// Returns a description of the violation if the device misbehaves.
-pub fn attack(seed: u64, packets: u64) -> Result<AttackReport, String> {
-    Attack::new(Choices::Seed(Random::new(seed ^ 0x686f_7374_696c_6500))).run(packets)
+pub fn attack(seed: u64, packet_count: u64) -> Result<AttackReport, String> {
+    Attack::new(DecisionSource::Random(Random::new(seed ^ 0x686f_7374_696c_6500))).run(packet_count)
 }
 
 /// Attacks a device with decisions from `bytes`, for fuzzers.
@@ -44,13 +44,13 @@ pub fn attack(seed: u64, packets: u64) -> Result<AttackReport, String> {
 ///
 /// Returns a description of the violation if the device misbehaves.
 pub fn attack_from_bytes(bytes: &[u8]) -> Result<AttackReport, String> {
-    Attack::new(Choices::Bytes(bytes)).run(u64::MAX)
+    Attack::new(DecisionSource::Bytes(bytes)).run(u64::MAX)
 }
 
 /// A device under attack.
 #[derive(Debug)]
 struct Attack<'a> {
-    choices: Choices<'a>,
+    decisions: DecisionSource<'a>,
     device: Device,
     memory: Guard,
     pds: [Pd; 2],
@@ -61,7 +61,7 @@ struct Attack<'a> {
     made: u64,
     now: Time,
     /// Earlier packets, to be replayed.
-    past: VecDeque<Vec<u8>>,
+    history: VecDeque<Vec<u8>>,
     /// The requests that invalidate a key, with the key.
     invalidating: VecDeque<(u64, u32)>,
     flow: Flow,
@@ -80,8 +80,8 @@ struct Target {
     peer: Qpn,
     max_wr: u32,
     slots: u32,
-    /// The state of the conversation.
-    conversation: ConversationState,
+    /// The state of the attack on the queue pair.
+    attacker_state: AttackerState,
     /// The numbers of requests posted to both queues, and the last completed ones.
     posted: [u64; 2],
     returned: [u64; 2],
@@ -96,15 +96,15 @@ const MAX_TARGETS: usize = 6;
 const MAX_REGIONS: usize = 10;
 
 impl<'a> Attack<'a> {
-    fn new(mut choices: Choices<'a>) -> Attack<'a> {
+    fn new(mut decisions: DecisionSource<'a>) -> Attack<'a> {
         let mut device = Device::new(());
         let pds = [device.create_domain(), device.create_domain()];
         // Now and then one that overflows.
-        let cq_capacity = if choices.one_in(4) { 8 } else { 1 << 16 };
+        let cq_capacity = if decisions.one_in(4) { 8 } else { 1 << 16 };
         let cqs = [device.create_cq(1 << 16), device.create_cq(cq_capacity)];
         let flow = Flow::new(SocketAddr::new(PEER, PORT), SocketAddr::new(LOCAL, ROCE_PORT));
         Attack {
-            choices,
+            decisions,
             device,
             memory: Guard::default(),
             pds,
@@ -113,7 +113,7 @@ impl<'a> Attack<'a> {
             targets: Vec::new(),
             made: 0,
             now: Time::ZERO,
-            past: VecDeque::new(),
+            history: VecDeque::new(),
             invalidating: VecDeque::new(),
             flow: flow.expect("two IPv4 addresses"),
             report: AttackReport::default(),
@@ -127,19 +127,19 @@ impl<'a> Attack<'a> {
             self.create_target();
         }
         for step in 0u64.. {
-            if self.report.packets >= packets || !self.choices.has_more() {
+            if self.report.attacker_packet_count >= packets || !self.decisions.has_more() {
                 break;
             }
-            match self.choices.below(64) {
+            match self.decisions.below(64) {
                 0..34 => self.packet(),
                 34..42 => self.poll_transmits(),
                 42..46 => self.post_send(),
                 46..51 => self.post_recv(),
                 51..53 => self.pass_time(),
                 53..62 => self.change_state(),
-                62 if self.choices.one_in(2) => self.register(),
+                62 if self.decisions.one_in(2) => self.register(),
                 62 => self.deregister(),
-                _ if self.choices.one_in(4) => self.destroy_target(),
+                _ if self.decisions.one_in(4) => self.destroy_target(),
                 _ => self.create_target(),
             }
             self.poll_completions()?;
@@ -156,20 +156,20 @@ impl<'a> Attack<'a> {
     /// Sends one packet.
     fn packet(&mut self) {
         let Some(index) = self.any_target() else { return };
-        let (qpn, conversation) = (self.targets[index].qpn, self.targets[index].conversation.clone());
+        let (qpn, attacker_state) = (self.targets[index].qpn, self.targets[index].attacker_state.clone());
         let before = self.device.query_qp(qpn);
-        self.report.states[self.state(index) as usize] += 1;
-        self.report.packets += 1;
+        self.report.packets_per_state[self.state(index) as usize] += 1;
+        self.report.attacker_packet_count += 1;
         let arrival = self.arrival();
-        self.memory.broken = self.choices.one_in(200);
-        match self.forge(index) {
+        self.memory.broken = self.decisions.one_in(200);
+        match self.generate_packet(index) {
             ForgedPacket::Bytes(bytes) => {
                 match Packet::parse(&bytes) {
                     Ok(packet) => {
                         self.memory.warrant = self.warrant(packet.header());
                         self.device.handle_packet(self.now, &arrival, &packet, &mut self.memory);
                     }
-                    Err(_) => self.report.malformed += 1,
+                    Err(_) => self.report.malformed_count += 1,
                 }
                 self.remember(bytes);
             }
@@ -183,34 +183,34 @@ impl<'a> Attack<'a> {
         // A request that wasn't executed doesn't bring its message on.
         let expected = |status: adverb_proto::QpStatus| status.expected_psn;
         if self.device.query_qp(qpn).map(expected) == before.map(expected) {
-            self.targets[index].conversation.restore_message(&conversation);
+            self.targets[index].attacker_state.restore_message(&attacker_state);
         }
     }
 
     /// Creates a packet for a queue pair.
-    fn forge(&mut self, index: usize) -> ForgedPacket {
+    fn generate_packet(&mut self, index: usize) -> ForgedPacket {
         let memory = self.any_region(self.targets[index].pd);
-        let Attack { choices, device, past, targets, flow, .. } = self;
+        let Attack { decisions, device, history, targets, flow, .. } = self;
         let target = &mut targets[index];
         let status = device.query_qp(target.qpn);
         let (expected, next) = status.map_or_else(Default::default, |s| (s.expected_psn, s.next_psn));
         let target_info = TargetInfo {
             qpn: target.qpn,
-            peer: target.peer,
+            remote_qpn: target.peer,
             transport: target.transport,
             mtu: target.mtu,
             qkey: QKEY,
-            expected,
-            next,
+            expected_psn: expected,
+            next_psn: next,
             memory: memory.map(|(region, rkey)| MemoryRange {
                 addr: region.addr,
                 length: region.length,
                 rkey,
             }),
             flow: *flow,
-            conversation: &mut target.conversation,
+            attacker_state: &mut target.attacker_state,
         };
-        Forge { choices, past, target_info }.packet()
+        PacketGenerator { decisions, history, target_info }.next_packet()
     }
 
     /// Returns the rights of a packet, by its destination queue pair.
@@ -224,15 +224,15 @@ impl<'a> Attack<'a> {
         let mut arrival = RxMeta {
             source: SocketAddr::new(PEER, PORT),
             destination: SocketAddr::new(LOCAL, ROCE_PORT),
-            icrc: match self.choices.below(8) {
+            icrc: match self.decisions.below(8) {
                 0 => IcrcCheck::Trusted,
                 1 => IcrcCheck::AnyIpId,
                 _ => IcrcCheck::IpId(0),
             },
-            congested: self.choices.one_in(8),
+            congested: self.decisions.one_in(8),
             route: Default::default(),
         };
-        match self.choices.below(64) {
+        match self.decisions.below(64) {
             0 => arrival.source.set_ip(LOCAL),
             1 => arrival.destination.set_ip(PEER),
             2 => arrival.source.set_port(4791),
@@ -242,18 +242,18 @@ impl<'a> Attack<'a> {
     }
 
     fn remember(&mut self, bytes: Vec<u8>) {
-        if self.past.len() >= 32 {
-            self.past.pop_front();
+        if self.history.len() >= 32 {
+            self.history.pop_front();
         }
-        self.past.push_back(bytes);
+        self.history.push_back(bytes);
     }
 
     /// Polls some of the device's packets, and records them.
     fn poll_transmits(&mut self) {
-        for _ in 0..self.choices.below(24) {
+        for _ in 0..self.decisions.below(24) {
             let Some(transmit) = self.device.poll_transmit(self.now) else { break };
             let header = transmit.header;
-            self.report.sent += 1;
+            self.report.device_packet_count += 1;
             let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp) else {
                 continue;
             };
@@ -263,13 +263,13 @@ impl<'a> Attack<'a> {
             // If it can't be read, the guard has said so.
             let _ = transmit.write_to(&self.memory, 0, &mut bytes);
             self.memory.warrant = None;
-            target.conversation.note_sent(&header);
+            target.attacker_state.record_target_packet(&header);
             if let Operation::Rc(Rc::Acknowledge(aeth)) = header.operation
                 && !matches!(aeth.syndrome, adverb_wire::Syndrome::Ack(_))
             {
-                self.report.naks += 1;
+                self.report.nak_count += 1;
             }
-            if self.choices.one_in(8) {
+            if self.decisions.one_in(8) {
                 self.remember(bytes);
             }
         }
@@ -278,10 +278,10 @@ impl<'a> Attack<'a> {
     /// Checks that each posted request completes at most once, in the order of posting.
     fn poll_completions(&mut self) -> Result<(), String> {
         // A queue that is to overflow isn't looked after so well.
-        let neglected = self.cq_capacity < 100 && !self.choices.one_in(16);
+        let neglected = self.cq_capacity < 100 && !self.decisions.one_in(16);
         for cq in self.cqs.into_iter().take(if neglected { 1 } else { 2 }) {
             while let Some(completion) = self.device.poll_completion(cq) {
-                self.report.completions += 1;
+                self.report.completion_count += 1;
                 let (id, number) = (completion.wr_id >> 32, completion.wr_id & 0xffff_ffff);
                 let (queue, number) = ((number & 1) as usize, number >> 1);
                 if let Ok(success) = completion.outcome {
@@ -293,7 +293,7 @@ impl<'a> Attack<'a> {
                             let known = |(wr_id, _): &&(u64, u32)| *wr_id == completion.wr_id;
                             if let Some((_, key)) = self.invalidating.iter().find(known) {
                                 self.memory.invalidate(*key);
-                                self.report.invalidations += 1;
+                                self.report.invalidation_count += 1;
                             }
                         }
                         _ => {}
@@ -360,10 +360,10 @@ impl<'a> Attack<'a> {
         if resource_counts != ResourceCounts::default() || !empty {
             return Err(format!("after destruction of all objects, the device has {resource_counts}"));
         }
-        self.report.accepted = self.device.statistics().packets_received;
-        self.report.dropped = self.device.statistics().packets_dropped;
-        self.report.memory_accesses = self.memory.touches;
-        self.report.attacks = 1;
+        self.report.delivered_count = self.device.statistics().packets_received;
+        self.report.dropped_count = self.device.statistics().packets_dropped;
+        self.report.memory_access_count = self.memory.touches;
+        self.report.attack_count = 1;
         Ok(self.report)
     }
 
@@ -371,16 +371,16 @@ impl<'a> Attack<'a> {
         if self.targets.is_empty() {
             None
         } else {
-            Some(self.choices.below(self.targets.len() as u64) as usize)
+            Some(self.decisions.below(self.targets.len() as u64) as usize)
         }
     }
 
     /// Some region's registration and key. Mostly of this domain, with all rights; sometimes another; now and then
     /// one that is gone.
     fn any_region(&mut self, pd: Pd) -> Option<(Registration, u32)> {
-        let exact = !self.choices.one_in(30);
-        let gone = self.choices.one_in(100);
-        let start = self.choices.below(self.memory.areas().len().max(1) as u64) as usize;
+        let exact = !self.decisions.one_in(30);
+        let gone = self.decisions.one_in(100);
+        let start = self.decisions.below(self.memory.areas().len().max(1) as u64) as usize;
         let areas = self.memory.areas();
         let fits = |area: &&Area| {
             let all =
@@ -396,6 +396,6 @@ impl<'a> Attack<'a> {
     }
 
     fn any_psn(&mut self) -> Psn {
-        Psn::wrapping(self.choices.bits(24) as u32)
+        Psn::wrapping(self.decisions.bits(24) as u32)
     }
 }

@@ -11,7 +11,7 @@ use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, ReadyToReceive, Read
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Qpn, RnrTimer};
 
-use super::forge::ConversationState;
+use super::generator::AttackerState;
 use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, QKEY, Target};
 
 impl Attack<'_> {
@@ -20,15 +20,15 @@ impl Attack<'_> {
         if self.memory.areas().iter().filter(|area| area.key != 0).count() >= MAX_REGIONS {
             return;
         }
-        let length = self.choices.pick(&[1, 8, 64, 255, 256, 257, 1024, 3000, 3000, 9000]);
-        let addr = match self.choices.below(4) {
+        let length = self.decisions.pick(&[1, 8, 64, 255, 256, 257, 1024, 3000, 3000, 9000]);
+        let addr = match self.decisions.below(4) {
             0 => 0,
             // Up to the end of the address space.
             1 => u64::MAX - length,
             2 => 0x7f00_0000_1003,
             _ => 0x7f00_0000_2000,
         };
-        let access = match self.choices.below(12) {
+        let access = match self.decisions.below(12) {
             0 => Access::empty(),
             1 => Access::LOCAL_WRITE,
             2 => Access::REMOTE_READ,
@@ -36,16 +36,16 @@ impl Attack<'_> {
             _ => Access::LOCAL_WRITE | Access::REMOTE,
         };
         let remote_invalidate =
-            if self.choices.one_in(3) { RemoteInvalidate::Allowed } else { RemoteInvalidate::Denied };
-        let pd = if self.choices.one_in(3) { self.pds[1] } else { self.pds[0] };
+            if self.decisions.one_in(3) { RemoteInvalidate::Allowed } else { RemoteInvalidate::Denied };
+        let pd = if self.decisions.one_in(3) { self.pds[1] } else { self.pds[0] };
         let backing = self.memory.next_backing();
         let registration = Registration { addr, length, access, backing, remote_invalidate };
-        let choices = &mut self.choices;
+        let decisions = &mut self.decisions;
         // A fuzzer that has run out of bytes gives the same number for ever.
         let mut tries = 1u32;
         let random = || {
             tries = tries.wrapping_mul(0x9e37_79b1);
-            tries ^ choices.bits(32) as u32
+            tries ^ decisions.bits(32) as u32
         };
         if let Ok(key) = self.device.register(pd, registration, random) {
             self.memory.add(key, pd, registration);
@@ -53,7 +53,7 @@ impl Attack<'_> {
     }
 
     pub(super) fn deregister(&mut self) {
-        let index = self.choices.below(self.memory.areas().len() as u64 + 1) as usize;
+        let index = self.decisions.below(self.memory.areas().len() as u64 + 1) as usize;
         if let Some(key) = self.memory.areas().get(index).map(|area| area.key)
             && self.device.deregister(key).is_ok()
         {
@@ -65,24 +65,24 @@ impl Attack<'_> {
         if self.targets.len() >= MAX_TARGETS {
             return;
         }
-        let pd = if self.choices.one_in(4) { self.pds[1] } else { self.pds[0] };
-        let cq = if self.choices.one_in(4) { self.cqs[1] } else { self.cqs[0] };
+        let pd = if self.decisions.one_in(4) { self.pds[1] } else { self.pds[0] };
+        let cq = if self.decisions.one_in(4) { self.cqs[1] } else { self.cqs[0] };
         let transports = [Transport::Rc, Transport::Rc, Transport::Rc, Transport::Uc, Transport::Ud];
-        let transport = self.choices.pick(&transports);
+        let transport = self.decisions.pick(&transports);
         let mut config = QpConfig::new(transport, pd, cq, cq);
-        config.max_send_wr = self.choices.pick(&[1, 4, 32, 32]);
+        config.max_send_wr = self.decisions.pick(&[1, 4, 32, 32]);
         config.max_recv_wr = config.max_send_wr;
-        config.credits = self.choices.one_in(2);
-        config.signal_all = self.choices.one_in(3);
-        if self.choices.one_in(2) {
+        config.credits = self.decisions.one_in(2);
+        config.signal_all = self.decisions.one_in(3);
+        if self.decisions.one_in(2) {
             config.congestion = Congestion::Dcqcn(Dcqcn::new(1_000_000_000));
         }
-        config.window = self.choices.pick(&[1, 4, 64]);
-        let choices = &mut self.choices;
+        config.window = self.decisions.pick(&[1, 4, 64]);
+        let decisions = &mut self.decisions;
         let mut tries = 1u32;
         let random = || {
             tries = tries.wrapping_mul(0x9e37_79b1);
-            tries ^ choices.bits(32) as u32
+            tries ^ decisions.bits(32) as u32
         };
         let Ok(qpn) = self.device.create_qp(config, random) else { return };
         self.made += 1;
@@ -95,12 +95,12 @@ impl Attack<'_> {
             peer: Qpn::truncate(0x10_0000 + self.made as u32 % 0x1000),
             max_wr: config.max_send_wr,
             slots: 0,
-            conversation: ConversationState::default(),
+            attacker_state: AttackerState::default(),
             posted: [0; 2],
             returned: [0; 2],
             id: self.made,
         });
-        let ready = self.choices.below(5);
+        let ready = self.decisions.below(5);
         for _ in 0..ready {
             self.advance(self.targets.len() - 1);
         }
@@ -121,17 +121,17 @@ impl Attack<'_> {
         {
             index = other;
         }
-        if !self.choices.one_in(16) {
+        if !self.decisions.one_in(16) {
             // Often all the way, so that most of the time is spent at work.
-            let steps = if self.choices.one_in(2) { 5 } else { 1 };
+            let steps = if self.decisions.one_in(2) { 5 } else { 1 };
             for _ in 0..steps {
-                if self.state(index) != QpState::ReadyToSend || self.choices.one_in(16) {
+                if self.state(index) != QpState::ReadyToSend || self.decisions.one_in(16) {
                     self.advance(index);
                 }
             }
             return;
         }
-        let transition = match self.choices.below(7) {
+        let transition = match self.decisions.below(7) {
             0 => Transition::Drain,
             1 => Transition::Resume,
             2 => Transition::Error,
@@ -168,10 +168,10 @@ impl Attack<'_> {
             Transition::ReadyToReceive(receiving) => {
                 target.mtu = u32::from(receiving.path_mtu.bytes());
                 target.slots = u32::from(receiving.max_dest_rd_atomic);
-                target.conversation.forget_message();
+                target.attacker_state.discard_message();
             }
             Transition::Reset => {
-                target.conversation = ConversationState::default();
+                target.attacker_state = AttackerState::default();
                 target.slots = 0;
             }
             _ => {}
@@ -182,7 +182,7 @@ impl Attack<'_> {
         if self.targets[index].transport == Transport::Ud {
             return Init::datagrams(QKEY);
         }
-        let access = match self.choices.below(12) {
+        let access = match self.decisions.below(12) {
             0 => Access::empty(),
             1 => Access::REMOTE_READ,
             _ => Access::LOCAL_WRITE | Access::REMOTE,
@@ -194,44 +194,48 @@ impl Attack<'_> {
         ReadyToReceive {
             remote_qpn: self.targets[index].peer,
             path: Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses"),
-            path_mtu: self.choices.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu1024]),
+            path_mtu: self.decisions.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu1024]),
             psn: self.any_psn(),
-            max_dest_rd_atomic: self.choices.pick(&[0, 1, 2, 16, 16, 16, 16, 16]),
-            min_rnr_timer: RnrTimer::new(self.choices.below(32) as u8).expect("below 32"),
+            max_dest_rd_atomic: self.decisions.pick(&[0, 1, 2, 16, 16, 16, 16, 16]),
+            min_rnr_timer: RnrTimer::new(self.decisions.below(32) as u8).expect("below 32"),
         }
     }
 
     fn sending(&mut self) -> ReadyToSend {
         ReadyToSend {
             psn: self.any_psn(),
-            timeout: Timeout::new(self.choices.pick(&[0, 1, 8])).expect("below 32"),
-            retry_count: self.choices.below(8) as u8,
-            rnr_retry: self.choices.below(8) as u8,
-            max_rd_atomic: self.choices.pick(&[0, 1, 16, 16]),
+            timeout: Timeout::new(self.decisions.pick(&[0, 1, 8])).expect("below 32"),
+            retry_count: self.decisions.below(8) as u8,
+            rnr_retry: self.decisions.below(8) as u8,
+            max_rd_atomic: self.decisions.pick(&[0, 1, 16, 16]),
         }
     }
 
     /// Returns a segment, usually of existing memory.
     fn segment(&mut self, index: usize) -> Segment {
         let Some((registration, lkey)) = self.any_region(self.targets[index].pd) else {
-            return Segment { addr: self.choices.bits(64), length: 5, lkey: self.choices.bits(32) as u32 };
+            return Segment {
+                addr: self.decisions.bits(64),
+                length: 5,
+                lkey: self.decisions.bits(32) as u32,
+            };
         };
-        let offset = self.choices.below(registration.length);
+        let offset = self.decisions.below(registration.length);
         let left = (registration.length - offset) as u32;
-        let beyond = u32::from(self.choices.one_in(100));
-        let length = self.choices.below(u64::from(left) + 1) as u32 + beyond;
+        let beyond = u32::from(self.decisions.one_in(100));
+        let length = self.decisions.below(u64::from(left) + 1) as u32 + beyond;
         Segment { addr: registration.addr.wrapping_add(offset), length, lkey }
     }
 
     fn segments(&mut self, index: usize) -> Vec<Segment> {
-        (0..self.choices.pick(&[1, 1, 1, 0, 2, 3])).map(|_| self.segment(index)).collect()
+        (0..self.decisions.pick(&[1, 1, 1, 0, 2, 3])).map(|_| self.segment(index)).collect()
     }
 
     pub(super) fn post_send(&mut self) {
         let Some(index) = self.any_target() else { return };
         let remote = RemoteAddress { addr: 0x5000, rkey: 0x1234 };
         let mut segments = self.segments(index);
-        let operation = match self.choices.below(12) {
+        let operation = match self.decisions.below(12) {
             0 => SendOperation::Send,
             1 => SendOperation::SendWithImm(9),
             2 => SendOperation::SendInvalidate(9),
@@ -240,7 +244,7 @@ impl Attack<'_> {
             5..8 => SendOperation::Read(remote),
             8 => SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
             9 => SendOperation::FetchAdd { remote, add: 3 },
-            10 => match self.choices.below(2) {
+            10 => match self.decisions.below(2) {
                 0 => SendOperation::AtomicWrite { remote, bytes: [7; 8] },
                 _ => SendOperation::Flush(FlushRange {
                     remote,
@@ -264,9 +268,9 @@ impl Attack<'_> {
             }
             _ => {}
         }
-        let mut flags = SendFlags::from_bits_truncate(self.choices.below(8) as u32);
+        let mut flags = SendFlags::from_bits_truncate(self.decisions.below(8) as u32);
         let inline =
-            matches!(operation, SendOperation::Send | SendOperation::Write(_)) && self.choices.one_in(3);
+            matches!(operation, SendOperation::Send | SendOperation::Write(_)) && self.decisions.one_in(3);
         flags.set(SendFlags::INLINE, inline);
         let target = &mut self.targets[index];
         let wr_id = target.id << 32 | (target.posted[0] + 1) << 1;
@@ -275,7 +279,7 @@ impl Attack<'_> {
         let destination = Some(destination).filter(|_| target.transport == Transport::Ud);
         let request = SendRequest { wr_id, operation, flags, segments: &segments, destination };
         let posted = if inline {
-            let length = self.choices.below(300) as usize;
+            let length = self.decisions.below(300) as usize;
             self.device.post_send_inline(self.now, target.qpn, &request, &[0x33; 300][..length])
         } else {
             self.device.post_send(self.now, target.qpn, &request)
@@ -294,7 +298,7 @@ impl Attack<'_> {
         let mut segments = self.segments(index);
         // Mostly all of a region, so that messages fit.
         if let Some((registration, lkey)) = self.any_region(self.targets[index].pd)
-            && !self.choices.one_in(4)
+            && !self.decisions.one_in(4)
         {
             segments = vec![Segment { addr: registration.addr, length: registration.length as u32, lkey }];
         }
@@ -306,8 +310,8 @@ impl Attack<'_> {
     }
 
     pub(super) fn pass_time(&mut self) {
-        let next = self.device.poll_timeout().filter(|_| !self.choices.one_in(4));
-        let some = Duration::from_nanos(self.choices.bits(20));
+        let next = self.device.poll_timeout().filter(|_| !self.decisions.one_in(4));
+        let some = Duration::from_nanos(self.decisions.bits(20));
         self.now = next.map_or(self.now + some, |next| next.max(self.now));
         self.device.handle_timeout(self.now);
     }

@@ -7,56 +7,60 @@ use std::fmt;
 #[non_exhaustive]
 pub struct AttackReport {
     /// The number of attacks, each on its own device.
-    pub attacks: u64,
+    pub attack_count: u64,
     /// The number of packets sent to the devices.
-    pub packets: u64,
+    pub attacker_packet_count: u64,
     /// The number of these that couldn't be parsed.
-    pub malformed: u64,
+    pub malformed_count: u64,
     /// The number of these that reached a queue pair's checks.
-    pub accepted: u64,
+    pub delivered_count: u64,
     /// The number of these that were dropped, by a queue pair or before.
-    pub dropped: u64,
+    pub dropped_count: u64,
     /// The number of packets sent to the queue pair in each state: reset, init, ready to receive, ready to send, send
     /// queue drained, send queue error, error.
-    pub states: [u64; 7],
+    pub packets_per_state: [u64; 7],
     /// The number of packets that the devices sent.
-    pub sent: u64,
+    pub device_packet_count: u64,
     /// The number of NAKs among these.
-    pub naks: u64,
+    pub nak_count: u64,
     /// The number of permitted memory accesses.
-    pub memory_accesses: u64,
+    pub memory_access_count: u64,
     /// The number of completions.
-    pub completions: u64,
+    pub completion_count: u64,
     /// The number of keys that their owners invalidated.
-    pub invalidations: u64,
+    pub invalidation_count: u64,
 }
 
 impl AttackReport {
     /// Adds the statistics of another attack.
     pub fn add(&mut self, other: &AttackReport) {
-        self.attacks += other.attacks;
-        self.packets += other.packets;
-        self.malformed += other.malformed;
-        self.accepted += other.accepted;
-        self.dropped += other.dropped;
-        for (sum, count) in self.states.iter_mut().zip(other.states) {
+        self.attack_count += other.attack_count;
+        self.attacker_packet_count += other.attacker_packet_count;
+        self.malformed_count += other.malformed_count;
+        self.delivered_count += other.delivered_count;
+        self.dropped_count += other.dropped_count;
+        for (sum, count) in self.packets_per_state.iter_mut().zip(other.packets_per_state) {
             *sum += count;
         }
-        self.sent += other.sent;
-        self.naks += other.naks;
-        self.memory_accesses += other.memory_accesses;
-        self.completions += other.completions;
-        self.invalidations += other.invalidations;
+        self.device_packet_count += other.device_packet_count;
+        self.nak_count += other.nak_count;
+        self.memory_access_count += other.memory_access_count;
+        self.completion_count += other.completion_count;
+        self.invalidation_count += other.invalidation_count;
     }
 }
 
 impl fmt::Display for AttackReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { attacks, packets, malformed, accepted, dropped, sent, naks, memory_accesses, .. } = self;
-        let [reset, init, rtr, rts, sqd, sqe, error] = self.states;
+        let [reset, init, rtr, rts, sqd, sqe, error] = self.packets_per_state;
         writeln!(
             f,
-            "{packets} packets in {attacks} attacks: {malformed} malformed, {accepted} accepted, {dropped} dropped"
+            "{} packets in {} attacks: {} malformed, {} delivered to a queue pair, {} dropped",
+            self.attacker_packet_count,
+            self.attack_count,
+            self.malformed_count,
+            self.delivered_count,
+            self.dropped_count
         )?;
         writeln!(
             f,
@@ -65,8 +69,12 @@ impl fmt::Display for AttackReport {
         )?;
         write!(
             f,
-            "{sent} packets sent ({naks} NAKs), {memory_accesses} memory accesses, {} completions, {} keys invalidated",
-            self.completions, self.invalidations
+            "{} packets sent ({} NAKs), {} memory accesses, {} completions, {} keys invalidated",
+            self.device_packet_count,
+            self.nak_count,
+            self.memory_access_count,
+            self.completion_count,
+            self.invalidation_count
         )
     }
 }

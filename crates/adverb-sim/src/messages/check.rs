@@ -44,7 +44,7 @@ impl MessageWorld {
             }
             QueueEvent::LastReceiveReached(qpn) => {
                 let endpoint = self.nodes[node].endpoints.get(&qpn).copied();
-                if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].shared) {
+                if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].has_srq) {
                     self.violate(format!("dev {node}: {event:?} without a shared receive queue"));
                 }
             }
@@ -180,13 +180,13 @@ impl MessageWorld {
                 self.plan_task(at, Task::Receive { endpoint: index, epoch });
             }
             None => {
-                if !self.plan.endpoints[index].shared {
+                if !self.plan.endpoints[index].has_srq {
                     return Err("is not shared with this endpoint".to_owned());
                 }
                 // They are taken in order, and each queue pair has one in use at most.
                 self.nodes[node].shared.remove(&number);
                 let older = self.nodes[node].shared.range(..number).count();
-                let sharing = self.plan.endpoints.iter().filter(|s| s.device == node && s.shared).count();
+                let sharing = self.plan.endpoints.iter().filter(|s| s.device == node && s.has_srq).count();
                 if older > 2 * sharing {
                     return Err(format!("was used before {older} older receives"));
                 }
@@ -434,7 +434,7 @@ impl MessageWorld {
         for (index, node) in self.nodes.iter().enumerate() {
             let waiting = node.device.query_srq(node.srq).map_or(0, |status| status.request_count);
             let sharing = |(number, endpoint): &(usize, &Endpoint)| {
-                endpoint.node == index && self.plan.endpoints[*number].shared
+                endpoint.node == index && self.plan.endpoints[*number].has_srq
             };
             let in_use: usize = (self.endpoints.iter().enumerate().filter(sharing))
                 .filter_map(|(_, endpoint)| node.device.query_qp(endpoint.qpn))

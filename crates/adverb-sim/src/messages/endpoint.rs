@@ -69,7 +69,7 @@ impl MessageWorld {
         let plan = &self.plan.endpoints[index];
         let node = &mut self.nodes[plan.device];
         let mut config = QpConfig::new(plan.transport, node.pd, node.cq, node.cq);
-        config.srq = plan.shared.then_some(node.srq);
+        config.srq = plan.has_srq.then_some(node.srq);
         config.max_recv_wr = 4096;
         config.max_send_wr = 16;
         config.credits = plan.seed_bit();
@@ -109,7 +109,7 @@ impl MessageWorld {
     pub(super) fn connect(&mut self, index: usize) {
         let peer = self.plan.endpoints[index].peer;
         let psns = [self.random.u32() & 0xff_ffff, 0x100_0000 - 1 - self.random.below(300) as u32];
-        let timeout = self.plan.timeout;
+        let timeout = self.plan.ack_timeout_exponent;
         for (side, here) in [Some(index), peer].into_iter().flatten().enumerate() {
             let Endpoint { node, transport, qkey, qpn, .. } = self.endpoints[here];
             let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
@@ -155,7 +155,7 @@ impl MessageWorld {
             endpoint.closed = false;
             endpoint.failed = false;
             let epoch = endpoint.epoch;
-            if !self.plan.endpoints[here].shared {
+            if !self.plan.endpoints[here].has_srq {
                 for _ in 0..self.plan.endpoints[here].recv_depth {
                     self.post_receive(here, epoch);
                 }
@@ -266,7 +266,10 @@ impl MessageWorld {
                 }
                 posted
             }
-            A::WriteThroughWindow | A::WriteBeyondWindow | A::StaleKey | A::ForeignKey => {
+            A::WriteThroughWindow
+            | A::WriteBeyondWindow
+            | A::WriteWithStaleKey
+            | A::WriteThroughForeignWindow => {
                 let Some(peer) = peer else { return true };
                 self.write_through(index, peer, step, random)
             }
@@ -299,11 +302,11 @@ impl MessageWorld {
                 let target = Some((there, backing, initial));
                 self.post_message(index, To::Endpoint(peer), operation, step.length, false, target)
             }
-            A::Send | A::SendWithImm | A::Multicast | A::WrongQkey | A::UnknownQp => {
+            A::Send | A::SendWithImm | A::Multicast | A::SendWithWrongQkey | A::SendToUnknownQp => {
                 let to = match (peer, step.action) {
                     (Some(peer), _) => To::Endpoint(peer),
                     (None, A::Multicast) => To::Group,
-                    (None, A::UnknownQp) => To::Nobody,
+                    (None, A::SendToUnknownQp) => To::Nobody,
                     _ => {
                         let others: Vec<usize> = (0..self.endpoints.len())
                             .filter(|other| self.endpoints[*other].transport == transport)
@@ -316,7 +319,14 @@ impl MessageWorld {
                 } else {
                     SendOperation::Send
                 };
-                self.post_message(index, to, operation, step.length, step.action == A::WrongQkey, None)
+                self.post_message(
+                    index,
+                    to,
+                    operation,
+                    step.length,
+                    step.action == A::SendWithWrongQkey,
+                    None,
+                )
             }
         }
     }
@@ -356,7 +366,7 @@ impl MessageWorld {
     fn write_through(&mut self, index: usize, peer: usize, step: &MessageStep, random: &mut Random) -> bool {
         let there = self.endpoints[peer].node;
         let owner = match step.action {
-            MessageAction::ForeignKey => {
+            MessageAction::WriteThroughForeignWindow => {
                 let bound = |other: &usize| {
                     let endpoint = &self.endpoints[*other];
                     *other != peer
@@ -380,7 +390,7 @@ impl MessageWorld {
         let mut key = window.key;
         match step.action {
             MessageAction::WriteBeyondWindow => offset = window.length - u64::from(length) + 1,
-            MessageAction::StaleKey => key = key & !0xff | key.wrapping_sub(1) & 0xff,
+            MessageAction::WriteWithStaleKey => key = key & !0xff | key.wrapping_sub(1) & 0xff,
             _ => {}
         }
         let forbidden = step.action != MessageAction::WriteThroughWindow;

@@ -19,12 +19,12 @@ pub(crate) fn run(messages: &MessagePlan, trace: bool, outcome: &mut Outcome) {
     let mut world = world::MessageWorld::new(messages.clone(), trace);
     world.run();
     world.finish();
-    outcome.operations += world.operations;
-    outcome.packets += world.packets;
-    outcome.queue_pairs += world.made;
-    outcome.failures += world.failures;
-    outcome.faults.add(&world.fabric.counts);
-    outcome.time = outcome.time.max(world.now);
+    outcome.send_request_count += world.operations;
+    outcome.packet_count += world.packets;
+    outcome.queue_pair_count += world.made;
+    outcome.failed_qp_count += world.failures;
+    outcome.fault_counts.add(&world.fabric.counts);
+    outcome.end_time = outcome.end_time.max(world.now);
     outcome.digest ^= world.digest.rotate_left(17);
     outcome.violation = world.log.violation;
     outcome.trace.extend(world.log.trace.unwrap_or_default());

@@ -14,19 +14,19 @@ pub struct MessagePlan {
     /// The seed of all randomness in the run.
     pub seed: u64,
     /// The number of devices.
-    pub devices: usize,
+    pub device_count: usize,
     /// Whether the devices have IPv6 addresses.
-    pub v6: bool,
+    pub has_ipv6: bool,
     /// The queue pairs.
     pub endpoints: Vec<EndpointPlan>,
     /// The faults of the fabric.
     pub faults: Faults,
     /// The time at which the faults end.
-    pub heal_at: Time,
+    pub faults_end_at: Time,
     /// The latency of a packet.
     pub latency: Duration,
     /// The code of the ACK timeout.
-    pub timeout: u8,
+    pub ack_timeout_exponent: u8,
 }
 
 /// A queue pair and its actions.
@@ -39,7 +39,7 @@ pub struct EndpointPlan {
     /// The connected endpoint; `None` for datagrams.
     pub peer: Option<usize>,
     /// Whether the queue pair uses the device's shared receive queue.
-    pub shared: bool,
+    pub has_srq: bool,
     /// The path MTU of a connection.
     pub mtu: PathMtu,
     /// The steps, in order.
@@ -77,9 +77,9 @@ pub enum MessageAction {
     /// A datagram to the multicast group.
     Multicast,
     /// A datagram with a wrong Q_Key.
-    WrongQkey,
+    SendWithWrongQkey,
     /// A datagram to a queue pair that doesn't exist.
-    UnknownQp,
+    SendToUnknownQp,
     /// A binding of the endpoint's memory window.
     Bind,
     /// An invalidation of the endpoint's memory window.
@@ -91,9 +91,9 @@ pub enum MessageAction {
     /// A WRITE that ends one byte beyond the peer's window.
     WriteBeyondWindow,
     /// A WRITE with the key of an earlier binding.
-    StaleKey,
+    WriteWithStaleKey,
     /// A WRITE through a window that is bound for another queue pair.
-    ForeignKey,
+    WriteThroughForeignWindow,
     /// Arming of the limit event of the device's shared receive queue.
     ArmSrqLimit,
     /// Destruction and recreation of the queue pair and its peer.
@@ -104,7 +104,12 @@ pub enum MessageAction {
 
 impl MessagePlan {
     /// Creates a random plan.
-    pub(crate) fn random(random: &mut Random, faults: Faults, heal_at: Time, timeout: u8) -> MessagePlan {
+    pub(crate) fn random(
+        random: &mut Random,
+        faults: Faults,
+        faults_end_at: Time,
+        timeout: u8,
+    ) -> MessagePlan {
         let devices = random.between(2, 3) as usize;
         let mut endpoints = Vec::new();
         let connected = random.between(2, 4);
@@ -124,11 +129,20 @@ impl MessagePlan {
         let latency = Duration::from_nanos(random.between(500, 8000));
         let seed = random.u64();
         let v6 = random.chance(400_000);
-        MessagePlan { seed, devices, v6, endpoints, faults, heal_at, latency, timeout }
+        MessagePlan {
+            seed,
+            device_count: devices,
+            has_ipv6: v6,
+            endpoints,
+            faults,
+            faults_end_at,
+            latency,
+            ack_timeout_exponent: timeout,
+        }
     }
 
     /// Returns the maximum number of requests.
-    pub fn requests(&self) -> usize {
+    pub fn max_request_count(&self) -> usize {
         self.endpoints.iter().map(|endpoint| endpoint.steps.len()).sum()
     }
 }
@@ -142,7 +156,7 @@ impl EndpointPlan {
             device: random.below(devices as u64) as usize,
             transport,
             peer: None,
-            shared: random.chance(500_000),
+            has_srq: random.chance(500_000),
             mtu,
             steps,
             recv_depth: if slow { random.between(1, 3) } else { random.between(8, 24) } as usize,
@@ -158,8 +172,8 @@ impl MessageStep {
             (Transport::Ud, 0..45) => A::Send,
             (Transport::Ud, 45..60) => A::SendWithImm,
             (Transport::Ud, 60..80) => A::Multicast,
-            (Transport::Ud, 80..88) => A::WrongQkey,
-            (Transport::Ud, 88..92) => A::UnknownQp,
+            (Transport::Ud, 80..88) => A::SendWithWrongQkey,
+            (Transport::Ud, 88..92) => A::SendToUnknownQp,
             (Transport::Ud, 92..96) => A::ArmSrqLimit,
             (Transport::Ud, _) => A::Recreate,
             (_, 0..20) => A::Send,
@@ -171,12 +185,12 @@ impl MessageStep {
             (Transport::Rc, 68..72) => A::SendInvalidate,
             (_, 68..84) => A::WriteThroughWindow,
             (Transport::Uc, 84..87) => A::WriteBeyondWindow,
-            (Transport::Uc, 87..90) => A::StaleKey,
-            (Transport::Uc, 90..93) => A::ForeignKey,
+            (Transport::Uc, 87..90) => A::WriteWithStaleKey,
+            (Transport::Uc, 90..93) => A::WriteThroughForeignWindow,
             // These fail a reliable connection, which then reconnects.
             (Transport::Rc, 84) => A::WriteBeyondWindow,
-            (Transport::Rc, 85) => A::StaleKey,
-            (Transport::Rc, 86) => A::ForeignKey,
+            (Transport::Rc, 85) => A::WriteWithStaleKey,
+            (Transport::Rc, 86) => A::WriteThroughForeignWindow,
             (_, 84..96) => A::ArmSrqLimit,
             (_, 96..98) => A::Recreate,
             _ => A::Reset,

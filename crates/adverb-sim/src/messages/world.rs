@@ -202,11 +202,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl MessageWorld {
     pub(super) fn new(plan: MessagePlan, trace: bool) -> MessageWorld {
-        let long = Duration::from_nanos(4096 << plan.timeout);
+        let long = Duration::from_nanos(4096 << plan.ack_timeout_exponent);
         let faults = plan.faults.clone();
         let mut random = Random::new(plan.seed ^ 0x6c65_7474_6572_7300);
-        let nodes = (0..plan.devices).map(|index| Node::new(index, plan.v6, trace)).collect();
-        let fabric = Fabric::new(faults, plan.heal_at, plan.latency, long, random.u64());
+        let nodes = (0..plan.device_count).map(|index| Node::new(index, plan.has_ipv6, trace)).collect();
+        let fabric = Fabric::new(faults, plan.faults_end_at, plan.latency, long, random.u64());
         let mut world = MessageWorld {
             now: Time::ZERO,
             nodes,
@@ -263,7 +263,7 @@ impl MessageWorld {
 
     /// Advances the virtual time until no tasks remain.
     pub(super) fn run(&mut self) {
-        let end = self.plan.heal_at + PATIENCE;
+        let end = self.plan.faults_end_at + PATIENCE;
         while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
             let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
@@ -315,7 +315,7 @@ impl MessageWorld {
 
     /// The address of the group.
     pub(super) fn group(&self) -> IpAddr {
-        if self.plan.v6 {
+        if self.plan.has_ipv6 {
             IpAddr::V6(Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0x77))
         } else {
             IpAddr::V4(Ipv4Addr::new(239, 77, 0, 1))

@@ -20,7 +20,7 @@ mod linux {
     use std::process::ExitCode;
     use std::time::{Duration, Instant};
 
-    use adverb_sim::{Choices, Random};
+    use adverb_sim::{DecisionSource, Random};
 
     use crate::round::{Report, attack};
 
@@ -37,8 +37,8 @@ mod linux {
         let mut report = Report::default();
         let mut warm = None;
         for seed in first.. {
-            let choices = Choices::Seed(Random::new(seed ^ 0x6e69_6361_7474_636b));
-            let mut result = attack(choices, ROUND_PACKETS, &mut report);
+            let decisions = DecisionSource::Random(Random::new(seed ^ 0x6e69_6361_7474_636b));
+            let mut result = attack(decisions, ROUND_PACKETS, &mut report);
             if seed - first == WARM_UP_ROUNDS {
                 warm = resident_kib();
             }

@@ -22,7 +22,10 @@ use std::sync::Arc;
 use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
 use adverb_proto::types::{Gid, Transport};
 use adverb_proto::{QueueEvent, ResourceCounts};
-use adverb_sim::{CM_FORGE_TCP, CM_FORGE_UDP, Choices, CmForge, ConversationState, Forge, TargetInfo};
+use adverb_sim::{
+    AttackerState, CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmMessageGenerator, DecisionSource,
+    PacketGenerator, TargetInfo,
+};
 use adverb_soft::{CmEvent, CmEventChannel, Nic, NicEvent};
 use adverb_wire::cm::{GSI_QKEY, Mad};
 use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud};
@@ -42,19 +45,19 @@ const PAST: usize = 32;
 /// The queue key of attacked datagram queue pairs, which attackers know.
 const QKEY: u32 = 0x1666_6666;
 
-/// Attacks a NIC with at least so many packets, or until there are no more choices.
+/// Attacks a NIC with at least so many packets, or until there are no more decisions.
 ///
 /// # Errors
 ///
 /// If the NIC fails, loses track of what it holds, or serves the well-behaved pair wrongly or not at all.
-pub(crate) fn attack(choices: Choices<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
+pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
     let network = Network::open().map_err(|error| format!("can't open the network: {error}"))?;
     let (victim, peer) = (Arc::clone(&network.victim), Arc::clone(&network.peer));
     let empty = counted(&victim.resource_counts());
-    let mut round = Round::new(choices, network)?;
+    let mut round = Round::new(decisions, network)?;
     let end = report.packets() + packets;
     let mut result = Ok(());
-    while result.is_ok() && report.packets() < end && round.choices.has_more() {
+    while result.is_ok() && report.packets() < end && round.decisions.has_more() {
         result = round.burst(report);
     }
     report.rounds += 1;
@@ -80,7 +83,7 @@ fn counted(resource_counts: &ResourceCounts) -> [usize; 6] {
 }
 
 struct Round<'a> {
-    choices: Choices<'a>,
+    decisions: DecisionSource<'a>,
     victim: Arc<Nic>,
     peer: Arc<Nic>,
     pair: Pair,
@@ -92,9 +95,9 @@ struct Round<'a> {
     addresses: Vec<IpAddr>,
     groups: Vec<SocketAddr>,
     /// Hostile packets from before, and packets that the NIC sent to attackers.
-    past: VecDeque<Vec<u8>>,
+    history: VecDeque<Vec<u8>>,
     reflected: VecDeque<Vec<u8>>,
-    cm: CmForge,
+    cm: CmMessageGenerator,
     candidates: Vec<Ends>,
     requests: Arc<CmEventChannel>,
     connections: Arc<CmEventChannel>,
@@ -102,13 +105,15 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn new(choices: Choices<'a>, network: Network) -> Outcome<Round<'a>> {
+    fn new(decisions: DecisionSource<'a>, network: Network) -> Outcome<Round<'a>> {
         let Network { victim, peer, lanes, senders, spoofer, groups } = network;
         let pair = Pair::new(&victim, &peer, lanes)?;
         let addresses = victim.addresses().to_vec();
         let inbox = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
         let (requests, connections) = (inbox()?, inbox()?);
-        for (service, transport) in [(CM_FORGE_TCP, Transport::Rc), (CM_FORGE_UDP, Transport::Ud)] {
+        for (service, transport) in
+            [(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc), (CM_ATTACK_UDP_SERVICE_ID, Transport::Ud)]
+        {
             let listen = Listen { service, bind: Bind::Any, transport, backlog: 12 };
             victim.cm().listen(listen, &requests).map_err(|error| format!("can't listen: {error}"))?;
         }
@@ -136,7 +141,7 @@ impl<'a> Round<'a> {
             }
         }
         Ok(Round {
-            choices,
+            decisions,
             victim,
             peer,
             pair,
@@ -145,9 +150,9 @@ impl<'a> Round<'a> {
             spoofer,
             addresses,
             groups,
-            past: VecDeque::new(),
+            history: VecDeque::new(),
             reflected: VecDeque::new(),
-            cm: CmForge::default(),
+            cm: CmMessageGenerator::default(),
             candidates,
             requests,
             connections,
@@ -158,7 +163,7 @@ impl<'a> Round<'a> {
     /// Sends some hostile packets, serves what came of them, and has the well-behaved pair do something.
     fn burst(&mut self, report: &mut Report) -> Outcome<()> {
         self.bursts += 1;
-        for _ in 0..=self.choices.below(24) {
+        for _ in 0..=self.decisions.below(24) {
             self.strike(report);
         }
         self.own(report)?;
@@ -170,12 +175,12 @@ impl<'a> Round<'a> {
 
     /// Sends a hostile packet, or a batch of them.
     fn strike(&mut self, report: &mut Report) {
-        let (kind, forged) = match self.choices.below(32) {
+        let (kind, forged) = match self.decisions.below(32) {
             0..14 => (Kind::Informed, self.informed()),
             14..17 => (Kind::Group, self.group_packet()),
             17..24 => (Kind::Message, self.message(None)),
             24..26 => {
-                let group = self.choices.pick(&self.groups);
+                let group = self.decisions.pick(&self.groups);
                 (Kind::GroupMessage, self.message(Some(group)))
             }
             26..29 => (Kind::WrongAddress, self.misaddressed()),
@@ -183,7 +188,7 @@ impl<'a> Round<'a> {
             _ => (Kind::Reflected, self.reflect()),
         };
         let Some(Forged { bytes, sender, destination }) = forged else { return };
-        let count = if self.choices.one_in(24) { 2 + self.choices.below(63) as usize } else { 1 };
+        let count = if self.decisions.one_in(24) { 2 + self.decisions.below(63) as usize } else { 1 };
         let socket = sender.map_or(&self.spoofer, |index| &self.senders[index]);
         let sent = socket.send(&bytes, count, destination);
         report.sent[kind as usize] += sent as u64;
@@ -191,54 +196,56 @@ impl<'a> Round<'a> {
         report.refused += u64::from(sent == 0);
         // What is aimed at the pair isn't replayed: from another address it might be a right packet.
         if matches!(kind, Kind::Informed | Kind::Group | Kind::Message | Kind::GroupMessage) {
-            keep(&mut self.past, bytes);
+            keep(&mut self.history, bytes);
         }
     }
 
     /// A packet for a target, from the address of its peer.
     fn informed(&mut self) -> Option<Forged> {
-        let index = self.choices.below(self.targets.len() as u64) as usize;
+        let index = self.decisions.below(self.targets.len() as u64) as usize;
         let target = &mut self.targets[index];
         let status = self.victim.query_qp(target.end.qpn)?;
         let destination = Gid::from(target.local).udp_addr();
         let flow = Flow::new(self.senders[target.sender].address, destination)?;
         let target_info = TargetInfo {
             qpn: target.end.qpn,
-            peer: target.peer,
+            remote_qpn: target.peer,
             transport: target.end.transport,
             mtu: 1024,
             qkey: QKEY,
-            expected: status.expected_psn,
-            next: status.next_psn,
+            expected_psn: status.expected_psn,
+            next_psn: status.next_psn,
             memory: Some(target.end.reach()),
             flow,
-            conversation: &mut target.conversation,
+            attacker_state: &mut target.attacker_state,
         };
-        let bytes =
-            Forge { choices: &mut self.choices, past: &self.past, target_info }.packet().into_bytes(&flow)?;
+        let bytes = PacketGenerator { decisions: &mut self.decisions, history: &self.history, target_info }
+            .next_packet()
+            .into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(target.sender), destination })
     }
 
     /// A packet for the members of a group.
     fn group_packet(&mut self) -> Option<Forged> {
-        let destination = self.choices.pick(&self.groups);
+        let destination = self.decisions.pick(&self.groups);
         let (sender, flow) = self.sender_to(destination)?;
-        let conversation = &mut ConversationState::default();
+        let attacker_state = &mut AttackerState::default();
         let peer = Qpn::truncate(0x600);
-        let mut target_info = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, conversation);
-        if self.choices.one_in(3) {
+        let mut target_info = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
+        if self.decisions.one_in(3) {
             // A single queue pair, by the address of a group.
-            let target = &self.targets[self.choices.below(self.targets.len() as u64) as usize].end;
+            let target = &self.targets[self.decisions.below(self.targets.len() as u64) as usize].end;
             (target_info.qpn, target_info.transport) = (target.qpn, target.transport);
         }
-        let bytes =
-            Forge { choices: &mut self.choices, past: &self.past, target_info }.packet().into_bytes(&flow)?;
+        let bytes = PacketGenerator { decisions: &mut self.decisions, history: &self.history, target_info }
+            .next_packet()
+            .into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
     /// A connection manager's message, to an address of the NIC or to a group.
     fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
-        let (ends, mad) = self.cm.message(&mut self.choices, &self.candidates);
+        let (ends, mad) = self.cm.next_message(&mut self.decisions, &self.candidates);
         let destination = group.unwrap_or_else(|| Gid::from(ends.local).udp_addr());
         let named = self.senders.iter().position(|sender| sender.gid() == ends.remote);
         let sender = match group {
@@ -247,16 +254,16 @@ impl<'a> Round<'a> {
         };
         let source = sender.map_or(&self.spoofer, |index| &self.senders[index]).address;
         let mut mad = mad.emit().to_vec();
-        if self.choices.one_in(6) {
-            for _ in 0..=self.choices.below(4) {
-                let index = self.choices.below(mad.len() as u64) as usize;
-                mad[index] = self.choices.bits(8) as u8;
+        if self.decisions.one_in(6) {
+            for _ in 0..=self.decisions.below(4) {
+                let index = self.decisions.below(mad.len() as u64) as usize;
+                mad[index] = self.decisions.bits(8) as u8;
             }
         }
-        if self.choices.one_in(40) {
-            mad.truncate(self.choices.below(mad.len() as u64) as usize);
+        if self.decisions.one_in(40) {
+            mad.truncate(self.decisions.below(mad.len() as u64) as usize);
         }
-        let source_qp = if self.choices.one_in(40) { Qpn::truncate(7) } else { Qpn::GSI };
+        let source_qp = if self.decisions.one_in(40) { Qpn::truncate(7) } else { Qpn::GSI };
         let ud = Ud { qkey: GSI_QKEY, source_qp, immediate: None };
         let header = Header::new(Qpn::GSI, Psn::ZERO, Operation::Ud(ud));
         let flow = Flow::new(source, destination)?;
@@ -268,17 +275,18 @@ impl<'a> Round<'a> {
     fn misaddressed(&mut self) -> Option<Forged> {
         // The IPv6 senders have the peer's address, which is the only one of the loopback interface.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
-        let lane = &self.pair.lanes[self.choices.below(2) as usize].victim;
+        let lane = &self.pair.lanes[self.decisions.below(2) as usize].victim;
         let status = self.victim.query_qp(lane.qpn)?;
-        let destination = Gid::from(self.addresses[self.choices.below(2) as usize]).udp_addr();
+        let destination = Gid::from(self.addresses[self.decisions.below(2) as usize]).udp_addr();
         let flow = Flow::new(self.senders[sender].address, destination)?;
-        let conversation = &mut ConversationState::default();
-        let mut target_info = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, conversation);
-        (target_info.expected, target_info.next, target_info.memory) =
+        let attacker_state = &mut AttackerState::default();
+        let mut target_info = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
+        (target_info.expected_psn, target_info.next_psn, target_info.memory) =
             (status.expected_psn, status.next_psn, Some(lane.reach()));
-        let past = VecDeque::new();
-        let bytes =
-            Forge { choices: &mut self.choices, past: &past, target_info }.packet().into_bytes(&flow)?;
+        let history = VecDeque::new();
+        let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
+            .next_packet()
+            .into_bytes(&flow)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
@@ -286,31 +294,32 @@ impl<'a> Round<'a> {
     fn spoofed(&mut self) -> Option<Forged> {
         let destination = Gid::from(self.addresses[0]).udp_addr();
         let flow = Flow::new(self.spoofer.address, destination)?;
-        let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.choices.bits(24) as u32));
-        let transport = self.choices.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
-        let conversation = &mut ConversationState::default();
-        let mut target_info = aim_at(qpn, peer, transport, flow, conversation);
-        (target_info.expected, target_info.next) =
-            (Psn::wrapping(self.choices.bits(24) as u32), Psn::wrapping(self.choices.bits(24) as u32));
-        target_info.qkey = self.choices.bits(32) as u32;
-        let past = VecDeque::new();
-        let bytes =
-            Forge { choices: &mut self.choices, past: &past, target_info }.packet().into_bytes(&flow)?;
+        let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.decisions.bits(24) as u32));
+        let transport = self.decisions.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
+        let attacker_state = &mut AttackerState::default();
+        let mut target_info = aim_at(qpn, peer, transport, flow, attacker_state);
+        (target_info.expected_psn, target_info.next_psn) =
+            (Psn::wrapping(self.decisions.bits(24) as u32), Psn::wrapping(self.decisions.bits(24) as u32));
+        target_info.qkey = self.decisions.bits(32) as u32;
+        let history = VecDeque::new();
+        let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
+            .next_packet()
+            .into_bytes(&flow)?;
         Some(Forged { bytes, sender: None, destination })
     }
 
     /// A packet that the NIC sent, sent back.
     fn reflect(&mut self) -> Option<Forged> {
         let count = self.reflected.len() as u64;
-        let bytes = self.reflected.get(self.choices.below(count.max(1)) as usize)?.clone();
-        let destination = Gid::from(self.choices.pick(&self.addresses)).udp_addr();
+        let bytes = self.reflected.get(self.decisions.below(count.max(1)) as usize)?.clone();
+        let destination = Gid::from(self.decisions.pick(&self.addresses)).udp_addr();
         let (sender, _) = self.sender_to(destination)?;
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
     /// Any sender of the same family, and the flow from it.
     fn sender_to(&mut self, destination: SocketAddr) -> Option<(usize, Flow)> {
-        let start = self.choices.below(self.senders.len() as u64) as usize;
+        let start = self.decisions.below(self.senders.len() as u64) as usize;
         let mut order = (0..self.senders.len()).map(|offset| (start + offset) % self.senders.len());
         order.find_map(|index| Some((index, Flow::new(self.senders[index].address, destination)?)))
     }
@@ -318,7 +327,7 @@ impl<'a> Round<'a> {
     /// Does what the owner of the attacked NIC does: tends the targets, and answers requests for connections.
     fn own(&mut self, report: &mut Report) -> Outcome<()> {
         for target in &mut self.targets {
-            target.tend(&mut self.choices)?;
+            target.tend(&mut self.decisions)?;
         }
         while let Some(event) = self.requests.take() {
             let CmEvent::Event(event) = event else {
@@ -328,10 +337,10 @@ impl<'a> Round<'a> {
                 Event::Request(request) => {
                     report.requests += 1;
                     // The peer may have given up, or the queue pair have a connection.
-                    let qpn = self.targets[self.choices.below(self.targets.len() as u64) as usize].end.qpn;
+                    let qpn = self.targets[self.decisions.below(self.targets.len() as u64) as usize].end.qpn;
                     let patience = std::time::Duration::from_millis(100);
                     let cm = self.victim.cm();
-                    match self.choices.below(4) {
+                    match self.decisions.below(4) {
                         0 => _ = cm.reject(request.id, b"no"),
                         1 => {}
                         _ => {
@@ -354,7 +363,7 @@ impl<'a> Round<'a> {
                 return Err(format!("unexpected connection manager event: {event:?}"));
             };
             if let Event::Established(id) = event
-                && self.choices.one_in(2)
+                && self.decisions.one_in(2)
             {
                 _ = self.victim.cm().disconnect(id, std::time::Duration::from_millis(100));
             }
@@ -374,12 +383,12 @@ impl<'a> Round<'a> {
                     {
                         let ends = Ends { local: Gid::from(source).ip(), remote: sender.gid() };
                         if self.candidates.contains(&ends) {
-                            self.cm.note_sent(ends, mad);
+                            self.cm.record_manager_message(ends, mad);
                         }
                     }
                     if let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp)
                     {
-                        target.conversation.note_sent(header);
+                        target.attacker_state.record_target_packet(header);
                     }
                 }
                 keep(&mut self.reflected, bytes);
@@ -431,20 +440,20 @@ fn aim_at(
     peer: Qpn,
     transport: Transport,
     flow: Flow,
-    conversation: &mut ConversationState,
+    attacker_state: &mut AttackerState,
 ) -> TargetInfo<'_> {
     let (expected, next) = (Psn::ZERO, Psn::ZERO);
     TargetInfo {
         qpn,
-        peer,
+        remote_qpn: peer,
         transport,
         mtu: 1024,
         qkey: QKEY,
-        expected,
-        next,
+        expected_psn: expected,
+        next_psn: next,
         memory: None,
         flow,
-        conversation,
+        attacker_state,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use adverb_proto::Path;
 use adverb_proto::types::{Destination, QpState, RemoteAddress, SendOperation, Transport};
-use adverb_sim::{Choices, ConversationState};
+use adverb_sim::{AttackerState, DecisionSource};
 use adverb_soft::Nic;
 use adverb_wire::{Psn, Qpn};
 
@@ -21,7 +21,7 @@ pub(super) struct Target {
     pub(super) sender: usize,
     /// The number that the queue pair sends to.
     pub(super) peer: Qpn,
-    pub(super) conversation: ConversationState,
+    pub(super) attacker_state: AttackerState,
 }
 
 impl Target {
@@ -34,29 +34,29 @@ impl Target {
         peer: Qpn,
     ) -> Outcome<Target> {
         let end = End::new(nic, transport)?;
-        Ok(Target { end, local, remote, sender, peer, conversation: ConversationState::default() })
+        Ok(Target { end, local, remote, sender, peer, attacker_state: AttackerState::default() })
     }
 
     /// Brings the queue pair back to work if an attack ended it, and posts something.
-    pub(super) fn tend(&mut self, choices: &mut Choices<'_>) -> Outcome<()> {
+    pub(super) fn tend(&mut self, decisions: &mut DecisionSource<'_>) -> Outcome<()> {
         while self.end.poll().is_some() {}
         if self.end.state() != Some(QpState::ReadyToSend) {
             self.end.reset()?;
-            self.conversation = ConversationState::default();
+            self.attacker_state = AttackerState::default();
             match self.end.transport {
                 Transport::Ud => self.end.open(QKEY)?,
                 _ => {
-                    let psn = Psn::wrapping(choices.bits(24) as u32);
+                    let psn = Psn::wrapping(decisions.bits(24) as u32);
                     self.end.connect(self.local, self.remote, self.peer, psn)?;
                 }
             }
         }
         // They may have been refused because the queue is full.
-        for _ in 0..choices.below(4) {
+        for _ in 0..decisions.below(4) {
             self.end.receive(2, 4096);
         }
-        if choices.one_in(4) {
-            let length = choices.pick(&[0, 8, 700, 4000]);
+        if decisions.one_in(4) {
+            let length = decisions.pick(&[0, 8, 700, 4000]);
             let remote = RemoteAddress { addr: 0x5000, rkey: 0x1234 };
             let destination = match self.end.transport {
                 Transport::Ud => self.end.nic.path(self.local, self.remote, 0xc001),
@@ -64,7 +64,7 @@ impl Target {
             };
             let destination: Option<Destination<Path>> =
                 destination.map(|handle| Destination { handle, qpn: self.peer, qkey: QKEY });
-            let (operation, length) = match choices.below(5) {
+            let (operation, length) = match decisions.below(5) {
                 0 => (SendOperation::Send, length),
                 1 => (SendOperation::Write(remote), length),
                 2 => (SendOperation::Read(remote), length),

@@ -10,35 +10,35 @@ use adverb_wire::cm::{
     Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Timeout,
 };
 
-use crate::hostile::choices::Choices;
+use crate::hostile::decisions::DecisionSource;
 
 /// The service ID of forged connection requests.
-pub const CM_FORGE_TCP: ServiceId = ServiceId::tcp_port(7471);
+pub const CM_ATTACK_TCP_SERVICE_ID: ServiceId = ServiceId::tcp_port(7471);
 
 /// The service ID of forged service ID resolution requests.
-pub const CM_FORGE_UDP: ServiceId = ServiceId::udp_port(7471);
+pub const CM_ATTACK_UDP_SERVICE_ID: ServiceId = ServiceId::udp_port(7471);
 
 /// The number of the manager's messages that attackers record.
 const MAX_HEARD: usize = 64;
 
-/// A generator of connection manager messages. Its output depends only on the choices and the manager's messages.
+/// A generator of connection manager messages. Its output depends only on the decisions and the manager's messages.
 #[derive(Clone, Debug)]
-pub struct CmForge {
+pub struct CmMessageGenerator {
     /// The manager's latest messages.
     heard: Vec<(Ends, Mad)>,
     /// A valid REQ and a valid REP.
     models: (Req, Rep),
 }
 
-impl Default for CmForge {
-    fn default() -> CmForge {
-        CmForge { heard: Vec::new(), models: models() }
+impl Default for CmMessageGenerator {
+    fn default() -> CmMessageGenerator {
+        CmMessageGenerator { heard: Vec::new(), models: models() }
     }
 }
 
-impl CmForge {
+impl CmMessageGenerator {
     /// Records a message that the manager sent.
-    pub fn note_sent(&mut self, ends: Ends, mad: Mad) {
+    pub fn record_manager_message(&mut self, ends: Ends, mad: Mad) {
         if self.heard.len() == MAX_HEARD {
             self.heard.remove(0);
         }
@@ -47,37 +47,37 @@ impl CmForge {
 
     /// Returns a plausible message, and the ends of the connection that it belongs to: one of `candidates`, which must
     /// not be empty, or those of a message that the manager sent.
-    pub fn message(&self, choices: &mut Choices<'_>, candidates: &[Ends]) -> (Ends, Mad) {
-        let ends = choices.pick(candidates);
+    pub fn next_message(&self, decisions: &mut DecisionSource<'_>, candidates: &[Ends]) -> (Ends, Mad) {
+        let ends = decisions.pick(candidates);
         // What was said last is worth most.
-        let reach = if choices.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
-        let back = 1 + choices.below(reach.max(1) as u64) as usize;
+        let reach = if decisions.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
+        let back = 1 + decisions.below(reach.max(1) as u64) as usize;
         let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
         // Of somebody's connection, if there is one: where it leads, and both its ids.
         let (ends, ours, theirs) = match heard {
             Some((ends, mad)) => {
                 let (ours, theirs) = ids(&mad.message);
-                (if choices.one_in(10) { choices.pick(candidates) } else { ends }, ours, theirs)
+                (if decisions.one_in(10) { decisions.pick(candidates) } else { ends }, ours, theirs)
             }
             None => (ends, 0, 0),
         };
-        let theirs = if theirs == 0 || choices.one_in(8) { 1 + choices.below(6) as u32 } else { theirs };
-        let ours = if choices.one_in(12) { choices.bits(32) as u32 } else { ours };
-        let qpn = Qpn::truncate(choices.below(64) as u32);
-        let ca_guid = 1 + choices.below(2);
+        let theirs = if theirs == 0 || decisions.one_in(8) { 1 + decisions.below(6) as u32 } else { theirs };
+        let ours = if decisions.one_in(12) { decisions.bits(32) as u32 } else { ours };
+        let qpn = Qpn::truncate(decisions.below(64) as u32);
+        let ca_guid = 1 + decisions.below(2);
         let (local_comm_id, remote_comm_id) = (theirs, ours);
-        let message = match choices.below(12) {
-            0..=3 => Message::Req(self.req(choices, ends, qpn, ca_guid)),
+        let message = match decisions.below(12) {
+            0..=3 => Message::Req(self.req(decisions, ends, qpn, ca_guid)),
             4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
             5 => Message::Rtu(Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
             6 => {
-                let reason = RejectReason::from_code(choices.pick(&[4, 6, 10, 28, 999]));
+                let reason = RejectReason::from_code(decisions.pick(&[4, 6, 10, 28, 999]));
                 let guid = ca_guid.to_be_bytes();
-                let info = if choices.one_in(2) { &guid[..] } else { &[] };
+                let info = if decisions.one_in(2) { &guid[..] } else { &[] };
                 Message::Rej(Rej {
                     local_comm_id,
-                    remote_comm_id: if choices.one_in(3) { 0 } else { remote_comm_id },
-                    rejected: choices.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
+                    remote_comm_id: if decisions.one_in(3) { 0 } else { remote_comm_id },
+                    rejected: decisions.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
                     reason,
                     additional_info: AdditionalInfo::new(info).unwrap_or_default(),
                     private_data: PrivateData::EMPTY,
@@ -97,36 +97,36 @@ impl CmForge {
             9 => Message::Mra(Mra {
                 local_comm_id,
                 remote_comm_id,
-                acknowledged: choices.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
-                service_timeout: Timeout::new(choices.below(32) as u8).unwrap_or(Timeout::MAX),
+                acknowledged: decisions.pick(&[MessageKind::Req, MessageKind::Rep, MessageKind::Other]),
+                service_timeout: Timeout::new(decisions.below(32) as u8).unwrap_or(Timeout::MAX),
                 private_data: PrivateData::EMPTY,
             }),
             10 => {
                 let header = CmaHeader::new((ends.remote, 5).into(), ends.local);
                 Message::SidrReq(SidrReq {
-                    request_id: choices.below(40) as u32,
+                    request_id: decisions.below(40) as u32,
                     pkey: 0xffff,
-                    service_id: CM_FORGE_UDP,
+                    service_id: CM_ATTACK_UDP_SERVICE_ID,
                     private_data: header.and_then(|header| header.prepend_to(b"?").ok()).unwrap_or_default(),
                 })
             }
             _ => Message::SidrRep(SidrRep {
                 request_id: ours,
-                status: SidrStatus::from_code(choices.below(3) as u8),
+                status: SidrStatus::from_code(decisions.below(3) as u8),
                 additional_info: AdditionalInfo::EMPTY,
                 ece: Ece::NONE,
                 qpn,
-                service_id: CM_FORGE_UDP,
+                service_id: CM_ATTACK_UDP_SERVICE_ID,
                 qkey: 1,
                 private_data: PrivateData::EMPTY,
             }),
         };
-        (ends, Mad { transaction_id: choices.bits(8), message })
+        (ends, Mad { transaction_id: decisions.bits(8), message })
     }
 
-    fn req(&self, choices: &mut Choices<'_>, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
+    fn req(&self, decisions: &mut DecisionSource<'_>, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
         let mut req = self.models.0;
-        req.local_comm_id = 1 + choices.below(30) as u32;
+        req.local_comm_id = 1 + decisions.below(30) as u32;
         (req.qpn, req.ca_guid) = (qpn, ca_guid);
         req.primary_path.local_gid = gid(ends.remote);
         req.primary_path.remote_gid = gid(ends.local);
@@ -166,12 +166,13 @@ fn models() -> (Req, Rep) {
     let deadline = Time::MAX;
     let offer = Offer::new(Qpn::truncate(2));
     let _ = passive.listen(Listen {
-        service: CM_FORGE_TCP,
+        service: CM_ATTACK_TCP_SERVICE_ID,
         bind: Bind::Any,
         transport: Transport::Rc,
         backlog: 1,
     });
-    let _ = active.connect(Time::ZERO, &Connect::new(ends, CM_FORGE_TCP, offer, deadline), &mut || 7);
+    let _ =
+        active.connect(Time::ZERO, &Connect::new(ends, CM_ATTACK_TCP_SERVICE_ID, offer, deadline), &mut || 7);
     let Some(Message::Req(req)) = active.poll_transmit().map(|datagram| datagram.mad.message) else {
         unreachable!("a manager that connects sends a REQ");
     };

@@ -8,7 +8,7 @@ use adverb_wire::{
     Rc, ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
 };
 
-use super::choices::Choices;
+use super::decisions::DecisionSource;
 
 /// A forged packet, in the form in which it is delivered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,17 +60,17 @@ enum Wanted {
     Word,
 }
 
-/// The attacker's view of its conversation with a queue pair.
+/// The state of an attack on a queue pair, as the attacker knows it.
 #[derive(Clone, Debug, Default)]
-pub struct ConversationState {
+pub struct AttackerState {
     message: Message,
     /// READs and atomics that the queue pair waits for.
     asked: VecDeque<Asked>,
 }
 
-impl ConversationState {
+impl AttackerState {
     /// Records a packet that the queue pair sent.
-    pub fn note_sent(&mut self, header: &Header) {
+    pub fn record_target_packet(&mut self, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
         let (what, left) = match rc {
             Rc::ReadRequest(reth) => (Wanted::Bytes, reth.length),
@@ -85,13 +85,13 @@ impl ConversationState {
     }
 
     /// Restores the message in flight from `before`, because the queue pair didn't execute the last request of
-    /// [`Forge::packet`].
-    pub fn restore_message(&mut self, before: &ConversationState) {
+    /// [`PacketGenerator::next_packet`].
+    pub fn restore_message(&mut self, before: &AttackerState) {
         self.message = before.message;
     }
 
     /// Discards the message in flight, because the queue pair was reset.
-    pub fn forget_message(&mut self) {
+    pub fn discard_message(&mut self) {
         self.message = Message::None;
     }
 }
@@ -113,7 +113,7 @@ pub struct TargetInfo<'t> {
     /// The queue pair's number.
     pub qpn: Qpn,
     /// The queue pair number to which the target sends.
-    pub peer: Qpn,
+    pub remote_qpn: Qpn,
     /// The queue pair's transport.
     pub transport: Transport,
     /// The maximum payload of a packet.
@@ -121,33 +121,33 @@ pub struct TargetInfo<'t> {
     /// The Q_Key.
     pub qkey: u32,
     /// The PSN that the queue pair expects next.
-    pub expected: Psn,
+    pub expected_psn: Psn,
     /// The PSN that the queue pair sends next.
-    pub next: Psn,
+    pub next_psn: Psn,
     /// Memory that the queue pair can access.
     pub memory: Option<MemoryRange>,
     /// The source and destination of the packet.
     pub flow: Flow,
-    /// The state of the conversation.
-    pub conversation: &'t mut ConversationState,
+    /// The state of the attack on the queue pair.
+    pub attacker_state: &'t mut AttackerState,
 }
 
-/// A generator of packets for one queue pair. Its output depends only on the choices, the earlier packets and the
+/// A generator of packets for one queue pair. Its output depends only on the decisions, the earlier packets and the
 /// target.
 #[derive(Debug)]
-pub struct Forge<'c, 'b, 't> {
+pub struct PacketGenerator<'c, 'b, 't> {
     /// The source of decisions.
-    pub choices: &'c mut Choices<'b>,
+    pub decisions: &'c mut DecisionSource<'b>,
     /// Earlier packets, which are replayed.
-    pub past: &'c VecDeque<Vec<u8>>,
+    pub history: &'c VecDeque<Vec<u8>>,
     /// The queue pair.
     pub target_info: TargetInfo<'t>,
 }
 
-impl Forge<'_, '_, '_> {
+impl PacketGenerator<'_, '_, '_> {
     /// Returns a packet: usually a plausible one, otherwise an arbitrary one, a replay, a mutation or noise.
-    pub fn packet(&mut self) -> ForgedPacket {
-        match self.choices.below(33) {
+    pub fn next_packet(&mut self) -> ForgedPacket {
+        match self.decisions.below(33) {
             0..17 => self.plausible_request(),
             17..26 => self.plausible_answer(),
             26..27 => self.anything(),
@@ -161,30 +161,30 @@ impl Forge<'_, '_, '_> {
     /// Returns a plausible request.
     fn plausible_request(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
-        let expected = self.target_info.expected;
-        let psn = match self.choices.below(16) {
-            0 => expected + self.choices.below(3) as u32,
-            1 => expected - self.choices.below(6) as u32,
+        let expected = self.target_info.expected_psn;
+        let psn = match self.decisions.below(16) {
+            0 => expected + self.decisions.below(3) as u32,
+            1 => expected - self.decisions.below(6) as u32,
             _ => expected,
         };
-        let immediate = if self.choices.one_in(4) { Some(self.choices.bits(32) as u32) } else { None };
-        let last = self.choices.one_in(2);
-        let (rc, length) = match self.target_info.conversation.message {
+        let immediate = if self.decisions.one_in(4) { Some(self.decisions.bits(32) as u32) } else { None };
+        let last = self.decisions.one_in(2);
+        let (rc, length) = match self.target_info.attacker_state.message {
             Message::Send if last => {
                 let key = self.reth().rkey;
-                let rc = if self.choices.one_in(16) {
+                let rc = if self.decisions.one_in(16) {
                     Rc::SendLastInvalidate(key)
                 } else {
                     Rc::Send(Send::Last(immediate))
                 };
-                (rc, 1 + self.choices.below(u64::from(mtu)) as u32)
+                (rc, 1 + self.decisions.below(u64::from(mtu)) as u32)
             }
             Message::Send => (Rc::Send(Send::Middle), mtu),
             Message::Write { left } if left <= mtu => (Rc::Write(Write::Last(immediate)), left),
             Message::Write { .. } => (Rc::Write(Write::Middle), mtu),
             Message::None => self.first_request(mtu, immediate),
         };
-        self.target_info.conversation.message = match (rc, self.target_info.conversation.message) {
+        self.target_info.attacker_state.message = match (rc, self.target_info.attacker_state.message) {
             (Rc::Send(Send::First | Send::Middle), _) => Message::Send,
             (Rc::Write(Write::First(reth)), _) if reth.length > mtu => {
                 Message::Write { left: reth.length - mtu }
@@ -199,8 +199,8 @@ impl Forge<'_, '_, '_> {
             (Transport::Uc, Rc::Write(write)) => Operation::Uc(Uc::Write(write)),
             (Transport::Ud, _) => {
                 let qkey =
-                    if self.choices.one_in(16) { self.target_info.qkey ^ 1 } else { self.target_info.qkey };
-                Operation::Ud(Ud { qkey, source_qp: self.target_info.peer, immediate })
+                    if self.decisions.one_in(16) { self.target_info.qkey ^ 1 } else { self.target_info.qkey };
+                Operation::Ud(Ud { qkey, source_qp: self.target_info.remote_qpn, immediate })
             }
             _ => Operation::Rc(rc),
         };
@@ -211,10 +211,10 @@ impl Forge<'_, '_, '_> {
     fn first_request(&mut self, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
         let reth = self.reth();
         // An aligned word, mostly.
-        let word = if self.choices.one_in(16) { reth.va } else { reth.va & !7 };
-        match self.choices.below(16) {
-            0..2 => (Rc::Send(Send::Only(immediate)), self.choices.below(u64::from(mtu) + 1) as u32),
-            2 if self.choices.one_in(8) => (Rc::SendOnlyInvalidate(reth.rkey), 3),
+        let word = if self.decisions.one_in(16) { reth.va } else { reth.va & !7 };
+        match self.decisions.below(16) {
+            0..2 => (Rc::Send(Send::Only(immediate)), self.decisions.below(u64::from(mtu) + 1) as u32),
+            2 if self.decisions.one_in(8) => (Rc::SendOnlyInvalidate(reth.rkey), 3),
             2..5 => (Rc::Send(Send::First), mtu),
             5..9 if reth.length > mtu => (Rc::Write(Write::First(reth)), mtu),
             5..9 => (Rc::Write(Write::Only(reth, immediate)), reth.length.min(mtu)),
@@ -230,22 +230,22 @@ impl Forge<'_, '_, '_> {
     }
 
     fn flush(&mut self, range: Reth) -> Flush {
-        let bits = self.choices.pick(&[1, 2, 3, 5, 6, 7, 1, 0]);
+        let bits = self.decisions.pick(&[1, 2, 3, 5, 6, 7, 1, 0]);
         Flush { global: bits & 1 != 0, persistent: bits & 2 != 0, whole_region: bits & 4 != 0, range }
     }
 
     /// Returns an existing memory range, sometimes one byte too long, or an arbitrary one.
     fn reth(&mut self) -> Reth {
         let Some(MemoryRange { addr, length, rkey }) = self.target_info.memory else {
-            return Reth { va: self.choices.bits(64), rkey: self.choices.bits(32) as u32, length: 16 };
+            return Reth { va: self.decisions.bits(64), rkey: self.decisions.bits(32) as u32, length: 16 };
         };
-        let offset = self.choices.below(length);
+        let offset = self.decisions.below(length);
         let left = (length - offset) as u32;
-        let length = match self.choices.below(64) {
+        let length = match self.decisions.below(64) {
             0 => left + 1,
-            1 => self.choices.pick(&[0, 1 << 31, u32::MAX]),
+            1 => self.decisions.pick(&[0, 1 << 31, u32::MAX]),
             2..8 => left,
-            _ => self.choices.below(u64::from(left) + 1) as u32,
+            _ => self.decisions.below(u64::from(left) + 1) as u32,
         };
         Reth { va: addr.wrapping_add(offset), rkey, length }
     }
@@ -254,8 +254,8 @@ impl Forge<'_, '_, '_> {
     fn plausible_answer(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
         let aeth = self.aeth();
-        if let Some(asked) = self.target_info.conversation.asked.front().copied()
-            && !self.choices.one_in(3)
+        if let Some(asked) = self.target_info.attacker_state.asked.front().copied()
+            && !self.decisions.one_in(3)
         {
             let length = asked.left.min(mtu);
             let last = asked.left <= mtu;
@@ -269,36 +269,36 @@ impl Forge<'_, '_, '_> {
                     (false, true) => ReadResponse::Only(aeth),
                 }),
             };
-            let queue = &mut self.target_info.conversation.asked;
+            let queue = &mut self.target_info.attacker_state.asked;
             if last {
                 queue.pop_front();
             } else if let Some(front) = queue.front_mut() {
                 *front = Asked { psn: asked.psn + 1, left: asked.left - mtu, begun: true, ..asked };
             }
-            let odd = u32::from(self.choices.one_in(40));
+            let odd = u32::from(self.decisions.one_in(40));
             return self.packet_of(asked.psn, Operation::Rc(rc), (length + odd) as usize);
         }
-        let next = self.target_info.next;
-        let psn = next - 1 - self.choices.below(4) as u32;
+        let next = self.target_info.next_psn;
+        let psn = next - 1 - self.decisions.below(4) as u32;
         self.packet_of(psn, Operation::Rc(Rc::Acknowledge(aeth)), 0)
     }
 
     /// Returns an AETH, usually an ACK.
     fn aeth(&mut self) -> Aeth {
-        let byte = match self.choices.below(40) {
-            0 => self.choices.bits(8) as u8,
+        let byte = match self.decisions.below(40) {
+            0 => self.decisions.bits(8) as u8,
             1 => 0x60,
-            2..4 => 0x20 | self.choices.bits(5) as u8,
-            _ => self.choices.bits(5) as u8,
+            2..4 => 0x20 | self.decisions.bits(5) as u8,
+            _ => self.decisions.bits(5) as u8,
         };
         // Few messages are ever outstanding, so a small number is often one that the peer may have reached.
-        let bits = if self.choices.one_in(8) { 24 } else { 4 };
-        Aeth { syndrome: Syndrome::from_byte(byte), msn: self.choices.bits(bits) as u32 }
+        let bits = if self.decisions.one_in(8) { 24 } else { 4 };
+        Aeth { syndrome: Syndrome::from_byte(byte), msn: self.decisions.bits(bits) as u32 }
     }
 
     /// Returns an arbitrary operation of any transport with an arbitrary PSN.
     fn anything(&mut self) -> ForgedPacket {
-        let number = self.choices.bits(32) as u32;
+        let number = self.decisions.bits(32) as u32;
         let immediate = if number & 1 == 0 { None } else { Some(number) };
         let (reth, aeth) = (self.reth(), self.aeth());
         let Reth { va, rkey, .. } = reth;
@@ -314,7 +314,7 @@ impl Forge<'_, '_, '_> {
             2 => Write::Last(immediate),
             _ => Write::Only(reth, immediate),
         };
-        let operation = match self.choices.below(18) {
+        let operation = match self.decisions.below(18) {
             0 => Operation::Rc(Rc::Send(send)),
             1 => Operation::Rc(Rc::SendLastInvalidate(rkey)),
             2 => Operation::Rc(Rc::SendOnlyInvalidate(rkey)),
@@ -334,23 +334,23 @@ impl Forge<'_, '_, '_> {
             16 => Operation::Ud(Ud { qkey: number, source_qp: Qpn::truncate(number), immediate }),
             _ => Operation::Cnp,
         };
-        let (expected, next) = (self.target_info.expected, self.target_info.next);
-        let psn = match self.choices.below(5) {
-            0 => Psn::wrapping(self.choices.bits(24) as u32),
+        let (expected, next) = (self.target_info.expected_psn, self.target_info.next_psn);
+        let psn = match self.decisions.below(5) {
+            0 => Psn::wrapping(self.decisions.bits(24) as u32),
             1 => expected + 0x80_0000,
             2 => expected,
             3 => next - 1,
             _ => next + 1,
         };
         let mtu = u64::from(self.target_info.mtu);
-        let length = self.choices.pick(&[0, 0, 1, 8, mtu - 1, mtu, mtu + 1, 4999]);
+        let length = self.decisions.pick(&[0, 0, 1, 8, mtu - 1, mtu, mtu + 1, 4999]);
         self.packet_of(psn, operation, length as usize)
     }
 
     /// Builds a packet with a correct ICRC, or leaves it in parts.
     fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> ForgedPacket {
         let payload = vec![psn.get() as u8; length];
-        let bits = self.choices.bits(8);
+        let bits = self.decisions.bits(8);
         let header = Header {
             ack_request: bits & 1 == 0,
             solicited: bits & 2 == 0,
@@ -369,8 +369,8 @@ impl Forge<'_, '_, '_> {
 
     /// Returns an earlier packet, unchanged or redirected to another queue pair.
     fn replay(&mut self) -> ForgedPacket {
-        let mut bytes = self.memory_of_the_past();
-        if self.choices.one_in(2) {
+        let mut bytes = self.history_packet();
+        if self.decisions.one_in(2) {
             self.redirect(&mut bytes);
         }
         ForgedPacket::Bytes(bytes)
@@ -378,40 +378,41 @@ impl Forge<'_, '_, '_> {
 
     /// Returns an earlier packet with changed, missing or additional bytes, with or without a corrected ICRC.
     fn mutation(&mut self) -> ForgedPacket {
-        let mut bytes = self.memory_of_the_past();
-        if self.choices.one_in(2) {
+        let mut bytes = self.history_packet();
+        if self.decisions.one_in(2) {
             self.redirect(&mut bytes);
         }
-        for _ in 0..self.choices.below(4) {
+        for _ in 0..self.decisions.below(4) {
             if !bytes.is_empty() {
                 // Mostly in the headers.
-                let end = if self.choices.one_in(4) { bytes.len() } else { bytes.len().min(MAX_HEADER_LEN) };
-                let at = self.choices.below(end as u64) as usize;
-                bytes[at] ^= 1 << self.choices.below(8);
+                let end =
+                    if self.decisions.one_in(4) { bytes.len() } else { bytes.len().min(MAX_HEADER_LEN) };
+                let at = self.decisions.below(end as u64) as usize;
+                bytes[at] ^= 1 << self.decisions.below(8);
             }
         }
-        match self.choices.below(6) {
-            0 => bytes.truncate(self.choices.below(bytes.len() as u64 + 1) as usize),
+        match self.decisions.below(6) {
+            0 => bytes.truncate(self.decisions.below(bytes.len() as u64 + 1) as usize),
             // Whole words less, so that it is still a packet.
-            1 => bytes.truncate(bytes.len().saturating_sub(4 * self.choices.below(5) as usize)),
+            1 => bytes.truncate(bytes.len().saturating_sub(4 * self.decisions.below(5) as usize)),
             2 => bytes.extend([0xa5; 8]),
-            3 if !bytes.is_empty() => bytes[0] = self.choices.pick(Opcode::ALL).byte(),
+            3 if !bytes.is_empty() => bytes[0] = self.decisions.pick(Opcode::ALL).byte(),
             _ => {}
         }
-        if !self.choices.one_in(4) {
+        if !self.decisions.one_in(4) {
             self.repair(&mut bytes);
         }
         ForgedPacket::Bytes(bytes)
     }
 
     fn noise(&mut self) -> Vec<u8> {
-        (0..self.choices.below(64)).map(|_| self.choices.bits(8) as u8).collect()
+        (0..self.decisions.below(64)).map(|_| self.decisions.bits(8) as u8).collect()
     }
 
-    fn memory_of_the_past(&mut self) -> Vec<u8> {
-        match self.past.len() as u64 {
+    fn history_packet(&mut self) -> Vec<u8> {
+        match self.history.len() as u64 {
             0 => self.noise(),
-            count => self.past[self.choices.below(count) as usize].clone(),
+            count => self.history[self.decisions.below(count) as usize].clone(),
         }
     }
 

@@ -4,24 +4,24 @@ use crate::Random;
 
 /// A source of decisions.
 #[derive(Debug)]
-pub enum Choices<'a> {
+pub enum DecisionSource<'a> {
     /// A generator, which never ends.
-    Seed(Random),
+    Random(Random),
     /// Bytes, which end.
     Bytes(&'a [u8]),
 }
 
-impl Choices<'_> {
+impl DecisionSource<'_> {
     /// Whether there are more decisions.
     pub fn has_more(&self) -> bool {
-        !matches!(self, Choices::Bytes([]))
+        !matches!(self, DecisionSource::Bytes([]))
     }
 
     /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         match self {
-            Choices::Seed(random) => random.below(end),
-            Choices::Bytes(bytes) => {
+            DecisionSource::Random(random) => random.below(end),
+            DecisionSource::Bytes(bytes) => {
                 // As few bytes as will do, so that a fuzzer's small changes have small effects.
                 let wanted = (64 - (end - 1).leading_zeros()).div_ceil(8) as usize;
                 let (now, later) = bytes.split_at(wanted.min(bytes.len()));
@@ -34,8 +34,8 @@ impl Choices<'_> {
     /// Returns a number of `count` bits.
     pub fn bits(&mut self, count: u32) -> u64 {
         match self {
-            Choices::Seed(random) => random.u64() >> (64 - count),
-            Choices::Bytes(_) => self.below(1 << count.min(63)),
+            DecisionSource::Random(random) => random.u64() >> (64 - count),
+            DecisionSource::Bytes(_) => self.below(1 << count.min(63)),
         }
     }
 
@@ -44,8 +44,8 @@ impl Choices<'_> {
         self.below(times) == times - 1
     }
 
-    /// Returns an element of `of`.
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    /// Returns an element of `elements`.
+    pub fn pick<T: Copy>(&mut self, elements: &[T]) -> T {
+        elements[self.below(elements.len() as u64) as usize]
     }
 }
